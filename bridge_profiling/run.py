@@ -128,8 +128,8 @@ class Run(analysis.Run):
 
         Args:
             name: `attribution` (view: `cause` or `activity`), `iterations` (measure: `own_us`, `duration_us`, `compute_us` or
-                `waiting_us`), `waits`, `communication`, `roofline`, `memory` (rank, device), `timeline` (iteration, ranks),
-                `flame_graph` (rank, weight: `host` or `device`).
+                `waiting_us`), `waits`, `communication`, `roofline`, `counters`, `memory` (rank, device),
+                `timeline` (iteration, ranks), `flame_graph` (rank, weight: `host` or `device`).
             options: of that figure.
 
         Raises:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from bridge_profiling.analysis import scorecard
 from bridge_profiling.analysis.attribution import (
+    counters,
     counts,
     device,
     device_roles,
@@ -61,6 +62,9 @@ _ANNOTATIONS = Columns("host_events", ("category", "thread", "name", "start_ns",
 _SYSTEM_CALLS = Columns("system_calls", ("thread", "name", "start_ns", "end_ns"))
 _CUDA_MEMORY = Columns("cuda_memory", ("time_ns", "device", "memory", "bytes"))
 
+_GPU_METRICS = Columns("gpu_metrics", ("device", "metric", "time_ns", "value"))
+_COUNTED = Derived(counters.counted, (_GPU_METRICS, _DEVICE_EVENTS))
+
 _MEMORY = Derived(tables.memory_tables, (Given.DATABASE,))
 _MATCHED = SideTables(matching.match, (Given.DATABASE,))
 CLOCK_OFFSETS = Question("clock_offsets", "run", clocks.clock_offsets, (_MATCHED, Given.DATABASE, Given.INFOS))
@@ -78,7 +82,8 @@ IDLE_GAPS = Question("idle_gaps", "rank", idle.idle_gaps, (_GAPS, _SPANS))
 IDLE_CAUSES = Question("idle_causes", "rank", idle.idle_causes, (_GAPS, _DEVICE_EVENTS, _ACTIVITY, _SPANS, _PROFILER))
 COPIES = Question("copies", "rank", device.copies, (_DEVICE_EVENTS,))
 KERNELS = Question("kernels", "source", device.kernels, (Given.DATABASE,))
-PRODUCTS = Question("products", "rank", products.products, (_SHAPED, _DEVICE_EVENTS, _KERNEL_NAMES))
+PRODUCTS = Question("products", "rank", products.products, (_SHAPED, _DEVICE_EVENTS, _KERNEL_NAMES, _COUNTED))
+BY_KERNEL = Question("counters_by_kernel", "rank", counters.by_kernel, (_COUNTED, _DEVICE_EVENTS, _KERNEL_NAMES))
 HOST_STEPS = Question("host_steps", "rank", host_steps.host_steps, (_ACTIVITY, _DEVICE_EVENTS, _ITERATIONS))
 RANKS = Question("ranks", "run", ranks.ranks, (_WAITING, Given.DATABASE, Given.INFOS))
 PIPELINE_BY_RANK = Question(
@@ -107,7 +112,7 @@ QUESTIONS = {
         Question("operators", "rank", operators.operators, (_OPERATORS, _DEVICE_EVENTS, _MEMORY_EVENTS)),
         Question("longest_calls", "rank", operators.longest_calls, (_CALLS,)),
         Question("flame_graph", "rank", flame_graph.flame_graph, (_ACTIVITY, _DEVICE_EVENTS, _ITERATIONS)),
-        Question("phases", "rank", phases.phases, (_TIMED_RANGES, _DEVICE_EVENTS, _ITERATIONS)),
+        Question("phases", "rank", phases.phases, (_TIMED_RANGES, _DEVICE_EVENTS, _ITERATIONS, _COUNTED)),
         Question("system_calls", "rank", nsys_tables.system_calls, (_SYSTEM_CALLS, _DEVICE_EVENTS, _ITERATIONS)),
         Question("cuda_memory", "rank", nsys_tables.cuda_memory, (_CUDA_MEMORY, _ITERATIONS)),
         PRODUCTS,
@@ -120,6 +125,8 @@ QUESTIONS = {
             (ATTRIBUTION, HOST_ITERATIONS, ITERATIONS, ROLES, KERNELS, LAUNCHES, MEMORY, Given.INFOS),
         ),
         Question("matrix_products", "run", products.matrix_products, (PRODUCTS, Given.INFOS)),
+        BY_KERNEL,
+        Question("kernel_counters", "run", counters.kernel_counters, (BY_KERNEL, Given.INFOS)),
         Question("units", "rank", operators.units, (_ANNOTATIONS, _DEVICE_EVENTS)),
         KERNELS,
         Question("kernel_groups", "run", kernel_groups.kernel_groups, (KERNELS, COPIES)),

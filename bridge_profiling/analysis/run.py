@@ -273,6 +273,10 @@ class Run:
         """Hardware counters that nsys sampled: activity of SMs and tensor cores, bandwidths; mean, 95th percentile, maximum."""
         return self.ask("gpu_metrics")
 
+    def kernel_counters(self) -> pa.Table:
+        """Those counters while each kernel ran: activity of SMs and tensor cores, reads and writes of the device's memory."""
+        return self.ask("kernel_counters")
+
     def system_calls(self) -> pa.Table:
         """System calls that nsys recorded (`osrt`) on the threads that launch work: calls and time in an iteration."""
         return self.ask("system_calls")

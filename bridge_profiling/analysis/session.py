@@ -181,7 +181,7 @@ class Session:
         found = {manifest.rank: manifest for manifest in self._manifests if str(manifest.path) not in unused}
         return [found[rank] for rank in sorted(found)]
 
-    @property
+    @cached_property
     def main_source(self) -> str:
         """The profiler that captured the most ranks: two captures of one rank are not two ranks."""
         sources = [result.info.source for result in self.traces]

@@ -74,6 +74,7 @@ def document(run: Run, thresholds: Thresholds | None = None) -> schema.RunDocume
         "wall_clock": measurements.wall_clock_rows(run.manifests),
         "flops_profile": measurements.flops_rows(run.manifests),
     }
+    counters: Any = run.kernel_counters().to_pylist()
     waits: Any = run.pipeline_waits().to_pylist()
     scorecard: Any = summary.scorecard
     bench: Any = None if summary.bench is None else summary.bench.as_plain_data()
@@ -91,6 +92,7 @@ def document(run: Run, thresholds: Thresholds | None = None) -> schema.RunDocume
         "pipeline": pipeline,
         "pipeline_waits": waits,
         "gpu_metrics": run.gpu_metrics().to_pylist(),
+        "kernel_counters": counters,
         "bench": bench,
         "findings": [as_plain_data(finding) for finding in summary.findings],
         # Last: questions add to what the captures cannot show.

@@ -11,6 +11,7 @@ import pyarrow as pa
 from bridge_profiling.analysis.ranks.timeline import segments, whole_captures, windows_of
 from bridge_profiling.errors import ProfilingConfigError, did_you_mean, require
 from bridge_profiling.report import figures
+from bridge_profiling.report.counters_view import counters_figure
 from bridge_profiling.report.flame_graph import Weight
 from bridge_profiling.report.flame_graph_view import LEAST_SHARE, flame_graph_figure
 from bridge_profiling.report.products_view import roofline
@@ -96,6 +97,15 @@ def _roofline(run: Run) -> Figure:
     return found
 
 
+def _counters(run: Run) -> Figure:
+    found = counters_figure(run.kernel_counters().to_pylist())
+    if found is None:
+        raise ProfilingConfigError(
+            "no hardware counters of kernels were sampled", instead="Capture with nsys and profiling.nsys_gpu_metrics=true"
+        )
+    return found
+
+
 def _memory(run: Run, rank: int | None = None, device: int = 0) -> Figure:
     held = sorted({row["rank"] for row in run.memory().to_pylist()})
     if not held or (rank is not None and rank not in held):
@@ -144,6 +154,7 @@ FIGURES = {
     "waits": _waits,
     "communication": _communication,
     "roofline": _roofline,
+    "counters": _counters,
     "memory": _memory,
     "timeline": _timeline,
     "flame_graph": _flame_graph,

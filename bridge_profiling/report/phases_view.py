@@ -7,15 +7,19 @@ from collections.abc import Callable, Sequence
 from statistics import fmean
 from typing import Any
 
+from bridge_profiling.analysis.attribution.counters import MEASURES
 from bridge_profiling.analysis.attribution.phases import KINDS
 from bridge_profiling.analysis.findings import Event
-from bridge_profiling.report import words
+from bridge_profiling.report import counters_view, words
 from bridge_profiling.report.tables import most
 from bridge_profiling.report.timeline import Timeline
 from bridge_profiling.report.views import Cell, Row, TableView, Target, ms, of, table
 
 #: Means over the ranks that have the range.
-_MEANS = ("calls", "host_us", "host_share", "device_us", "device_share", "compute_us", "kernel_count", "backward_device_us")
+_MEANS = (
+    *("calls", "host_us", "host_share", "device_us", "device_share", "compute_us", "kernel_count", "backward_device_us"),
+    *MEASURES,
+)
 
 #: Ranges of libraries with this share of an iteration are shown below a verdict.
 _LONG = 0.1
@@ -50,6 +54,7 @@ def of_run(rows: Sequence[Row], count: int, *, of_device: bool, library: bool = 
     if of_device:
         columns |= {"device ms": ms("device_us"), "device share": of("device_share", words.percent)}
         columns |= {"backward ms": ms("backward_device_us"), "kernels": of("kernel_count")}
+        columns |= counters_view.columns(shown)
     columns |= {"calls": of("calls"), "ranks": of("ranks"), "phase or range": lambda row: Cell(row["name"])}
     title = (
         f"Phases and ranges, {_per(merged)}, mean of the ranks; lowest and highest {'iteration' if _marked(merged) else 'rank'}"
@@ -73,6 +78,7 @@ def of_ranks(rows: Sequence[Row], count: int, timeline: Timeline, *, of_device: 
             "device low – high": lambda row: _spread(row, "device"),
             "backward ms": ms("backward_device_us"),
             "kernels": of("kernel_count"),
+            **counters_view.columns(shown),
         }
     else:
         columns |= {"backward ms": ms("backward_host_us"), "calls": of("calls")}

@@ -16,6 +16,7 @@ from bridge_profiling.analysis.attribution.device import ranks_without_work
 from bridge_profiling.analysis.attribution.parts import BY_ACTIVITY, BY_CAUSE
 from bridge_profiling.report import (
     bench_view,
+    counters_view,
     figures,
     host_view,
     measurements,
@@ -63,6 +64,7 @@ _PYTHON = {
     "flops-profile": "manifests",
     "gpu-metrics-table": "gpu_metrics()",
     "host": "host_iterations()",
+    "kernel-counters": "kernel_counters()",
     "kernel-groups": "kernel_groups()",
     "kernels": "kernels(by_rank=False)",
     "memory-devices": "memory()",
@@ -83,7 +85,12 @@ _PYTHON = {
 
 _ROOFLINE = (
     "Speed by arithmetic intensity of matrix products, convolutions and attention, with areas as their device times. The lines"
-    " are what the device's memory and its peak allow."
+    " are what the device's memory and its peak allow. Open diamonds: the bytes are those that hardware counters measured."
+)
+
+_COUNTERS = (
+    "Kernels between the device's memory and its tensor cores, with areas as their device times. Memory limits those at the"
+    " right, tensor cores those at the top, and neither those near the origin."
 )
 
 
@@ -113,6 +120,7 @@ def run_tables(run: Run) -> list[TableView]:
         tables.pipeline_waits(run.pipeline_waits().to_pylist()),
         tables.copies(run.copies().to_pylist(), _TERMINAL_ROWS),
         tables.gpu_metrics(run.gpu_metrics().to_pylist(), _TERMINAL_ROWS),
+        counters_view.kernel_counters(run.kernel_counters().to_pylist(), _TERMINAL_ROWS),
         tables.system_calls(run.system_calls().to_pylist(), _TERMINAL_ROWS),
         tables.memory_devices(run.memory().to_pylist(), len(breakdown) + 1),
         tables.cuda_memory(run.cuda_memory().to_pylist(), _TERMINAL_ROWS),
@@ -421,7 +429,11 @@ def _gpu_metrics(run: Run, shown: Sequence[int]) -> list[SectionView]:
     }
     caption = "Counters in percent of their peak, in the marked iterations. Click a name to hide or show it."
     drawn = [FigureView("gpu-metrics-over-time", variants, caption)] if variants else []
-    return [_section("gpu-metrics", figures=drawn, tables=[tables.gpu_metrics(rows, _MOST_ROWS)])]
+    of_kernels = run.kernel_counters().to_pylist()
+    if (figure := counters_view.counters_figure(of_kernels)) is not None:
+        drawn.append(FigureView("kernel-counters-figure", {"counters": figure}, _COUNTERS))
+    found = [tables.gpu_metrics(rows, _MOST_ROWS), counters_view.kernel_counters(of_kernels, _MOST_ROWS)]
+    return [_section("gpu-metrics", figures=drawn, tables=[table for table in found if table.rows])]
 
 
 def _memory(run: Run, rows: Rows, by_other_means: Sequence[TableView]) -> SectionView:

@@ -37,6 +37,38 @@ def test_levels_are_those_of_the_marked_iterations(sampled):
     assert values == [(READ, 0.48, 10), (READ, 1.43, 10), (ACTIVE, 0.48, 80), (ACTIVE, 1.43, 40)]
 
 
+def test_kernels_phases_and_products_have_the_counters_while_they_ran(tmp_path, run_of):
+    """Kernels from 4400 to 4800 and from 5400 to 5800 ns; of the second one's samples, each is of the 100 ns before."""
+    report = small_report().add("TARGET_INFO_GPU", id=0, name="NVIDIA H100 80GB HBM3", totalMemory=1 << 36)
+    report.call("cudaLaunchKernel", 5060, 5070, correlation=9).kernel("short", 5200, 5250, correlation=9)
+    report.range("forward", 5050, 5250)
+    report.rows["NVTX_EVENTS"][3]["text"] = "aten::mm, seq = 7, op_id = 3, sizes = [[1000, 1000], [1000, 1000]]"
+    levels = {"SMs Active [Throughput %]": 50, "Tensor Active [Throughput %]": 30}
+    levels |= {"DRAM Read Bandwidth [Throughput %]": 10, "DRAM Write Bandwidth [Throughput %]": 5}
+    for number, (name, level) in enumerate(levels.items()):
+        report.add("TARGET_INFO_GPU_METRICS", typeId=KIND, metricId=number, metricName=name)
+        for time in range(5000, 7000, 100):
+            report.add("GPU_METRICS", timestamp=time, typeId=KIND, metricId=number, value=level * (2 if time > 5600 else 1))
+    report.write(tmp_path / "rank-0.sqlite")
+    run = run_of()
+    names = ("name", "count", "samples_per_call", "sm_active", "tensor_active", "dram_read", "dram_write", "dram_tb_s")
+    found = {row["name"]: [row[name] for name in names[1:]] for row in run.kernel_counters().to_pylist()}
+    expected = [1, 4, 0.75, 0.45, 0.15, 0.075, 0.225 * 3.35]
+    assert found == {"gemm": pytest.approx(expected), "short": [1, 0.5, None, None, None, None, None]}
+    (phase,) = run.phases().to_pylist()
+    assert [phase[name] for name in names[3:7]] == pytest.approx(expected[2:6], rel=0.12), "with the short kernel"
+    (product,) = run.matrix_products().to_pylist()
+    assert product["measured_flops_per_byte"] == pytest.approx(2e9 / 400e-9 / 1e12 / expected[-1])
+    assert (product["tensor_active"], product["tflops"]) == pytest.approx((0.45, 5000))
+    shown = {table.id: table for table in run_tables(run)}
+    assert ("kernel-counters" in shown, "DRAM" in shown["phases"].columns, "measured" in shown["products"].columns) == (
+        True,
+    ) * 3
+    assert "1 kernel is shorter than the time between two samples (11%" in shown["kernel-counters"].note
+    assert len(run.figure("counters").data) == 1
+    assert problems("analyze", json.loads(run.to_json())) == []
+
+
 def test_system_calls_of_launching_threads_and_cudas_allocations_are_those_of_the_iterations(tmp_path, run_of):
     """Iterations 4000 to 4900 and 5000 to 5900 ns."""
     report = small_report()

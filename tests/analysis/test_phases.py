@@ -1,5 +1,7 @@
 """Ranges by name: what counts as inside, and for which iteration."""
 
+import pytest
+
 from tests.analysis.ranks_in_hand import answer, rank, span, values, work
 
 STEPS = [
@@ -35,7 +37,8 @@ def test_work_of_descendants_and_of_autograds_thread_counts_and_that_of_other_th
     assert found == {"backward": ("phase", 60, 40, 20, 2), "autograd": ("autograd", 20, 0, 20, 1)}
 
 
-def test_the_backward_pass_of_a_range_is_that_of_the_last_operator_with_the_nodes_number():
+@pytest.mark.parametrize("at_node", [5, None], ids=["kineto", "nsys"])
+def test_the_backward_pass_of_a_range_is_that_of_the_last_operator_with_the_nodes_number(at_node):
     node = "autograd::engine::evaluate_function: MmBackward0"
     events = [
         span("embedding", 10, 20),
@@ -43,9 +46,9 @@ def test_the_backward_pass_of_a_range_is_that_of_the_last_operator_with_the_node
         span("aten::ones", 12, 14, "operator", sequence=5),
         span("layer", 30, 60),
         span("aten::mm", 40, 50, "operator", sequence=5),
-        span(node, 100, 130, "operator", thread=AUTOGRAD, sequence=5),
+        span(node, 100, 130, "operator", thread=AUTOGRAD, sequence=at_node),
         span("MmBackward0", 101, 129, "operator", thread=AUTOGRAD, sequence=5),
-        span(node, 140, 150, "operator", thread=AUTOGRAD, sequence=99),
+        span(node, 140, 150, "operator", thread=AUTOGRAD, sequence=at_node and 99),
     ]
     launched = [_launched(41, 3000), _launched(110, 8000, AUTOGRAD), _launched(145, 500, AUTOGRAD)]
     found = _found(events, launched, "device_us", "backward_host_us", "backward_device_us", steps=STEPS[:1])

@@ -65,6 +65,17 @@ def test_lanes_are_streams_and_the_hosts_outermost_annotations_but_for_the_itera
     assert [name for kind, name, *_ in _shown(found) if kind == "annotation"] == ["forward", "optimizer"]
 
 
+@pytest.mark.parametrize(("name", "others", "shown"), [
+    ("data-loading", [("enumerate(DataLoader)", 6, 980)], "data-loading"),
+    ("read", [("tokenize", -10, 2)], "read"),
+    ("train_step", [("forward", 10, 500)], "forward"),
+])  # fmt: skip
+def test_a_phase_that_takes_the_whole_iteration_is_shown_and_a_range_around_it_is_not(tmp_path, name, others, shown):
+    ranges = [{"category": "annotation"} | _event("", *times, each) for each, *times in [(name, 5, 990), *others]]
+    found = _drawn(tmp_path, host_events=sorted(ranges, key=lambda row: row["start_ns"]))
+    assert (shown in found.name, name in found.name) == (True, shown == name)
+
+
 def test_ranks_share_a_zero_on_the_common_clock():
     first = {"rank": 0, "source": "kineto", "iteration": 3, "start_ns": 1_000, "end_ns": 2_000}
     iterations = pa.Table.from_pylist([first, first | {"rank": 1, "start_ns": 5_100, "end_ns": 6_100}])

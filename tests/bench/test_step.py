@@ -1,14 +1,18 @@
-"""Timing of a step: the number of calls, and the statistics of repeated measurements, compared with tables and simulations."""
+"""Timing of a step, the statistics of repeated measurements, and `quick_benchmark`, which leaves a model as it was."""
 
+import copy
 import itertools
 import math
 import random
 
 import pytest
+import torch
 
+from bridge_profiling import ProfilingConfigError
 from bridge_profiling.bench import step as bench_step
 from bridge_profiling.bench.results import LEVEL, estimate
 from bridge_profiling.bench.step import measure_step
+from bridge_profiling.easy import quick_benchmark
 
 
 @pytest.fixture
@@ -64,3 +68,101 @@ def test_bounds_hold_the_true_median_as_often_as_promised():
 def test_a_rate_is_the_inverse_with_swapped_bounds():
     rate = estimate([0.1, 0.1, 0.2, 0.2, 0.4, 0.5]).inverted(8)
     assert (rate.median, rate.mean, rate.low, rate.high) == pytest.approx((40, 8 / 0.25, 16, 80))
+
+
+class Seen(torch.nn.Module):
+    """Records how it is called, and counts in a buffer that it replaces."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4), torch.nn.Dropout(0.5))
+        self.register_buffer("count", torch.zeros(()))
+        self.register_buffer("unused", None)
+        self.calls = []
+
+    def forward(self, x):
+        self.calls.append((self.training, torch.is_grad_enabled(), tuple(x.shape)))
+        self.count = self.count + 1
+        return {"logits": self.layers(x), "hidden": [x, None]}
+
+
+class Text(torch.nn.Linear):
+    """Returns no tensor."""
+
+    def forward(self, x):
+        return "text"
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_it_calls_the_model_as_asked_and_leaves_it_as_it_was(train, capsys):
+    model = Seen().train(not train)
+    model.layers[0].weight.grad = torch.full((4, 4), 3.0)
+    count, before = model.count, copy.deepcopy(model.state_dict())
+    torch.manual_seed(5)
+    following = torch.rand(3)
+    torch.manual_seed(5)
+    timing = quick_benchmark(model, (8, 4), train=train, warmup=2, num_iterations=7)
+    assert torch.equal(torch.rand(3), following)
+    assert model.calls == [(train, train, (8, 4))] * 9
+    assert model.training is not train
+    assert model.count is count
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert model.layers[0].weight.grad.unique().tolist() == [3.0]
+    assert model.layers[0].bias.grad is None
+    assert (timing.iterations, timing.warmup, timing.samples_per_iteration) == (7, 2, 8)
+    assert timing.samples_per_s.low <= timing.samples_per_s.median <= timing.samples_per_s.high
+    assert timing.samples_per_s.median == pytest.approx(8 / timing.seconds.median)
+    assert "samples/s (" in str(timing)
+    assert capsys.readouterr().out == f"{timing}\n"
+    milliseconds, samples_per_s = timing
+    assert (milliseconds, samples_per_s) == (timing.seconds.mean * 1e3, pytest.approx(8e3 / milliseconds))
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "settings", "samples"),
+    [
+        (torch.nn.Embedding(2, 4), (3, 5), {"dtype": torch.long}, 3),
+        (torch.nn.Embedding(2, 4), torch.tensor([[0, 1]]), {"train": True}, 1),
+        (torch.nn.Bilinear(2, 3, 4), (torch.ones(6, 2), torch.ones(6, 3)), {}, 6),
+        (torch.nn.Linear(2, 3), (4, 2), {"train": True, "loss": lambda output: output.square().sum()}, 4),
+    ],
+)
+def test_token_numbers_custom_inputs_and_losses(model, inputs, settings, samples):
+    timing = quick_benchmark(model, inputs, warmup=0, num_iterations=2, **settings)
+    assert timing.samples_per_iteration == samples
+    assert "too few iterations for bounds" in str(timing)
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "settings", "said"),
+    [
+        (torch.nn.Linear(2, 2), (0, 2), {}, "holds no sample"),
+        (Text(2, 2), (1, 2), {"train": True}, "nothing to differentiate"),
+        (torch.nn.ReLU(), (1, 2), {"train": True}, "no parameter"),
+        (torch.nn.Linear(2, 2), (1, 2), {"num_iterations": 0}, "measure nothing"),
+        (torch.nn.Embedding(8, 4), (3, 5), {"dtype": torch.float32}, "of torch.float32. Pass dtype=torch.long"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(model, shape, settings, said):
+    with pytest.raises(ProfilingConfigError, match=said):
+        quick_benchmark(model, shape, **settings)
+    assert model.training
+
+
+@pytest.mark.parametrize("shape", [4, None, "ab", (2.0, 4), (-1, 4), ((6, 2), (6, 3)), {"x": torch.ones(2, 4)}])
+def test_an_invalid_shape_is_refused_with_an_example(shape):
+    with pytest.raises(ProfilingConfigError, match=r"is not the shape of one tensor.*the tensors themselves"):
+        quick_benchmark(torch.nn.Linear(4, 2), shape)
+
+
+def test_a_model_is_measured_on_another_device_and_returns():
+    """The device of shapes alone stands in for a GPU: parameters, buffers and inputs move there."""
+    model = Seen()
+    before = dict(model.named_parameters()) | dict(model.named_buffers())
+    values = {name: (tensor, tensor.data_ptr()) for name, tensor in before.items()}
+    devices = []
+    model.register_forward_hook(lambda module, given, out: devices.append({given[0].device.type, out["logits"].device.type}))
+    quick_benchmark(model, (8, 4), 6, device="meta", quiet=True)
+    assert devices == [{"meta"}] * 11
+    after = dict(model.named_parameters()) | dict(model.named_buffers())
+    assert {name: (tensor, tensor.data_ptr()) for name, tensor in after.items()} == values

@@ -1,6 +1,8 @@
-"""A signal that would kill a process unwinds it instead, and whoever handles it keeps it."""
+"""Signals that would kill a process unwind it instead, whoever handles them keeps them, and garbage collection costs none."""
 
+import gc
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
 from threading import Thread
@@ -179,3 +181,49 @@ def test_an_exit_that_comes_when_an_iterations_range_has_just_opened_leaves_no_h
     manifest = run.manifest("iter-4-8")
     assert (manifest["captured"]["iterations"], manifest["interrupted"]) == ([4], [5])
     assert 5 not in iterations_in(run.trace("iter-4-8"))
+
+
+class Alarm(Exception):
+    """What a handler of the training raises."""
+
+
+def test_collections_in_the_window_are_ranges_and_totals(run):
+    callbacks, hook = list(gc.callbacks), sys.unraisablehook
+    run.train(run.config(4, 6), range(8), on_iteration=lambda iteration: gc.collect(2) if iteration in (3, 5, 6) else None)
+    [folder] = run.folders()
+    events = run.trace(folder)
+    (step,) = (event for event in events if event["name"] == "ProfilerStep#5" and event["cat"] == "user_annotation")
+    found = [event for event in events if event["name"] == "garbage-collection 2"]
+    inside = [event for event in found if step["ts"] <= event["ts"] < step["ts"] + step["dur"]]
+    totals = run.manifest(folder)["garbage_collection"]
+    assert len(inside) >= 1
+    assert totals["collections"][2] == len(found)
+    assert totals["longest_ns"] > 0
+    assert max(totals["duration_ns"]) >= totals["longest_ns"]
+    assert (gc.callbacks, sys.unraisablehook) == (callbacks, hook)
+
+
+def test_a_signal_during_a_collection_still_interrupts_the_training(run):
+    def ring(number, frame):
+        raise Alarm
+
+    def collect() -> None:
+        gc.collect()  # callbacks of other tests' weak references would drop it as well
+        many = [[] for _ in range(300_000)]
+        for one in many:
+            one.append(many)
+        signal.setitimer(signal.ITIMER_REAL, 0.001)
+        gc.collect()
+
+    # Python drops what a handler raises inside a callback, also inside Hypothesis' own.
+    others, gc.callbacks[:] = gc.callbacks[:], []
+    previous = signal.signal(signal.SIGALRM, ring)
+    try:
+        with pytest.raises(Alarm):
+            run.train(run.config(4, 8), range(10), on_iteration=at(5, collect))
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+        gc.callbacks[:] = others
+    [folder] = run.folders()
+    assert run.manifest(folder)["status"] == "partial"

@@ -1,9 +1,10 @@
-"""The whole chain on two GPUs, as a user types it: each trace holds exactly its window, losses stay as they were."""
+"""The whole chain on two GPUs, as a user types it: each trace holds exactly its window, losses stay, nsys and Kineto agree."""
 
 import pytest
 
 from tests.gpu.catalog import JOBS
 from tests.gpu.kernels import check_allocation_sites, check_same_kernels, check_window, in_phase
+from tests.planted.witness import differences
 
 pytestmark = [pytest.mark.needs("gpus2", "megatron", "nemo_run", "nsys_on_path"), pytest.mark.timeout(900)]
 
@@ -85,3 +86,16 @@ def test_the_memory_history_is_readable_and_holds_more_than_weights(job):
         assert 6 * weights < live < 80e9
         assert sum(row["bytes"] for row in allocations) > 2 * live, "activations come and go"
         assert held >= live
+
+
+#: A job captured by Kineto, and one that trains the same and is captured by nsys.
+WITNESSES = [("tp2-torch-shapes-memory", "tp2-nsys"), ("pp2-torch-memory", "pp2-nsys-shapes")]
+
+
+@pytest.mark.parametrize(("job", "reference"), WITNESSES, indirect=True)
+def test_both_profilers_saw_the_same_work_of_trainings_that_are_equal_to_the_last_bit(job, reference):
+    assert job.losses, job.tail
+    assert job.losses == reference.losses
+    for rank in (0, 1):
+        found = list(differences(job.tables(rank, "kineto"), reference.tables(rank, "nsys")))
+        assert found == [], f"rank {rank}"

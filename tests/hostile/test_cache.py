@@ -68,29 +68,21 @@ def _foreign(entry):
 
 DAMAGE = {
     "no seal": lambda entry: (entry / SEAL).unlink(),
-    "empty seal": _edit(SEAL, lambda text: b""),
     "cut seal": _edit(SEAL, lambda text: text[:-20]),
     "seal of another type": _edit(SEAL, lambda text: b"[]"),
     "seal of another engine": _edit_seal(engine="0"),
     "seal of another rank": _edit_seal(capture="7 order"),
-    "seal without origin": _edit_seal(origin=None),
-    "seal without files": _edit_seal(files={}),
     "no info": lambda entry: (entry / cache.INFO).unlink(),
-    "empty info": _edit(cache.INFO, lambda text: b""),
     "edited info": _edit(cache.INFO, lambda text: text.replace(b'"rank":3', b'"rank":4')),
-    "info with zeros": _edit(cache.INFO, lambda text: bytes(len(text))),
     "no table": lambda entry: (entry / "device_events.parquet").unlink(),
-    "empty table": _edit("device_events.parquet", lambda raw: b""),
     "cut table": _edit("device_events.parquet", lambda raw: raw[: len(raw) // 2]),
     "one bit of a table": _edit("device_events.parquet", lambda raw: raw[:60] + bytes([raw[60] ^ 1]) + raw[61:]),
     "other rows": _other_rows,
     "another table": lambda entry: shutil.copy(entry / "device_events.parquet", entry / "collectives.parquet"),
     "table that is a folder": _replaced(os.mkdir),
     "table that is a pipe": _replaced(os.mkfifo),
-    "table that is a device": _replaced(lambda path: path.symlink_to("/dev/zero")),
     "entry that is a file": lambda entry: (shutil.rmtree(entry), entry.write_text("x")),
     "entry that is a link": lambda entry: (shutil.rmtree(entry), entry.symlink_to("nowhere")),
-    "entry that is a pipe": lambda entry: (shutil.rmtree(entry), os.mkfifo(entry)),
     "foreign": _foreign,
 }
 
@@ -110,9 +102,7 @@ ANSWERS_DAMAGE = [
     _in_answers(
         lambda path: path.write_bytes(path.read_bytes().replace(b'"caveats":[', b'"caveats":[{"code":"x","text":"x"}', 1))
     ),
-    _in_answers(lambda path: path.write_bytes(b"")),
     _in_answers(lambda path: (path.unlink(), os.mkfifo(path))),
-    _in_answers(lambda path: (path.unlink(), path.mkdir())),
 ]
 
 

@@ -34,22 +34,18 @@ def _text(path):
 #: What happens to a good file.
 DAMAGE = {
     "zero head": _zero_head,
-    "zeros": lambda path: path.write_bytes(bytes(path.stat().st_size)),
     "empty": lambda path: path.write_bytes(b""),
     "cut in the head": lambda path: path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes())[:12])),
-    "cut packed head": lambda path: path.write_bytes(path.read_bytes()[:40]),
     "text": lambda path: path.write_bytes(b"<html>404</html>"),
     "dangling": _replace(lambda path: path.symlink_to("nowhere")),
     "loop": _replace(lambda path: path.symlink_to(path.name)),
     "pipe": _replace(os.mkfifo),
-    "device": _replace(lambda path: path.symlink_to("/dev/zero")),
     "junk behind": lambda path: path.write_bytes(path.read_bytes() + b"JUNK" * 50),
     "twice": lambda path: path.write_bytes(path.read_bytes() * 2),
     "packed twice": lambda path: path.write_bytes(gzip.compress(path.read_bytes())),
     "another checksum": lambda path: path.write_bytes(path.read_bytes()[:-8] + bytes(4) + path.read_bytes()[-4:]),
     "UTF-16": lambda path: path.write_bytes(gzip.compress(_text(path).encode("utf-16"))),
     "events as an object": lambda path: path.write_bytes(gzip.compress(_text(path).replace("[", "{", 1).encode())),
-    "events as a text": lambda path: path.write_bytes(gzip.compress(json.dumps({"traceEvents": _text(path)}).encode())),
     "a line each": lambda path: path.write_bytes(gzip.compress(b'{"ph": "X", "ts": 1}\n' * 9)),
 }
 
@@ -76,11 +72,11 @@ def test_a_trace_packed_in_another_way_is_read_whole(typed, folder, change):
 
 
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
-@pytest.mark.parametrize("command", ["report", "analyze", "merge"])
+@pytest.mark.parametrize("command", ["analyze", "merge"])
 def test_a_rank_that_cannot_be_read_is_named_and_gives_exit_code_1(typed, folder, command, damage):
     write(folder / RANK, 1)
     damage(folder / RANK)
-    done = typed(command, "run", *(["--no-page"] if command == "report" else []))
+    done = typed(command, "run")
     assert done.returncode == 1
     assert f"error: {RANK}" in done.stderr
     assert "Traceback" not in done.stderr
@@ -91,16 +87,13 @@ def test_a_rank_that_cannot_be_read_is_named_and_gives_exit_code_1(typed, folder
     [
         ("rank-1.json", b'{"schemaVersi'),
         ("rank-1.json", bytes(512)),
-        ("rank-1.json", b"{" + bytes(1 << 19)),
         ("rank-1.json", b"[" * 100_000),
-        ("host_1.9.pt.trace.json", bytes(512)),
         ("trace_1.json", bytes(512)),  # named like trace_0.json, which is a trace
         ("rank-1.json.zst", b"\x28\xb5\x2f\xfd"),
         ("rank-1.pt.trace.json.bz2", b"BZh9"),
         ("rank-1.json.xz", lzma.compress(b'{"schemaVersi')),
         ("rank-1.sqlite", bytes(512)),
         ("rank-1.nsys-rep", b""),
-        ("rank-1.pickle", bytes(512)),
     ],
 )
 def test_whatever_looks_like_a_rank_and_is_none_is_named(typed, folder, name, content):
@@ -134,13 +127,10 @@ def test_other_documents_are_no_captures(folder, name):
 @pytest.mark.parametrize(
     "command",
     [
-        ("merge", "."),
-        ("merge", ".", "-o", "all_ranks.json"),
         ("merge", ".", "--no-findings", "-o", "run/rank-2.json.gz"),
         ("report", "."),
         ("report", ".", "-o", "run/rank-2.json"),
         ("memory", "run/rank-0.json.gz", "-o", "run/rank-2.json"),
-        ("flamegraph", ".", "-o", "run/rank-2.json"),
         ("flamegraph", ".", "--folded", "-o", "run/flamegraph.folded.txt"),
     ],
     ids=" ".join,
@@ -157,12 +147,8 @@ def test_what_we_made_is_no_rank(typed, folder, command):
 
 def test_a_merged_trace_alone_says_what_it_is(typed, folder):
     typed("merge", "run", "-o", "rank-0.json.gz")
-    for place in ("rank-0.json.gz", "only"):
-        (folder / "only").mkdir(exist_ok=True)
-        shutil.copy("rank-0.json.gz", "only")
-        done = typed("report", place, "--no-page")
-        assert done.returncode == 1
-        assert ("made it from captures" if place != "only" else "holds no capture") in done.stderr
+    done = typed("report", "rank-0.json.gz", "--no-page")
+    assert (done.returncode, "made it from captures" in done.stderr) == (1, True)
 
 
 def test_a_trace_that_quotes_our_mark_stays_a_capture(folder):
@@ -214,19 +200,11 @@ def test_a_linked_folder_is_read_once_or_named(typed, folder, monkeypatch, links
     assert (done.returncode, said in done.stdout) == (0, True)
 
 
-def test_a_link_that_leads_nowhere_is_why_there_is_no_capture(typed, folder):
-    (folder / "only").mkdir()
-    (folder / "only" / "torch").symlink_to("/nowhere/torch")
-    done = typed("report", "only", "--no-page")
-    assert (done.returncode, "only/torch -> /nowhere/torch" in done.stderr) == (1, True)
-
-
 def test_a_path_that_is_not_utf_8_is_an_error_of_its_rank(typed, folder):
     write(folder / "run" / "rank-1\udcff.json.gz", 1)
-    for command in ("analyze", "report"):
-        done = typed(command, "run", *(["--no-page"] if command == "report" else []))
-        assert (done.returncode, "Traceback" in done.stderr) == (1, False)
-        assert "error: run/rank-1\\udcff.json.gz has a path that is not UTF-8" in done.stderr
+    done = typed("report", "run", "--no-page")
+    assert (done.returncode, "Traceback" in done.stderr) == (1, False)
+    assert "error: run/rank-1\\udcff.json.gz has a path that is not UTF-8" in done.stderr
 
 
 def test_a_rank_outside_its_job_is_named(typed, folder):

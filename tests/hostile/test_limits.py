@@ -17,7 +17,6 @@ from bridge_profiling.errors import ProfilingConfigError, TraceError
 from bridge_profiling.manifest import read_manifest
 from bridge_profiling.traces import bounds, kineto
 from bridge_profiling.traces.discover import find_run
-from bridge_profiling.traces.kineto import decode
 from bridge_profiling.traces.memory import snapshot
 from bridge_profiling.traces.nsys import tables as nsys
 from tests.traces.conftest import values, write_trace
@@ -95,16 +94,11 @@ def test_xz_in_any_pieces(tmp_path, streams, piece_bytes):
 DIGITS = "7" * 5000
 #: Text in place of the kernel's marked number, and whether its event can still be used.
 NUMBERS = {
-    "a duration of a million digits": ('"dur": 4242', f'"dur": "{"7" * 1_000_000}"', False),
-    "a duration with a million zeros": ('"dur": 4242', '"dur": "1e999990"', False),
     "a bare number with a million zeros": ('"dur": 4242', '"dur": 1e999990', False),
     "a bare start of 5,000 digits": ('"ts": 2000', f'"ts": {DIGITS}', False),
-    "a start with a million digits after the point": ('"ts": 2000', f'"ts": "2000.{"7" * 1_000_000}"', True),
     "a bare correlation of 5,000 digits": ('"correlation": 99', f'"correlation": {DIGITS}', False),
-    "a correlation of 5,000 digits as text": ('"correlation": 99', f'"correlation": "{DIGITS}"', True),
     "a correlation of a million hexadecimal digits": ('"correlation": 99', f'"correlation": "0x{"f" * 1_000_000}"', True),
     "a thread of 5,000 digits": ('"tid": 7', f'"tid": "stream {DIGITS}"', True),
-    "a process of 5,000 digits": ('"pid": 0', f'"pid": "{DIGITS}"', True),
     "a stream of 5,000 digits": ('"stream": 7', f'"stream": "{DIGITS}"', True),
 }
 
@@ -144,12 +138,6 @@ def test_deeply_nested_json_costs_its_event_at_most(write_trace, where, opening,
     names = values(tables.device_events, "name")
     assert names[-1] == "k"
     assert ("odd" in names) == (tables.info.lost.device == 0)
-
-
-def test_a_cut_string_is_looked_for_once():
-    """A regular expression that starts again at each of its quotes takes quadratic time."""
-    cut = b'"' + b'\\"' * 100_000
-    assert decode._QUOTED_OR_NUMBER.findall(cut) == [cut]
 
 
 @pytest.mark.parametrize("text", ['\\"' * 500_000, '" "' * 500_000, "\\" * 500_000, "{" * 500_000], ids=repr)

@@ -10,7 +10,7 @@ import pytest
 
 from bridge_profiling.easy.request import Request, parse
 from bridge_profiling.errors import ProfilingConfigError
-from bridge_profiling.overrides import Override, apply_overrides, apply_yaml
+from bridge_profiling.overrides import Override, apply_overrides
 
 
 @dataclass
@@ -121,14 +121,6 @@ def test_what_grows_beyond_all_bounds_is_one_error(text, name):
     assert len(str(refused.value)) < 1000
 
 
-def test_a_file_of_any_depth_is_one_error(tmp_path):
-    (tmp_path / "deep.yaml").write_text("s: " + "[" * 3000 + "]" * 3000)
-    (tmp_path / "long.yaml").write_text("s:\n  whole: " + "9" * 5000)
-    for name in ("deep.yaml", "long.yaml"):
-        with pytest.raises(ProfilingConfigError):
-            apply_yaml(Config(), tmp_path / name)
-
-
 @pytest.mark.parametrize(("text", "value"), [("010", "010"), ("1:1", "1:1"), ("a #b", "a #b"), ("12", 12), ("[0,1]", [0, 1])])
 def test_the_submit_host_reads_an_override_as_the_job_does(text, value):
     assert Override("a.b", text).value == value
@@ -138,14 +130,6 @@ def test_the_submit_host_reads_an_override_as_the_job_does(text, value):
 def test_a_script_may_have_any_name(script):
     request = Request(script=script, arguments=("--", "-x", "--steps"), steps="1:2")
     assert parse(request.to_arguments()) == request
-
-
-@pytest.mark.integration
-def test_a_script_whose_name_begins_with_a_dash_runs(tmp_path):
-    (tmp_path / "-t.py").write_text("import sys; print(sys.argv)")
-    command = [sys.executable, "-m", "bridge_profiling.cli", "run", "--", "-t.py", "-x"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("['-t.py', '-x']")
 
 
 @pytest.mark.integration

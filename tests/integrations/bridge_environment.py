@@ -93,13 +93,6 @@ def command() -> tuple[list[str], dict[str, str]]:
     return [python, str(_SCRIPT)], environment
 
 
-def under_torchrun(ranks: int, **case: Any) -> subprocess.CompletedProcess[str]:
-    """One training, started by a real torchrun."""
-    (python, script), environment = command()
-    torchrun = [python, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    return subprocess.run([*torchrun, script, json.dumps(case)], capture_output=True, text=True, timeout=500, env=environment)
-
-
 class BridgeProcess:
     """The process that has Megatron Bridge loaded and forks each training's ranks. Use it as a context manager."""
 

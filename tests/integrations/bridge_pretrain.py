@@ -3,8 +3,7 @@
     python tests/integrations/bridge_pretrain.py '{"out": "r", "ranks": 2, "config": {"profiling.use_pytorch_profiler": true}}'
 
 runs one training and prints the exit code of each rank. Tests write such lines to its standard input instead: Bridge is
-loaded once (10 s), and each training's ranks are forked from that process. A rank ends as any Python process does. Started
-by torchrun, the process is one of its ranks, and forks none.
+loaded once (10 s), and each training's ranks are forked from that process. A rank ends as any Python process does.
 The line `{"describe": true}` is answered with what this release of Bridge offers to plugins and callbacks.
 
 What a training leaves in `out`: `rank-N.log` (everything that it printed), `rank-N.jsonl` (each iteration's loss), and
@@ -254,16 +253,6 @@ def _become_rank(case: Case, rank: int, port: int) -> None:
     }
 
 
-def _started_by_torchrun(lines: list[str]) -> tuple[Case, int] | None:
-    if "RANK" not in os.environ:
-        return None
-    (line,) = lines
-    case = Case(**json.loads(line))
-    Path(case.out).mkdir(parents=True, exist_ok=True)
-    os.chdir(case.out)
-    return case, int(os.environ["RANK"])
-
-
 def serve(lines: Any) -> tuple[Case, int] | None:
     """Run a training for each line. In a rank that was forked for one: the case, and its number."""
     for line in lines:
@@ -288,7 +277,7 @@ def main() -> None:
     # What was loaded is never garbage: collecting it took half of a rank's time.
     gc.collect()
     gc.freeze()
-    given = _started_by_torchrun(sys.argv[1:]) or serve(sys.argv[1:] or sys.stdin)
+    given = serve(sys.argv[1:] or sys.stdin)
     if given is None:
         return
     case, rank = given

@@ -24,7 +24,7 @@ def engine_of(stage: int, **config):
     return engine, list(torch.randn(8, 2, 16))
 
 
-def train(engine, batches, folder: Path, *, fail_at: int | None = None, save_at: int | None = None, epochs: int = 1) -> None:
+def train(engine, batches, folder: Path, *, save_at: int | None = None, epochs: int = 1) -> None:
     from bridge_profiling.integrations.deepspeed import Profiling
 
     with Profiling(engine, output_dir=folder, **WINDOW) as profiling:
@@ -34,22 +34,13 @@ def train(engine, batches, folder: Path, *, fail_at: int | None = None, save_at:
             engine.step()
             if engine.global_steps - 1 == save_at:
                 engine.save_checkpoint(str(folder / "checkpoint"))
-            if engine.global_steps - 1 == fail_at:
-                raise ValueError("no such token")
 
 
 def every_case(folder: Path) -> None:
-    """ZeRO 3 with a checkpoint, epochs that end between two steps, a failure; and last autotuning, which ends the process."""
+    """ZeRO 3 with a checkpoint, epochs that end between two steps, and last autotuning, which ends the process."""
     engine, batches = engine_of(3, flops_profiler={"enabled": True, "profile_step": 3})
     train(engine, batches, folder / "zero3", save_at=4)
     engine, batches = engine_of(1, gradient_accumulation_steps=2)
     train(engine, batches[:5], folder / "epochs", epochs=2)
-    engine, batches = engine_of(1)
-    try:
-        train(engine, batches, folder / "failed", fail_at=4)
-    except ValueError:
-        pass
-    else:
-        raise AssertionError
     engine, batches = engine_of(0, autotuning={"enabled": True, "start_profile_step": 2, "end_profile_step": 4})
     train(engine, batches, folder / "autotuned")

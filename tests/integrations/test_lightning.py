@@ -60,13 +60,6 @@ def test_with_manual_optimization_an_iteration_is_a_batch_however_many_optimizer
     assert training.iterations() == list(range(8))
 
 
-def test_with_manual_optimization_the_batches_may_be_more_than_the_trainer_s_max_steps(training):
-    model = training.model(optimizers=2)
-    model.optimizers = lambda *_: []
-    training.fit(model=model, max_steps=2, max_epochs=1)
-    assert training.ending()[1] == [3, 4]
-
-
 def test_a_script_is_tried_out_by_fast_dev_run_as_it_is(training):
     training.fit(fast_dev_run=True, max_steps=-1)
     assert "training ended after iteration 0" in training.captured.manifest()["reason"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import time
 
 import psutil
 import pytest
@@ -18,29 +17,6 @@ from tests.launch.conftest import start
 from tests.recipes.trainings import run_cases, window
 
 ENDLESS = ("train.train_iters=100000", "logger.log_interval=1")
-
-
-@pytest.mark.system
-def test_a_job_killed_while_it_saves_resumes_from_the_checkpoint_before(tmp_path):
-    root = tmp_path / "checkpoints"
-    same_command = [*ENDLESS, f"checkpoint.save={root}", f"checkpoint.load={root}"]
-    killed = start(tmp_path, *same_command, "checkpoint.save_interval=5")
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and not ((root / files.POINTER).exists() and list(root.glob(".iter_*.incomplete"))):
-        time.sleep(0.001)
-    # In the middle of a checkpoint that is not its first. As Slurm does, with megatron-core's writers, processes of their own.
-    os.killpg(killed.pid, signal.SIGKILL)
-    out, _ = killed.communicate(timeout=60)
-    assert killed.returncode == -signal.SIGKILL
-    assert f"no checkpoint under {root} yet: training starts from scratch" in out
-    latest = files.latest_iteration(root)
-    assert latest
-    again = start(tmp_path, *same_command, f"train.exit_interval={latest + 5}")
-    out, err = again.communicate(timeout=120)
-    assert again.returncode == 0, err
-    assert f"resuming at iteration {latest}, from the checkpoint under {root}" in out
-    assert files.latest_iteration(root) == latest + 5
-    assert not list(root.glob(".iter_*.incomplete"))
 
 
 @pytest.mark.system

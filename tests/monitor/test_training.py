@@ -1,6 +1,5 @@
 """Readings of a training loop: rates, durations, waiting for data, memory."""
 
-import json
 import sys
 from types import SimpleNamespace
 
@@ -113,21 +112,6 @@ def test_values_that_are_not_numbers_are_unavailable_and_the_rest_counts(clock, 
     clock(1)
     monitor.end_step(tokens=10, samples=4)
     assert monitor.read().values["tokens_per_second"] == 5.0
-
-
-def test_tensors_on_the_cpu_and_numpy_numbers_are_accepted():
-    torch, numpy = pytest.importorskip("torch"), pytest.importorskip("numpy")
-    with TrainingMonitor() as monitor:
-        loss = torch.tensor(2.5, requires_grad=True)
-        monitor.end_step(loss=loss, tokens=torch.tensor(7), samples=numpy.float32(2), iteration=numpy.int64(41))
-    counters = Counters()
-    counters.add("padding", torch.tensor(3))
-    counters.add("retries", numpy.int64(2))
-    written = json.dumps([monitor.get_summary(), monitor.new_iterations(), counters.snapshot()], allow_nan=False)
-    summary, iterations, counts = json.loads(written)
-    assert [summary[name] for name in ("loss", "tokens", "samples", "iteration")] == [2.5, 7, 2, 41]
-    assert iterations[0][0] == 41
-    assert counts == {"padding": 3, "retries": 2}
 
 
 def statistics(device: int) -> dict:

@@ -9,7 +9,7 @@ import nemo_run as run
 import pytest
 
 from bridge_profiling.errors import ProfilingConfigError
-from bridge_profiling.plugins import FaultTolerancePlugin
+from bridge_profiling.plugins import FaultTolerancePlugin, PreemptionPlugin
 from tests.plugins.conftest import nsys, pytorch
 
 DEFAULTS = ["--force-overwrite=true", "--capture-range=cudaProfilerApi", "--capture-range-end=stop"]
@@ -65,6 +65,11 @@ def test_nsys_options_of_the_user_win_by_name(launcher, asked, merged, task):
         (nsys, {"nsys_extra_args": ["--export=json"], "export_sqlite": True}),
         *((nsys, {"nsys_trace": wrong}) for wrong in ("nvtx,cuda", [], ["nvtx,cuda"])),
         (nsys, {"script_args_converter_fn": "convert"}),
+        (nsys, {"record_shapes": "no"}),
+        (pytorch, {"record_memory_history": 2}),
+        (pytorch, {"memory_snapshot_path": 3}),
+        (FaultTolerancePlugin, {"calc_ft_timeouts": "no"}),
+        (PreemptionPlugin, {"enable_exit_handler": "false"}),
         (FaultTolerancePlugin, {"num_in_job_restarts": -1}),
         (FaultTolerancePlugin, {"rank_heartbeat_timeout": 0}),
         (FaultTolerancePlugin, {"num_job_retries_on_failure": "2"}),

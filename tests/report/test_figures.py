@@ -64,7 +64,7 @@ def test_communication_is_of_one_iteration_and_the_waiting_of_one_rank_in_one_ro
 def test_every_answer_shows_as_a_plotly_figure(real):
     graph_objects = pytest.importorskip("plotly.graph_objects")
     run = real("kineto/pp2_dp2")
-    for name in set(FIGURES) - {"memory", "timeline"}:
+    for name in set(FIGURES) - {"counters", "memory", "timeline"}:
         # Plotly checks every property's name and type.
         assert isinstance(run.figure(name), graph_objects.Figure)
     assert "stream 7" in run.figure("timeline", iteration=10, ranks=[2]).layout.yaxis.ticktext
@@ -72,6 +72,7 @@ def test_every_answer_shows_as_a_plotly_figure(real):
         ("timeline", {"iteration": 99}, "iteration 99 was not captured"),
         ("pie", {}, "Type one of attribution"),
         ("memory", {}, "no memory"),
+        ("counters", {}, "nsys_gpu_metrics=true"),
     ):
         with pytest.raises(ProfilingConfigError, match=message):
             run.figure(name, **options)

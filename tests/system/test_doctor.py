@@ -1,4 +1,4 @@
-"""`bridge-profiling doctor` against a real Slurm and a real nsys."""
+"""`bridge-profiling doctor` against a real Slurm."""
 
 from __future__ import annotations
 
@@ -55,21 +55,3 @@ def test_a_directory_that_only_this_process_sees_fails(cluster, tmp_path):
     done = doctor("--nodes", "2", "--output-dir", str(place), around=around, **cluster)
     assert done.returncode == 1
     assert "0 of 2 nodes read a file written here, and this machine sees 0 of theirs" in line(done, "shared by the nodes")
-
-
-@pytest.mark.needs("nsys")
-def test_an_nsys_is_named_with_its_version_and_what_it_does_not_know(nsys, tmp_path):
-    run = ("profiling.use_nsys_profiler=true", "train.train_iters=50", "--nodes", "1", "--output-dir", str(tmp_path))
-    path = {"PATH": f"{nsys.parent}:/usr/bin:/bin"}
-    good = doctor(*run, **path)
-    assert good.returncode == 0, good.stdout
-    version = subprocess.run([nsys, "--version"], capture_output=True, text=True, check=True).stdout.split()[-1]
-    assert line(good, "nsys") == f"ok      nsys: {version} at {nsys}"
-    odd = doctor(*run, "profiling.nsys_extra_args=[--no-such-option=1,--cuda-graph-trace=graph]", **path)
-    assert odd.returncode == 0, odd.stdout
-    assert line(odd, "nsys options").startswith("warning")
-    assert "--no-such-option" in line(odd, "nsys options")
-    assert "--cuda-graph-trace" not in odd.stdout
-    wrong = doctor(*run, "profiling.nsys_extra_args=[--output=/tmp/x]", **path)
-    assert wrong.returncode == 1
-    assert line(wrong, "nsys options").startswith("fails")

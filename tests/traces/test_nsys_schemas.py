@@ -65,9 +65,9 @@ def test_a_ranges_text_is_one_name_and_what_emit_nvtx_appends_is_taken_off(read_
     report.add("NVTX_EVENTS", start=100, end=120, eventType=59, textId=report.string("among the strings"), globalTid=THREAD)
     report.add("NVTX_EVENTS", start=130, end=None, eventType=34, text="a mark", globalTid=THREAD)
     names = ["a, seq = b", "x y", "line\nbreak", "", "東京", "f", "a,b", "aten::mm", "among the strings"]
-    found = values(read_report(report).host_events, "name", "category", "shapes")
+    found = values(read_report(report).host_events, "name", "category", "shapes", "sequence")
     assert [name for name, *_ in found] == names
-    operators = [("f", "operator", None), ("aten::mm", "operator", "[[32],[4,8],[]]")]
+    operators = [("f", "operator", None, None), ("aten::mm", "operator", "[[32],[4,8],[]]", 12)]
     assert [row for row in found if row[1] == "operator"] == operators
 
 

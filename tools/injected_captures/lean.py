@@ -79,9 +79,9 @@ _NAMED_IN = {
     "NVTX_EVENTS": "textId",
 }
 
-#: What torch appends to an operator's name besides the dimensions of its inputs: numbers of operators, which nothing reads.
+#: What torch appends to an operator's name besides sequence number and dimensions: numbers of operators, which nothing reads.
 _INPUT_IDS = re.compile(r", input_op_ids = .*$", re.DOTALL)
-_OPERATOR_IDS = re.compile(r", (seq|op_id) = \d+")
+_OPERATOR_IDS = re.compile(r", op_id = \d+")
 
 #: Where nsys kept what the process printed.
 _PRINTED = re.compile(r", see .*$", re.DOTALL)
@@ -202,7 +202,7 @@ def _lean_text(text: Any, rename: Rename) -> Any:
         return text
     if text.startswith("Process was launched by the profiler"):
         return _PRINTED.sub("", text)
-    return rename(_OPERATOR_IDS.sub(r", \1 = 0", _INPUT_IDS.sub("", text)))
+    return rename(_OPERATOR_IDS.sub(", op_id = 0", _INPUT_IDS.sub("", text)))
 
 
 def _snapshot(raw: bytes, rename: Rename) -> bytes:

@@ -7,12 +7,13 @@ Work that autograd's thread launches counts for a range of the loop's thread tha
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from bridge_profiling.analysis.attribution.counters import MEASURES, Counted, means
 from bridge_profiling.analysis.attribution.launches import Threads, sums_inside
 from bridge_profiling.analysis.attribution.parts import counted_iterations
 from bridge_profiling.analysis.intervals import Nanoseconds, coded, rows_of
@@ -43,10 +44,10 @@ _LIBRARY = re.compile(
 _COMPILED = re.compile(r"## Call (CompiledFxGraph) \S+ ##")
 
 #: Ranges around whole iterations and windows.
-_WHOLE = re.compile(r"ProfilerStep|iteration[_ #-]?\d+$|bridge_profiling_window$", re.IGNORECASE)
+WHOLE = re.compile(r"ProfilerStep|iteration[_ #-]?\d+$|bridge_profiling_window$", re.IGNORECASE)
 
-#: The operator that autograd records around each node; its sequence number is that of the forward operator that made the node.
-_NODE = re.compile(r"autograd::engine::evaluate_function")
+#: The operator that autograd records around each node, with the name of the function that the node runs.
+_NODE = re.compile(r"autograd::engine::evaluate_function(?:: (.+))?")
 
 #: Operators that have that number because they run the node.
 _OF_NODE = re.compile(r"autograd::|.*Backward\d*$")
@@ -58,6 +59,7 @@ _SCHEMA = pa.schema(
         *fields(pa.float64(), "calls", "host_us", "host_low_us", "host_high_us", "host_share"),
         *fields(pa.float64(), "device_us", "device_low_us", "device_high_us", "device_share"),
         *fields(pa.float64(), "compute_us", "communication_us", "kernel_count", "backward_host_us", "backward_device_us"),
+        *fields(pa.float64(), *MEASURES),
         ("longest_iteration", pa.int32()),
         ("longest_start_ns", pa.int64()),
         ("longest_us", pa.float64()),
@@ -65,7 +67,7 @@ _SCHEMA = pa.schema(
 )
 
 
-def phases(host_events: pa.Table, device_events: pa.Table, iterations: pa.Table) -> pa.Table:
+def phases(host_events: pa.Table, device_events: pa.Table, iterations: pa.Table, counted: Counted) -> pa.Table:
     """One row per name of an annotation, and one for autograd; by kind, then the most host time first.
 
     A range belongs to the last iteration that began before it. Of ranges of one name inside each other, the outermost counts.
@@ -78,13 +80,15 @@ def phases(host_events: pa.Table, device_events: pa.Table, iterations: pa.Table)
         share of the iteration's duration. `device_us` adds up the durations of the device events launched inside, `compute_us`
         and `communication_us` those of the kernels among them. `backward_host_us`, `backward_device_us`: the backward pass of
         the operators that ran in the range; null where the capture records no sequence numbers. `host_us` of autograd is null
-        where it records no operators. `longest_…`: iteration, start and duration of the longest call; null for autograd.
+        where it records no operators. The columns of `counters.MEASURES`: means of hardware counters while the device events
+        launched inside ran; null unless nsys sampled them. `longest_…`: iteration, start and duration of the longest call;
+        null for autograd.
     """
-    steps, launches = _Steps.of(iterations, host_events), _Launches.of(device_events)
+    steps, launches = _Steps.of(iterations, host_events), _Launches.of(device_events, counted)
     annotations, names = _Ranges.of(host_events, "annotation")
     operators, operator_names = _Ranges.of(host_events, "operator")
-    whole = annotations.named(names, _WHOLE)
-    nodes = operators[operators.named(operator_names, _NODE)]
+    whole = annotations.named(names, WHOLE)
+    nodes = _nodes(operators, operator_names)
     loop = _loop_thread(annotations, annotations[whole] if iterations.num_rows else annotations)
     # Autograd has a thread for each device. Without operators, it is every other thread that launches compute.
     threads = np.setdiff1d(nodes.thread if len(operators) else launches.thread[launches.compute], [loop, NULL])
@@ -180,7 +184,10 @@ class _Ranges:
 
 @dataclass(frozen=True)
 class _Launches:
-    """Device events by launch; `amounts` of each: time, that of compute and of communication, and whether it is a kernel."""
+    """Device events by launch.
+
+    `amounts` of each: time, that of compute and of communication, whether it is a kernel, and those of `Counted`.
+    """
 
     thread: Threads
     at_ns: Nanoseconds
@@ -188,10 +195,11 @@ class _Launches:
     compute: NDArray[np.bool_]
 
     @classmethod
-    def of(cls, device_events: pa.Table) -> _Launches:
+    def of(cls, device_events: pa.Table, counted: Counted) -> _Launches:
         duration = to_int64(device_events["end_ns"]) - to_int64(device_events["start_ns"])
         compute, communication = (rows_of(device_events["kind"], kind) for kind in ("compute", "communication"))
         amounts = np.column_stack((duration, duration * compute, duration * communication, compute | communication))
+        amounts = np.column_stack((amounts, counted.amounts))
         thread, at_ns = (to_int64(device_events[name]) for name in ("launch_thread", "launch_start_ns"))
         return cls(thread, at_ns, amounts, compute)
 
@@ -224,6 +232,28 @@ def _loop_thread(annotations: _Ranges, marks: _Ranges) -> int:
     return int(known[count.argmax()]) if len(known) else NULL
 
 
+def _nodes(operators: _Ranges, names: list[str]) -> _Ranges:
+    """Autograd's nodes. The sequence number of each is that of the forward operator that made it.
+
+    Kineto's traces have it at the node, NVTX ranges at the function that the node runs.
+    """
+    matches = [_NODE.match(name) for name in names]
+    of_name = np.array([*(match is not None for match in matches), False], bool)
+    nodes = operators[of_name[operators.code]]
+    if not len(nodes) or (nodes.sequence != NULL).any():
+        return nodes
+    functions = {match[1] for match in matches if match and match[1]}
+    run = operators[np.array([*(name in functions for name in names), False], bool)[operators.code]]
+    sequence = nodes.sequence.copy()
+    for thread in np.unique(nodes.thread):
+        mine, inside = np.flatnonzero(nodes.thread == thread), run[run.thread == thread]
+        first = np.searchsorted(inside.start_ns, nodes.start_ns[mine])
+        mine, first = mine[first < len(inside)], first[first < len(inside)]
+        within = inside.end_ns[first] <= nodes.end_ns[mine]
+        sequence[mine[within]] = inside.sequence[first[within]]
+    return replace(nodes, sequence=sequence)
+
+
 def _backward_of(ranges: _Ranges, forward: _Ranges, nodes: _Ranges, device_ns: NDArray[np.int64]) -> NDArray[np.int64]:
     """For each range, host and device time of autograd's nodes of the operators that ran in it.
 
@@ -254,7 +284,7 @@ def _means(
     *,
     backward_known: bool,
 ) -> pa.Table:
-    """Rows by name. Amounts of a range: calls, host, device, compute, communication, kernels, host and device of backward."""
+    """Rows by name. Amounts of a range: calls, time of the host, those of `_Launches`, host and device time of backward."""
     counted, mine = int(steps.counted.sum()), step >= 0
     cells, cell = np.unique(code[mine] * len(steps.start_ns) + step[mine], return_inverse=True)
     sums = np.column_stack([np.bincount(cell, column[mine], len(cells)) for column in amounts.T])
@@ -282,8 +312,9 @@ def _means(
         "compute_us": mean[:, 3] / 1e3,
         "communication_us": mean[:, 4] / 1e3,
         "kernel_count": mean[:, 5],
-        "backward_host_us": mean[:, 6] / 1e3,
-        "backward_device_us": mean[:, 7] / 1e3,
+        "backward_host_us": mean[:, -2] / 1e3,
+        "backward_device_us": mean[:, -1] / 1e3,
+        **means(totals[:, 6:-2]),
     }
     unknown = [] if backward_known else ["backward_host_us", "backward_device_us"]
     unknown += ["longest_iteration", "longest_start_ns", "longest_us"]
@@ -315,10 +346,10 @@ def _autograd(steps: _Steps, nodes: _Ranges, launches: _Launches, threads: Threa
     step = np.concatenate(
         (steps.holding(launches.at_ns[on_threads]), steps.holding(elsewhere.start_ns), steps.holding(outer.start_ns))
     )
-    amounts = np.zeros((len(step), 8), np.int64)
+    amounts = np.zeros((len(step), 2 + launches.amounts.shape[1] + 2), np.int64)
     first = on_threads.sum()
-    amounts[:first, 2:6] = launches.amounts[on_threads]
-    amounts[first : first + len(elsewhere), 2:6] = launches.inside(elsewhere)
+    amounts[:first, 2:-2] = launches.amounts[on_threads]
+    amounts[first : first + len(elsewhere), 2:-2] = launches.inside(elsewhere)
     amounts[first + len(elsewhere) :, 0] = 1
     amounts[first + len(elsewhere) :, 1] = outer.duration_ns
     table = _means(steps, np.zeros(len(step), np.int64), step, amounts, ["autograd"], backward_known=False)

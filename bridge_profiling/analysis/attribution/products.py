@@ -10,12 +10,14 @@ from math import prod
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from bridge_profiling.analysis.attribution.counters import MEASURES, Counted, means, memory_tb_s, traffic
 from bridge_profiling.analysis.attribution.kernel_names import FUSED_ATTENTION, is_product, product_precision
-from bridge_profiling.analysis.attribution.launches import launched_inside
+from bridge_profiling.analysis.attribution.launches import launched_inside, sums_inside
 from bridge_profiling.analysis.intervals import coded, rows_of
-from bridge_profiling.peaks import memory_gbs, peaks
+from bridge_profiling.peaks import peaks
 from bridge_profiling.traces.tables import NULL, fields, to_int64
 from bridge_profiling.traces.types import RankInfo
 
@@ -35,7 +37,7 @@ _SCHEMA = pa.schema(
     [
         *fields(pa.string(), "operator", "shapes", "precision", "kernel"),
         ("count", pa.int64()),
-        *fields(pa.float64(), "device_us", "flops", "tflops", "flops_per_byte"),
+        *fields(pa.float64(), "device_us", "flops", "tflops", "flops_per_byte", *MEASURES),
     ]
 )
 
@@ -95,14 +97,15 @@ _WORK: dict[str, Callable[[Dimensions], Work]] = {
 _CONVOLUTION = "aten::convolution"
 
 
-def products(host_events: pa.Table, device_events: pa.Table, kernel_names: pa.Table) -> pa.Table:
+def products(host_events: pa.Table, device_events: pa.Table, kernel_names: pa.Table, counted: Counted) -> pa.Table:
     """One row per operator, input shapes and precision, over the whole capture, most device time first.
 
     Returns:
         `count` of calls that launched compute, `device_us` of all of it, `flops` of a call, `tflops` (10¹² per second of
         device time), `flops_per_byte`: arithmetic intensity, if each input is read once and the output written once.
         `precision` (fp8, bf16, fp16, tf32, fp32) is that of `kernel`, the first product that the operator launches; null if its
-        name does not say. `flops` is null where the dimensions do not say.
+        name does not say. `flops` is null where the dimensions do not say. The columns of `counters.MEASURES`: means of
+        hardware counters while its compute ran; null unless nsys sampled them, and where a call takes less than a sample.
     """
     rows = rows_of(host_events["name"], *_WORK, _CONVOLUTION) & rows_of(host_events["category"], "operator")
     calls = host_events.filter(pa.array(rows & host_events["shapes"].is_valid().to_numpy()))
@@ -111,20 +114,31 @@ def products(host_events: pa.Table, device_events: pa.Table, kernel_names: pa.Ta
     thread, start, end = (to_int64(calls[name]) for name in ("thread", "start_ns", "end_ns"))
     launched, device_ns = launched_inside(thread, start, end, events)
     code, known = coded(names["name"])
+    measured = sums_inside(
+        thread,
+        start,
+        end,
+        at_thread=to_int64(events["launch_thread"]),
+        at_ns=to_int64(events["launch_start_ns"]),
+        amounts=counted.amounts[compute.to_numpy(zero_copy_only=False)],
+    )
+    amounts = {f"amount_{place}": column for place, column in enumerate(measured.T)}
     table = pa.table(
         {
             "operator": calls["name"].cast(pa.string()),
             "shapes": calls["shapes"].cast(pa.string()),
             "kernel": _first_products(thread, start, end, events, code, known),
             "device_ns": device_ns,
+            **amounts,
         }
     ).filter(pa.array(launched > 0))
     table = table.append_column("precision", pa.array([_precision(name) for name in table["kernel"].to_pylist()], pa.string()))
-    sums = [("device_ns", "count"), ("device_ns", "sum"), ("kernel", "first")]
+    sums = [("device_ns", "count"), ("device_ns", "sum"), ("kernel", "first"), *((name, "sum") for name in amounts)]
     found = table.group_by(["operator", "shapes", "precision"], use_threads=False).aggregate(sums).to_pylist()
+    found.sort(key=lambda row: (-row["device_ns_sum"], row["operator"], row["shapes"]))
     outputs = _outputs(found)
     rows_found = []
-    for row in sorted(found, key=lambda row: (-row["device_ns_sum"], row["operator"], row["shapes"])):
+    for row in found:
         work, size = _work(row["operator"], row["shapes"], outputs), _BYTES.get(row["precision"] or "")
         flops, elements = work or (None, None)
         rows_found.append(
@@ -138,34 +152,46 @@ def products(host_events: pa.Table, device_events: pa.Table, kernel_names: pa.Ta
             }
             | {"flops_per_byte": flops / elements / size if flops and elements and size else None}
         )
-    return pa.Table.from_pylist(rows_found, schema=_SCHEMA)
+    # A shorter call's samples also measure what ran before and after it.
+    spent = np.array(
+        [
+            [row[f"{name}_sum"] * (row["device_ns_sum"] >= counted.interval_ns * row["device_ns_count"]) for name in amounts]
+            for row in found
+        ],
+        np.int64,
+    ).reshape(len(found), len(amounts))
+    table = pa.Table.from_pylist(rows_found, schema=_SCHEMA).drop_columns([*MEASURES])
+    return pa.table({name: table[name] for name in table.column_names} | means(spent))
 
 
 def matrix_products(products: pa.Table, infos: list[RankInfo]) -> pa.Table:
-    """The rows of `products`, with what the device could do at most; null where that is unknown.
+    """The rows of `products`, with what the device could do at most, and what its memory did; null where that is unknown.
 
     Returns:
         `peak_tflops`: its dense peak for the precision, and `share_of_peak`. `memory_tb_s`: bandwidth of its memory.
         `roof_tflops`: the lower of the peak and of `flops_per_byte` times the bandwidth (Williams, Waterman and Patterson:
-        Roofline, 2009), and `share_of_roof`.
+        Roofline, 2009), and `share_of_roof`. `dram_tb_s`: bytes read from its memory and written to it, by hardware counters,
+        and `measured_flops_per_byte`: arithmetic intensity with these bytes.
     """
     names = {info.rank: next(iter(info.devices.values()), "") for info in infos}
     peaks_of = {rank: peaks(name) for rank, name in names.items()}
-    bandwidths = {rank: (memory_gbs(name) or 0.0) / 1e3 or None for rank, name in names.items()}
+    bandwidth_of = memory_tb_s(products["rank"], infos)
+    dram = traffic(products, bandwidth_of)
     columns: dict[str, list[float | None]] = {
         name: [] for name in ("peak_tflops", "share_of_peak", "memory_tb_s", "roof_tflops", "share_of_roof")
     }
-    for row in products.select(["rank", "precision", "tflops", "flops_per_byte"]).to_pylist():
+    known = products.select(["rank", "precision", "tflops", "flops_per_byte"]).to_pylist()
+    for row, bandwidth in zip(known, bandwidth_of.to_pylist(), strict=True):
         precision, intensity = row["precision"] or "", row["flops_per_byte"]
         peak = peaks_of.get(row["rank"], {}).get({"fp16": "bf16"}.get(precision, precision))
-        bandwidth = bandwidths.get(row["rank"])
         roof = min(peak, intensity * bandwidth) if peak and intensity and bandwidth else None
         shares = [row["tflops"] / most if row["tflops"] and most else None for most in (peak, roof)]
         for name, value in zip(columns, (peak, shares[0], bandwidth, roof, shares[1]), strict=True):
             columns[name].append(value)
     for name, values in columns.items():
         products = products.append_column(name, pa.array(values, pa.float64()))
-    return products
+    measured = pc.divide(products["tflops"], pc.if_else(pc.greater(dram, 0), dram, None))
+    return products.append_column("dram_tb_s", dram).append_column("measured_flops_per_byte", measured)
 
 
 def _first_products(

@@ -40,7 +40,6 @@ def profiler_overhead(evidence: Evidence, thresholds: Thresholds, ledger: Ledger
         confidence = Confidence.medium
         reason = "only {profiled} profiled and {unprofiled} other iterations are compared".format_map(overhead.compared)
     by_kind = _by_kind(evidence)
-    most = max(by_kind, key=lambda kind: by_kind[kind]) if by_kind else None
     profiled_us, unprofiled_us = overhead.profiled_us[worst], overhead.unprofiled_us[worst]
     finding = Finding(
         id="profiler_overhead",
@@ -56,9 +55,7 @@ def profiler_overhead(evidence: Evidence, thresholds: Thresholds, ledger: Ledger
         },
         confidence=confidence,
         confidence_reason=reason,
-        action=" ".join([*([advice("profiler_overhead", most)] if most else []), advice("profiler_overhead")])
-        if evidence.has_device
-        else advice("profiler_overhead", "on_host"),
+        action=_action(evidence, max(by_kind, key=lambda kind: by_kind[kind]) if by_kind else None),
         events=[
             Event(rank, f"profiled iterations of rank {rank}", duration_us=cost_us[rank])
             for rank in responsible({rank: cost_us[rank] for rank in costly})[:5]
@@ -66,6 +63,14 @@ def profiler_overhead(evidence: Evidence, thresholds: Thresholds, ledger: Ledger
         severe=costly[worst] > 1.0,
     )
     return [finding], ledger
+
+
+def _action(evidence: Evidence, costliest: str | None) -> str:
+    if not evidence.has_device:
+        return advice("profiler_overhead", "on_host")
+    if evidence.infos[0].source == "nsys":
+        return advice("profiler_overhead", "under_nsys")
+    return " ".join([*([advice("profiler_overhead", costliest)] if costliest else []), advice("profiler_overhead")])
 
 
 def _measured(evidence: Evidence) -> _Overhead | None:

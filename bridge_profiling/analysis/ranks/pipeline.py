@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 
 from bridge_profiling.analysis.caveats import caveat
-from bridge_profiling.analysis.intervals import Intervals, grouped, rows_of, union, window
+from bridge_profiling.analysis.intervals import EMPTY, Intervals, grouped, rows_of, union, window
 from bridge_profiling.analysis.questions import Answer
 from bridge_profiling.analysis.ranks.communication import rank_by_rank
 from bridge_profiling.analysis.ranks.matching import POINT_TO_POINT
@@ -61,6 +61,14 @@ where kind = 'compute' and iteration is not null group by all
 _STAGE_WAITS = """
 select rank, waits_for, iteration, count(*), sum(wait_ns)::bigint from waiting
 where point_to_point and rank <> waits_for and wait_ns > 0 group by all
+"""
+
+# One query for all ranks: one for each would read the tables of all ranks each time.
+_WAITS = f"""
+select operations.rank, operations.start_ns,
+    operations.start_ns + coalesce(wait_ns, operations.end_ns - operations.start_ns) as end_ns, waits_for,
+    operations.operation in {POINT_TO_POINT} as exchange
+from operations left join waiting using (rank, collective) order by operations.rank
 """
 
 _BETWEEN_STAGES = pa.schema(
@@ -200,12 +208,12 @@ def pipeline_by_rank(
     counts, interleaved = ({}, False) if microbatches else _microbatches(places, exchanges)
     edge = set(connection.execute("select rank, iteration from iterations where boundary").fetchall())
     rows: list[dict[str, Any]] = []
+    waiting = _waiting(connection, places)
     query = "select rank, kind, start_ns, end_ns, iteration, collective from device_events"
     for rank, events in rank_by_rank(connection.cursor(), query):
         if rank not in places:
             continue
         place, shift = places[rank], offsets.get(rank, 0)
-        waiting = _waiting(connection, rank, places)
         for iteration, (begin_ns, end_ns) in spans.get(place.pipeline, {}).items():
             exchange = exchanges.get((rank, iteration))
             if exchange is None:
@@ -218,7 +226,7 @@ def pipeline_by_rank(
                     "pipeline": place.pipeline,
                     "boundary": (rank, iteration) in edge,
                     "microbatches": microbatches or counts.get((place.pipeline, iteration)),
-                    **_bubble(events, waiting, exchange, place, window(begin_ns - shift, end_ns - shift)),
+                    **_bubble(events, waiting.get(rank, EMPTY), exchange, place, window(begin_ns - shift, end_ns - shift)),
                 }
             )
     rows.sort(key=lambda row: (row["iteration"], row["pipeline"], row["stage"]))
@@ -297,24 +305,21 @@ def _microbatches(
     return found, False
 
 
-def _waiting(connection: duckdb.DuckDBPyConnection, rank: int, places: dict[int, _Place]) -> Intervals:
-    """Waiting for ranks of other stages. An exchange whose partner is not captured counts as waiting."""
-    rows = connection.sql(
-        f"""select operations.start_ns,
-            operations.start_ns + coalesce(wait_ns, operations.end_ns - operations.start_ns) as end_ns, waits_for,
-            operations.operation in {POINT_TO_POINT} as exchange
-        from (select * from operations where rank = {rank}) operations
-        left join (select * from waiting where rank = {rank}) waiting using (rank, collective)"""
-    ).to_arrow_table()
-    same = {other for other, place in places.items() if place.stage == places[rank].stage} | {rank}
-    across = np.array(
-        [
-            exchange if waits_for is None else waits_for not in same
-            for waits_for, exchange in zip(rows["waits_for"].to_pylist(), rows["exchange"].to_pylist(), strict=True)
-        ],
-        bool,
-    )
-    return union(rows["start_ns"].to_numpy()[across], rows["end_ns"].to_numpy()[across])
+def _waiting(connection: duckdb.DuckDBPyConnection, places: dict[int, _Place]) -> dict[int, Intervals]:
+    """Each rank's waiting for ranks of other stages. An exchange whose partner is not captured counts as waiting."""
+
+    def across(rank: int, waits_for: int | None, exchange: bool) -> bool:
+        if waits_for is None:
+            return exchange
+        return waits_for != rank and (waits_for not in places or places[waits_for].stage != places[rank].stage)
+
+    found = {}
+    for rank, rows in rank_by_rank(connection, _WAITS):
+        if rank in places:
+            columns = (rows[name].to_pylist() for name in ("waits_for", "exchange"))
+            waits = np.array([across(rank, *row) for row in zip(*columns, strict=True)], bool)
+            found[rank] = union(rows["start_ns"].to_numpy()[waits], rows["end_ns"].to_numpy()[waits])
+    return found
 
 
 def _bubble(events: pa.Table, waiting: Intervals, exchange: _Exchange, place: _Place, whole: Intervals) -> dict[str, float]:

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from bridge_profiling.analysis.attribution.phases import PHASES, WHOLE
 from bridge_profiling.analysis.intervals import grouped, outermost, rows_of, run_starts
 from bridge_profiling.traces import cache
 from bridge_profiling.traces.types import RankInfo
@@ -24,8 +25,8 @@ KINDS = ("compute", "communication", "memcpy", "memset", "annotation")
 #: Name of the lane of host annotations.
 HOST_LANE = "host annotations"
 
-#: An annotation that covers more of the iteration than this share is the iteration itself, or contains it.
-_WHOLE = 0.95
+#: A range of the program's own that covers more of the iteration than this share, with others inside, is around the iteration.
+_AROUND = 0.95
 
 _DEVICE = ["kind", "name", "device", "stream", "start_ns", "end_ns"]
 _HOST = ["category", "name", "thread", "start_ns", "end_ns"]
@@ -142,7 +143,10 @@ def _overlaps(events: pa.Table, window: Window) -> pa.ChunkedArray:
 
 
 def _outermost(ranges: pa.Table, window: Window) -> pa.Table:
-    """Outermost annotations of the thread with the most, without those that cover the whole iteration."""
+    """Outermost annotations of the thread with the most, without those around the whole iteration.
+
+    A phase stays, however long: data loading that takes all of the iteration is what the picture has to show.
+    """
     if not ranges.num_rows:
         return ranges
     length = window.end_ns - window.start_ns
@@ -150,7 +154,11 @@ def _outermost(ranges: pa.Table, window: Window) -> pa.Table:
     covered = np.minimum(end, window.end_ns) - np.maximum(start, window.start_ns)
     thread = ranges["thread"].to_numpy()
     values, counts = np.unique(thread, return_counts=True)
-    ranges = ranges.filter(pa.array((covered < _WHOLE * length) & (thread == values[counts.argmax()])))
+    mine = thread == values[counts.argmax()]
+    for row in np.flatnonzero(mine & (covered >= _AROUND * length)).tolist():
+        name, inside = ranges["name"][row].as_py() or "", mine & (start >= start[row]) & (end <= end[row])
+        mine[row] = name in PHASES or not (WHOLE.match(name) or inside.sum() > 1)
+    ranges = ranges.filter(pa.array(mine))
     return ranges.filter(pa.array(outermost(ranges["end_ns"].to_numpy())))
 
 

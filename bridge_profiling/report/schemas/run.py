@@ -299,6 +299,10 @@ class Phase(TypedDict):
         doc("Host time of the backward pass of operators that ran inside; null without sequence numbers"),
     ]
     backward_device_us: Annotated[Microseconds | None, doc("Device time of that backward pass")]
+    sm_active: Annotated[Share | None, doc("SMs active while what was launched inside ran; null unless nsys sampled it")]
+    tensor_active: Annotated[Share | None, doc("Tensor cores active meanwhile")]
+    dram_read: Annotated[Share | None, doc("Reads of the device's memory meanwhile, as a share of its bandwidth")]
+    dram_write: Annotated[Share | None, doc("Writes to it meanwhile")]
 
 
 class Operator(TypedDict):
@@ -346,6 +350,12 @@ class MatrixProduct(TypedDict):
         Teraflops | None, doc("The lower of `peak_tflops` and `flops_per_byte` times `memory_tb_s`; null if unknown")
     ]
     share_of_roof: Annotated[Share | None, doc("`tflops` as a share of that; null if unknown")]
+    sm_active: Annotated[Share | None, doc("SMs active while its compute ran; null unless nsys sampled it often enough")]
+    tensor_active: Annotated[Share | None, doc("Tensor cores active meanwhile")]
+    dram_read: Annotated[Share | None, doc("Reads of the device's memory meanwhile, as a share of its bandwidth")]
+    dram_write: Annotated[Share | None, doc("Writes to it meanwhile")]
+    dram_tb_s: Annotated[float | None, doc("Read and written in TB/s; null if unknown")]
+    measured_flops_per_byte: Annotated[float | None, doc("Arithmetic intensity with these bytes; null if unknown")]
 
 
 class LostRecords(TypedDict):
@@ -640,6 +650,24 @@ class GpuMetric(TypedDict):
     max: Annotated[float, doc("Maximum, in that unit")]
 
 
+class KernelCounters(TypedDict):
+    """Hardware counters of a rank's device while the kernels of one name ran, over the whole capture."""
+
+    rank: Annotated[Rank, doc("Global rank")]
+    source: Annotated[Literal["kineto", "nsys"], doc("The profiler")]
+    name: Annotated[str, doc("Name of the kernel")]
+    group: Annotated[str, doc("What it does, as in `kernel_groups`")]
+    count: Annotated[Count, doc("Number of its executions with samples")]
+    device_us: Annotated[Microseconds, doc("Their duration")]
+    samples_per_call: Annotated[float, doc("Mean duration in times between two samples")]
+    sm_active: Annotated[Share | None, doc("SMs active; null if unknown, and if `samples_per_call` is below 1")]
+    tensor_active: Annotated[Share | None, doc("Tensor cores active")]
+    dram_read: Annotated[Share | None, doc("Reads of the device's memory, as a share of its bandwidth")]
+    dram_write: Annotated[Share | None, doc("Writes to it")]
+    memory_tb_s: Annotated[float | None, doc("Bandwidth of the device's memory in TB/s; null if unknown")]
+    dram_tb_s: Annotated[float | None, doc("Read and written in TB/s; null if unknown")]
+
+
 class RunDocument(TypedDict):
     """Every answer about a run, as `bridge-profiling analyze RUN --json` and `bridge-profiling report RUN --json` print it."""
 
@@ -657,6 +685,7 @@ class RunDocument(TypedDict):
     pipeline: Annotated[list[Stage], doc("Pipeline stages; empty without a pipeline, or if its messages are not recorded")]
     pipeline_waits: Annotated[list[StageWait], doc("Which pipeline stage waits for which, the longest waiting first")]
     gpu_metrics: Annotated[list[GpuMetric], doc("Hardware counters; empty unless nsys sampled them")]
+    kernel_counters: Annotated[list[KernelCounters], doc("The same while each kernel ran, most device time first")]
     bench: Annotated[AgainstBench | None, doc("Comparison with benchmarks; null without any")]
     findings: Annotated[list[Finding], doc("Where time is lost or memory is short, the largest potential saving first")]
     limitations: Annotated[list[str], doc("Sentences: what these captures cannot show, and how they were read differently")]

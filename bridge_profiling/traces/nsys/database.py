@@ -114,6 +114,11 @@ class Database:
         # One after another, so that not all columns are in memory twice.
         return {name: np.concatenate(pieces.pop(name)) if pieces.get(name) else np.full(rows, NULL) for name in names}
 
+    def integers(self, table: str, expression: str, where: str = "1") -> Integers:
+        """One column that SQLite computes, in the order of `columns`; NULL where it is null."""
+        pieces = self._pieces(table, [f"ifnull({expression}, {NULL})"], where)
+        return np.concatenate([np.empty(0, np.int64), *(self._integers(table, text, count) for count, (text,) in pieces)])
+
     def texts(self, table: str, expression: str, where: str = "1") -> Iterator[list[str]]:
         """Pieces of one column of texts, in the order of `columns`; "" where it is null."""
         expressions = [f"replace(substr(ifnull({expression}, ''), 1, {MAX_NAME}), char(31), ' ')"]

@@ -34,6 +34,10 @@ _OPERATOR_WITH_SHAPES = re.compile(
 )
 _MARK = "\x1e"
 
+#: Autograd's sequence number in such a name, for SQLite; 18 digits fit an integer.
+_AT = "nullif(instr(\"text\", ', seq = '), 0)"
+_SEQUENCE = f'CAST(substr("text", {_AT} + 8, 18) AS INTEGER)'
+
 #: Iterations as profilers and Megatron name them; where there are none, as other loops do.
 _ITERATIONS = (
     re.compile(r"(?:ProfilerStep\s*#|iteration[_ #-]?)\s?(\d{1,9})$", re.IGNORECASE),
@@ -72,6 +76,7 @@ class Ranges:
     end_ns: Integers  # the report's end for a range that is still open there
     thread: Integers  # globalTid
     name: NDArray[np.int32]  # index of `names`, `operator` and `shapes`
+    sequence: Integers  # autograd's number of an operator; NULL for others, and on threads that made no node of its graph
     nested: NDArray[np.bool_]  # pushed and popped on its thread
     open: NDArray[np.bool_]
     names: list[str]  # without torch's additions
@@ -141,15 +146,21 @@ def read_ranges(process: Process, end_ns: int | None) -> Ranges:
     rows = np.flatnonzero((start != NULL) & (end != NULL) & (end >= start))
     rows = rows[np.lexsort((-end[rows], start[rows]))]
     parts = [text.partition(_MARK) for text in known]
+    operator = [bool(mark) for _, mark, _ in parts]
+    sequence = np.full(len(rows), NULL)
+    if any(operator):
+        numbers = database.integers(NVTX, _SEQUENCE, where)[rows]
+        sequence = np.where(np.array(operator)[codes[rows]] & (numbers > 0), numbers, NULL)
     return Ranges(
         start_ns=start[rows],
         end_ns=end[rows],
         thread=columns["globalTid"][rows],
         name=codes[rows],
+        sequence=sequence,
         nested=np.isin(columns["eventType"][rows], _NESTED_TYPES),
         open=still_open[rows],
         names=[name for name, _, _ in parts],
-        operator=[bool(mark) for _, mark, _ in parts],
+        operator=operator,
         shapes=["".join(shapes.split()) or None for _, _, shapes in parts],
         lost=lost + int(((start == NULL) | (~still_open & (end < start))).sum()),
     )

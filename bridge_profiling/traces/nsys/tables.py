@@ -237,6 +237,8 @@ def _host_columns(ranges: Ranges, calls: Calls, overhead: Calls, base: int) -> d
     columns["correlation"] = integer_column(by_start(np.full(len(ranges), NULL), calls.correlation, NULL))
     operators = _operator_of(ranges, calls.thread, calls.start_ns)
     columns["operator"] = integer_column(by_start(np.arange(len(ranges)) + 1, operators, NULL))
+    if (ranges.sequence != NULL).any():
+        columns["sequence"] = integer_column(by_start(ranges.sequence, NULL, NULL))
     if any(ranges.shapes):
         columns["shapes"] = coded_column(by_start(ranges.name, -1, -1), ranges.shapes)
     return columns
