@@ -7,7 +7,6 @@ is the project's own recipe (gpu_megatron.py); elsewhere a transformer of torch'
 from __future__ import annotations
 
 import gc
-import importlib.util
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -233,12 +232,3 @@ class TorchTraining(Training):
             with torch.autocast(self._device.type, torch.bfloat16, enabled=self.cuda):
                 loss = self._model(batch).float().square().mean()
             loss.backward()
-
-
-def training_of(sizes: Sizes) -> Training:
-    """The project's own recipe, or torch's layers where megatron-core is missing or not wanted."""
-    if not sizes.megatron or importlib.util.find_spec("megatron") is None:
-        return TorchTraining(sizes)
-    from benchmarks.gpu_megatron import MegatronTraining
-
-    return MegatronTraining(sizes)

@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import gc
 import gzip
+import importlib.util
 import json
 import logging
 import os
@@ -34,7 +35,7 @@ import torch
 
 from benchmarks.gpu_bare import BareTorch, bare
 from benchmarks.gpu_sizes import Sizes
-from benchmarks.gpu_training import Training, training_of
+from benchmarks.gpu_training import TorchTraining, Training
 from benchmarks.monitor_overhead import MeteredMonitor
 from bridge_profiling import ProfilingConfig
 from bridge_profiling.capture import ParallelLayout, ProfilingHook, start_under_nsys
@@ -260,6 +261,15 @@ def serve(worker: Worker, path: str) -> None:
                 except Exception:
                     answer = {"error": traceback.format_exc()}
                 print(json.dumps(answer), file=lines, flush=True)
+
+
+def training_of(sizes: Sizes) -> Training:
+    """The project's own recipe, or torch's layers where megatron-core is missing or not wanted."""
+    if not sizes.megatron or importlib.util.find_spec("megatron") is None:
+        return TorchTraining(sizes)
+    from benchmarks.gpu_megatron import MegatronTraining
+
+    return MegatronTraining(sizes)
 
 
 def main() -> None:

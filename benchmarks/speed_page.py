@@ -99,7 +99,7 @@ def page(table: Table, gpu: Table) -> str:
     if gpu.lines:
         text += (
             "\n## With a GPU\n\n"
-            "What `make bench-gpu` measured: a step that is bound by the host, the worst case for what profiling costs. "
+            "Measured by `make bench-gpu`: a step that is bound by the host, the worst case for what profiling costs. "
             "`python\nbenchmarks/gpu_table.py --store` writes this table. Longer measurements are in "
             "[Benchmarks](../benchmarks.md).\n\n"
             f"{gpu.machine}\n\n" + "\n".join(gpu.markdown()) + "\n"

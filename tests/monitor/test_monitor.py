@@ -87,7 +87,7 @@ def test_alerts_of_one_kind_are_reported_once_a_minute_and_all_are_counted(monke
     )
     with Monitor(sinks=[sink], interval=60, gpus=[]) as monitor:
         wait_for(lambda: monitor.sample is not None)
-        began = monotonic()
+        began = float(round(monotonic()))  # whole, so that sums are exact
         now, kinds = [began], ["slow_iteration"]
         monkeypatch.setattr(sampler, "monotonic", lambda: now[0])
         monkeypatch.setattr(monitor, "_new_alerts", lambda *_: [Alert(kind, "", {}) for kind in kinds])

@@ -28,6 +28,9 @@ from bridge_profiling.traces.tables import NULL, Integers
 #: Rows that SQLite joins at a time: a few MB of text.
 _ROWS = 1 << 16
 
+#: What SQLite writes for null: shorter than NULL, which numpy parses.
+_NOTHING = "n"
+
 _MAGIC = b"SQLite format 3\0"
 
 #: Separates the texts of one piece; replaced by a space in texts that contain it.
@@ -107,35 +110,33 @@ class Database:
         present = [name for name in names if self.has(table, name)]
         pieces: dict[str, list[Integers]] = {name: [] for name in present}
         rows = 0
-        for count, texts in self._pieces(table, [f"ifnull({quoted(name)}, {NULL})" for name in present], where):
+        for count, texts in self._pieces(table, [f"ifnull({quoted(name)}, '{_NOTHING}')" for name in present], where):
             rows += count
             for name, text in zip(present, texts, strict=True):
                 pieces[name].append(self._integers(f"{table}.{name}", text, count))
         # One after another, so that not all columns are in memory twice.
         return {name: np.concatenate(pieces.pop(name)) if pieces.get(name) else np.full(rows, NULL) for name in names}
 
-    def integers(self, table: str, expression: str, where: str = "1") -> Integers:
-        """One column that SQLite computes, in the order of `columns`; NULL where it is null."""
-        pieces = self._pieces(table, [f"ifnull({expression}, {NULL})"], where)
-        return np.concatenate([np.empty(0, np.int64), *(self._integers(table, text, count) for count, (text,) in pieces)])
-
-    def texts(self, table: str, expression: str, where: str = "1") -> Iterator[list[str]]:
-        """Pieces of one column of texts, in the order of `columns`; "" where it is null."""
-        expressions = [f"replace(substr(ifnull({expression}, ''), 1, {MAX_NAME}), char(31), ' ')"]
-        for count, (text,) in self._pieces(table, expressions, where, separator=SEPARATOR):
-            found = str(text).split(SEPARATOR)
-            if len(found) != count:
+    def texts(self, table: str, expression: str, number: str, where: str = "1") -> Iterator[tuple[str, Integers]]:
+        """Pieces of one column of texts, joined by SEPARATOR, and one of integers that SQLite computes, in the order of
+        `columns`; "" and NULL where they are null."""
+        text = f"replace(substr(ifnull({expression}, ''), 1, {MAX_NAME}), char(31), ' ')"
+        expressions = [text, f"ifnull({number}, '{_NOTHING}')"]
+        for count, (joined, numbers) in self._pieces(table, expressions, where, separators=(SEPARATOR, ",")):
+            found = str(joined)
+            if found.count(SEPARATOR) != count - 1:
                 raise TraceError(f"{self.name} cannot be read: the texts of {table} are damaged")
-            yield found
+            yield found, self._integers(table, numbers, count)
 
     def _pieces(
-        self, table: str, expressions: Sequence[str], where: str, *, separator: str = ","
+        self, table: str, expressions: Sequence[str], where: str, *, separators: Sequence[str] = ()
     ) -> Iterator[tuple[int, tuple[Any, ...]]]:
         """Each piece's number of rows, and each column's values joined into a text."""
         if not expressions or not self.has(table):
             return
         named = ", ".join(f"{expression} AS c{place}" for place, expression in enumerate(expressions))
-        joined = ", ".join(f"group_concat(c{place}, '{separator}')" for place in range(len(expressions)))
+        separators = separators or "," * len(expressions)
+        joined = ", ".join(f"group_concat(c{place}, '{separator}')" for place, separator in enumerate(separators))
         query = (
             f"SELECT count(*), max(row), {joined} FROM (SELECT rowid AS row, {named} FROM {quoted(table)}"
             f" WHERE rowid > ? AND ({where}) ORDER BY rowid LIMIT {_ROWS})"
@@ -147,12 +148,17 @@ class Database:
                 yield count, tuple(texts)
 
     def _integers(self, column: str, text: Any, count: int) -> Integers:
+        text = str(text)
+        first = text.partition(",")[0]
+        is_constant = text == ",".join([first] * count)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             try:
-                found = np.fromstring(str(text), np.int64, sep=",")
+                found = np.fromstring((first if is_constant else text).replace(_NOTHING, str(NULL)), np.int64, sep=",")
             except (DeprecationWarning, ValueError):
                 found = np.empty(0, np.int64)
+        if is_constant and len(found) == 1:
+            return np.full(count, found[0])
         if len(found) != count:
             raise TraceError(f"{self.name} cannot be read: {column} holds something other than integers")
         return found

@@ -134,7 +134,7 @@ def read_ranges(process: Process, end_ns: int | None) -> Ranges:
         lost += database.not_integers(NVTX, "eventType")
         lost += database.not_integers(NVTX, "globalTid", f"eventType IN {_NESTED_TYPES + _FREE_TYPES}")
     columns = database.columns(NVTX, ("start", "end", "globalTid", "eventType", "textId"), where)
-    texts, codes = _texts(database, where, len(columns["start"]))
+    texts, codes, numbers = _texts(database, where, len(columns["start"]))
     start, end = columns["start"], columns["end"]
     still_open = end == NULL
     if end_ns is not None:
@@ -150,16 +150,12 @@ def read_ranges(process: Process, end_ns: int | None) -> Ranges:
     rows = rows[np.lexsort((-end[rows], start[rows]))]
     parts = [text.partition(_MARK) for text in known]
     operator = [bool(mark) and _ANNOTATION.match(name) is None for name, mark, _ in parts]
-    sequence = np.full(len(rows), NULL)
-    if any(operator):
-        numbers = database.integers(NVTX, _SEQUENCE, where)[rows]
-        sequence = np.where(np.array(operator)[codes[rows]] & (numbers > 0), numbers, NULL)
     return Ranges(
         start_ns=start[rows],
         end_ns=end[rows],
         thread=columns["globalTid"][rows],
         name=codes[rows],
-        sequence=sequence,
+        sequence=np.where(np.array(operator, bool)[codes[rows]] & (numbers[rows] > 0), numbers[rows], NULL),
         nested=np.isin(columns["eventType"][rows], _NESTED_TYPES),
         open=still_open[rows],
         names=[name for name, _, _ in parts],
@@ -169,21 +165,21 @@ def read_ranges(process: Process, end_ns: int | None) -> Ranges:
     )
 
 
-def _texts(database: Database, where: str, rows: int) -> tuple[list[str], NDArray[np.int32]]:
-    """The texts of ranges, with _MARK between a name and torch's additions, and each row's index among them."""
-    known: dict[str, int] = {}
-    pieces = []
-    for piece in database.texts(NVTX, '"text"', where) if database.has(NVTX, "text") else ():
-        joined = _OPERATOR.sub(_MARK, SEPARATOR.join(piece))
-        if ", sizes = " in joined or ", input_op_ids = " in joined:
-            joined = _OPERATOR_WITH_SHAPES.sub(_MARK + r"\1", joined)
-        texts = joined.split(SEPARATOR)
-        for text in texts:
-            known.setdefault(text, len(known))
-        pieces.append(np.fromiter(map(known.__getitem__, texts), np.int32, len(texts)))
-    if not pieces:
-        return [""], np.zeros(rows, np.int32)
-    return list(known), np.concatenate(pieces)
+def _texts(database: Database, where: str, rows: int) -> tuple[list[str], NDArray[np.int32], Integers]:
+    """The texts of ranges, with _MARK between a name and torch's additions, each row's index among them, and autograd's
+    number in each row's text."""
+    known: defaultdict[str, int] = defaultdict()
+    known.default_factory = known.__len__
+    codes, numbers = [], []
+    for texts, numbers_of_piece in database.texts(NVTX, '"text"', _SEQUENCE, where) if database.has(NVTX, "text") else ():
+        texts = _OPERATOR.sub(_MARK, texts)
+        if ", sizes = " in texts or ", input_op_ids = " in texts:
+            texts = _OPERATOR_WITH_SHAPES.sub(_MARK + r"\1", texts)
+        codes.append(np.fromiter(map(known.__getitem__, texts.split(SEPARATOR)), np.int32, len(numbers_of_piece)))
+        numbers.append(numbers_of_piece)
+    if not codes:
+        return [""], np.zeros(rows, np.int32), np.full(rows, NULL)
+    return list(known), np.concatenate(codes), np.concatenate(numbers)
 
 
 def operations(
