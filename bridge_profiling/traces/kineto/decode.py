@@ -9,9 +9,9 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache, lru_cache
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, Union
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -105,56 +105,6 @@ class ExactEvent(msgspec.Struct, gc=False):
 
 AnyEvent = Event | ExactEvent
 
-_OPERATION = (
-    *("collective", "in_elements", "out_elements", "group_size", "dtype"),
-    *("group_name", "group_description", "group_ranks", "source_rank", "destination_rank"),
-)
-_IDS = ("external_id", "old_external_id")
-_OF_DEVICE = (*_IDS, "device", "stream", "original_stream", "correlation", "graph", "bytes", *_OPERATION)
-_OF_CALL = (*_IDS, "correlation")
-
-#: Arguments by category as torch writes them since 1.12; those of other categories are decoded in full.
-_ARGUMENTS = {
-    "cpu_op": (*_IDS, "sequence", "input_dims", "old_input_dims", "call_stack", *_OPERATION),
-    **dict.fromkeys(("cuda_runtime", "cuda_driver"), _OF_CALL),
-    **dict.fromkeys(("kernel", "gpu_memcpy", "gpu_memset"), _OF_DEVICE),
-}
-_IN_FULL = ("user_annotation", "python_function", "overhead", "cuda_sync", "Trace", "cpu_instant_event")
-#: No table holds these, often a third of a file: they are only counted.
-_ARROWS = ("ac2g", "fwdbwd", "gpu_user_annotation")
-
-
-@cache
-def _by_category(event: type[msgspec.Struct]) -> msgspec.json.Decoder[Any]:
-    """A decoder of events of these categories alone; what a category does not have is a constant of its class."""
-    parts = {kept: _part(Args, kept) for kept in _ARGUMENTS.values()}
-    kinds = [(category, _part(event, None, category, parts[kept])) for category, kept in _ARGUMENTS.items()]
-    kinds += [(category, _part(event, None, category, Args)) for category in _IN_FULL]
-    kinds += [(category, _part(event, ("ph", "dur"), category)) for category in _ARROWS]
-    return msgspec.json.Decoder(list[Union[tuple(kind for _, kind in kinds)]])  # type: ignore[misc] # noqa: UP007
-
-
-def _part(
-    whole: type[msgspec.Struct], kept: Sequence[str] | None, category: str | None = None, args: Any = None
-) -> type[msgspec.Struct]:
-    """A class like `whole` with the fields `kept`, by default all but the category; the others are constants."""
-    fields: list[Any] = []
-    constants: dict[str, Any] = {} if category is None else {"cat": category}
-    for each in msgspec.structs.fields(whole):
-        if each.name == "cat":
-            continue
-        if kept is None or each.name in kept:
-            kind = each.type if each.name != "args" else args | None
-            fields.append((each.name, kind, msgspec.field(default=each.default, name=each.encode_name)))
-        else:
-            constants[each.name] = each.default
-    tagged: dict[str, Any] = {} if category is None else {"tag_field": "cat", "tag": category}
-    return msgspec.defstruct(f"{whole.__name__}_{category or 'part'}", fields, namespace=constants, gc=False, **tagged)
-
-
-#: A file with so many pieces of other categories is of another writer: trying each piece first would take time.
-_PIECES_UNLIKE = 3
-
 _FAILURES = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 #: A string that is cut off counts to its end: looking for it again at each of its quotes would take quadratic time.
@@ -183,8 +133,6 @@ class EventReader:
         self._path, self._stream = path, Stream(path)
         decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(list[ExactEvent] if exact else list[Event])
         self._decode: Callable[[bytes | bytearray], list[AnyEvent]] = decoder.decode
-        self._decode_known: Callable[[bytes | bytearray], list[AnyEvent]] = _by_category(ExactEvent if exact else Event).decode
-        self._unlike = 0  # pieces that hold events of other categories
 
     def pieces(self) -> Iterator[list[AnyEvent]]:
         """The file's events, a piece at a time. A file that ends early yields what it holds."""
@@ -193,7 +141,7 @@ class EventReader:
             self._add_keys(stream.head + b"]}", "before the events")
         for text in stream.pieces():
             try:
-                events = self._decoded(text)
+                events = self._decode(text)
             except _FAILURES:
                 events = self._one_by_one()
             yield events
@@ -219,20 +167,11 @@ class EventReader:
         """Why the file could not be read to its end, naming it."""
         return self._stream.error or self._error
 
-    def _decoded(self, text: bytes | bytearray) -> list[AnyEvent]:
-        """The events of a piece, in four fifths of the time when all are of categories that torch writes."""
-        if self._unlike < _PIECES_UNLIKE:
-            try:
-                return self._decode_known(text)
-            except _FAILURES:
-                self._unlike += 1
-        return self._decode(text)
-
     def _of_end(self) -> list[AnyEvent] | None:
         """The last events, and the keys after them; None when they are not quite JSON, or an event is unlike the others."""
         try:
             keys = msgspec.json.decode(b'{"traceEvents":[' + self._stream.rest, type=dict[str, msgspec.Raw])
-            events = self._decoded(bytes(keys.pop("traceEvents")))
+            events = self._decode(bytes(keys.pop("traceEvents")))
             self.keys |= {name: msgspec.json.decode(raw) for name, raw in keys.items()}
         except _FAILURES:
             return None
