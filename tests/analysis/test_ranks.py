@@ -8,8 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bridge_profiling.analysis.ranks.clocks import clock_offsets
+from bridge_profiling.analysis.ranks.communication import measure_waiting
 from bridge_profiling.analysis.ranks.groups import with_dimensions
 from bridge_profiling.analysis.ranks.matching import match
+from bridge_profiling.analysis.ranks.message_sizes import communication_by_size
 from bridge_profiling.analysis.ranks.ranks import verdict
 from bridge_profiling.layout import ParallelLayout
 from bridge_profiling.traces.types import RankInfo
@@ -232,6 +235,21 @@ def test_sizes_of_messages_have_rows_of_their_own_that_add_up_to_the_groups(tmp_
     assert values(by_rank, "rank", *_COSTS) == [(0, 900, 900, 0), (1, 3900, 900, 3000)]
     for name in ("duration_us", "exposed_us", "overlapped_us"):
         assert sum(rows[name].to_pylist()) == pytest.approx(sum(by_rank[name].to_pylist())), name
+
+
+def test_sums_over_ranks_do_not_depend_on_the_order_of_rows(tmp_path):
+    run = SimulatedRun(8)
+    connection = run.iterate(3, lambda _: run.meet(range(8))).connected(tmp_path)
+    match(connection)
+    infos = [RankInfo(rank, "trace", "kineto", []) for rank in range(8)]
+    measure_waiting(connection, clock_offsets(connection, infos).table)
+    found = []
+    for order in ("rank", "rank desc"):
+        costs = "exp(rank) as exposed_us, 1 / (rank + 1) as overlapped_us"
+        rows = f"select distinct group_id, operation, message_bytes, rank, {costs} from operations order by {order}"
+        connection.execute(f"create or replace temp table exposure as {rows}")
+        found.append(communication_by_size(connection, infos).to_pylist())
+    assert found[0] == found[1]
 
 
 def test_of_one_rank_alone_nothing_is_called_transfer(tmp_path):

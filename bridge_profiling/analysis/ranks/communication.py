@@ -62,7 +62,7 @@ with per_rank as (
             when operation = 'send_recv' then (sum(operations) + 1) // 2 else max(operations) end as operations,
         case when operation in ('send', 'recv') then sum(bytes)
             when operation = 'send_recv' then sum(bytes) // 2 else max(bytes) end as bytes,
-        avg(duration_us / operations) as mean_duration_us
+        avg(duration_us / operations order by rank) as mean_duration_us
     from per_rank group by group_id, operation
 ), per_match as (
     select group_id, operation, match, max(message_bytes) as bytes, any_value(transfer_ns) as transfer_ns,
@@ -86,17 +86,18 @@ _ENOUGH_OF_A_SIZE = 8
 
 _BY_RANK = f"""
 with of_size as (
-    select group_id, operation, rank, min(end_ns - start_ns) * count(*) / 1e3 as shortest_us from operations
+    select group_id, operation, rank, message_bytes, min(end_ns - start_ns) * count(*) / 1e3 as shortest_us from operations
     where message_bytes is not null group by group_id, operation, rank, message_bytes having count(*) >= {_ENOUGH_OF_A_SIZE}
 ), shortest as (
-    select group_id, operation, rank, sum(shortest_us) as shortest_us from of_size group by all
+    select group_id, operation, rank, sum(shortest_us order by message_bytes) as shortest_us from of_size group by all
 ), rows as (
     select group_id, operation, rank, count(*) as count, sum(message_bytes)::bigint as bytes,
         sum(end_ns - start_ns) / 1e3 as duration_us, any_value("group") as "group", any_value(group_name) as group_name,
         any_value(group_ranks) as group_ranks
     from operations group by all
 ), of_exposure as (
-    select group_id, operation, rank, sum(exposed_us) as exposed_us, sum(overlapped_us) as overlapped_us
+    select group_id, operation, rank, sum(exposed_us order by message_bytes) as exposed_us,
+        sum(overlapped_us order by message_bytes) as overlapped_us
     from exposure group by all
 ), waits as (
     select group_id, operation, rank, count(*) as matched_count, sum(transfer_ns) / 1e3 as transfer_us,

@@ -14,6 +14,7 @@ from bridge_profiling.traces.types import RankInfo
 if TYPE_CHECKING:
     import duckdb
 
+# Sums of fractions are in the order of ranks: threads would add them in any order, and the last digit would differ.
 # Of a group, each rank has a row for an operation. Sends and receipts are operations of their own.
 _BY_SIZE = """
 with per_rank as (
@@ -22,14 +23,15 @@ with per_rank as (
         any_value(group_ranks) as group_ranks
     from operations group by group_id, operation, message_bytes, rank
 ), of_exposure as (
-    select group_id, operation, message_bytes, sum(exposed_us) as exposed_us, sum(overlapped_us) as overlapped_us
+    select group_id, operation, message_bytes, sum(exposed_us order by rank) as exposed_us,
+        sum(overlapped_us order by rank) as overlapped_us
     from exposure group by all
 ), seen as (
     select group_id, operation, message_bytes, any_value("group") as "group", any_value(group_name) as group_name,
         any_value(group_ranks) as group_ranks, max(size)::integer as group_size, count(*)::integer as captured_ranks,
         case when operation in ('send', 'recv') then sum(operations)
             when operation = 'send_recv' then (sum(operations) + 1) // 2 else max(operations) end as count,
-        sum(duration_us) / sum(operations) as mean_us, sum(duration_us) as duration_us
+        sum(duration_us order by rank) / sum(operations) as mean_us, sum(duration_us order by rank) as duration_us
     from per_rank group by group_id, operation, message_bytes
 ), per_match as (
     select group_id, operation, match, max(message_bytes) as message_bytes, any_value(transfer_ns) as transfer_ns,
@@ -46,7 +48,7 @@ select operation, "group", group_name, group_ranks, group_size, captured_ranks, 
 from seen left join matched using (group_id, operation, message_bytes)
 left join of_exposure on seen.group_id = of_exposure.group_id and seen.operation = of_exposure.operation
     and seen.message_bytes is not distinct from of_exposure.message_bytes
-order by duration_us desc, "group", group_name, group_ranks, operation, message_bytes
+order by duration_us desc, "group", group_name, group_ranks, operation, message_bytes, seen.group_id
 """
 
 
