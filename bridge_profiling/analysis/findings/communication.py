@@ -61,6 +61,7 @@ class Transfer:
     exposed_us: float  # of the transfer, without waiting
     overlapped_us: float
     matched: bool  # measured between ranks, not estimated
+    members: frozenset[int]  # ranks of the group; empty if unknown
     bus_bandwidth_gbs: float | None
     slow_gbs: float  # a link with less bus bandwidth is slow
     reached_share: float | None  # of the benchmark's bandwidth
@@ -149,6 +150,9 @@ def low_overlap(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> F
         exposed, overlapped = exposed_us[rank], overlapped_us[rank]
         hideable[rank] = min(exposed, max(compute.get(rank, 0.0) - overlapped, 0.0), blocked_us.get(rank, 0.0))
         hidden[rank] = overlapped / (exposed + overlapped) if exposed else 1.0
+    # All members of a group go on together: hiding a transfer saves what the member loses that it blocks least.
+    members = {rank: {rank}.union(*(each.members for each in chosen if each.rank == rank)) for rank in evidence.ranks}
+    hideable = {rank: min(hideable[each] for each in members[rank] if each in hideable) for rank in evidence.ranks}
     ranks = [
         rank for rank in evidence.ranks if hidden[rank] < _MOSTLY_HIDDEN and evidence.share(hideable[rank]) > thresholds.cause
     ]
@@ -214,6 +218,7 @@ def transfers(evidence: Evidence) -> list[Transfer]:
                 exposed_us=min(exposed, transfer) / iterations,
                 overlapped_us=row["overlapped_us"] / iterations,
                 matched=matched,
+                members=frozenset(json.loads(row["group_ranks"] or "[]")),
                 bus_bandwidth_gbs=bandwidths.get(key(row)),
                 slow_gbs=slow_gbs,
                 reached_share=reached.get(key(row)),

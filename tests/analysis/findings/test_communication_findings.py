@@ -93,13 +93,24 @@ def _overlapped(job: SimulatedJob, _: int) -> None:
     job.meet()
 
 
+def _reduced_while_a_host_is_late(job: SimulatedJob, _: int) -> None:
+    job.busy()
+    job.meet(2 * MS, group=f"{DATA}_WITH_CP", operation="reduce_scatter", size=1 << 28)
+    job.be_in(1, "something", 26 * MS)
+    job.launch(job.all, 100 * US, name="adam")
+
+
 _SHORT = partial(_a_tenth_of_the_time, size=1 << 16)
 
 
 # Between hosts, the bandwidth of the first is not slow; that of the second says nothing about its link.
 @pytest.mark.parametrize(
-    "step", [_a_tenth_of_the_time, _SHORT, _waiting_for_rank_0, _late_hosts_after_communication, _overlapped]
-)
+    "step",
+    [
+        _a_tenth_of_the_time, _SHORT, _waiting_for_rank_0, _late_hosts_after_communication, _overlapped,
+        _reduced_while_a_host_is_late,
+    ],
+)  # fmt: skip
 def test_what_a_faster_link_would_not_save_is_no_communication(communication: Findings, step: Any) -> None:
     assert communication(step) == {}
 
