@@ -188,6 +188,9 @@ def test_a_rank_of_another_launcher_becomes_the_script(started, monkeypatch, env
         (("--steps", "5:5", SCRIPT), "--steps 5:5: the window is empty; .* Type --steps 5:6"),
         (("--ranks", "0,2", "--nproc", "2", SCRIPT), "--ranks names 2, but the job has 2 ranks"),
         (("--set", "profile_evry=3", SCRIPT), "--set profile_evry does not exist.*Type --set profile_every=3"),
+        (("--config", "empty.yaml", SCRIPT), "empty.yaml has no section profiling"),
+        (("--nodes", "2", "--rdzv-endpoint", "host", SCRIPT), "--nodes 2 needs --node-rank"),
+        (("empty",), "empty is a directory without a __main__.py"),
         (("--nodes", "2", "--node-rank", "0", SCRIPT), "--nodes 2 needs --rdzv-endpoint"),
         (("--nodes", "2", "--node-rank", "0", "--rdzv-endpoint", "host:2950o", SCRIPT), "host:2950o is not HOST or HOST:PORT"),
         (("train.sh",), "train.sh is a shell script"),
@@ -197,6 +200,8 @@ def test_a_rank_of_another_launcher_becomes_the_script(started, monkeypatch, env
 def test_what_cannot_be_carried_out_is_refused_before_anything_starts(started, arguments, said):
     started.started = []
     Path("train.sh").touch()
+    Path("empty").mkdir()
+    Path("empty.yaml").write_text("{}")
     with pytest.raises(ProfilingConfigError, match=said):
         typed(*arguments)
     assert started.started == []

@@ -1,4 +1,4 @@
-"""The everyday captures are complete."""
+"""The everyday captures are complete, and packing loses nothing of them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from bridge_profiling.analysis.attribution.host import GARBAGE
-from tests.everyday.captures import CAPTURES, GROUPS, unpack
+from tests.everyday.captures import CAPTURES, FOLDER, GROUPS, unpack
+from tools.injected_captures.everyday import columns
 from tools.injected_captures.everyday.pack import LEFT_OUT
 from tools.injected_captures.everyday.table import FOR_DEVELOPMENT, cases
 
@@ -25,6 +26,12 @@ def test_each_group_has_the_captures_of_the_table(tmp_path: Path, group: str) ->
         assert not capture.pause_alone or not any(re.search(GARBAGE, trace, re.IGNORECASE) for trace in traces)
         manifests = len(list((tmp_path / name).rglob("manifest/*/rank-*.json")))
         assert manifests == (capture.world_size if capture.recorder == "hook" else 0)
+
+
+@pytest.mark.integration
+def test_packing_gives_back_every_event() -> None:
+    traces = dict(columns.decode((FOLDER / "gpt_1.columns").read_bytes()))
+    assert dict(columns.decode(columns.encode(traces))) == traces
 
 
 def test_each_case_is_captured_next_to_its_baseline() -> None:
