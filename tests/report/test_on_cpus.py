@@ -11,15 +11,15 @@ from tests.traces.kineto_files import complete
 STEP, STEPS, LOADER = 100_000, 4, "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
 
 
-def _rank(loading_us, computing_us, arrive_us):
-    """Iterations of 100 ms: data, operators, then a gradient all-reduce that ends when the last rank has arrived."""
+def _rank(loading_us, computing_us, arrive_us, loading):
+    """Iterations of 100 ms: data (or saving), operators, then a all-reduce that ends when the last rank has arrived."""
     events = []
     for step in range(STEPS):
         at = step * STEP
         ready = loading_us + computing_us
         events += [
             complete("user_annotation", f"ProfilerStep#{step}", at, STEP),
-            complete("user_annotation", LOADER, at, loading_us),
+            complete("user_annotation", loading, at, loading_us),
             complete("user_annotation", "forward", at + loading_us, computing_us),
             complete("cpu_op", "aten::mm", at + loading_us, computing_us),
             complete("cpu_op", "c10d::allreduce_", at + ready, 100),
@@ -33,11 +33,12 @@ def _rank(loading_us, computing_us, arrive_us):
 def run(tmp_path, write_trace, run_of):
     """Opens a run of two ranks: how long each loads data, and computes."""
 
-    def make(*times_us):
+    def make(*times_us, loading=LOADER):
         arrive_us = max(sum(times) for times in times_us)
         for rank, (loading_us, computing_us) in enumerate(times_us):
             (tmp_path / "run").mkdir(exist_ok=True)
-            write_trace(_rank(loading_us, computing_us, arrive_us), f"run/rank-{rank}.json.gz", distributedInfo={"rank": rank})
+            trace = _rank(loading_us, computing_us, arrive_us, loading)
+            write_trace(trace, f"run/rank-{rank}.json.gz", distributedInfo={"rank": rank})
         return run_of(tmp_path / "run")
 
     return make
@@ -48,11 +49,12 @@ def run(tmp_path, write_trace, run_of):
     [
         (((1_000, 10_000), (70_000, 10_000)), ("data_loading", [1]), "Data loading stalls rank 1 for 70 ms"),
         (((1_000, 70_000), (1_000, 10_000)), ("straggler_host", [0]), "Rank 0 takes 60 ms longer per iteration than the other"),
+        (((1_000, 10_000), (70_000, 10_000)), ("checkpoint_stall", [1]), "Saving a checkpoint stalls rank 1 for 70 ms"),
         (((1_000, 10_000), (1_000, 10_000)), None, "Nothing to change was found."),
     ],
 )
 def test_the_late_rank_and_its_cause_are_named(run, tmp_path, times_us, finding, headline):
-    opened = run(*times_us)
+    opened = run(*times_us, loading="save_checkpoint" if "Saving" in headline else LOADER)
     summary = summarize(opened)
     said = verdict(summary)
     assert said.headline.startswith(headline)
@@ -65,5 +67,5 @@ def test_the_late_rank_and_its_cause_are_named(run, tmp_path, times_us, finding,
     assert all(sum(row[part] for part in parts) == pytest.approx(row["duration_us"]) for row in rows)
     page = opened.report(tmp_path / "report.html").read_text()
     shown = re.sub(r"<(script|style).*?</\1>", "", page, flags=re.DOTALL) + json.dumps(json.loads(opened.to_json())["caveats"])
-    assert re.findall(r"[^.<>]*(?:GPU|NUMA|CUDA|[Dd]evice(?!-width))[^.<>]*", shown) == []
+    assert re.findall(r"[^.<>]*(?:GPU|NUMA|CUDA|pin_memory|[Dd]evice(?!-width))[^.<>]*", shown) == []
     assert all(each in shown for each in (headline, "waiting for other ranks", "Phases and ranges"))

@@ -34,6 +34,9 @@ _ALIKE = 0.5
 #: the norm of its gradients, at twice the threshold.
 _OF_MANY, _OF_FEW, _FEW = 0.2, 2.0, 5
 
+#: Findings whose usual advice is about devices, with an entry of their own for trainings on CPUs.
+_OF_CPUS_TOO = (Cause.data_loading, Cause.checkpoint_stall)
+
 #: Advice for certain calls: a part of the event's name, and the entry in advice.toml.
 _CALLS = {"cudaDeviceSynchronize": "cudaDeviceSynchronize", "aten::nonzero": "nonzero"}
 
@@ -346,6 +349,11 @@ def _attributed(
     return _Loss(saving_us, lost, host, responsible(host or lost), struck), ledger
 
 
+def _advice(evidence: Evidence, id: str) -> str:
+    """What to change about a finding, on the kind of machine that the training ran on."""
+    return advice(id, "on_host" if id in _OF_CPUS_TOO and not evidence.has_device else "default")
+
+
 def _finding(
     evidence: Evidence,
     cause: Cause,
@@ -377,7 +385,7 @@ def _finding(
         recoverable_us_per_iteration=loss.saving_us,
         confidence=confidence,
         confidence_reason="; ".join(filter(None, (why, reason))),
-        action=action or advice(id or str(cause)),
+        action=action or _advice(evidence, id or str(cause)),
         events=events,
         severe=share >= severe,
         occurrence=loss.occurrence,
@@ -412,7 +420,7 @@ def _in_left_out(evidence: Evidence, thresholds: Thresholds, cause: Cause, does:
             recoverable_us_per_iteration=total_us / captured,
             confidence=confidence,
             confidence_reason=reason,
-            action=advice(str(cause)),
+            action=_advice(evidence, str(cause)),
             events=[Event(rank, str(cause), worst, None, lost[worst][rank]) for rank in ranks[:5]],
             severe=True,
             occurrence=Occurrence(tuple(sorted(lost)), captured, total_us / len(lost)),
