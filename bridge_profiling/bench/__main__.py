@@ -5,6 +5,7 @@ The `bench` command starts it; under a launcher each rank's command starts its o
 
 from __future__ import annotations
 
+import faulthandler
 import importlib
 import json
 import multiprocessing
@@ -51,6 +52,10 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
+#: Seconds that unwinding may take. Ranks have 5 s to end before they are killed.
+_UNWINDING_S = 10.0
+
+
 class _Signalled(BaseException):
     """This process received the signal of this number."""
 
@@ -67,6 +72,8 @@ def _unwind_on_signals() -> None:
             signal.signal(each, signal.SIG_IGN)
         # The workers received the signal too; the loader would raise an error for each that ends.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        # The user's code can swallow the exception, as Python does in a finalizer: then the process says where it is, and ends.
+        faulthandler.dump_traceback_later(_UNWINDING_S, exit=True)
         raise _Signalled(number)
 
     handled = [each for each in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(each) is not signal.SIG_IGN]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 from pathlib import Path
@@ -23,6 +24,16 @@ def make():
 def slow():
     print("slow", flush=True)
     return lambda: time.sleep(600)
+
+def stubborn():
+    step = slow()
+    def swallowing():
+        while True:
+            try:
+                step()
+            except BaseException:
+                pass
+    return swallowing
 
 class Data:
     def __len__(self):
@@ -87,16 +98,23 @@ def test_a_result_that_cannot_be_saved_is_still_printed(typed, monkeypatch):
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_signal_to_the_command_ends_the_measuring_process(number, code):
+@pytest.mark.parametrize(
+    ("number", "code", "step", "said"),
+    [
+        (signal.SIGTERM, 143, "slow", "$"),
+        (signal.SIGINT, 130, "slow", "$"),
+        (signal.SIGTERM, 143, "stubborn", r"Timeout .*\n(.*\n)* .*mine.py"),
+    ],
+)
+def test_a_signal_to_the_command_ends_the_measuring_process(number, code, step, said):
     # Where SIGINT is ignored, as in a shell's background job, children would ignore it too.
-    command = ["env", "--default-signal=INT", *COMMAND, "bench", "step", "--step", "mine:slow"]
+    command = ["env", "--default-signal=INT", *COMMAND, "bench", "step", "--step", f"mine:{step}"]
     running = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     while running.stderr.readline() != "slow\n":
         assert running.poll() is None
     running.send_signal(number)
     # Standard error is closed once the measuring process has ended too.
-    assert running.communicate(timeout=60) == (None, "")
+    assert re.match(said, running.communicate(timeout=60)[1])
     assert running.returncode == code
 
 
