@@ -30,7 +30,7 @@ from bridge_profiling.traces.tables import SCHEMAS
 from bridge_profiling.traces.types import Caveat, RankInfo, RankTables
 
 #: Raise it when a reader gives other rows or caveats for the same file. Changed columns count by themselves.
-ENGINE_VERSION = 7
+ENGINE_VERSION = 8
 
 #: The folder of entries next to a capture.
 FOLDER = ".bridge_profiling"

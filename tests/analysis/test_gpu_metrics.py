@@ -69,6 +69,24 @@ def test_kernels_phases_and_products_have_the_counters_while_they_ran(tmp_path, 
     assert problems("analyze", json.loads(run.to_json())) == []
 
 
+@pytest.mark.parametrize(
+    ("gpus", "levels"),
+    [({0: 1}, [("gemm", 20)]), ({0: 5}, []), ({}, [("gemm", 10)])],
+    ids=["the process' first device is the machine's second GPU", "its GPU was not sampled", "the report does not say"],
+)
+def test_counters_are_those_of_the_gpu_that_the_process_used(tmp_path, run_of, gpus, levels):
+    report = small_report()
+    for cuda, gpu in gpus.items():
+        report.add("TARGET_INFO_CUDA_DEVICE", cudaId=cuda, gpuId=gpu, pid=report.process >> 24 & 0xFFFFFF)
+    for gpu in range(2):
+        report.add("TARGET_INFO_GPU_METRICS", typeId=KIND + gpu, metricId=0, metricName=ACTIVE)
+        for time in range(3000, 7000, 100):
+            report.add("GPU_METRICS", timestamp=time, typeId=KIND + gpu, metricId=0, value=10 * (gpu + 1))
+    report.write(tmp_path / "rank-0.sqlite")
+    found = run_of().kernel_counters().to_pylist()
+    assert [(row["name"], round(row["sm_active"] * 100)) for row in found] == levels
+
+
 def test_system_calls_of_launching_threads_and_cudas_allocations_are_those_of_the_iterations(tmp_path, run_of):
     """Iterations 4000 to 4900 and 5000 to 5900 ns."""
     report = small_report()

@@ -56,7 +56,7 @@ def means(sums: NDArray[np.int64]) -> dict[str, pa.Array]:
 
 
 def counted(gpu_metrics: pa.Table, device_events: pa.Table) -> Counted:
-    """The counters of the device that each event ran on, or of the only one that was sampled."""
+    """The counters of the device that each event ran on, or of the only one that was sampled where all ran on one device."""
     if not gpu_metrics.num_rows:
         return Counted(np.zeros((device_events.num_rows, 0), np.int64), 0.0)
     amounts = np.zeros((device_events.num_rows, 2 * len(MEASURES)), np.int64)
@@ -65,12 +65,13 @@ def counted(gpu_metrics: pa.Table, device_events: pa.Table) -> Counted:
     value, sampled, intervals = gpu_metrics["value"].to_numpy(), np.unique(device), [0.0]
     ran_on = to_int64(device_events["device"])
     start, end = (to_int64(device_events[name]) for name in ("start_ns", "end_ns"))
+    # A report that does not say which GPUs a process used numbers them as the machine does, and its events as the process does.
+    alone = len(sampled) == 1 and len(np.unique(ran_on)) == 1
     for place, pattern in enumerate(MEASURES.values()):
         metric = next((number for number, name in enumerate(names) if pattern.match(name or "")), NULL)
         for one in sampled.tolist():
             rows = np.flatnonzero((code == metric) & (device == one))
-            # CUDA numbers the devices that a process sees, nsys those of the machine.
-            events = np.flatnonzero((ran_on == one) | (len(sampled) == 1))
+            events = np.flatnonzero((ran_on == one) | alone)
             if len(rows) > 1:
                 course = _Course.of(time[rows], value[rows] / 100)
                 amounts[events, place], amounts[events, len(MEASURES) + place] = course.within(start[events], end[events])

@@ -296,12 +296,21 @@ def memory_columns(process: Process, base_ns: int) -> dict[str, pa.Array] | None
     }
 
 
-def metric_columns(database: Database, base_ns: int) -> dict[str, pa.Array] | None:
-    """Counters sampled with `--gpu-metrics-devices`, of every GPU that nsys watched; None when there are none."""
+def metric_columns(process: Process, base_ns: int) -> dict[str, pa.Array] | None:
+    """Counters sampled with `--gpu-metrics-devices`, None when there are none.
+
+    They are of the process' GPUs, by its own numbers. Where the report does not say which these are, they are of every GPU that
+    nsys watched, by nsys' numbers.
+    """
+    database, own = process.database, {gpu: cuda for cuda, gpu in process.gpus.items()}
     if not database.has("GPU_METRICS", "timestamp", "typeId", "metricId", "value"):
         return None
     columns = database.columns("GPU_METRICS", ("timestamp", "typeId", "metricId", "value"))
-    columns = {name: values[columns["timestamp"] != NULL] for name, values in columns.items()}
+    # The lowest byte of a type is the GPU that it was sampled on.
+    gpus, place = np.unique(columns["typeId"] & 0xFF, return_inverse=True)
+    columns["device"] = np.array([own.get(gpu, NULL) if own else gpu for gpu in gpus.tolist()], np.int64)[place]
+    known = (columns["timestamp"] != NULL) & (columns["device"] != NULL)
+    columns = {name: values[known] for name, values in columns.items()}
     if not len(columns["timestamp"]):
         return None
     rows = database.select("TARGET_INFO_GPU_METRICS", "typeId", "metricId", "metricName")
@@ -312,8 +321,7 @@ def metric_columns(database: Database, base_ns: int) -> dict[str, pa.Array] | No
     order = np.argsort(columns["timestamp"], kind="stable")
     return {
         "time_ns": pa.array(columns["timestamp"][order] + base_ns),
-        # The lowest byte of a type is the GPU that it was sampled on.
-        "device": pa.array(columns["typeId"][order] & 0xFF),
+        "device": pa.array(columns["device"][order]),
         "metric": coded_column(place.reshape(-1)[order], texts),
         "value": pa.array(columns["value"][order]).cast(pa.float64()),
     }

@@ -46,6 +46,12 @@ class Process:
         """The operating system's process id."""
         return None if self.global_pid is None else (self.global_pid >> THREAD_BITS) & THREAD_MASK
 
+    @property
+    def gpus(self) -> dict[int, int]:
+        """nsys' numbers of the machine's GPUs by the process' own device numbers; empty when the report does not say."""
+        rows = self.database.select("TARGET_INFO_CUDA_DEVICE", "cudaId", "gpuId", "pid")
+        return {cuda: gpu for cuda, gpu, pid in rows if pid == self.pid and isinstance(cuda, int) and isinstance(gpu, int)}
+
     def where(self, table: str) -> str:
         """SQL condition for the process' rows of a table."""
         if self.global_pid is not None and self.database.has(table, "globalPid"):
@@ -148,8 +154,7 @@ def describe_capture(process: Process, info: RankInfo) -> None:
     names = {number: str(name) for number, name in database.select("TARGET_INFO_GPU", "id", "name")}
     rows = database.select("TARGET_INFO_GPU", "id", "totalMemory")
     sizes = {number: size for number, size in rows if isinstance(size, int) and size > 0}
-    rows = database.select("TARGET_INFO_CUDA_DEVICE", "cudaId", "gpuId", "pid")
-    gpus = {cuda: gpu for cuda, gpu, pid in rows if pid == process.pid}
+    gpus = process.gpus
     info.devices, info.device_bytes = _by_device(process, gpus, names), _by_device(process, gpus, sizes)
 
 

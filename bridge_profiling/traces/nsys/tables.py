@@ -122,7 +122,7 @@ def _read(database: Database, process: Process, info: RankInfo) -> RankTables:
     }
     if len(waits["start_ns"]):
         tables["synchronizations"] = build("synchronizations", info.rank, wait_columns(waits, WAIT_KINDS, base))
-    if metrics := metric_columns(database, base):
+    if metrics := metric_columns(process, base):
         tables["gpu_metrics"] = build("gpu_metrics", info.rank, metrics)
     if len(system.start_ns):
         tables["system_calls"] = build("system_calls", info.rank, _system_columns(system, base))
