@@ -32,6 +32,8 @@ def test_the_defaults_are_megatron_bridges():
         ({"profile_every": 5, "profile_at_most": 0}, "profile_at_most=0 is not an integer of at least 1 and at most 1000"),
         ({"nsys_captures": 1001}, "nsys_captures=1001 is not an integer of at least 1 and at most 1000"),
         ({"on_demand_seconds": 0}, "on_demand_seconds=0 is not a number from 0.01"),
+        ({"pytorch_profiler_warmup": 1001}, "pytorch_profiler_warmup=1001 is not an integer of at least 1 and at most 1000"),
+        ({"on_demand_seconds": 3601}, "on_demand_seconds=3601 is not a number from 0.01 to 3600"),
         ({"slow_iteration_factor": 1}, "factor=1 is not a number above 1.*slow_iteration_factor=2"),
         ({"slow_iteration_factor": 2, "slow_iteration_captures": 0}, "slow_iteration_captures=0 is not an integer"),
         ({"slow_iteration_factor": 2, "on_demand": False}, "Leave profiling.on_demand out"),
