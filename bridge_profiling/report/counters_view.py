@@ -50,8 +50,9 @@ def of_all_ranks(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 def kernel_counters(rows: Sequence[Row], count: int) -> TableView:
     """The kernels that take the most device time."""
-    shown, note = most(of_all_ranks(rows), count)
-    unknown = [row for row in of_all_ranks(rows) if row["samples_per_call"] < 1]
+    merged = of_all_ranks(rows)
+    shown, note = most(merged, count)
+    unknown = [row for row in merged if row["samples_per_call"] < 1]
     if unknown:
         spent = sum(row["device_us"] for row in unknown) / sum(row["device_us"] for row in rows)
         shorter = "1 kernel is" if len(unknown) == 1 else f"{len(unknown):,} kernels are"

@@ -302,10 +302,11 @@ def metric_columns(process: Process, base_ns: int) -> dict[str, pa.Array] | None
     They are of the process' GPUs, by its own numbers. Where the report does not say which these are, they are of every GPU that
     nsys watched, by nsys' numbers.
     """
-    database, own = process.database, {gpu: cuda for cuda, gpu in process.gpus.items()}
+    database = process.database
     if not database.has("GPU_METRICS", "timestamp", "typeId", "metricId", "value"):
         return None
     columns = database.columns("GPU_METRICS", ("timestamp", "typeId", "metricId", "value"))
+    own = {gpu: cuda for cuda, gpu in process.gpus.items()}
     # The lowest byte of a type is the GPU that it was sampled on.
     gpus, place = np.unique(columns["typeId"] & 0xFF, return_inverse=True)
     columns["device"] = np.array([own.get(gpu, NULL) if own else gpu for gpu in gpus.tolist()], np.int64)[place]

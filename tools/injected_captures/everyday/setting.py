@@ -5,6 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+# The findings of which one must come first, by what is wrong.
+SYNC = ("host_sync",)
+PRECISION = ("full_precision_matmul",)
+ATTENTION = ("unfused_attention",)
+OPTIMIZER = ("unfused_optimizer",)
+LAYOUT = ("layout_conversion",)
+COLLECTIVES = ("small_collectives", "exposed_communication", "low_overlap")
+UNEVEN = ("uneven_work", "straggler_compute")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:

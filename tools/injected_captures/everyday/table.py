@@ -11,17 +11,21 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from tools.injected_captures.everyday.second_table import SECOND_ROUND
-from tools.injected_captures.everyday.setting import Case, Group, Setting
+from tools.injected_captures.everyday.setting import (
+    ATTENTION,
+    COLLECTIVES,
+    LAYOUT,
+    OPTIMIZER,
+    PRECISION,
+    SYNC,
+    UNEVEN,
+    Case,
+    Group,
+    Setting,
+)
 
 _SEED, _SECOND_SEED = 23, 24
 
-_SYNC = ("host_sync",)
-_PRECISION = ("full_precision_matmul",)
-_ATTENTION = ("unfused_attention",)
-_OPTIMIZER = ("unfused_optimizer",)
-_LAYOUT = ("layout_conversion",)
-_COLLECTIVES = ("small_collectives", "exposed_communication", "low_overlap")
-_UNEVEN = ("uneven_work", "straggler_compute")
 
 _ONE_GPU = (
     Group(
@@ -30,9 +34,9 @@ _ONE_GPU = (
         recorder="hook",
         record={"record_shapes": True},
         cases=(
-            Case(name="gpt_1_fp32", findings=_PRECISION, ranks=(0,), change={"precision": "fp32"}),
-            Case(name="gpt_1_tf32", findings=_PRECISION, ranks=(0,), change={"precision": "tf32"}),
-            Case(name="gpt_1_attention", findings=_ATTENTION, ranks=(0,), change={"attention": "manual"}),
+            Case(name="gpt_1_fp32", findings=PRECISION, ranks=(0,), change={"precision": "fp32"}),
+            Case(name="gpt_1_tf32", findings=PRECISION, ranks=(0,), change={"precision": "tf32"}),
+            Case(name="gpt_1_attention", findings=ATTENTION, ranks=(0,), change={"attention": "manual"}),
             Case(name="gpt_1_recompute", findings=("recomputation",), ranks=(0,), change={"recompute": True}),
             Case(name="gpt_1_table", findings=("pageable_copy",), ranks=(0,), plant="HostTable", numbers={"mebibytes": 64}),
         ),
@@ -45,14 +49,14 @@ _ONE_GPU = (
         ),
         recorder="torch.profiler",
         cases=(
-            Case(name="convolution_1_fp32", findings=_PRECISION, ranks=(0,), change={"precision": "fp32"}),
-            Case(name="convolution_1_nchw", findings=_LAYOUT, ranks=(0,), change={"channels_last": False}),
-            Case(name="convolution_1_formats", findings=_LAYOUT, ranks=(0,), change={"switch_formats": True}),
+            Case(name="convolution_1_fp32", findings=PRECISION, ranks=(0,), change={"precision": "fp32"}),
+            Case(name="convolution_1_nchw", findings=LAYOUT, ranks=(0,), change={"channels_last": False}),
+            Case(name="convolution_1_formats", findings=LAYOUT, ranks=(0,), change={"switch_formats": True}),
             Case(
                 name="convolution_1_slow_data", findings=("data_loading",), ranks=(0,),
                 change={"data_ms": 40, "data_ranks": (0,)},
             ),
-            Case(name="convolution_1_masks", findings=_SYNC, ranks=(0,), plant="HardExamples"),
+            Case(name="convolution_1_masks", findings=SYNC, ranks=(0,), plant="HardExamples"),
             Case(
                 name="convolution_1_tiny", findings=("small_kernels",), ranks=(0,), plant="TinyKernels",
                 numbers={"pieces": 250},
@@ -71,9 +75,9 @@ _ONE_GPU = (
                 name="deep_1_small_batch", findings=("host_launch_bound", "small_kernels"), ranks=(0,), change={"batch": 2},
                 comparable=False,
             ),
-            Case(name="deep_1_clipping", findings=_SYNC, ranks=(0,), change={"clipping": "item"}),
-            Case(name="deep_1_optimizer", findings=_OPTIMIZER, ranks=(0,), change={"optimizer": "loop"}),
-            Case(name="deep_1_average", findings=_OPTIMIZER, ranks=(0,), plant="MovingAverage"),
+            Case(name="deep_1_clipping", findings=SYNC, ranks=(0,), change={"clipping": "item"}),
+            Case(name="deep_1_optimizer", findings=OPTIMIZER, ranks=(0,), change={"optimizer": "loop"}),
+            Case(name="deep_1_average", findings=OPTIMIZER, ranks=(0,), plant="MovingAverage"),
             Case(
                 name="deep_1_collect", findings=("garbage_collection",), ranks=(0,), plant="GarbageCollection",
                 numbers={"every": 1, "objects": 300_000},
@@ -96,12 +100,12 @@ _ONE_GPU = (
                 name="compiled_1_recompile", findings=("recompilation",), ranks=(0,), plant="PartialBatches",
                 numbers={"every": 9},
             ),
-            Case(name="compiled_1_tf32", findings=_PRECISION, ranks=(0,), change={"precision": "tf32"}),
+            Case(name="compiled_1_tf32", findings=PRECISION, ranks=(0,), change={"precision": "tf32"}),
             Case(
                 name="compiled_1_checkpoint", findings=("checkpoint_stall",), ranks=(0,), plant="Checkpoint",
                 numbers={"every": 9},
             ),
-            Case(name="compiled_1_norms", findings=_SYNC, ranks=(0,), plant="WeightNorms"),
+            Case(name="compiled_1_norms", findings=SYNC, ranks=(0,), plant="WeightNorms"),
         ),
     ),
     Group(
@@ -110,9 +114,9 @@ _ONE_GPU = (
         recorder="torch.profiler",
         record={"record_shapes": True},
         cases=(
-            Case(name="experts_1_nonzero", findings=_SYNC, ranks=(0,), change={"routing": "nonzero"}),
-            Case(name="experts_1_attention", findings=_ATTENTION, ranks=(0,), change={"attention": "manual"}),
-            Case(name="experts_1_optimizer", findings=_OPTIMIZER, ranks=(0,), change={"optimizer": "loop"}),
+            Case(name="experts_1_nonzero", findings=SYNC, ranks=(0,), change={"routing": "nonzero"}),
+            Case(name="experts_1_attention", findings=ATTENTION, ranks=(0,), change={"attention": "manual"}),
+            Case(name="experts_1_optimizer", findings=OPTIMIZER, ranks=(0,), change={"optimizer": "loop"}),
             Case(name="experts_1_table", findings=("pageable_copy",), ranks=(0,), plant="HostTable", numbers={"mebibytes": 48}),
         ),
     ),
@@ -140,7 +144,7 @@ _TWO_GPUS = (
             Case(
                 name="gpt_ddp_slow_data", findings=("data_loading",), ranks=(1,), change={"data_ms": 30, "data_ranks": (1,)}
             ),
-            Case(name="gpt_ddp_buckets", findings=_COLLECTIVES, ranks=(0, 1), change={"bucket_mb": 0.05}),
+            Case(name="gpt_ddp_buckets", findings=COLLECTIVES, ranks=(0, 1), change={"bucket_mb": 0.05}),
             Case(
                 name="gpt_ddp_checkpoint", findings=("checkpoint_stall",), ranks=(0,), plant="Checkpoint", numbers={"every": 9}
             ),
@@ -149,11 +153,11 @@ _TWO_GPUS = (
                 name="gpt_ddp_equal_lengths", findings=(), ranks=(), plant="Lengths", numbers={"shares": ((0.75,), (0.75,))}
             ),
             Case(
-                name="gpt_ddp_lengths", findings=_UNEVEN, ranks=(1,), plant="Lengths", numbers={"shares": ((0.5,), (1.0,))},
+                name="gpt_ddp_lengths", findings=UNEVEN, ranks=(1,), plant="Lengths", numbers={"shares": ((0.5,), (1.0,))},
                 over="gpt_ddp_equal_lengths",
             ),
             Case(
-                name="gpt_ddp_mixed_lengths", findings=_UNEVEN, ranks=(0, 1), plant="Lengths",
+                name="gpt_ddp_mixed_lengths", findings=UNEVEN, ranks=(0, 1), plant="Lengths",
                 numbers={"shares": ((0.5, 1.0), (1.0, 0.5))}, over="gpt_ddp_equal_lengths",
             ),
         ),
@@ -167,15 +171,15 @@ _TWO_GPUS = (
         record={"record_shapes": True},
         iterations=4,
         cases=(
-            Case(name="sharded_modules", findings=_COLLECTIVES, ranks=(0, 1), change={"shard_each": "module"}),
-            Case(name="sharded_attention", findings=_ATTENTION, ranks=(0, 1), change={"attention": "manual"}),
+            Case(name="sharded_modules", findings=COLLECTIVES, ranks=(0, 1), change={"shard_each": "module"}),
+            Case(name="sharded_attention", findings=ATTENTION, ranks=(0, 1), change={"attention": "manual"}),
             Case(name="sharded_recompute", findings=("recomputation",), ranks=(0, 1), change={"recompute": True}),
             Case(
                 name="sharded_collect", findings=("garbage_collection",), ranks=(0,), plant="GarbageCollection",
                 numbers={"every": 3, "objects": 500_000},
             ),
             Case(name="sharded_contended", findings=("contended_device",), ranks=(0,), plant="Contention"),
-            Case(name="sharded_tf32", findings=_PRECISION, ranks=(0, 1), change={"precision": "tf32"}),
+            Case(name="sharded_tf32", findings=PRECISION, ranks=(0, 1), change={"precision": "tf32"}),
         ),
     ),
     Group(
@@ -183,9 +187,9 @@ _TWO_GPUS = (
         setting=Setting(model="experts", strategy="ddp", layers=2, width=1024, batch=24, length=512, log="iteration"),
         recorder="torch.profiler",
         cases=(
-            Case(name="experts_2_sizes", findings=_SYNC, ranks=(0, 1), change={"routing": "sizes"}),
+            Case(name="experts_2_sizes", findings=SYNC, ranks=(0, 1), change={"routing": "sizes"}),
             Case(
-                name="experts_2_uneven", findings=_UNEVEN, ranks=(1,), change={"routing": "sizes", "second_half": 0.85},
+                name="experts_2_uneven", findings=UNEVEN, ranks=(1,), change={"routing": "sizes", "second_half": 0.85},
                 over="experts_2_sizes",
             ),
             Case(name="experts_2_contended", findings=("contended_device",), ranks=(1,), plant="Contention"),
@@ -203,9 +207,9 @@ _TWO_GPUS = (
                 name="convolution_2_slow_data", findings=("data_loading",), ranks=(0, 1),
                 change={"data_ms": 25, "data_ranks": (0, 1)},
             ),
-            Case(name="convolution_2_nchw", findings=_LAYOUT, ranks=(0, 1), change={"channels_last": False}),
-            Case(name="convolution_2_tf32", findings=_PRECISION, ranks=(0, 1), change={"precision": "tf32"}),
-            Case(name="convolution_2_clipping", findings=_SYNC, ranks=(0, 1), change={"clipping": "item"}),
+            Case(name="convolution_2_nchw", findings=LAYOUT, ranks=(0, 1), change={"channels_last": False}),
+            Case(name="convolution_2_tf32", findings=PRECISION, ranks=(0, 1), change={"precision": "tf32"}),
+            Case(name="convolution_2_clipping", findings=SYNC, ranks=(0, 1), change={"clipping": "item"}),
             Case(
                 name="convolution_2_straggler", findings=("straggler_compute",), ranks=(0,), plant="ExtraCompute",
                 numbers={"products": 6, "size": 6144},
@@ -223,7 +227,7 @@ _TWO_GPUS = (
             Case(
                 name="accumulating_sync", findings=("accumulation_sync",), ranks=(0, 1), change={"sync_micro_batches": True}
             ),
-            Case(name="accumulating_losses", findings=_SYNC, ranks=(0, 1), change={"log": "micro_batch"}),
+            Case(name="accumulating_losses", findings=SYNC, ranks=(0, 1), change={"log": "micro_batch"}),
             Case(
                 name="accumulating_sleep", findings=("straggler_host",), ranks=(1,), plant="SlowHost",
                 numbers={"ms": 4, "sleep": True},
@@ -257,8 +261,8 @@ _MORE = (
         ),
         recorder="torch.profiler",
         cases=(
-            Case(name="wide_sharded_tf32", findings=_PRECISION, ranks=(0, 1), change={"precision": "tf32"}),
-            Case(name="wide_sharded_attention", findings=_ATTENTION, ranks=(0, 1), change={"attention": "manual"}),
+            Case(name="wide_sharded_tf32", findings=PRECISION, ranks=(0, 1), change={"precision": "tf32"}),
+            Case(name="wide_sharded_attention", findings=ATTENTION, ranks=(0, 1), change={"attention": "manual"}),
             Case(name="wide_sharded_recompute", findings=("recomputation",), ranks=(0, 1), change={"recompute": True}),
             Case(name="wide_sharded_contended", findings=("contended_device",), ranks=(0,), plant="Contention"),
             Case(
@@ -274,9 +278,9 @@ _MORE = (
         ),
         recorder="hook",
         cases=(
-            Case(name="wide_convolution_nchw", findings=_LAYOUT, ranks=(0, 1), change={"channels_last": False}),
-            Case(name="wide_convolution_formats", findings=_LAYOUT, ranks=(0, 1), change={"switch_formats": True}),
-            Case(name="wide_convolution_tf32", findings=_PRECISION, ranks=(0, 1), change={"precision": "tf32"}),
+            Case(name="wide_convolution_nchw", findings=LAYOUT, ranks=(0, 1), change={"channels_last": False}),
+            Case(name="wide_convolution_formats", findings=LAYOUT, ranks=(0, 1), change={"switch_formats": True}),
+            Case(name="wide_convolution_tf32", findings=PRECISION, ranks=(0, 1), change={"precision": "tf32"}),
             Case(
                 name="wide_convolution_straggler", findings=("straggler_compute",), ranks=(0,), plant="ExtraCompute",
                 numbers={"products": 5, "size": 8192},
@@ -290,8 +294,8 @@ _MORE = (
         recorder="torch.profiler",
         iterations=4,
         cases=(
-            Case(name="deep_2_buckets", findings=_COLLECTIVES, ranks=(0, 1), change={"bucket_mb": 0.01}),
-            Case(name="deep_2_optimizer", findings=_OPTIMIZER, ranks=(0, 1), change={"optimizer": "loop"}),
+            Case(name="deep_2_buckets", findings=COLLECTIVES, ranks=(0, 1), change={"bucket_mb": 0.01}),
+            Case(name="deep_2_optimizer", findings=OPTIMIZER, ranks=(0, 1), change={"optimizer": "loop"}),
             Case(name="deep_2_cache", findings=("allocator_churn",), ranks=(0, 1), plant="EmptyCache"),
             Case(
                 name="deep_2_collect", findings=("garbage_collection",), ranks=(0,), plant="GarbageCollection",
