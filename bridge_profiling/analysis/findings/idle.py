@@ -308,14 +308,16 @@ def _lost(evidence: Evidence, ledger: Ledger, cause: Cause, at_least: float) -> 
 
 def _lost_in_ranges(evidence: Evidence, ledger: Ledger, cause: Cause, at_least: float) -> tuple[_Loss | None, Ledger]:
     """Attribute a cause that host ranges show, within iterations and between them."""
+    lost_us = ledger.left_us(cause) + evidence.of_cause(cause, "lost_us", between=True)
     return _attributed(
         evidence,
         ledger,
-        ledger.left_us(cause) + evidence.of_cause(cause, "lost_us", between=True),
+        lost_us,
         (cause,),
         at_least,
         host_us=evidence.of_cause(cause, "host_us") + evidence.of_cause(cause, "host_us", between=True),
-        cost_us=evidence.in_turns_us(cause),
+        # A range can begin in one iteration and cost time in the next one.
+        cost_us=np.minimum(evidence.in_turns_us(cause), np.nansum(lost_us, axis=1)),
     )
 
 
