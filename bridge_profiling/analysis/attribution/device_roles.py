@@ -8,7 +8,7 @@ Roles, by what shows them:
 - `attention_other`, `attention_product`: what runs between two batched matrix products and has a softmax in it (scale, mask,
   dropout, casts), and these products. Fused attention has none of that.
 - `layout`: copies between channels first and channels last, by their names; where convolutions are `_OF_IMAGES` of the compute,
-  all copies to other strides. `layout_norm`: batch norms in channels first.
+  all that `contiguous`, `clone` and `to` copy to other strides. `layout_norm`: batch norms in channels first.
 - `fp32`, `tf32`, `reduced`: matrix products and convolutions by precision, and `fp32_elementwise`.
 - `recomputation`: kernels of forward operators that ran inside the backward pass.
 
@@ -231,7 +231,9 @@ def _layout_copies(kernels: _Kernels) -> NDArray[np.bool_]:
     length = kernels.end_ns - kernels.start_ns
     of_images = length[kernels.named(kernel_names.is_convolution)].sum() >= _OF_IMAGES * length.sum()
     found = kernels.named(kernel_names.converts_layout)
-    return found | kernels.named(kernel_names.is_strided_copy) if of_images else found
+    if of_images:  # Concatenations and slices of channels copy with the same kernel, and keep the format.
+        found |= kernels.named(kernel_names.is_strided_copy) & kernels.launched_by("aten::copy_")
+    return found
 
 
 def _has_precision(precision: str, name: str) -> bool:

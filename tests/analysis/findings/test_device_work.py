@@ -173,22 +173,23 @@ _CONVOLUTION = "sm90_xmma_fprop_implicit_gemm_f16f16_f16f32_f32_nhwc"
 
 
 @pytest.mark.parametrize(
-    ("before", "product", "after", "kernels", "confidence"),
+    ("before", "product", "after", "operator", "kernels", "confidence"),
     [
-        (_TO_NHWC, _CONVOLUTION, _TO_NCHW, 20, Confidence.high),
-        (_TO_NHWC, _BF16, _TO_NCHW, 20, Confidence.high),
-        (_COPY, _CONVOLUTION, _COPY, 20, Confidence.medium),
-        (_COPY, _CONVOLUTION, _ADD, 10, Confidence.medium),
-        (_COPY, _BF16, _COPY, 0, None),  # heads of attention
+        (_TO_NHWC, _CONVOLUTION, _TO_NCHW, "aten::cudnn_convolution", 20, Confidence.high),
+        (_TO_NHWC, _BF16, _TO_NCHW, "aten::cudnn_convolution", 20, Confidence.high),
+        (_COPY, _CONVOLUTION, _COPY, "aten::copy_", 20, Confidence.medium),
+        (_COPY, _CONVOLUTION, _ADD, "aten::copy_", 10, Confidence.medium),
+        (_COPY, _CONVOLUTION, _COPY, "aten::cat", 0, None),
+        (_COPY, _BF16, _COPY, "aten::copy_", 0, None),  # heads of attention
     ],
 )
 def test_conversions_between_layouts_save_their_time(
-    find: Findings, before: str, product: str, after: str, kernels: int, confidence: Confidence | None
+    find: Findings, before: str, product: str, after: str, operator: str, kernels: int, confidence: Confidence | None
 ) -> None:
     def step(job: SimulatedJob, _: int) -> None:
         for _ in range(10):
             for time, name in ((200 * US, before), (1 * MS, product), (200 * US, after)):
-                job.launch(0, time, "aten::cudnn_convolution", name=name)
+                job.launch(0, time, operator, name=name)
 
     found = find(SimulatedJob(step)).get("layout_conversion")
     assert (found and found.confidence) == confidence
