@@ -19,27 +19,16 @@ from numpy.typing import NDArray
 
 from bridge_profiling.traces.joins import Operation, batch, carried_out_by
 from bridge_profiling.traces.kinds import torch_operation
-from bridge_profiling.traces.nsys.database import SEPARATOR, Database
+from bridge_profiling.traces.nsys.database import Among, Database, sql_of
+from bridge_profiling.traces.nsys.operator_names import MARK, operator_names
 from bridge_profiling.traces.nsys.report import NVTX, Process
 from bridge_profiling.traces.tables import NULL, Integers
 
 #: NvtxPushPopRange and NvtxtPushPopRange nest on their thread; NvtxStartEndRange and NvtxtStartEndRange need not.
 _NESTED_TYPES, _FREE_TYPES = (59, 70), (60, 71)
 
-#: Appended by torch's emit_nvtx to an operator's name: autograd's sequence number, its own, its inputs' dimensions.
-_NUMBERS, _ENDS = r", (?:seq = -?\d+(?:, op_id = \d+)?|op_id = \d+)", rf"(?={SEPARATOR}|\Z)"
-_OPERATOR = re.compile(_NUMBERS + _ENDS)
-_OPERATOR_WITH_SHAPES = re.compile(
-    rf"{_NUMBERS}(?:, sizes = (\[[^{SEPARATOR}]*?\]))?(?:, input_op_ids = [^{SEPARATOR}]*)?{_ENDS}"
-)
-_MARK = "\x1e"
-
 #: Ranges that torch opens around operators, and emit_nvtx numbers as if they were some. Kineto calls them annotations.
 _ANNOTATION = re.compile(r"Optimizer\.\w+#|enumerate\(DataLoader\)#|DistributedDataParallel\.|FSDP::")
-
-#: Autograd's sequence number in such a name, for SQLite; 18 digits fit an integer.
-_AT = "nullif(instr(\"text\", ', seq = '), 0)"
-_SEQUENCE = f'CAST(substr("text", {_AT} + 8, 18) AS INTEGER)'
 
 #: Iterations as profilers and Megatron name them; where there are none, as other loops do.
 _ITERATIONS = (
@@ -130,11 +119,11 @@ def read_ranges(process: Process, end_ns: int | None) -> Ranges:
     """The ranges of one process. Those still open end at `end_ns`; None leaves them out."""
     database, where, lost = process.database, process.where(NVTX), 0
     if database.has(NVTX, "eventType"):
-        where = f"({where}) AND eventType IN {_NESTED_TYPES + _FREE_TYPES}"
+        of_ranges = Among("eventType", tuple((kind, kind) for kind in _NESTED_TYPES + _FREE_TYPES))
+        where = (*where, of_ranges)
         lost += database.not_integers(NVTX, "eventType")
-        lost += database.not_integers(NVTX, "globalTid", f"eventType IN {_NESTED_TYPES + _FREE_TYPES}")
-    columns = database.columns(NVTX, ("start", "end", "globalTid", "eventType", "textId"), where)
-    texts, codes, numbers = _texts(database, where, len(columns["start"]))
+        lost += database.not_integers(NVTX, "globalTid", [of_ranges])
+    columns, texts, codes, numbers = _columns(database, where)
     start, end = columns["start"], columns["end"]
     still_open = end == NULL
     if end_ns is not None:
@@ -148,7 +137,7 @@ def read_ranges(process: Process, end_ns: int | None) -> Ranges:
         codes = np.where(by_id >= 0, by_id, codes)
     rows = np.flatnonzero((start != NULL) & (end != NULL) & (end >= start))
     rows = rows[np.lexsort((-end[rows], start[rows]))]
-    parts = [text.partition(_MARK) for text in known]
+    parts = [text.partition(MARK) for text in known]
     operator = [bool(mark) and _ANNOTATION.match(name) is None for name, mark, _ in parts]
     return Ranges(
         start_ns=start[rows],
@@ -165,21 +154,28 @@ def read_ranges(process: Process, end_ns: int | None) -> Ranges:
     )
 
 
-def _texts(database: Database, where: str, rows: int) -> tuple[list[str], NDArray[np.int32], Integers]:
-    """The texts of ranges, with _MARK between a name and torch's additions, each row's index among them, and autograd's
+def _columns(database: Database, where: Sequence[Among]) -> tuple[dict[str, Integers], list[str], NDArray[np.int32], Integers]:
+    """Columns; the texts of ranges, with MARK between a name and torch's additions; each row's index among them; and autograd's
     number in each row's text."""
+    names = ("start", "end", "globalTid", "eventType", "textId")
+    if not database.has(NVTX, "text"):
+        columns = database.columns(NVTX, names, where)
+        return columns, [""], np.zeros(len(columns["start"]), np.int32), np.full(len(columns["start"]), NULL)
+    present = [name for name in names if database.has(NVTX, name)]
     known: defaultdict[str, int] = defaultdict()
     known.default_factory = known.__len__
-    codes, numbers = [], []
-    for texts, numbers_of_piece in database.texts(NVTX, '"text"', _SEQUENCE, where) if database.has(NVTX, "text") else ():
-        texts = _OPERATOR.sub(_MARK, texts)
-        if ", sizes = " in texts or ", input_op_ids = " in texts:
-            texts = _OPERATOR_WITH_SHAPES.sub(_MARK + r"\1", texts)
-        codes.append(np.fromiter(map(known.__getitem__, texts.split(SEPARATOR)), np.int32, len(numbers_of_piece)))
-        numbers.append(numbers_of_piece)
-    if not codes:
-        return [""], np.zeros(rows, np.int32), np.full(rows, NULL)
-    return list(known), np.concatenate(codes), np.concatenate(numbers)
+    pieces: dict[str, list[NDArray[Any]]] = {name: [np.empty(0, np.int64)] for name in (*present, "number")}
+    codes = [np.empty(0, np.int32)]
+    for piece in database.pieces(NVTX, present, where, "text"):
+        named = operator_names(piece.texts, piece.rows)
+        code = np.fromiter((known[text] for text in named.names), np.int32, len(named.names))
+        codes.append(code[named.code])
+        for name, values in (*piece.integers.items(), ("number", named.sequence)):
+            pieces[name].append(values)
+    found = {name: np.concatenate(pieces.pop(name)) for name in (*present, "number")}
+    numbers = found.pop("number")
+    columns = {name: found.get(name, np.full(len(numbers), NULL)) for name in names}
+    return columns, list(known) or [""], np.concatenate(codes), numbers
 
 
 def operations(
@@ -278,16 +274,16 @@ def _calls(process: Process, ranges: Ranges, world_size: int | None) -> dict[int
 
 def _payloads(process: Process) -> dict[tuple[int, int], dict[str, int]]:
     """The payloads of ranges, by thread and start."""
-    database, where = process.database, process.where(NVTX)
+    database, where = process.database, sql_of(process.where(NVTX))
     found: dict[tuple[int, int], dict[str, int]] = {}
     fields = _schemas(database)
     if fields and database.has(NVTX, "binaryData", "start", "globalTid"):
-        query = f"SELECT globalTid, start, CAST(binaryData AS BLOB) FROM {NVTX} WHERE binaryData IS NOT NULL AND ({where})"
+        query = f"SELECT globalTid, start, CAST(binaryData AS BLOB) FROM {NVTX} WHERE binaryData IS NOT NULL AND {where}"
         for thread, start, raw in database.rows(query):
             if payload := _unpacked(raw, fields):
                 found[thread, start] = payload
     if database.has(NVTX, "jsonText", "start", "globalTid"):
-        query = f"SELECT globalTid, start, jsonText FROM {NVTX} WHERE jsonText LIKE '%{_COMMUNICATOR}%' AND ({where})"
+        query = f"SELECT globalTid, start, jsonText FROM {NVTX} WHERE jsonText LIKE '%{_COMMUNICATOR}%' AND {where}"
         for thread, start, text in database.rows(query):
             if payload := _parsed(text):
                 found[thread, start] = payload
