@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bridge_profiling.traces.joins import Operation, batch, carried_out_by
+from bridge_profiling.traces.joins import Operation, batch, carried_out_by, distinct, start_order
 from bridge_profiling.traces.kinds import torch_operation
 from bridge_profiling.traces.nsys.database import Among, Database, sql_of
 from bridge_profiling.traces.nsys.operator_names import MARK, operator_names
@@ -131,12 +131,12 @@ def read_ranges(process: Process, end_ns: int | None) -> Ranges:
     registered = database.strings(columns["textId"])
     known = {text: code for code, text in enumerate(texts)}
     if registered:
-        ids, place = np.unique(columns["textId"], return_inverse=True)
+        ids, place = distinct(columns["textId"])
         of_id = [known.setdefault(registered[number], len(known)) if number in registered else -1 for number in ids.tolist()]
         by_id = np.array(of_id, np.int32)[place]
         codes = np.where(by_id >= 0, by_id, codes)
     rows = np.flatnonzero((start != NULL) & (end != NULL) & (end >= start))
-    rows = rows[np.lexsort((-end[rows], start[rows]))]
+    rows = rows[start_order(start[rows], end[rows])]
     parts = [text.partition(MARK) for text in known]
     operator = [bool(mark) and _ANNOTATION.match(name) is None for name, mark, _ in parts]
     return Ranges(
@@ -228,7 +228,8 @@ def _groups(ranges: Ranges, calls: dict[int, Operation]) -> dict[int, list[Opera
     pending: dict[int, list[Operation]] = defaultdict(list)
     depth: dict[int, int] = defaultdict(int)
     grouping = np.array([name in _GROUPING for name in ranges.names], bool)[ranges.name]
-    for row in np.flatnonzero(grouping | np.isin(np.arange(len(ranges)), list(calls))).tolist():
+    grouping[list(calls)] = True
+    for row in np.flatnonzero(grouping).tolist():
         thread, name = int(ranges.thread[row]), ranges.names[ranges.name[row]]
         if name == "ncclGroupStart":
             depth[thread] += 1
