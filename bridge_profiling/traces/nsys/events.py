@@ -124,7 +124,7 @@ def _piece(
 ) -> dict[str, Integers]:
     """The columns that all kinds of device work have. A name is made once for each distinct key."""
     used, place = distinct(keys) if keys.ndim == 1 else np.unique(keys, axis=0, return_inverse=True)
-    codes = len(names) + place.reshape(-1)
+    codes = len(names) + place.reshape(-1).astype(np.int64)
     names += [name(key) for key in used.tolist()]
     shared = {each: columns[each] for each in ("start", "end", "deviceId", "streamId", "correlationId")}
     return shared | {"name": codes, "graph": graph, "bytes": columns["bytes"]}

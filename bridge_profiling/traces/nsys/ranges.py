@@ -20,12 +20,15 @@ from numpy.typing import NDArray
 from bridge_profiling.traces.joins import Operation, batch, carried_out_by, distinct, start_order
 from bridge_profiling.traces.kinds import torch_operation
 from bridge_profiling.traces.nsys.database import Among, Database, sql_of
-from bridge_profiling.traces.nsys.operator_names import MARK, operator_names
+from bridge_profiling.traces.nsys.operator_names import MARK, OperatorNames, operator_names
 from bridge_profiling.traces.nsys.report import NVTX, Process
 from bridge_profiling.traces.tables import NULL, Integers
 
 #: NvtxPushPopRange and NvtxtPushPopRange nest on their thread; NvtxStartEndRange and NvtxtStartEndRange need not.
 _NESTED_TYPES, _FREE_TYPES = (59, 70), (60, 71)
+
+#: Key of autograd's sequence numbers among the columns.
+_NUMBER = "sequence"
 
 #: Ranges that torch opens around operators, and emit_nvtx numbers as if they were some. Kineto calls them annotations.
 _ANNOTATION = re.compile(r"Optimizer\.\w+#|enumerate\(DataLoader\)#|DistributedDataParallel\.|FSDP::")
@@ -123,59 +126,68 @@ def read_ranges(process: Process, end_ns: int | None) -> Ranges:
         where = (*where, of_ranges)
         lost += database.not_integers(NVTX, "eventType")
         lost += database.not_integers(NVTX, "globalTid", [of_ranges])
-    columns, texts, codes, numbers = _columns(database, where)
-    start, end = columns["start"], columns["end"]
+    columns, nested, texts, codes = _columns(database, where)
+    start, end = columns.pop("start"), columns.pop("end")
     still_open = end == NULL
     if end_ns is not None:
         end = np.where(still_open, np.maximum(start, end_ns), end)
-    registered = database.strings(columns["textId"])
+    text_ids = columns.pop("textId")
+    registered = database.strings(text_ids)
     known = {text: code for code, text in enumerate(texts)}
     if registered:
-        ids, place = distinct(columns["textId"])
+        ids, place = distinct(text_ids)
         of_id = [known.setdefault(registered[number], len(known)) if number in registered else -1 for number in ids.tolist()]
         by_id = np.array(of_id, np.int32)[place]
         codes = np.where(by_id >= 0, by_id, codes)
+        del place, by_id
+    del text_ids
+    lost += int(((start == NULL) | (~still_open & (end < start))).sum())
+    # Millions of rows: what is done with is freed.
     rows = np.flatnonzero((start != NULL) & (end != NULL) & (end >= start))
     rows = rows[start_order(start[rows], end[rows])]
+    start, end, codes = start[rows], end[rows], codes[rows]
     parts = [text.partition(MARK) for text in known]
     operator = [bool(mark) and _ANNOTATION.match(name) is None for name, mark, _ in parts]
+    numbers = columns.pop(_NUMBER)[rows]
+    numbers[~np.array(operator, bool)[codes] | (numbers <= 0)] = NULL
     return Ranges(
-        start_ns=start[rows],
-        end_ns=end[rows],
-        thread=columns["globalTid"][rows],
-        name=codes[rows],
-        sequence=np.where(np.array(operator, bool)[codes[rows]] & (numbers[rows] > 0), numbers[rows], NULL),
-        nested=np.isin(columns["eventType"][rows], _NESTED_TYPES),
+        start_ns=start,
+        end_ns=end,
+        thread=columns.pop("globalTid")[rows],
+        name=codes,
+        sequence=numbers,
+        nested=nested[rows],
         open=still_open[rows],
         names=[name for name, _, _ in parts],
         operator=operator,
         shapes=["".join(shapes.split()) or None for _, _, shapes in parts],
-        lost=lost + int(((start == NULL) | (~still_open & (end < start))).sum()),
+        lost=lost,
     )
 
 
-def _columns(database: Database, where: Sequence[Among]) -> tuple[dict[str, Integers], list[str], NDArray[np.int32], Integers]:
-    """Columns; the texts of ranges, with MARK between a name and torch's additions; each row's index among them; and autograd's
-    number in each row's text."""
-    names = ("start", "end", "globalTid", "eventType", "textId")
-    if not database.has(NVTX, "text"):
-        columns = database.columns(NVTX, names, where)
-        return columns, [""], np.zeros(len(columns["start"]), np.int32), np.full(len(columns["start"]), NULL)
-    present = [name for name in names if database.has(NVTX, name)]
+def _columns(
+    database: Database, where: Sequence[Among]
+) -> tuple[dict[str, Integers], NDArray[np.bool_], list[str], NDArray[np.int32]]:
+    """Columns, with autograd's number in each row's text; which ranges nest; the texts, with MARK between a name and torch's
+    additions; and each row's index among them."""
+    names = ("start", "end", "globalTid", "textId")
+    present = [name for name in (*names, "eventType") if database.has(NVTX, name)]
+    text = "text" if database.has(NVTX, "text") else None
     known: defaultdict[str, int] = defaultdict()
     known.default_factory = known.__len__
-    pieces: dict[str, list[NDArray[Any]]] = {name: [np.empty(0, np.int64)] for name in (*present, "number")}
-    codes = [np.empty(0, np.int32)]
-    for piece in database.pieces(NVTX, present, where, "text"):
-        named = operator_names(piece.texts, piece.rows)
-        code = np.fromiter((known[text] for text in named.names), np.int32, len(named.names))
-        codes.append(code[named.code])
-        for name, values in (*piece.integers.items(), ("number", named.sequence)):
-            pieces[name].append(values)
-    found = {name: np.concatenate(pieces.pop(name)) for name in (*present, "number")}
-    numbers = found.pop("number")
-    columns = {name: found.get(name, np.full(len(numbers), NULL)) for name in names}
-    return columns, list(known) or [""], np.concatenate(codes), numbers
+    nested, codes = [np.empty(0, bool)], [np.empty(0, np.int32)]
+    pieces: dict[str, list[Integers]] = {name: [np.empty(0, np.int64)] for name in (*names, _NUMBER)}
+    for piece in database.pieces(NVTX, present, where, text):
+        unknown = np.full(piece.rows, NULL)
+        named = (
+            operator_names(piece.texts, piece.rows) if text else OperatorNames([""], np.zeros(piece.rows, np.int32), unknown)
+        )
+        codes.append(np.fromiter((known[name] for name in named.names), np.int32, len(named.names))[named.code])
+        nested.append(np.isin(piece.integers.get("eventType", unknown), _NESTED_TYPES))
+        for name, kept in pieces.items():
+            kept.append(named.sequence if name == _NUMBER else piece.integers.get(name, unknown))
+    columns = {name: np.concatenate(pieces.pop(name)) for name in (*names, _NUMBER)}
+    return columns, np.concatenate(nested), list(known) or [""], np.concatenate(codes)
 
 
 def operations(
