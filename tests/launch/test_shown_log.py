@@ -17,8 +17,6 @@ STOPPED = MARK.replace("start", "stop")
         (MARK, False),
         ("profile/0 " + NO_DRIVER, False),
         ("\x1b[32mprofile/0\x1b[0m [default1]:" + STOPPED, False),
-        ("profile/0 [default0]:loss 4.4" + MARK, True),
-        (MARK + "loss 4.4\n", True),
         (NO_DRIVER.replace("35", "2"), True),
         ("profile/0 [default0]:ERROR:2026-11-23 09:03:51 1:1 output_json.cpp:468] Failed to open the trace file\n", True),
     ],
