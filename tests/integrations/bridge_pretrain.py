@@ -63,8 +63,7 @@ class Case:
         config: what to set in Bridge's config, as {"section.field": value}.
         callback: train with our callback.
         settings: arguments of our callback; `output_dir` is `out/profiles`.
-        fault: {"raise": i} raises in the forward step of iteration i, {"signal": i} sends the process SIGTERM there; with
-            "rank", on that rank alone.
+        fault: {"signal": i} sends the process SIGTERM in the forward step of iteration i; with "rank", on that rank alone.
         script: a script to run in the place of all this, with these arguments.
     """
 
@@ -146,11 +145,8 @@ def train(case: Case, rank: int) -> None:
 
     def step(state: GlobalState, data_iterator: Any, model: Any, return_schedule_plan: bool = False) -> Any:
         iteration = state.train_state.step
-        if model.training and case.fault.get("rank", rank) == rank:
-            if case.fault.get("signal") == iteration:
-                os.kill(os.getpid(), signal.SIGTERM)
-            if case.fault.get("raise") == iteration:
-                raise RuntimeError("injected: this forward step fails")
+        if model.training and case.fault.get("rank", rank) == rank and case.fault.get("signal") == iteration:
+            os.kill(os.getpid(), signal.SIGTERM)
         # Says in a trace of any profiler which iteration it stands in.
         with torch.profiler.record_function(f"forward of iteration {iteration}"):
             return forward_step(state, data_iterator, model, return_schedule_plan)

@@ -70,15 +70,6 @@ def plain(bridge, tmp_path_factory):
     return Training(bridge, tmp_path_factory.mktemp("plain"), [0, 0], callback=False)
 
 
-@pytest.fixture(scope="module")
-def checkpoint(bridge, tmp_path_factory):
-    """A checkpoint of that training after 5 iterations, saved by Bridge as it exits."""
-    folder = tmp_path_factory.mktemp("checkpoint")
-    config = {"checkpoint.save": str(folder / "saved"), "checkpoint.save_interval": 5, "train.exit_interval": 5}
-    Training(bridge, folder, [0, 0], callback=False, config=config)
-    return folder / "saved"
-
-
 def test_the_window_is_captured_exactly_on_every_rank_and_the_losses_stay_bit_identical(train, plain):
     training = train([0, 0], config={**TORCH, "profiling.record_shapes": True}, settings=ALL)
     assert training.endings() == [("complete", [4, 5])] * 2
@@ -95,23 +86,6 @@ def test_the_window_is_captured_exactly_on_every_rank_and_the_losses_stay_bit_id
     assert training.losses == plain.losses
 
 
-def test_an_evaluation_inside_the_window_is_a_range_and_only_the_ranks_asked_for_write(train):
-    config = {**TORCH, "validation.eval_interval": 5, "validation.eval_iters": 1}
-    training = train([0, 0], config=config, settings={"profile_ranks": [1]})
-    names = sorted(path.name for path in (training.folder / "profiles").rglob("rank-*"))
-    assert names == ["rank-1.json", "rank-1.pt.trace.json.gz"]
-    assert training.endings() == [("complete", [4, 5])]
-    phases = training.captured.phases(1)
-    assert sum(found.count("evaluation") for found in phases.values()) == 1
-
-
-def test_a_training_resumed_from_a_checkpoint_inside_the_window_captures_the_rest_of_it(train, plain, checkpoint):
-    training = train([0, 0], config={**TORCH, "checkpoint.load": str(checkpoint)}, settings=ALL)
-    assert training.endings() == [("partial", [5])] * 2
-    # It is the same training that goes on.
-    assert training.losses == [{iteration: loss for iteration, loss in rank.items() if iteration >= 5} for rank in plain.losses]
-
-
 @pytest.mark.parametrize(
     ("config", "fault", "code"),
     [
@@ -126,14 +100,6 @@ def test_an_exit_inside_the_window_writes_the_partial_trace(train, config, fault
     assert ("exiting program after receiving SIGTERM" in training.log()) == ("train.exit_signal_handler" in config)
     assert training.endings() == [("partial", [4])] * 2
     assert all(f"the process exited (code {code})" in reason for reason in training.reasons())
-
-
-def test_an_exception_on_one_rank_leaves_what_every_rank_captured(train):
-    training = train([1, 1], config=TORCH, settings=ALL, fault={"raise": 5, "rank": 1})
-    assert training.endings() == [("partial", [4])] * 2
-    assert "training raised RuntimeError" in training.reasons()[0]  # of gloo: its peer is gone
-    assert "RuntimeError: injected: this forward step fails" in training.reasons()[1]
-    assert training.manifests()[1]["interrupted"] == [5]
 
 
 SMALL_AND_ON_CPU = [
