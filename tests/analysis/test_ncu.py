@@ -1,7 +1,6 @@
 """The command for Nsight Compute: what a shell makes of it, and which kernels ncu finds by its filter."""
 
 import json
-import re
 import shlex
 import subprocess
 import sys
@@ -76,21 +75,6 @@ def test_the_training_is_started_without_its_own_profiler(command, started):
     assert not any("own profiler off:" in note for note in found.notes)
 
 
-@pytest.mark.parametrize(
-    ("command", "hosts", "started", "note"),
-    [
-        # The launcher gave this local rank to one rank.
-        ("train.py --local_rank=1 --deepspeed", 1, "python train.py --deepspeed", "deepspeed --no_python"),
-        ("t.py", None, "python t.py", "as you start the training"),
-    ],
-)
-def test_across_hosts_or_of_another_kind_the_launcher_is_the_users(command, hosts, started, note):
-    found = made(["python", *command.split()], rank=1, world_size=16, hosts=hosts)
-    assert found.command.startswith("<your launcher")
-    assert found.command.endswith(f" sh {started}")
-    assert any(note in each for each in found.notes)
-
-
 @pytest.mark.integration
 @pytest.mark.parametrize("kernel", ["operator'$x\"`!\\", "void 核<float, 'a', \"b$c\">(int)"])
 @pytest.mark.parametrize("environment", [{}, {"RANK": "1"}, {"SLURM_PROCID": "1"}, {"RANK": "0"}])
@@ -135,9 +119,3 @@ def test_a_finding_of_a_real_capture_carries_it(tmp_path):
 def test_a_kernel_is_chosen_by_as_little_of_its_name_as_is_its_own(name, others, options, also):
     found = kernel_filter(name, others)
     assert (found.options[: len(options)], found.also) == (options, also)
-
-
-@pytest.mark.parametrize("function", ["f++", "a(b", "k)", "^x$", "k.1", "核[", "*", "a|b"])
-def test_a_name_of_any_characters_is_not_an_expression(function):
-    found = kernel_filter(f"{function}<float>", [f"{function}<int>"])
-    assert re.compile(found.options[-1].removeprefix("regex:"))

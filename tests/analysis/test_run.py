@@ -96,12 +96,6 @@ def test_a_second_run_reads_only_parquet_which_alone_is_a_run_too(write_ranks, r
     assert alone.limitations == limitations
 
 
-def test_tables_kept_among_the_captures_do_not_hide_them(write_ranks, run_of, tmp_path):
-    for count in (1, 2):
-        write_ranks(count)
-        assert run_of(parquet=tmp_path).breakdown()["rank"].to_pylist() == list(range(count))
-
-
 def test_where_nothing_can_be_kept_everything_is_answered(write_ranks, run_of, tmp_path):
     write_ranks(2)
     (tmp_path / "blocked").write_text("a file where a folder should be")
