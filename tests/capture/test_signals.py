@@ -57,17 +57,6 @@ def test_an_installed_handler_is_replaced_only_on_request_and_one_installed_in_b
     assert signal.getsignal(USR) is handler
 
 
-def test_another_thread_than_the_main_one_changes_nothing() -> None:
-    seen: list[object] = []
-
-    def enter() -> None:
-        with unwind_on(USR, replace=True), signals_held():
-            seen.append(signal.getsignal(USR))
-
-    in_a_thread(enter)
-    assert seen == [signal.SIG_DFL]
-
-
 class _Handlers:
     def method(self, number: int, frame: object) -> None:
         raise RuntimeError("injected")

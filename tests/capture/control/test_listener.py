@@ -57,25 +57,6 @@ def test_requests_of_an_earlier_run_are_closed(run):
     assert "the job has completed 0 iterations" in run.requests.refusal("unread").refused
 
 
-def test_a_name_used_before_is_refused(run):
-    def request(iteration):
-        if iteration == 20:
-            run.request(id="mine")
-        elif run.done():
-            run.requests.submit(requested(id="mine"))
-
-    run.listen(range(10**5), request, until=run.refusals)
-    assert len(run.folders()) == 1
-    assert any("an earlier request was called mine" in reason for reason in run.refusals())
-
-
-def test_a_request_made_while_the_job_ends_is_refused_under_its_own_name(run, monkeypatch):
-    """The client expects the answer under that name."""
-    monkeypatch.setattr(RequestDirectory, "pending", lambda self: None)
-    run.listen(range(30), at(20, lambda: run.requests.submit(requested(id="late"))))
-    assert "the job has ended: training ended" in run.requests.refusal("late").refused
-
-
 @pytest.mark.parametrize(
     ("before", "iteration", "then", "answer"),
     [
