@@ -39,7 +39,7 @@ def write_run(root: Path, *, name: str = "gemm") -> Path:
         events = json.loads(json.dumps(steps(250, 300 + rank)).replace("my_gemm_kernel", json.dumps(name)[1:-1]))
         trace = document(events, distributedInfo={"rank": rank, "world_size": 2})
         path.write_bytes(gzip.compress(json.dumps(trace).encode()))
-        write_manifest(manifest_of(root, rank), _manifest(rank, path.relative_to(root)))
+        write_manifest(manifest_of(root, rank), manifest_with_everything(rank, path.relative_to(root)))
     return root
 
 
@@ -55,7 +55,8 @@ def change_manifest(root: Path, rank: int, /, **changed: Any) -> None:
     path.write_text(json.dumps(content))
 
 
-def _manifest(rank: int, trace: Path) -> Manifest:
+def manifest_with_everything(rank: int, trace: Path) -> Manifest:
+    """A manifest that has a value for each of its keys."""
     return Manifest(
         status="complete",
         window=Window(0, 2),
