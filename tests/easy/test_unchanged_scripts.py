@@ -127,7 +127,6 @@ def test_a_profiler_of_the_scripts_own_is_given_way_to(tmp_path: Path, train, wa
     ("script", "said"),
     [
         ("with torch.inference_mode(): model(torch.zeros(1, 2))", "no optimizer stepped in this process"),
-        ("train(2)", "the script made 2 optimizer steps, iterations 0 to 1, and the window is 3:6. Type --steps 0:2\n"),
         (
             "import threading\nthread = threading.Thread(target=train, args=(8,))\nthread.start()\nthread.join()",
             "the optimizer steps in a thread that the script has started",
