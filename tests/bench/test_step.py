@@ -2,15 +2,13 @@
 
 import copy
 import itertools
-import math
-import random
 
 import pytest
 import torch
 
 from bridge_profiling import ProfilingConfigError
 from bridge_profiling.bench import step as bench_step
-from bridge_profiling.bench.results import LEVEL, estimate
+from bridge_profiling.bench.results import estimate
 from bridge_profiling.bench.step import measure_step
 from bridge_profiling.easy import quick_benchmark
 
@@ -55,13 +53,6 @@ def test_it_stops_at_the_time_limit_and_counts_at_least_one(clock):
 def test_median_mean_and_bounds_agree_with_tables(samples, expected):
     found = estimate(samples)
     assert (found.count, found.median, found.mean, found.low, found.high) == expected
-
-
-def test_bounds_hold_the_true_median_as_often_as_promised():
-    # A skewed distribution, as for times; its median is ln 2.
-    draws = random.Random(7)
-    found = [estimate([draws.expovariate(1.0) for _ in range(25)]) for _ in range(2000)]
-    assert sum(one.low <= math.log(2) <= one.high for one in found) / 2000 >= LEVEL - 0.01
 
 
 class Seen(torch.nn.Module):
