@@ -1,6 +1,7 @@
 """The command for Nsight Compute: what a shell makes of it, and which kernels ncu finds by its filter."""
 
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -119,3 +120,9 @@ def test_a_finding_of_a_real_capture_carries_it(tmp_path):
 def test_a_kernel_is_chosen_by_as_little_of_its_name_as_is_its_own(name, others, options, also):
     found = kernel_filter(name, others)
     assert (found.options[: len(options)], found.also) == (options, also)
+
+
+@pytest.mark.parametrize("function", ["f++", "a(b", "k)", "^x$", "k.1", "核[", "*", "a|b"])
+def test_a_name_of_any_characters_is_not_an_expression(function):
+    found = kernel_filter(f"{function}<float>", [f"{function}<int>"])
+    assert re.compile(found.options[-1].removeprefix("regex:"))

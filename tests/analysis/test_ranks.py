@@ -436,3 +436,9 @@ def test_waiting_during_compute_is_own_time(tmp_path):
 
     found = values(run.iterate(3, step).captured(tmp_path).ranks(), "rank", "waiting_us", "compute_us")
     assert set(found) == {(0, 4000, 6000), (1, 0, 10_000)}
+
+
+def test_captures_without_iterations_are_compared_as_wholes(tmp_path):
+    asked = _training(lambda _: {0: SLOW}).captured(tmp_path, marked=False)
+    assert values(asked.ranks(), "rank", "iteration", "place")[0] == (0, None, "slowest")
+    assert "iterations_not_marked" in _codes(asked, "ranks")

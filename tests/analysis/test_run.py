@@ -108,11 +108,6 @@ def test_where_nothing_can_be_kept_everything_is_answered(write_ranks, run_of, t
     assert not scratch.exists()
 
 
-def test_an_unknown_option_is_refused(write_trace, run_of):
-    with pytest.raises(TypeError, match="breakdown has no option by_rank"):
-        run_of(write_trace(steps(1))).ask("breakdown", by_rank=True)
-
-
 def test_without_ray_installed_the_error_says_what_to_type(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ProfilingConfigError, match=r"\[ray\]"):

@@ -105,6 +105,7 @@ def test_results_of_fewer_workers_are_kept_when_more_workers_fail(measure, monke
         (lambda: Samples(fails), MeasurementError, r"num_workers=0.*OSError: disk on fire \(.*test_data_loader.py:\d+\)$"),
         (lambda: iter([torch.zeros(2)]), MeasurementError, "no batch, or can be iterated over only once"),
         (exits, MeasurementError, "SystemExit: usage: train.py"),
+        (lambda path: path, ProfilingConfigError, "missing a required argument: 'path'"),
         (lambda: None, ProfilingConfigError, "returns NoneType, which cannot be iterated over"),
     ],
 )

@@ -153,6 +153,7 @@ def test_a_device_that_has_failed_keeps_no_manifest_from_being_written(monkeypat
         ("NVIDIA GB200", "fp8", 5000.0),
         ("NVIDIA A100-SXM4-80GB", "fp8", None),
         ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", "bf16", None),
+        ("NVIDIA RTX A1000 6GB Laptop GPU", "bf16", None),
     ],
 )
 def test_the_peak_is_that_of_the_devices_data_sheet_or_a_reason(name, precision, peak):

@@ -12,18 +12,14 @@ _QUIET = [5.0, 5.01, 4.99, 5.02, 5.0]
 
 @pytest.fixture(autouse=True)
 def runs(folder):
-    """The working directory has a base, a run that is 20 % slower, and one of two iterations."""
+    """The working directory has a base, a slower run, one of two iterations, one without, and one of more work."""
     WrittenRun(unprofiled_ms=_QUIET).write(folder / "base")
     slower = {"gemm": [360.0, 360.0], "softmax": [50.0]}
     WrittenRun(unprofiled_ms=[each * 1.2 for each in _QUIET], kernels=slower, seed=2).write(folder / "slower")
     WrittenRun(iterations=2, seed=3).write(folder / "short")
+    WrittenRun(iterations=1, marked=False).write(folder / "unmarked")
+    WrittenRun(unprofiled_ms=_QUIET, shapes="[[128, 64], [64, 64]]").write(folder / "more_work")
     return folder
-
-
-@pytest.fixture
-def odd_runs(runs):
-    """A run that no limit can be judged with: with another matrix product."""
-    WrittenRun(unprofiled_ms=_QUIET, shapes="[[128, 64], [64, 64]]").write(runs / "more_work")
 
 
 def test_the_answer_is_the_first_sentence_and_the_page_says_the_same(typed, runs):
@@ -41,7 +37,6 @@ def test_the_answer_is_the_first_sentence_and_the_page_says_the_same(typed, runs
     assert 'id="packed-plotly"' in page
 
 
-@pytest.mark.usefixtures("odd_runs")
 @pytest.mark.parametrize(
     ("line", "code", "said"),
     [
@@ -49,6 +44,7 @@ def test_the_answer_is_the_first_sentence_and_the_page_says_the_same(typed, runs
         # Iterations enough on one side alone: a gate that was not looked at must say so.
         ("base short --fail-over 5%", 0, "warning: --fail-over 5% cannot be judged"),
         ("base short --fail-over 5% --strict", 4, "3 per side. Let both trainings run 50 iterations beyond the window"),
+        ("base unmarked --fail-over 5% --strict", 4, "Mark iterations in both runs"),
         ("base more_work --fail-over 5% --strict", 4, "not comparable (shapes of matrix products). Capture a new baseline"),
         # The last of several runs is judged, against the first or the previous one.
         ("base base slower --fail-over 5%", 3, "slower by more than 5%"),

@@ -66,6 +66,7 @@ def test_what_will_fail_ends_with_1_and_says_what_to_do(doctor):
     ("arguments", "environ", "code", "said"),
     [
         ((*NSYS, "--launcher", "ft"), {}, 1, "Nsys not supported with the FaultTolerancePlugin"),
+        (NSYS, {"SLURM_JOB_ID": "7"}, 1, "fails   nsys: "),
         # A job that runs elsewhere: this machine proves nothing.
         ((*NSYS, "--elsewhere", "--output-dir", "."), {}, 0, "unknown nsys: on this machine: nsys is not"),
         (("--config", "run.yaml", "train.train_iters=12"), {}, 0, "ok      window"),

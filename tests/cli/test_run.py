@@ -184,6 +184,7 @@ def test_a_rank_of_another_launcher_becomes_the_script(started, monkeypatch, env
     [
         (("nowhere.py",), "nowhere.py does not exist"),
         (("--steps", "5:5", SCRIPT), "--steps 5:5: the window is empty; .* Type --steps 5:6"),
+        (("--set", "profile_evry=3", SCRIPT), "--set profile_evry does not exist.*Type --set profile_every=3"),
         (("--ranks", "0,2", "--nproc", "2", SCRIPT), "--ranks names 2, but the job has 2 ranks"),
         (("--config", "empty.yaml", SCRIPT), "empty.yaml has no section profiling"),
         (("--nodes", "2", "--rdzv-endpoint", "host", SCRIPT), "--nodes 2 needs --node-rank"),

@@ -127,6 +127,8 @@ LINKS = [
     ({"torch": "../far"}, [0, 1], ""),
     ({"a": "../far", "b": "../far", "run0": "../run", "same": "."}, [0, 1], "same -> "),
     ({"up": "..", "root": "/"}, [0], "it links to a folder that contains it; to search that folder, pass its path"),
+    ({"a": "b", "b": "a", "torch": "/nowhere/torch"}, [0], "torch -> /nowhere/torch: what it links to does not exist"),
+    ({"iter-2-4.1": "gone", "latest.log": "gone.log"}, [0], "iter-2-4.1 -> "),
     ({"rank-7.json.gz": "rank-0.json.gz", "newest.json.gz": "../run/rank-0.json.gz"}, [0], ""),
     ({"rank-1.json.gz": "../far/rank-1.json.gz", "manifest": "../far"}, [0, 1], ""),
     ({"a": "../many", "b": "../far"}, [0, 1], "links lead to more than 40 files"),

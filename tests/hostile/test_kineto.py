@@ -26,6 +26,7 @@ EVENTS = {
     "no duration": unlike(dur=...),
     "a list as duration": unlike(dur=[500]),
     "true as duration": unlike(dur=True),
+    "a word as duration": unlike(dur="long"),
     "negative duration": unlike(dur=-500),
     "no start": unlike(ts=...),
     "an enormous start": unlike(ts=1e300),

@@ -36,20 +36,14 @@ READERS = {
 }
 
 
-@pytest.mark.parametrize("kind", ["a pipe", "a device", "a link to a device"])
+@pytest.mark.parametrize("kind", ["a pipe", "a link to a device"])
 @pytest.mark.parametrize("name", READERS)
 def test_only_regular_files_are_opened(tmp_path, name, kind):
     path = tmp_path / name
     if kind == "a pipe":
         os.mkfifo(path)
-    elif kind == "a link to a device":
-        path.symlink_to("/dev/zero")
     else:
-        try:
-            os.mknod(path, 0o600 | 0o020000, os.makedev(1, 5))
-            path.open("rb").close()
-        except OSError:
-            pytest.skip("making a device needs root")
+        path.symlink_to("/dev/zero")
     with pytest.raises((TraceError, ProfilingConfigError), match=f"{path}.* is not a regular file"):
         READERS[name](path)
 

@@ -83,6 +83,7 @@ def invoke(monkeypatch, tmp_path, capfd):
         ("--profiler nsys", "nsys is not on this machine's PATH"),
         ("--profiler none --report", "a report is about captures"),
         ("--light --record-shapes", "--light and --record-shapes exclude each other"),
+        ("--set nothing", "--set nothing is not FIELD=VALUE"),
         ("--set profile_evry=3", "Type profiling.profile_every=3"),
         ("--set profile_step_start=3", "Type --steps A:B without --set"),
         ("--profiler torch --gpu-metrics", "Type --profiler nsys as well"),

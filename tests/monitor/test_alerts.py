@@ -54,9 +54,7 @@ def test_growth_is_a_leak_and_says_how_much(growth, memory, window, slope):
         pytest.param([sawtooth(iteration) for iteration in range(2000)], id="a sawtooth"),
         pytest.param([1000 + min(iteration, 15) * 100 for iteration in range(2000)], id="a warm-up"),
         pytest.param([1000 if iteration < 500 else 3000 for iteration in range(2000)], id="one step up"),
-        pytest.param([3000 - iteration for iteration in range(2000)], id="it shrinks"),
         pytest.param([1000 + iteration * 0.01 for iteration in range(2000)], id="below the threshold"),
-        pytest.param(range(100), id="too few iterations"),
         pytest.param([noise(iteration) for iteration in range(20_000)], id="noise"),
     ],
 )
@@ -78,7 +76,6 @@ def test_an_iteration_of_twice_the_recent_median_is_slow():
     [
         pytest.param([5.0] * 3 + [0.1] * 200, id="a warm-up"),
         pytest.param([0.1, 0.19] * 100, id="below the factor"),
-        pytest.param([0.1] * 8 + [9.0], id="too few to compare with"),
         pytest.param([0.1 * 1.0005**iteration for iteration in range(400)], id="a drift below the factor"),
     ],
 )

@@ -65,6 +65,14 @@ def test_the_example_of_the_documentation_monitors_a_plain_loop_in_a_few_lines(p
         assert last["training"]["allocated_bytes"] is None
 
 
+def test_a_leak_is_an_alert_of_the_monitor(path):
+    alert = Alert("host_memory_leak", "host memory grows", {})
+    leak = SimpleNamespace(memory="host", feed=lambda iteration, used: alert if used > 0 else None)
+    with Monitor(jsonl=path, interval=60, gpus=[], leaks=[leak]) as monitor:
+        monitor.training.end_step()
+    assert [one["alert"] for one in records(path, "alert")] == ["host_memory_leak"]
+
+
 def test_alerts_of_one_kind_are_reported_once_a_minute_and_all_are_counted(monkeypatch):
     reported = []
     sink = SimpleNamespace(

@@ -5,6 +5,7 @@ import os
 import pytest
 
 from bridge_profiling import ProfilingConfigError
+from bridge_profiling.launch_env import LaunchEnv
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("megatron.core")
@@ -58,6 +59,15 @@ def test_what_needs_transformer_engine_is_refused_in_the_job_and_not_on_a_submit
     monkeypatch.setattr(layers, "HAVE_TE", False)
     with pytest.raises(ProfilingConfigError, match=f"{overrides.split()[0]} needs Transformer Engine's.*this machine has"):
         layers.choose_transformer_impl(config, GPU)
+
+
+def test_the_tasks_of_a_slurm_step_meet_without_torchrun(monkeypatch):
+    given = {}
+    monkeypatch.setattr(torch.distributed, "init_process_group", lambda **options: given.update(options))
+    step = {"SLURM_JOB_ID": "7", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NODELIST": "node1", "MASTER_PORT": "1234"}
+    env = LaunchEnv.read(step | {"SLURM_PROCID": "1", "SLURM_LOCALID": "1"})
+    setup._init_process_group("gloo", tiny(), env)
+    assert given.items() >= {"init_method": "tcp://node1:1234", "rank": 1, "world_size": 2}.items()
 
 
 @pytest.mark.parametrize(("graphs", "teardown"), [("none", None), ("local", "0")])

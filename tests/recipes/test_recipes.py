@@ -1,6 +1,7 @@
 """Recipes fit their ranks and are the published models; their parameters and FLOPs are those of a model that runs."""
 
 import gc
+import re
 
 import pytest
 
@@ -106,6 +107,16 @@ def test_garbage_is_collected_every_interval_and_at_no_other_time(monkeypatch):
             collect(iteration)
     assert gc.isenabled()
     assert len(collected) == 1 + 2
+
+
+def test_a_recipe_is_described_without_being_built(capsys):
+    assert describe.main(["--recipe", "qwen3_30b_a3b"]) == 0
+    said = capsys.readouterr().out
+    assert "parameters   30,532,122,624 (30.53 billion), 3,353,032,704 active a token\n" in said
+    assert "layout       16 ranks: tp=1 pp=2 cp=1 ep=8 dp=8\n" in said
+    assert re.search("^model FLOPs  .*GFLOP a token", said, re.MULTILINE)
+    assert describe.main(["--recipe", "llama3_8b", "--ranks", "3"]) == 2
+    assert "error: a world of 3 cannot be split" in capsys.readouterr().err
 
 
 def test_a_description_prints_the_settings_as_doctors_arguments(capsys):

@@ -5,6 +5,7 @@ import gzip
 import html
 import json
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -115,3 +116,15 @@ def test_few_ranks_all_have_rows_and_of_many_the_slow_and_one_of_each_stage() ->
     found = ranks_to_show(summary([], findings, infos=infos, stragglers=stragglers))
     assert {333, 700, 701, 0, 256, 512, 768} <= set(found)
     assert len(found) == NAMED_RANKS
+
+
+def test_a_damaged_compiled_template_is_compiled_again(made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "pycache_prefix", str(tmp_path / "compiled"))
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    run = made()
+    text, _ = _page(run, tmp_path)
+    assert [*(tmp_path / "compiled").rglob("*.pyc")]
+    for keep in (0, 30, 300):
+        for path in (tmp_path / "compiled").rglob("*.pyc"):
+            path.write_bytes(path.read_bytes()[:keep])
+        assert len(_page(run, tmp_path)[0]) == len(text)

@@ -110,14 +110,6 @@ def test_installed_into_the_image_the_torch_stays_a_rank_works_and_the_doctor_af
     assert "output directory:" in container.must("bridge-profiling doctor --nodes 1", cwd=container.shared)
 
 
-def test_the_dockerfile_runs_the_commands_of_the_page_on_nvidias_image():
-    text = (ROOT / "docs" / "examples" / "Dockerfile").read_text()
-    assert re.findall(r"^ARG BASE=nvcr\.io/nvidia/pytorch:[\d.]+-py3$", text, re.MULTILINE)
-    installing = "Install it into the image"
-    documented = [section("The wheel"), section(installing), section(installing, 1), section("Check the result")]
-    assert re.findall(r"^RUN (.*)$", text, re.MULTILINE) == [command.strip() for command in documented]
-
-
 def test_on_a_mount_the_image_is_untouched(container, checkout):
     before = container.must("pip freeze")
     container.must(section("On a mount, without changing the image"), cwd=checkout)

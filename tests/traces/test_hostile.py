@@ -56,6 +56,12 @@ def test_what_holds_no_event_is_one_error_that_names_the_file(tmp_path, content)
         kineto.read(path)
 
 
+def test_a_missing_file_and_a_directory_are_errors_that_name_them(tmp_path):
+    for path in (tmp_path / "none.json", tmp_path):
+        with pytest.raises(TraceError, match=f"{path} cannot be read"):
+            kineto.read(path)
+
+
 def test_iterations_that_go_back_in_time_are_an_error(write_trace):
     path = write_trace([complete("user_annotation", f"ProfilerStep#{step}", 1000 - 100 * step, 90) for step in (1, 2)])
     with pytest.raises(TraceError, match=rf"{path}.*backwards"):
