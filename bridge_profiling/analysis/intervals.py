@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from operator import itemgetter
 from typing import Any
 
@@ -47,15 +48,19 @@ class Intervals:
         """Difference."""
         return _kept(self, other, inside=False)
 
+    @cached_property
+    def _lengths(self) -> Nanoseconds:
+        """Length of the set before each interval, and its total length. Callers ask for hundreds of windows one by one."""
+        return np.concatenate(([0], np.cumsum(self.end_ns - self.start_ns)))
+
     def before_ns(self, time_ns: Nanoseconds) -> Nanoseconds:
         """Length of the set before each time."""
-        lengths = np.concatenate(([0], np.cumsum(self.end_ns - self.start_ns)))
         place = np.searchsorted(self.start_ns, time_ns, side="right")
         if not len(self):
             return np.zeros(len(time_ns), np.int64)
         last = np.maximum(place - 1, 0)
         beyond = np.where(place > 0, np.maximum(self.end_ns[last] - time_ns, 0), 0)
-        return lengths[place] - beyond
+        return self._lengths[place] - beyond
 
     def within_ns(self, start_ns: Nanoseconds, end_ns: Nanoseconds) -> Nanoseconds:
         """Length of the set inside each window. Windows may overlap; one that ends before it starts has 0."""
@@ -162,16 +167,13 @@ def _open(start: list[int], end: list[int]) -> NDArray[np.int64]:
 def _kept(mine: Intervals, theirs: Intervals, *, inside: bool) -> Intervals:
     edges = np.concatenate((mine.start_ns, mine.end_ns, theirs.start_ns, theirs.end_ns))
     # A stable sort merges the four ascending runs 30 times as fast as np.unique, which hashes first.
-    edges = np.sort(edges, kind="stable")
-    edges = edges[np.append(edges[1:] != edges[:-1], True)] if len(edges) else edges
-    begins, ends = edges[:-1], edges[1:]
-    keep = _holds(mine, begins) & (_holds(theirs, begins) == inside)
-    return union(begins[keep], ends[keep])
-
-
-def _holds(intervals: Intervals, time_ns: Nanoseconds) -> NDArray[np.bool_]:
-    begun = np.searchsorted(intervals.start_ns, time_ns, side="right")
-    return begun > np.searchsorted(intervals.end_ns, time_ns, side="right")
+    order = np.argsort(edges, kind="stable")
+    edges = edges[order]
+    # What is open after each edge: 1 for mine, 2 for theirs. A binary search takes 4 times as long.
+    step = np.repeat(np.array([1, -1, 2, -2], np.int8), [len(mine), len(mine), len(theirs), len(theirs)])
+    opened = np.cumsum(step[order], dtype=np.int8)
+    keep = np.flatnonzero((opened[:-1] == (3 if inside else 1)) & (edges[1:] > edges[:-1]))
+    return union(edges[keep], edges[keep + 1])
 
 
 def rows_of(column: pa.ChunkedArray, *values: str) -> NDArray[np.bool_]:

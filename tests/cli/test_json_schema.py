@@ -37,6 +37,7 @@ def runs(folder):
         ("analyze cpu", "nothing_found"),
         ("analyze run/rank-0.json.gz --parquet tables", "finding"),
         ("report slower --threshold device_busy=0.99", "finding"),
+        ("compare base slower", None),
         ("compare base slower --also-base base --also-other slower", None),
         ("compare run base cpu unmarked", None),
     ],

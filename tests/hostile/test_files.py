@@ -37,6 +37,7 @@ DAMAGE = {
     "cut in the head": lambda path: path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes())[:12])),
     "text": lambda path: path.write_bytes(b"<html>404</html>"),
     "dangling": _replace(lambda path: path.symlink_to("nowhere")),
+    "loop": _replace(lambda path: path.symlink_to(path.name)),
     "pipe": _replace(os.mkfifo),
     "junk behind": lambda path: path.write_bytes(path.read_bytes() + b"JUNK" * 50),
     "events as an object": lambda path: path.write_bytes(gzip.compress(_text(path).replace("[", "{", 1).encode())),
