@@ -52,10 +52,11 @@ def test_what_is_written_is_read(tmp_path):
     assert read_manifest(path) == _full()
 
 
-def test_keys_of_a_newer_release_are_skipped(tmp_path):
+def test_keys_of_a_newer_release_are_skipped_and_an_older_one_wrote_manifests_once(tmp_path):
     path = tmp_path / "rank-0.json"
     path.write_text('{"rank": 0, "status": "complete", "new": [1], "job": {"id": "7", "queue": "x"}}')
-    assert read_manifest(path).job.id == "7"
+    read = read_manifest(path)
+    assert (read.job.id, read.final) == ("7", True)
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"rank": 0}', b"\xff", b"[" * 100_000])

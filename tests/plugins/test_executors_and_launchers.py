@@ -87,6 +87,7 @@ def test_options_that_cannot_work_are_refused_and_nothing_is_changed(plugin, wro
 def test_gpu_metrics_where_there_are_none_say_so(task, local, slurm, caplog):
     for executor in (slurm, local):
         nsys(nsys_gpu_metrics=True).setup(task, executor)
+        assert executor.get_launcher().nsys_gpu_metrics is True
     assert not caplog.records
     nsys(nsys_gpu_metrics=True).setup(task, run.DockerExecutor(container_image="image"))
     assert "no effect on DockerExecutor" in caplog.text

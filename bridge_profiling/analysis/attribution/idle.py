@@ -26,8 +26,8 @@ the host made some stream wait after it launched the one and before it launched 
   added up, others are not: the one that reaches farthest counts. Time goes to the last call before it. A host that then records
   nothing for long does something else: that time does not belong to the call. After a call that waits for the device, the next
   launch takes its time however short the wait was: host_sync also has up to `_GET_GOING_NS` of a gap in which such a call ends.
-  Calls to the allocator, and waits that come `OFTEN`, also have the time that would not be lost if the host had not made them:
-  `profiler_cost.Replay` shows how far ahead it would be.
+  Calls to the allocator, and waits that come `SEVERAL` times, also have the time that would not be lost without them:
+  `profiler_cost.Replay` shows how far ahead the host would be.
 - small_kernels: the kernel that ends the gap is in a run of kernels that on average take the device less time than launching
   one takes the host. Dependency-stalled time before such a kernel belongs here too.
 - host_pause: the host recorded nothing for at least `host.SILENT_NS`.
@@ -87,6 +87,9 @@ _IN_A_ROW_NS = 200_000
 
 #: A host that waits for its device so many times in an iteration never gets far ahead of it.
 OFTEN = 10
+
+#: A loop has fewer waits, for its loss, its log and the norm of its gradients: Megatron-Core's has five.
+SEVERAL = 6
 
 #: The most time from the end of a host's wait to its next launch: Python, an operator or two and the launch.
 _GET_GOING_NS = 200_000
@@ -221,7 +224,7 @@ def idle_causes(
     firsts, lasts = (np.array([window[place] for window in windows], np.int64) for place in (2, 3))
     names, launched_by = _launchers(gaps, device_events, host_events)
     rows: list[dict[str, object]] = []
-    often = len(evidence[Cause.host_sync].name) >= OFTEN * len(spans.start_ns)
+    often = len(evidence[Cause.host_sync].name) >= SEVERAL * len(spans.start_ns)
     for cause, time in _times_by_cause(gaps, device_events, host, profiler, initializing_ranges.time, often=often).items():
         ranges = evidence.get(cause)
         if ranges is None:
@@ -367,7 +370,7 @@ def _times_by_cause(
 
     Args:
         initialized: when the host set up the driver or a library.
-        often: the host waits for the device so often that it never gets ahead.
+        often: the host waits for the device several times in an iteration.
     """
     start, end = (device_events[name].to_numpy() for name in ("start_ns", "end_ns"))
     communicates, copies = rows_of(device_events["kind"], "communication"), rows_of(device_events["kind"], "memcpy")
