@@ -61,7 +61,8 @@ class TableFile:
     """
 
     def __init__(self, file: BinaryIO) -> None:
-        header = os.pread(file.fileno(), 100, 0)
+        file.seek(0)
+        header = file.read(100)
         if len(header) < 100:
             raise UnusualError
         self._file = file
@@ -97,9 +98,11 @@ class TableFile:
         data = np.zeros(len(numbers) * self._page + _PADDING, np.uint8)
         firsts = np.flatnonzero(np.append(True, np.diff(numbers) != 1)[: len(numbers)])
         for first, last in zip(firsts.tolist(), [*firsts[1:].tolist(), len(numbers)], strict=True):
-            part = memoryview(data)[first * self._page : last * self._page]
-            if os.preadv(self._file.fileno(), [part], (int(numbers[first]) - 1) * self._page) != len(part):
+            self._file.seek((int(numbers[first]) - 1) * self._page)
+            part = self._file.read((last - first) * self._page)
+            if len(part) != (last - first) * self._page:
                 raise UnusualError
+            data[first * self._page : last * self._page] = np.frombuffer(part, np.uint8)
         return data
 
     def _leaves(self, root: int) -> Integers:
