@@ -18,7 +18,8 @@ from bridge_profiling.traces.tables import NULL, Integers
 
 Bytes = NDArray[np.uint8]
 
-_PAGES_AT_A_TIME = 1024
+#: About 1 MB: larger pieces leave more freed memory that is not given back.
+_PAGES_AT_A_TIME = 256
 _INTERIOR, _LEAF = 5, 13
 _PAGE_HEADER_BYTES = {_INTERIOR: 12, _LEAF: 8}
 
