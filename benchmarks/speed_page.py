@@ -37,6 +37,10 @@ class Line:
     found: Measured | None
     why_not: str = ""
 
+    def is_comparable(self, other: Line) -> bool:
+        """Whether its ratio can be compared with the other one's."""
+        return (self.name, self.floor) == (other.name, other.floor)
+
 
 @dataclass
 class Table:
@@ -73,7 +77,7 @@ class Table:
         yield f"| | ours | floor | × floor |{last} the floor |"
         yield f"|---|---:|---:|---:|{'---:|' * bool(before)}---|"
         for id, line in self.lines.items():
-            then = before[id].found if id in before else None
+            then = before[id].found if id in before and before[id].is_comparable(line) else None
             last = "" if not before else " |" if then is None else f" {then.ratio:.2f} |"
             yield f"| {line.name} | {_cells(line)} |{last} {line.floor} |"
 

@@ -542,10 +542,13 @@ class _Pieces:
         host, calls = self._on_the_host(start_ns, end_ns)
         order = np.lexsort((-host, -lost))
         order = order[(lost[order] > 0) | (host[order] > 0)]
-        for codes in [*([each] for each in order[:_NAMES].tolist()), order[_NAMES:].tolist()]:
+        row_of_name = np.full(len(self.names), -1)
+        row_of_name[order] = np.minimum(np.arange(len(order)), _NAMES)
+        row = row_of_name[code]
+        for number, codes in enumerate([*([each] for each in order[:_NAMES].tolist()), order[_NAMES:].tolist()]):
             if not codes:
                 continue
-            mine = np.flatnonzero(np.isin(code, codes))
+            mine = np.flatnonzero(row == number)
             yield {
                 "name": self.names[codes[0]] if len(codes) == 1 else None,
                 "count": len(mine),

@@ -18,7 +18,8 @@ from bridge_profiling.traces.tables import NULL, Integers
 
 Bytes = NDArray[np.uint8]
 
-_PAGES_AT_A_TIME = 1024
+#: About 1 MB: larger pieces leave more freed memory that is not given back.
+_PAGES_AT_A_TIME = 256
 _INTERIOR, _LEAF = 5, 13
 _PAGE_HEADER_BYTES = {_INTERIOR: 12, _LEAF: 8}
 
@@ -61,7 +62,8 @@ class TableFile:
     """
 
     def __init__(self, file: BinaryIO) -> None:
-        header = os.pread(file.fileno(), 100, 0)
+        file.seek(0)
+        header = file.read(100)
         if len(header) < 100:
             raise UnusualError
         self._file = file
@@ -97,9 +99,11 @@ class TableFile:
         data = np.zeros(len(numbers) * self._page + _PADDING, np.uint8)
         firsts = np.flatnonzero(np.append(True, np.diff(numbers) != 1)[: len(numbers)])
         for first, last in zip(firsts.tolist(), [*firsts[1:].tolist(), len(numbers)], strict=True):
-            part = memoryview(data)[first * self._page : last * self._page]
-            if os.preadv(self._file.fileno(), [part], (int(numbers[first]) - 1) * self._page) != len(part):
+            self._file.seek((int(numbers[first]) - 1) * self._page)
+            part = self._file.read((last - first) * self._page)
+            if len(part) != (last - first) * self._page:
                 raise UnusualError
+            data[first * self._page : last * self._page] = np.frombuffer(part, np.uint8)
         return data
 
     def _leaves(self, root: int) -> Integers:
