@@ -17,7 +17,7 @@ RunOf = Callable[..., Run]
 @pytest.fixture
 def recorded_for_free(monkeypatch: pytest.MonkeyPatch) -> None:
     """Simulated hosts take no time to record an event."""
-    monkeypatch.setattr(profiler_cost, "rates", lambda: profiler_cost.Rates(0.0, 0.0, 0.0, 0.0, 0.0, launch_us=5.0))
+    monkeypatch.setattr(profiler_cost, "rates", lambda: profiler_cost.Rates(*[0.0] * 6, launch_us=5.0, gap_us=0.0))
 
 
 @pytest.fixture
