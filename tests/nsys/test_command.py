@@ -4,6 +4,7 @@ import os
 import subprocess
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -196,6 +197,23 @@ def test_a_rank_starts_nsys_once_and_sets_its_directives_if_there_is_cuda(cuda, 
     config = ProfilingConfig(use_nsys_profiler=True, profile_step_start=2, profile_step_end=4)
     start_under_nsys(config, rank=0, layout=ParallelLayout(world_size=1), local_rank=0, cuda=cuda)
     assert started == expected
+
+
+@pytest.mark.parametrize("supervised", [True, False])
+def test_a_supervisor_learns_the_exit_code(supervised, monkeypatch):
+    told = []
+    channel = SimpleNamespace(write=told.append) if supervised else None
+    monkeypatch.setattr(nsys_launch.Channel, "of_this_process", lambda: channel)
+    with pytest.raises(SystemExit, match="3"), nsys_launch.report_exit_code():
+        raise SystemExit(3)
+    assert told == [nsys_launch.Exit(3)] * supervised
+
+
+@pytest.mark.parametrize(("known", "asked"), [("--include-blobs=true|false", True), ("--type=", False)])
+def test_nccls_messages_are_exported_by_an_nsys_that_leaves_them_out(known, asked, monkeypatch):
+    monkeypatch.setattr(nsys_command, "run_nsys", lambda *arguments: known)
+    command = nsys_command.export_command("nsys", Path("a.nsys-rep"), Path("a.sqlite"))
+    assert ("--include-blobs=true" in command) is asked
 
 
 @pytest.mark.parametrize("launcher", [[], [(20, ["torchrun", "train.py"]), (15, ["nsys-launcher"])]])

@@ -113,13 +113,6 @@ def test_fault_tolerance_on_slurm_is_set_up_also_after_someone_asked_for_the_lau
     assert (slurm.ntasks_per_node, slurm.torchrun_nproc_per_node) == (1, 4)
 
 
-@pytest.mark.parametrize("plugin", [nsys, pytorch])
-def test_a_launcher_named_after_the_plugin_ran_still_works(plugin, task, local):
-    plugin().setup(task, local)
-    local.launcher = "torchrun"
-    assert isinstance(local.get_launcher(), run.Torchrun)
-
-
 @pytest.mark.parametrize("container", [None, "image"])
 @pytest.mark.parametrize(("variables", "assigned"), [({}, True), ({}, False), ({"BRIDGE_PROFILING_DIR": "/mine"}, True)])
 def test_profiles_go_to_the_jobs_directory_unless_the_user_names_another(container, variables, assigned, task, local, slurm):

@@ -56,25 +56,6 @@ def test_equal_call_stacks_are_kept_once_and_other_lists_stay(before):
     assert stacks == [frames]
 
 
-class RunsCode:
-    def __init__(self, path):
-        self.path = str(path)
-
-    def __reduce__(self):
-        return open, (self.path, "w")
-
-
-@pytest.mark.parametrize("protocol", [2, 4])
-def test_a_pickle_that_runs_code_is_refused_and_does_not_run(protocol, tmp_path):
-    trap = tmp_path / "it ran"
-    raw = pickle.dumps({"segments": [], "device_traces": [RunsCode(trap)]}, protocol)
-    with pytest.raises(ValueError, match=r"more than plain data: (?:STACK_)?GLOBAL at byte \d+ could run code"):
-        load_plain(raw)
-    assert not trap.exists()
-    pickle.loads(raw)["device_traces"][0].close()
-    assert trap.exists()  # the trap is a real one
-
-
 def test_only_opcodes_of_plain_data_are_known():
     """Every other one is refused by name, whatever is on the stack and whatever its arguments are."""
     prepared = HEAD + b"]\x94(]\x8c\x02os\x8c\x06system"
