@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from bridge_profiling.analysis.attribution import kernel_names
 from bridge_profiling.analysis.attribution.device import IdleGaps
-from bridge_profiling.analysis.intervals import Nanoseconds, coded, outermost, rows_of
+from bridge_profiling.analysis.intervals import Intervals, Nanoseconds, coded, outermost, rows_of
 from bridge_profiling.traces.tables import NULL, fields, to_int64
 
 #: Kernels in a row that make a sweep over parameters. A block of a transformer has at most 20 between two matrix products.
@@ -167,7 +167,8 @@ def device_roles(device_events: pa.Table, kernel_names: pa.Table, host_events: p
 
     Columns: count and start_ns (of the longest) of its kernels; device_us: their durations; own_us: without those of an earlier
     role; short_us: `_LEAST_NS` for each of its own, as far as it takes so long; idle_us: of a sweep, the device's idle time
-    between its kernels that neither communication nor copies explain.
+    between its kernels that neither communication nor copies explain; of recomputation, the same without starved time, and the
+    starved time while the host recomputed.
 
     Args:
         kernel_names: `name` of each device event.
@@ -179,12 +180,11 @@ def device_roles(device_events: pa.Table, kernel_names: pa.Table, host_events: p
     length = kernels.end_ns - kernels.start_ns
     taken = np.zeros(len(length), bool)
     found = []
-    for role, mine, names in _roles(kernels, host_events):
+    for role, mine, names, idle in _roles(kernels, host_events, gaps):
         own = mine & ~taken
         taken |= mine & (role not in _DESCRIBE)
         rows = np.flatnonzero(mine)
         rows = rows[np.argsort(-length[rows], kind="stable")]
-        idle = _idle_before_ns(kernels, gaps, mine) if role == "optimizer_sweep" else np.zeros(len(mine), np.int64)
         columns = {
             "iteration": kernels.iteration.take(rows),
             "name": names.take(pa.array(rows if role == "optimizer_sweep" else kernels.name[rows])),
@@ -210,21 +210,25 @@ def _summed(role: str, kernels: pa.Table) -> pa.Table:
     ).cast(_ROLES)
 
 
-def _roles(kernels: _Kernels, host_events: pa.Table) -> Iterator[tuple[str, NDArray[np.bool_], pa.Array]]:
-    """Each role, its kernels, and names: of kernels by their index, of a sweep's by row."""
-    names = pa.array(kernels.names, pa.string())
-    yield "optimizer_sweep", *_sweeps(kernels, host_events)
+def _roles(
+    kernels: _Kernels, host_events: pa.Table, gaps: IdleGaps
+) -> Iterator[tuple[str, NDArray[np.bool_], pa.Array, Nanoseconds]]:
+    """Each role, its kernels, names (of kernels by their index, of a sweep's by row) and the idle time of each kernel."""
+    names, no_idle = pa.array(kernels.names, pa.string()), np.zeros(len(kernels.start_ns), np.int64)
+    sweep, optimizers = _sweeps(kernels, host_events)
+    yield "optimizer_sweep", sweep, optimizers, _before_ns(kernels, gaps.launch_starved | gaps.dependency_stalled, sweep)
     products = kernels.named(kernel_names.is_product)
     batched = products & (kernels.launched_by(*_BATCHED) | (kernels.operator < 0))
     attention = _around_softmax(kernels.named(kernel_names.is_softmax), products, batched)
-    yield "attention_other", attention & ~products, names
-    yield "layout", _layout_copies(kernels), names
-    yield "layout_norm", kernels.named(kernel_names.is_channels_first_norm), names
+    yield "attention_other", attention & ~products, names, no_idle
+    yield "layout", _layout_copies(kernels), names, no_idle
+    yield "layout_norm", kernels.named(kernel_names.is_channels_first_norm), names, no_idle
     for precision in ("fp32", "tf32", "reduced"):
-        yield precision, kernels.named(partial(_has_precision, precision)), names
-    yield "attention_product", attention & products, names
-    yield "recomputation", _recomputed(kernels, host_events, products), names
-    yield "fp32_elementwise", kernels.named(kernel_names.is_fp32_elementwise), names
+        yield precision, kernels.named(partial(_has_precision, precision)), names, no_idle
+    yield "attention_product", attention & products, names, no_idle
+    again, idle = _recomputed(kernels, host_events, products, gaps)
+    yield "recomputation", again, names, idle
+    yield "fp32_elementwise", kernels.named(kernel_names.is_fp32_elementwise), names, no_idle
 
 
 def _layout_copies(kernels: _Kernels) -> NDArray[np.bool_]:
@@ -326,18 +330,21 @@ def _optimizers(kernels: _Kernels, host_events: pa.Table) -> tuple[NDArray[np.in
     return found, [*names, OUTSIDE]
 
 
-def _recomputed(kernels: _Kernels, host_events: pa.Table, products: NDArray[np.bool_]) -> NDArray[np.bool_]:
+def _recomputed(
+    kernels: _Kernels, host_events: pa.Table, products: NDArray[np.bool_], gaps: IdleGaps
+) -> tuple[NDArray[np.bool_], Nanoseconds]:
     """Kernels launched from the first to the last forward operator inside one node of the backward pass.
 
-    At least two different forward operators and a matrix product: one alone can be part of a gradient's formula.
+    At least two different forward operators and a matrix product: one alone can be part of a gradient's formula. The first
+    kernel of a node has the time that the device was idle for want of launches meanwhile.
     """
-    found = np.zeros(len(products), bool)
+    found, idle = np.zeros(len(products), bool), np.zeros(len(products), np.int64)
     codes, names = coded(host_events["name"])
     operators = rows_of(host_events["category"], "operator")
     backward = operators & np.array([*(bool(name and name.startswith(_BACKWARD)) for name in names), False])[codes]
     forward = operators & rows_of(host_events["name"], *_FORWARD)
     if not backward.any() or not forward.any():
-        return found
+        return found, idle
     thread, start, end = (host_events[name].to_numpy() for name in ("thread", "start_ns", "end_ns"))
     for one in np.unique(thread[backward]):
         nodes = np.flatnonzero(backward & (thread == one))
@@ -357,13 +364,15 @@ def _recomputed(kernels: _Kernels, host_events: pa.Table, products: NDArray[np.b
         real = chosen[np.maximum(place, 0)] if len(chosen) else np.zeros(len(place), np.int64)
         again = (place >= 0) & (kernels.thread == one) & (kernels.launch_ns < last[real])
         with_product = np.bincount(real[again & products], minlength=len(nodes)) > 0
-        found |= again & with_product[real]
-    return found
+        mine = again & with_product[real]
+        node, kernel = np.unique(real[mine], return_index=True)
+        idle[np.flatnonzero(mine)[kernel]] = gaps.launch_starved.within_ns(first[node], last[node])
+        found |= mine
+    return found, idle + _before_ns(kernels, gaps.dependency_stalled, found)
 
 
-def _idle_before_ns(kernels: _Kernels, gaps: IdleGaps, sweep: NDArray[np.bool_]) -> Nanoseconds:
-    """The device's idle time directly before each kernel of a sweep but its first one."""
-    before = np.concatenate(([False], sweep[:-1])) & sweep
+def _before_ns(kernels: _Kernels, idle: Intervals, mine: NDArray[np.bool_]) -> Nanoseconds:
+    """Idle time of the device directly before each kernel that follows another one of some kernels."""
+    before = np.concatenate(([False], mine[:-1])) & mine
     ends = np.concatenate(([0], np.maximum.accumulate(kernels.end_ns)[:-1]))
-    spans = np.where(before, ends, kernels.start_ns), kernels.start_ns
-    return gaps.launch_starved.within_ns(*spans) + gaps.dependency_stalled.within_ns(*spans)
+    return idle.within_ns(np.where(before, ends, kernels.start_ns), kernels.start_ns)

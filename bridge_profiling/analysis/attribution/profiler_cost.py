@@ -34,9 +34,13 @@ from bridge_profiling.traces.tables import NULL, to_int64
 #: Categories of host events that cost time, and the names of their columns in `recorded`.
 _RECORDED = {"operator": "operators", "runtime": "runtime_calls", "annotation": "annotations", "python": "python_frames"}
 
-#: Calls whose recorded duration shows how fast the host is; which part of them is shorter than what is compared, how many are
-#: enough, and by how much a host can be slower or faster.
-_LAUNCHES, _QUARTER, _ENOUGH, _SLOWEST = ("cudaLaunchKernel", "hipLaunchKernel"), 0.25, 50, 2.0
+#: What shows how fast this host is: calls that launch a kernel, of which a quarter is shorter than what is compared, and gaps
+#: between operators, of which a tenth is, and in which one record is finished and the next one is begun. How many of them are
+#: enough, and by how much a host can be faster or slower.
+_LAUNCHES, _QUARTER, _TENTH, _ENOUGH, _FASTEST, _SLOWEST = ("cudaLaunchKernel", "hipLaunchKernel"), 0.25, 0.1, 50, 0.4, 2.5
+
+#: Calls that put work on the device, whose records are two: the call's and the work's.
+_ENQUEUES = re.compile("Launch|Mem(?:cpy|set)")
 
 #: Launches and copies that take longer wait for the device: its queue is full.
 _MAY_WAIT, _MAY_WAIT_NS = re.compile("Launch|Memcpy"), 100_000
@@ -50,21 +54,30 @@ _Float = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Rates:
-    """Host time in microseconds that each recorded event costs, on a host that needs `launch_us` to launch a kernel."""
+    """Host time in microseconds that each recorded event costs.
+
+    On a host that needs `launch_us` to launch a kernel, and `gap_us` from one operator to the next.
+    """
 
     operator_us: float
-    runtime_us: float
+    runtime_us: float  # of a call that puts work on the device
+    call_us: float  # of any other call
     annotation_us: float
     python_us: float
     shapes_us: float  # what shapes add to an operator
     launch_us: float
+    gap_us: float
 
-    def on_host(self, launches_ns: Nanoseconds) -> Rates:
-        """The rates of the host whose launching calls took so long."""
-        if len(launches_ns) < _ENOUGH:
-            return self
-        slower = float(np.quantile(launches_ns, _QUARTER)) / 1e3 / self.launch_us
-        factor = min(max(slower, 1.0 / _SLOWEST), _SLOWEST)
+    def on_host(self, launches_ns: Nanoseconds, gaps_ns: Nanoseconds) -> Rates:
+        """The rates of the host whose launching calls and whose gaps between operators took so long.
+
+        Another process slows the profiler's code more than either of them, so that both count.
+        """
+        slower = 1.0
+        for times_ns, part, usual_us in ((launches_ns, _QUARTER, self.launch_us), (gaps_ns, _TENTH, self.gap_us)):
+            if len(times_ns) >= _ENOUGH and usual_us:
+                slower *= float(np.quantile(times_ns, part)) / 1e3 / usual_us
+        factor = min(max(slower, _FASTEST), _SLOWEST)
         return Rates(**{name: rate * factor for name, rate in vars(self).items()})
 
 
@@ -156,11 +169,14 @@ def replay(host_events: pa.Table, shapes: pa.Table, device_events: pa.Table, gap
     rows = here & (codes >= -1)
     start, end, codes = to_int64(host_events["start_ns"])[rows], to_int64(host_events["end_ns"])[rows], codes[rows]
     launches = rows_of(host_events["name"], *_LAUNCHES)[rows]
-    each = rates().on_host((end - start)[launches])
-    of_category = (each.operator_us + each.shapes_us * with_shapes, each.runtime_us, each.annotation_us, each.python_us)
-    cost_ns = np.where(codes < 0, end - start, 1e3 * np.array([*of_category, 0.0])[codes])
-    names = [name for name in host_events["name"].unique().to_pylist() if name and _MAY_WAIT.search(name)]
-    full = (end - start >= _MAY_WAIT_NS) & rows_of(host_events["name"], *names)[rows]
+    each = rates().on_host((end - start)[launches], _gaps_ns(to_int64(host_events["thread"])[rows], start, end, codes))
+    names = [name for name in host_events["name"].unique().to_pylist() if name]
+    enqueues = rows_of(host_events["name"], *filter(_ENQUEUES.search, names))[rows]
+    of_category = (each.operator_us + each.shapes_us * with_shapes, each.call_us, each.annotation_us, each.python_us)
+    cost_us = np.array([*of_category, 0.0])[codes]
+    cost_us[(codes == 1) & enqueues] = each.runtime_us
+    cost_ns = np.where(codes < 0, end - start, 1e3 * cost_us)
+    full = (end - start >= _MAY_WAIT_NS) & rows_of(host_events["name"], *filter(_MAY_WAIT.search, names))[rows]
     waiting = rows_of(host_events["name"], *SYNCHRONIZING, *FREEING)[rows]
     waits = (codes == 1) & (full | waiting)
     idle = gaps.launch_starved - (work.communication - _beside_compute(device_events)) - work.memcpy - work.memset
@@ -183,7 +199,7 @@ def recorded(cost: ProfilerCost, spans: Windows, iterations: pa.Table) -> pa.Tab
             **{name: pa.array(count, pa.int64()) for name, count in counts.items()},
             "operators_cost_us": counts["operators"] * each.operator_us,
             "shapes_cost_us": counts["operators"] * each.shapes_us * cost.with_shapes,
-            "cuda_calls_cost_us": counts["runtime_calls"] * each.runtime_us,
+            "cuda_calls_cost_us": _between(np.where(cost.codes == 1, cost.replay.cost_ns, 0.0), first, last) / 1e3,
             "annotations_cost_us": counts["annotations"] * each.annotation_us,
             "python_frames_cost_us": counts["python_frames"] * each.python_us,
             "host_cost_us": _between(cost.replay.cost_ns, first, last) / 1e3,
@@ -191,6 +207,14 @@ def recorded(cost: ProfilerCost, spans: Windows, iterations: pa.Table) -> pa.Tab
             "host_own_us": _host_own_us(cost.replay, spans, iterations),
         }
     )
+
+
+def _gaps_ns(thread: NDArray[np.int64], start: Nanoseconds, end: Nanoseconds, codes: NDArray[np.int8]) -> Nanoseconds:
+    """From the end of each operator that contains no other one to the start of its thread's next one."""
+    rows = np.flatnonzero(codes == 0)
+    rows = rows[np.lexsort((start[rows], thread[rows]))]
+    gaps = start[rows][1:] - end[rows][:-1]
+    return gaps[(gaps >= 0) & (thread[rows][1:] == thread[rows][:-1])]
 
 
 def _host_own_us(replay: Replay, spans: Windows, iterations: pa.Table) -> pa.Array:

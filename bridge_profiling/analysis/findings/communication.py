@@ -185,7 +185,8 @@ def low_overlap(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> F
 
 def unmatched_communication(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
     """Communication takes much of an iteration, and captures of other ranks would show how much of it is waiting for them."""
-    if evidence.waiting_is_known or not evidence.ranks:
+    world_size = max((info.world_size or 0 for info in evidence.infos), default=0)
+    if evidence.waiting_is_known or not evidence.ranks or 1 < world_size <= len(evidence.infos):
         return [], ledger
     blocked = ledger.left_us(Cause.blocked_by_communication)
     mean = evidence.mean_us(blocked)
@@ -193,8 +194,7 @@ def unmatched_communication(evidence: Evidence, thresholds: Thresholds, ledger: 
     if not ranks:
         return [], ledger
     saving_us, ledger = ledger.attribute(blocked, (Cause.blocked_by_communication,), waited=True)
-    worst_us, world_size = max(mean[rank] for rank in ranks), max(info.world_size or 0 for info in evidence.infos)
-    named, missing = ranks_in_words(ranks, evidence.ranks).capitalize(), world_size > len(evidence.infos)
+    worst_us, named = max(mean[rank] for rank in ranks), ranks_in_words(ranks, evidence.ranks).capitalize()
     rows = [row for row in evidence.communication_by_rank.to_pylist() if row["rank"] in ranks and row["exposed_us"] > 0]
     longest = sorted(rows, key=lambda row: -row["exposed_us"])[:5]
     times = [evidence.captured_iterations.get(row["rank"], 1) for row in longest]
@@ -212,7 +212,7 @@ def unmatched_communication(evidence: Evidence, thresholds: Thresholds, ledger: 
         recoverable_us_per_iteration=saving_us,
         confidence=Confidence.low,
         confidence_reason="a late rank and a slow link look the same on a rank that waits",
-        action=advice("unmatched_communication", "ranks" if missing or len(evidence.infos) == 1 else "default"),
+        action=advice("unmatched_communication"),
         events=[
             Event(
                 row["rank"],

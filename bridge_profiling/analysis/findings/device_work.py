@@ -39,7 +39,7 @@ _OF_NORMS = 0.6
 #: A fused optimizer reads and writes each value once: 7 times per parameter for Adam, where single operators do it 30 times.
 _OF_SWEEP = 0.25
 
-#: Causes of the device's idle time between the kernels of a sweep that the host launches one by one.
+#: Causes of the device's idle time between kernels that the host launches one by one.
 _BETWEEN = (Cause.small_kernels, Cause.host_launch, Cause.dependency_stalled)
 
 
@@ -118,7 +118,7 @@ def unfused_optimizer(evidence: Evidence, thresholds: Thresholds, ledger: Ledger
     """An optimizer, a moving average of weights or a clipping of gradients launches kernels for each parameter."""
     rows = _rows(evidence, "optimizer_sweep")
     own_us, short_us, idle_us = (_grid(evidence, rows, name) for name in ("own_us", "short_us", "idle_us"))
-    between_us = np.minimum(idle_us, np.maximum(np.nan_to_num(ledger.left_us(*_BETWEEN)), 0.0))
+    between_us = _between_us(evidence, ledger, idle_us)
     kernels_us = short_us + (own_us - short_us) * (1 - _OF_SWEEP)
     of_kernels = _saving_us(evidence, kernels_us)
     of_idle, attributed = ledger.attribute(between_us, _BETWEEN)
@@ -184,7 +184,9 @@ def recomputation(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) ->
     free = _free_memory(evidence)
     if free is not None and free < thresholds.free_for_activations:
         return [], ledger
-    saving_us = _saving_us(evidence, own_us)
+    idle_us = _between_us(evidence, ledger, _grid(evidence, rows, "idle_us"))
+    of_idle, attributed = ledger.attribute(idle_us, _BETWEEN)
+    saving_us = min(_saving_us(evidence, own_us), evidence.room_us) + of_idle
     if evidence.share(saving_us) < thresholds.device_work:
         return [], ledger
     memory = "" if free is None else f", with {free:.0%} of the memory free at the peak"
@@ -192,18 +194,26 @@ def recomputation(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) ->
         evidence,
         "recomputation",
         rows,
-        min(saving_us, evidence.room_us),
+        saving_us,
         evidence.mean_us(again_us),
         title=f"{{ranks}}: the backward pass computes {{time}} of activations again in each {{per}}{memory}",
         numbers={
             "recomputed_us": by_rank(evidence.mean_us(again_us)),
+            "idle_us": by_rank(evidence.mean_us(idle_us)),
             "free_share": free,
             "kernels": _per_iteration(evidence, rows),
         },
         confidence=Confidence.low if free is None else Confidence.medium,
         reason="free memory is unknown" if free is None else "how much memory the activations need is unknown",
     )
-    return [finding], ledger
+    return [finding], attributed
+
+
+def _between_us(evidence: Evidence, ledger: Ledger, idle_us: Grid) -> Grid:
+    """Idle time between kernels that is left of its causes. It is alike in all iterations: an excess has other reasons."""
+    usual_us = np.array([evidence.typical_us(idle_us).get(rank, 0.0) for rank in evidence.ranks])
+    left_us = np.maximum(np.nan_to_num(ledger.left_us(*_BETWEEN)), 0.0)
+    return np.minimum(np.minimum(idle_us, usual_us), left_us)
 
 
 def _rows(evidence: Evidence, role: str) -> pa.Table:

@@ -25,8 +25,11 @@ from bridge_profiling.manifest import RankCapture
 from bridge_profiling.traces.types import RankInfo
 
 #: Hosts differ in what recording costs them, so the profiler's part of a cause can be wrong by this share. Of eighteen
-#: trainings on H200s, most took 1.7 to 2.6 µs per event; the table's rates give 2.5.
+#: trainings on H200s, most took 1.7 to 2.6 µs per event.
 _DOUBT = 0.25
+
+#: What recording costs one host can be so many times what the same records cost another one, by the estimate.
+_APART = 1.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,8 +232,9 @@ class Evidence:
 
     @cached_property
     def profiler_of_host_us(self) -> dict[int, float]:
-        """The profiler's part of each rank's idle time. Hosts pay differently for the same records: ranks can differ by it."""
-        return self.typical_us(total_us(self.profiler.explained_us))
+        """How late the profiler can make each rank. Hosts pay differently for the same records: ranks can differ by it."""
+        apart = _APART if self.profiler.source == "estimate" else 1.0
+        return {rank: apart * time_us for rank, time_us in self.typical_us(total_us(self.profiler.explained_us)).items()}
 
     def is_doubtful(self, *causes: Cause) -> bool:
         """Whether the remaining time of some causes can still be the profiler's, in a mean iteration of the worst rank.

@@ -148,12 +148,14 @@ def straggler_host(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -
         # What strikes single iterations is a pause, and no straggler.
         late = np.minimum(late, _USUAL * np.array([evidence.typical_us(late).get(rank, 0.0) for rank in evidence.ranks]))
     typical, waiting = evidence.typical_us(late), evidence.typical_us(evidence.waiting_us)
+    # In pauses nothing is recorded, so the profiler does not explain them.
+    paused = evidence.typical_us(np.minimum(late, beyond_peers(ledger.left_us(Cause.host_pause), peers)))
     waited_for = evidence.typical_us(evidence.grid(evidence.rank_iterations, "waited_for_us")) if known else {}
     slow = [
         rank
         for rank in unlike_peers(evidence, late, peers)
         if evidence.share(typical[rank]) > thresholds.cause
-        and typical[rank] > evidence.profiler_of_host_us[rank]
+        and (typical[rank] > evidence.profiler_of_host_us[rank] or evidence.share(paused[rank]) > thresholds.cause)
         and (not known or waiting[rank] <= waited_for.get(rank, 0.0))
     ]
     if turns:

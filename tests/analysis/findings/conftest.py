@@ -17,7 +17,7 @@ RunOf = Callable[..., Run]
 @pytest.fixture
 def find(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory, run_of: RunOf) -> Findings:
     """Findings of a simulated job, by id: all, or those that some find. Its hosts take no time to record an event."""
-    monkeypatch.setattr(profiler_cost, "rates", lambda: profiler_cost.Rates(0.0, 0.0, 0.0, 0.0, 0.0, launch_us=5.0))
+    monkeypatch.setattr(profiler_cost, "rates", lambda: profiler_cost.Rates(*[0.0] * 6, launch_us=5.0, gap_us=0.0))
 
     def found(job: SimulatedJob, *finds: Find, thresholds: Thresholds | None = None, **written: Any) -> dict[str, Finding]:
         run = run_of(job.write(tmp_path_factory.mktemp("job"), **written))

@@ -25,7 +25,7 @@ def run_job(tmp_path_factory: pytest.TempPathFactory, run_of: RunOf, monkeypatch
     """Opens a simulated job whose recorded operators, and what their shapes add, cost so much."""
 
     def opened(job: SimulatedJob, shapes_us: float = 0.0, launch_us: float = LAUNCH_NS / US) -> Run:
-        monkeypatch.setattr(profiler_cost, "rates", lambda: Rates(_COST_US, 0.0, 0.0, 0.0, shapes_us, launch_us))
+        monkeypatch.setattr(profiler_cost, "rates", lambda: Rates(_COST_US, 0.0, 0.0, 0.0, 0.0, shapes_us, launch_us, 0.0))
         return run_of(job.write(tmp_path_factory.mktemp("job")))
 
     return opened
@@ -133,7 +133,7 @@ def test_shapes_cost_more(run_job: RunJob) -> None:
     assert "record_shapes=false" in found["profiler_overhead"].action
 
 
-@pytest.mark.parametrize(("launch_us", "factor"), [(2.5, 2), (10, 0.5), (0.1, 2)])
+@pytest.mark.parametrize(("launch_us", "factor"), [(2.5, 2), (10, 0.5), (0.1, 2.5)])
 def test_a_slower_host_pays_more_for_the_same_records(run_job: RunJob, launch_us: float, factor: float) -> None:
     run = run_job(_job(_kernels(10 * US), own_ns=100 * US), launch_us=launch_us)
     assert run.evidence().profiler.estimated_us == approx(100 * _COST_US * factor, rel=0.05)
