@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import pyarrow as pa
@@ -163,14 +164,14 @@ def on_launching_threads(host_events: pa.Table, device_events: pa.Table) -> NDAr
 
 def names_of_operators(host_events: pa.Table, wanted: NDArray[np.int64]) -> list[str | None]:
     """The name of each wanted operator, an id as in `host_events.operator`; None for NULL and for an unknown id."""
-    if not len(wanted):
-        return []
-    ids, own = to_int64(host_events["operator"]), rows_of(host_events["category"], "operator", "annotation")
     ascending = np.unique(wanted)
-    place = np.minimum(np.searchsorted(ascending, ids), len(ascending) - 1)
-    rows = np.flatnonzero(own & (ascending[place] == ids) & (ids != NULL))
+    known = ascending[ascending != NULL]
+    if not len(known):
+        return [None] * len(wanted)
+    ids, own = to_int64(host_events["operator"]), rows_of(host_events["category"], "operator", "annotation")
+    rows = np.flatnonzero(own & np.isin(ids, known))
     row_of = np.full(len(ascending), -1)
-    row_of[place[rows]] = rows
+    row_of[np.searchsorted(ascending, ids[rows])] = rows
     found = row_of[np.searchsorted(ascending, wanted)]
     return host_events["name"].take(pa.array(found, mask=found < 0)).to_pylist()
 
@@ -227,17 +228,22 @@ def _silent(host_events: pa.Table, here: NDArray[np.bool_]) -> Intervals:
     begin = np.maximum.accumulate(np.concatenate((first, to_int64(host_events["end_ns"])[rows])))[: rows.sum()]
     end = start[rows]
     pauses = end - begin >= SILENT_NS
-    return Intervals(begin[pauses], end[pauses])
+    return union(begin[pauses], end[pauses])
 
 
 def _matching(host_events: pa.Table, rows: NDArray[np.bool_], expression: str) -> Ranges:
     """The outermost of the ranges whose name matches. Compares each distinct name once."""
-    pattern = re.compile(expression, re.IGNORECASE)
     names = host_events["name"].unique().to_pylist()
-    matching = [name for name in names if name is not None and pattern.search(name)]
+    matching = [name for name in names if name is not None and _matches(expression, name)]
     if not matching:
         return NO_RANGES
     return outermost_ranges(host_events, rows & rows_of(host_events["name"], *matching))
+
+
+@lru_cache(maxsize=1 << 14)
+def _matches(expression: str, name: str) -> bool:
+    """Whether a name matches. Kept, because the ranks of a run have the same names."""
+    return re.search(expression, name, re.IGNORECASE) is not None
 
 
 def outermost_ranges(host_events: pa.Table, rows: NDArray[np.bool_]) -> Ranges:

@@ -524,6 +524,8 @@ class _Pieces:
     def by_name(self, start_ns: int, end_ns: int) -> Iterator[dict[str, object]]:
         """A row for each of the names with most time between two moments, and one for the others."""
         begin, length, code = _between(self.time.start_ns, self.time.end_ns, self.code, start_ns, end_ns)
+        if not len(code) and not len(self.ranges.name):
+            return  # most causes of most windows
         lost = np.bincount(code, weights=length, minlength=len(self.names))
         host, calls = self._on_the_host(start_ns, end_ns)
         order = np.lexsort((-host, -lost))
@@ -531,7 +533,7 @@ class _Pieces:
         for codes in [*([each] for each in order[:_NAMES].tolist()), order[_NAMES:].tolist()]:
             if not codes:
                 continue
-            mine = np.flatnonzero(np.isin(code, codes))
+            mine = np.flatnonzero(code == codes[0] if len(codes) == 1 else np.isin(code, codes))
             yield {
                 "name": self.names[codes[0]] if len(codes) == 1 else None,
                 "count": len(mine),

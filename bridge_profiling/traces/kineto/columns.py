@@ -6,7 +6,6 @@ import re
 import sys
 from collections.abc import Hashable, Sequence
 from decimal import Decimal, DecimalException
-from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -113,13 +112,12 @@ class Identifiers:
         return self._known[text]
 
 
-def arguments(args: Sequence[Any], name: str) -> Integers:
-    """One argument of every event as integers; NULL where it is missing or not an integer."""
-    getter = attrgetter(name)
+def integers(values: list[Any]) -> Integers:
+    """Values as integers; NULL where one is missing or not an integer."""
     try:
-        return np.fromiter(map(getter, args), np.int64, len(args))
+        return np.fromiter(values, np.int64, len(values))
     except (TypeError, ValueError, OverflowError):
-        return np.fromiter(map(integer, map(getter, args)), np.int64, len(args))
+        return np.fromiter(map(integer, values), np.int64, len(values))
 
 
 def integer(value: Any) -> int:
