@@ -4,7 +4,7 @@
 
 Commands are measured in CPU seconds of all their processes, interleaved with their floor, and the ratio is the median of the
 pairs'. The table of the last release is next to this file, in table.json; --store replaces it, and the page in docs/reference.
-The captures are tests/planted, the traces of which are repeated in time until a rank has about 15 MB of JSON.
+The captures are tests/planted, repeated in time until a rank has about 15 MB of JSON, an nsys report 100 MB, a snapshot 50 MB.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from statistics import median
 
 sys.path.insert(0, str(Path(__file__).parent))
 from isal import igzip
+from large_files import SCAN, UNPICKLE, write_report, write_snapshot
 from paired import paired_ratio
 from scaled_captures import scaled
 from speed_page import STORED, Line, Measured, Table, machine, processor
@@ -44,13 +45,6 @@ from isal import igzip
 for path in sys.argv[1:]:
     msgspec.json.decode(igzip.decompress(open(path, "rb").read()))
 """
-SQLITE = """
-import sqlite3, sys
-database = sqlite3.connect(sys.argv[1])
-for (name,) in database.execute("select name from sqlite_master where type = 'table'").fetchall():
-    database.execute(f'select * from "{name}"').fetchall()
-"""
-UNPICKLE = "import pickle, sys; pickle.load(open(sys.argv[1], 'rb'))"
 IMPORTS = "import numpy, pyarrow.compute, pyarrow.parquet"
 
 
@@ -140,10 +134,12 @@ ROWS = {
         _command("compare", "two", "{work}/other", floor=IMPORTS, cached=True),
     ),
     "ranks": Row("`report`, 16 ranks of 15 MB", _PARSED, _command("report", "sixteen", floor=PARSE, ranks=16)),
-    "nsys": Row("`analyze --json`, an nsys export", "reading every row", _command(
-        "analyze", "rank-0.sqlite", "--json", floor=SQLITE, ranks=1
+    "nsys": Row("`analyze --json`, an nsys export of 100 MB", "SQLite's scan of every row", _command(
+        "analyze", "rank-0.sqlite", "--json", floor=SCAN, ranks=1
     )),
-    "memory": Row("`memory`, a snapshot", "unpickling it", _command("memory", "rank-0.pickle", floor=UNPICKLE, ranks=1)),
+    "memory": Row(
+        "`memory`, a snapshot of 50 MB", "unpickling it", _command("memory", "rank-0.pickle", floor=UNPICKLE, ranks=1)
+    ),
     "hook": Row("an iteration with the hook, outside its window", "Megatron Bridge's pair of calls", _hook),
     "export": Row("the end of a window, until the loop goes on", "torch's own export as .json.gz", _export),
 }  # fmt: skip
@@ -161,8 +157,8 @@ def write_captures(work: Path) -> None:
         (work / name).mkdir()
         for number in range(count):
             (work / name / f"rank-{number}.json.gz").write_bytes(igzip.compress(scaled(content, 1, number), 2))
-    for packed in (_REPORT, _SNAPSHOT):
-        (work / packed.stem).write_bytes(lzma.decompress(packed.read_bytes()))
+    write_report(_REPORT, work / _REPORT.stem, 150)
+    write_snapshot(_SNAPSHOT, work / _SNAPSHOT.stem, 50)
 
 
 def main() -> None:

@@ -47,16 +47,6 @@ def test_idle_processes_expire_after_a_while(used, steps):
         assert timer.expired() is expired
 
 
-def test_a_reset_starts_the_while_again(used):
-    timer = InactivityTimer(lambda: [], 120)
-    used.now = 119.0
-    timer.reset()
-    expired = []
-    for used.now in (238.0, 240.0):
-        expired.append(timer.expired())
-    assert expired == [False, True]
-
-
 @pytest.mark.integration
 def test_a_process_runs_until_it_has_ended_even_if_nobody_has_waited_for_it():
     assert is_running(os.getpid())

@@ -34,12 +34,6 @@ def test_one_without_the_other_says_which_is_missing_and_what_to_type(given, mis
         RayRequest.from_environment({given: BOTH[given], missing: " "})
 
 
-@pytest.mark.parametrize(("patterns", "found"), [(" a* ,, b?", ("a*", "b?")), ("worker[01]", ("worker[01]",)), ("*", ("*",))])
-def test_patterns_are_separated_by_commas_and_whitespace_means_nothing(patterns, found):
-    request = asked(NRL_NSYS_WORKER_PATTERNS=patterns, NRL_NSYS_PROFILE_STEP_RANGE=" 10 : 12 ")
-    assert (request.patterns, request.window) == (found, Window(10, 12))
-
-
 @pytest.mark.parametrize(("name", "value", "said"), [
     *(("NRL_NSYS_PROFILE_STEP_RANGE", steps, said) for steps, said in [
         ("0:3", "Type NRL_NSYS_PROFILE_STEP_RANGE=1:3"), ("0:1", "=1:2"), ("3:3", "holds no step.*=3:4"), ("5:3", "=5:6"),

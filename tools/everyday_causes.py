@@ -25,8 +25,8 @@ from tests.planted.cases import CASES, Case  # noqa: E402
 
 PAGE = ROOT / "docs" / "concepts" / "everyday-causes.md"
 
-#: Findings that name no cause: the result of others, a description of the work, the cost of profiling.
-NEUTRAL = frozenset({"low_device_busy", "dominant_kernel", "profiler_overhead"})
+#: Findings that name no cause of lost time: the result of others, the work, the cost of profiling, full memory.
+NEUTRAL = frozenset({"low_device_busy", "dominant_kernel", "profiler_overhead", "memory_headroom"})
 
 #: Pairs whose blocks of iterations are further apart than this share of their median are listed apart.
 STEADY = 0.10

@@ -38,8 +38,8 @@ from bridge_profiling.traces.discover import find_run
 from bridge_profiling.traces.memory import snapshot
 from bridge_profiling.traces.nsys import tables as nsys
 from tests.analysis.findings.simulated_jobs import Here
+from tests.hostile.runs import manifest_with_everything
 from tests.hostile.test_kineto import EVENTS
-from tests.test_manifest import _full as whole_manifest
 from tests.traces import nsys_files
 from tests.traces.kineto_files import call, document, kernel, steps
 from tests.traces.test_memory_snapshot import entry, segment
@@ -294,7 +294,7 @@ def manifests(folder: Path, drawn: tuple[list[Any], list[Any]]) -> None:
     root = folder / "out"
     path = root / "manifest" / "iter-10-12" / "rank-1.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(edited(json.dumps(changed(asdict(whole_manifest()), data)).encode(), edits))
+    path.write_bytes(edited(json.dumps(changed(asdict(manifest_with_everything(1, Path("torch/a"))), data)).encode(), edits))
     trace = root / "torch" / "iter-10-12" / "rank-1.json"
     trace.parent.mkdir(parents=True, exist_ok=True)
     trace.write_text(json.dumps(rank_of(1)))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from operator import itemgetter
 from typing import Any
 
@@ -71,15 +72,19 @@ class Intervals:
         """Which times are inside, and not where an interval starts or ends."""
         return self.start_ns.searchsorted(time_ns) > self.end_ns.searchsorted(time_ns, "right")
 
+    @cached_property
+    def _lengths(self) -> Nanoseconds:
+        """Length of the set before each interval, and its total length. Callers ask for hundreds of windows one by one."""
+        return np.concatenate(([0], np.cumsum(self.end_ns - self.start_ns)))
+
     def before_ns(self, time_ns: Nanoseconds) -> Nanoseconds:
         """Length of the set before each time."""
-        lengths = np.concatenate(([0], np.cumsum(self.end_ns - self.start_ns)))
         place = np.searchsorted(self.start_ns, time_ns, side="right")
         if not len(self):
             return np.zeros(len(time_ns), np.int64)
         last = np.maximum(place - 1, 0)
         beyond = np.where(place > 0, np.maximum(self.end_ns[last] - time_ns, 0), 0)
-        return lengths[place] - beyond
+        return self._lengths[place] - beyond
 
     def within_ns(self, start_ns: Nanoseconds, end_ns: Nanoseconds) -> Nanoseconds:
         """Length of the set inside each window. Windows may overlap; one that ends before it starts has 0."""

@@ -191,6 +191,7 @@ _DRAWN: dict[str, Callable[[Pictures, Finding], Any]] = {
     "pipeline_bubble": Pictures._bubbles,
     "exposed_communication": Pictures._exposed,
     "low_overlap": Pictures._exposed,
+    "unmatched_communication": Pictures._exposed,
     "dominant_kernel": Pictures._kernels,
     "small_kernels": Pictures._kernels,
     "low_device_busy": lambda pictures, finding: pictures._attribution(finding, "activity"),

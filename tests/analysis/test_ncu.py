@@ -76,21 +76,6 @@ def test_the_training_is_started_without_its_own_profiler(command, started):
     assert not any("own profiler off:" in note for note in found.notes)
 
 
-@pytest.mark.parametrize(
-    ("command", "hosts", "started", "note"),
-    [
-        # The launcher gave this local rank to one rank.
-        ("train.py --local_rank=1 --deepspeed", 1, "python train.py --deepspeed", "deepspeed --no_python"),
-        ("t.py", None, "python t.py", "as you start the training"),
-    ],
-)
-def test_across_hosts_or_of_another_kind_the_launcher_is_the_users(command, hosts, started, note):
-    found = made(["python", *command.split()], rank=1, world_size=16, hosts=hosts)
-    assert found.command.startswith("<your launcher")
-    assert found.command.endswith(f" sh {started}")
-    assert any(note in each for each in found.notes)
-
-
 @pytest.mark.integration
 @pytest.mark.parametrize("kernel", ["operator'$x\"`!\\", "void 核<float, 'a', \"b$c\">(int)"])
 @pytest.mark.parametrize("environment", [{}, {"RANK": "1"}, {"SLURM_PROCID": "1"}, {"RANK": "0"}])

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from bridge_profiling.analysis.attribution.device import breakdown, copies, device_work
-from bridge_profiling.analysis.attribution.operators import MEMORY, operators, units
+from bridge_profiling.analysis.attribution.operators import operators, units
 from bridge_profiling.run import Run
 from tests.analysis.ranks_in_hand import answer, rank, span, table, values, work
 
@@ -53,22 +53,14 @@ def test_calls_are_separated_by_shapes_or_call_stacks_and_other_ranges_counted_w
     assert others == [[("dataloader", 5)], [("cudaLaunchKernel", 0.3)], []]
 
 
-def test_memory_and_modules_are_those_of_torch(tmp_path):
+def test_modules_are_those_of_torch(tmp_path):
     model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 64))
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True, with_stack=True) as used:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], with_stack=True) as used:
         for _ in range(3):
             model(torch.randn(32, 64)).backward(torch.ones(32, 64))
     used.export_chrome_trace(str(tmp_path / "rank-0.json"))
-    expected = {
-        each.key: (each.count, each.self_cpu_memory_usage, each.cpu_memory_usage, 0, 0)
-        for each in used.key_averages()
-        if each.key.startswith("aten::")
-    }
     with Run(tmp_path, parquet=tmp_path) as run:
         found, by_module = run.operators(), run.operators(modules=True)
-    ours = {name: rest for name, *rest in values(found, "name", "count", *MEMORY)}
-    assert {name: tuple(ours[name]) for name in expected} == expected
-    assert expected["aten::addmm"][1] == 3 * 4 * 32 * (256 + 64)
     calls = {row for row in values(by_module, "name", "module", "count") if row[0] in ("aten::addmm", "aten::relu")}
     assert calls == {("aten::addmm", "Linear_0", 3), ("aten::addmm", "Linear_1", 3), ("aten::relu", "ReLU_0", 3)}
     assert dict(values(found, "name", "module"))["aten::relu"] == "ReLU_0"

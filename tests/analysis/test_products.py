@@ -31,9 +31,7 @@ def _found(*calls, kernel=BF16, took_ns=1000):
     ("name", "shapes", "flops"),
     [
         ("aten::mm", [[4, 8], [8, 16]], 2 * 4 * 8 * 16),
-        ("aten::addmm", [[16], [4, 8], [8, 16], [], []], 2 * 4 * 8 * 16),
         ("aten::bmm", [[3, 4, 8], [3, 8, 16]], 3 * 2 * 4 * 8 * 16),
-        ("aten::baddbmm", [[3, 4, 16], [3, 4, 8], [3, 8, 16]], 3 * 2 * 4 * 8 * 16),
         ("aten::_scaled_dot_product_flash_attention", [Q, Q, Q], 2 * 2 * 2 * 16 * 512 * 512 * 64),
         ("aten::_scaled_dot_product_flash_attention_backward", [Q, Q, Q, Q, Q], 5 * 2 * 2 * 16 * 512 * 512 * 64),
         ("aten::convolution_backward", [OUTPUT, IMAGE, FILTER], 2 * 2 * 8 * 16 * 30 * 30 * 3 * 3 * 3),

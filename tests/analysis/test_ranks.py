@@ -64,22 +64,6 @@ def test_operations_match(tmp_path, run, how, matches, codes):
     assert _matched(run, tmp_path, **how) == (matches, codes)
 
 
-def test_iterations_of_nearly_one_length_are_distinguished_by_the_ends_of_their_operations(tmp_path):
-    """Steps that differ by 0.1 ms, ends that scatter by 5 us, clocks 40 s apart, nothing marked."""
-    run, chance = SimulatedRun(2, offsets_ns={1: 40_000 * MS}), random.Random(4)
-
-    def step(_):
-        for _ in range(6):
-            for rank in range(2):
-                run.compute(rank, chance.randrange(4_000 * US, 4_020 * US))
-            run.meet([0, 1])
-
-    run.iterate(6, step)
-    for row in [*run.operations[0], *run.operations[1]]:
-        row["end_ns"] += chance.randrange(-5 * US, 5 * US)
-    assert _matched(run, tmp_path, {1: 12}, marked=False)[0] == {2: 24}
-
-
 def test_a_handful_of_operations_that_fit_anywhere_is_left_unmatched(tmp_path):
     """Clocks of which nothing is known, two operations an iteration that look like those of the next one."""
     run, chance = SimulatedRun(2, offsets_ns={1: 9_000 * MS}), random.Random(6)
@@ -250,14 +234,6 @@ def test_sums_over_ranks_do_not_depend_on_the_order_of_rows(tmp_path):
         connection.execute(f"create or replace temp table exposure as {rows}")
         found.append(communication_by_size(connection, infos).to_pylist())
     assert found[0] == found[1]
-
-
-def test_of_one_rank_alone_nothing_is_called_transfer(tmp_path):
-    run = SimulatedRun(2)
-    asked = run.iterate(3, lambda _: run.meet([0, 1])).captured(tmp_path, ranks=[1])
-    names = ("count", "captured_ranks", "matched_count", "transfer_us", "wait_us", "bus_bandwidth_gbs")
-    assert values(asked.communication(), *names) == [(3, 1, 0, None, None, None)]
-    assert "waiting_unknown" in {caveat.code for caveat in asked.caveats("communication")}
 
 
 @pytest.mark.parametrize(

@@ -96,12 +96,6 @@ def test_a_second_run_reads_only_parquet_which_alone_is_a_run_too(write_ranks, r
     assert alone.limitations == limitations
 
 
-def test_tables_kept_among_the_captures_do_not_hide_them(write_ranks, run_of, tmp_path):
-    for count in (1, 2):
-        write_ranks(count)
-        assert run_of(parquet=tmp_path).breakdown()["rank"].to_pylist() == list(range(count))
-
-
 def test_where_nothing_can_be_kept_everything_is_answered(write_ranks, run_of, tmp_path):
     write_ranks(2)
     (tmp_path / "blocked").write_text("a file where a folder should be")
@@ -112,11 +106,6 @@ def test_where_nothing_can_be_kept_everything_is_answered(write_ranks, run_of, t
     assert scratch.is_dir()
     run.close()
     assert not scratch.exists()
-
-
-def test_an_unknown_option_is_refused(write_trace, run_of):
-    with pytest.raises(TypeError, match="breakdown has no option by_rank"):
-        run_of(write_trace(steps(1))).ask("breakdown", by_rank=True)
 
 
 def test_without_ray_installed_the_error_says_what_to_type(monkeypatch):

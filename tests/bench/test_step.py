@@ -2,15 +2,13 @@
 
 import copy
 import itertools
-import math
-import random
 
 import pytest
 import torch
 
 from bridge_profiling import ProfilingConfigError
 from bridge_profiling.bench import step as bench_step
-from bridge_profiling.bench.results import LEVEL, estimate
+from bridge_profiling.bench.results import estimate
 from bridge_profiling.bench.step import measure_step
 from bridge_profiling.easy import quick_benchmark
 
@@ -47,7 +45,6 @@ def test_it_stops_at_the_time_limit_and_counts_at_least_one(clock):
     [
         # n = 10: the second smallest and the second largest hold the median with 97.9%, the third with 89.1% only.
         ([10, 1, 9, 2, 8, 3, 7, 4, 6, 5], (10, 5.5, 5.5, 2, 9)),
-        ([4, 2, 6, 1, 5, 3], (6, 3.5, 3.5, 1, 6)),
         # Fewer than six have no bounds.
         ([1, 1, 2, 2, 4], (5, 2, 2, None, None)),
         ([3], (1, 3, 3, None, None)),
@@ -56,18 +53,6 @@ def test_it_stops_at_the_time_limit_and_counts_at_least_one(clock):
 def test_median_mean_and_bounds_agree_with_tables(samples, expected):
     found = estimate(samples)
     assert (found.count, found.median, found.mean, found.low, found.high) == expected
-
-
-def test_bounds_hold_the_true_median_as_often_as_promised():
-    # A skewed distribution, as for times; its median is ln 2.
-    draws = random.Random(7)
-    found = [estimate([draws.expovariate(1.0) for _ in range(25)]) for _ in range(2000)]
-    assert sum(one.low <= math.log(2) <= one.high for one in found) / 2000 >= LEVEL - 0.01
-
-
-def test_a_rate_is_the_inverse_with_swapped_bounds():
-    rate = estimate([0.1, 0.1, 0.2, 0.2, 0.4, 0.5]).inverted(8)
-    assert (rate.median, rate.mean, rate.low, rate.high) == pytest.approx((40, 8 / 0.25, 16, 80))
 
 
 class Seen(torch.nn.Module):
@@ -138,8 +123,6 @@ def test_token_numbers_custom_inputs_and_losses(model, inputs, settings, samples
     [
         (torch.nn.Linear(2, 2), (0, 2), {}, "holds no sample"),
         (Text(2, 2), (1, 2), {"train": True}, "nothing to differentiate"),
-        (torch.nn.ReLU(), (1, 2), {"train": True}, "no parameter"),
-        (torch.nn.Linear(2, 2), (1, 2), {"num_iterations": 0}, "measure nothing"),
         (torch.nn.Embedding(8, 4), (3, 5), {"dtype": torch.float32}, "of torch.float32. Pass dtype=torch.long"),
     ],
 )

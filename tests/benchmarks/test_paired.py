@@ -21,21 +21,13 @@ def plain(generator, seed, ratio):
     return paired_ratio(*durations(generator, 60, ratio), seed=seed)
 
 
-def favoured(generator, seed, ratio):
-    """Phases of ten pairs in which one side is up to a tenth faster."""
-    above, below = durations(generator, 300, ratio)
-    return paired_ratio(above * np.repeat(generator.lognormal(0.0, 0.05, 30), 10), below, seed=seed)
-
-
 def changed(generator, seed, ratio):
     """A change among drift that the control met too."""
     mine, control = durations(generator, 24, 0.9)
     return changed_ratio(mine[:12] / control[:12], ratio * mine[12:] / control[12:], seed=seed)
 
 
-@pytest.mark.parametrize(
-    ("measure", "ratio", "least"), [(plain, 1.13, 0.90), (favoured, 1.0, 0.86), (changed, 1.0, 0.88), (changed, 1.18, 0.88)]
-)
+@pytest.mark.parametrize(("measure", "ratio", "least"), [(plain, 1.13, 0.90), (changed, 1.0, 0.88), (changed, 1.18, 0.88)])
 def test_the_interval_holds_the_true_ratio_in_about_95_of_100_measurements(measure, ratio, least):
     generator = np.random.default_rng(7)
     found = [measure(generator, seed, ratio) for seed in range(100)]

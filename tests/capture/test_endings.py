@@ -42,11 +42,6 @@ def terminate():
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def twice():
-    signal.raise_signal(signal.SIGTERM)
-    terminate()
-
-
 def terminate_when_written():
     for thread in threading.enumerate():
         if "writer" in thread.name:
@@ -90,7 +85,6 @@ KILLED = "the process died inside the window, before the capture was written"
     ("how", "code", "handlers", "outcome", "reason"),
     [
         ({"strike_in": 4}, TERMINATED, OURS[:5], HALF, EXITED),
-        ({"strike_in": 4, "strike": twice}, TERMINATED, OURS[:5], HALF, EXITED),
         ({"strike_in": 4, "owns_process": True}, 143, OURS[:5], HALF, EXITED),
         ({"strike_in": "stop"}, TERMINATED, OURS[:6], ALL, None),
         # Outside of the window the signal has its default action.
@@ -99,7 +93,6 @@ KILLED = "the process died inside the window, before the capture was written"
         # The user's own handlers stay.
         ({"strike_in": 4, "handler": returns}, 0, ["returns"] * 9, ALL, None),
         ({"strike_in": 4, "handler": exits}, 3, ["exits"] * 5, HALF, EXITED.replace("143", "3")),
-        ({"strike_in": 4, "handler": signal.SIG_IGN}, 0, ["SIG_IGN"] * 9, ALL, None),
         # Nothing runs in a process that is killed: its last manifest is true.
         ({"strike_in": 0, "strike": die}, 9, OURS[:1], ("missed", None), UNREACHED),
         ({"strike_in": 4, "strike": die}, 9, OURS[:5], ("failed", None), KILLED),

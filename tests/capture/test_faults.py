@@ -61,14 +61,6 @@ def test_ranks_outside_the_world_of_the_launcher_are_refused(run, monkeypatch, s
         run.train(run.config(1, 2, profile_ranks=[5]), range(1))
 
 
-def test_a_profiler_of_the_users_own_is_left_alone(run):
-    with torch.profiler.profile() as theirs:
-        run.train(run.config(1, 3), range(5))
-    assert any(event.key == "aten::linear" for event in theirs.key_averages())
-    assert run.outcome("iter-1-3") == ("failed", None)
-    assert "another profiler" in run.manifest("iter-1-3")["reason"]
-
-
 @pytest.mark.parametrize(("profiler", "said"), [(True, "Training goes on"), (False, "no captures on demand")])
 def test_an_output_directory_that_cannot_be_made_is_one_line_and_training_goes_on(tmp_path, run, caplog, profiler, said):
     (tmp_path / "file").write_text("in the way")
@@ -119,9 +111,3 @@ def test_a_process_killed_while_it_compresses_leaves_the_whole_trace_and_says_wh
     assert left == [("failed", True, captured)]
     assert run.outcome("iter-1-9") == (status, captured)
     assert len(list((run.root / "torch").rglob("*rank-0*"))) == 1
-
-
-def test_an_export_that_is_cut_off_is_refused(tmp_path):
-    (tmp_path / "raw.json").write_text('{"traceEvents": [{"name": "aten::add", "ph": "X"}, {"name": "aten::m')
-    with pytest.raises(torch_profiler.CaptureError, match="whole trace"):
-        torch_profiler._check_whole(tmp_path / "raw.json")

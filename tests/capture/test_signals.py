@@ -5,7 +5,6 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
-from threading import Thread
 
 import pytest
 
@@ -22,12 +21,6 @@ def _as_before() -> Iterator[None]:
     before = signal.signal(USR, signal.SIG_DFL)
     yield
     signal.signal(USR, before)
-
-
-def in_a_thread(function) -> None:
-    thread = Thread(target=function)
-    thread.start()
-    thread.join()
 
 
 def test_the_first_signal_unwinds_and_later_ones_do_not_end_the_writing() -> None:
@@ -55,17 +48,6 @@ def test_an_installed_handler_is_replaced_only_on_request_and_one_installed_in_b
     with unwind_on(USR, replace=True), pytest.raises(SystemExit):
         signal.raise_signal(USR)
     assert signal.getsignal(USR) is handler
-
-
-def test_another_thread_than_the_main_one_changes_nothing() -> None:
-    seen: list[object] = []
-
-    def enter() -> None:
-        with unwind_on(USR, replace=True), signals_held():
-            seen.append(signal.getsignal(USR))
-
-    in_a_thread(enter)
-    assert seen == [signal.SIG_DFL]
 
 
 class _Handlers:
@@ -183,10 +165,6 @@ def test_an_exit_that_comes_when_an_iterations_range_has_just_opened_leaves_no_h
     assert 5 not in iterations_in(run.trace("iter-4-8"))
 
 
-class Alarm(Exception):
-    """What a handler of the training raises."""
-
-
 def test_collections_in_the_window_are_ranges_and_totals(run):
     callbacks, hook = list(gc.callbacks), sys.unraisablehook
     run.train(run.config(4, 6), range(8), on_iteration=lambda iteration: gc.collect(2) if iteration in (3, 5, 6) else None)
@@ -201,29 +179,3 @@ def test_collections_in_the_window_are_ranges_and_totals(run):
     assert totals["longest_ns"] > 0
     assert max(totals["duration_ns"]) >= totals["longest_ns"]
     assert (gc.callbacks, sys.unraisablehook) == (callbacks, hook)
-
-
-def test_a_signal_during_a_collection_still_interrupts_the_training(run):
-    def ring(number, frame):
-        raise Alarm
-
-    def collect() -> None:
-        gc.collect()  # callbacks of other tests' weak references would drop it as well
-        many = [[] for _ in range(300_000)]
-        for one in many:
-            one.append(many)
-        signal.setitimer(signal.ITIMER_REAL, 0.001)
-        gc.collect()
-
-    # Python drops what a handler raises inside a callback, also inside Hypothesis' own.
-    others, gc.callbacks[:] = gc.callbacks[:], []
-    previous = signal.signal(signal.SIGALRM, ring)
-    try:
-        with pytest.raises(Alarm):
-            run.train(run.config(4, 8), range(10), on_iteration=at(5, collect))
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, previous)
-        gc.callbacks[:] = others
-    [folder] = run.folders()
-    assert run.manifest(folder)["status"] == "partial"

@@ -1,6 +1,5 @@
 """The trace holds exactly the iterations that the window and the run have in common; windows that repeat are one each."""
 
-import logging
 from contextlib import suppress
 
 import pytest
@@ -153,17 +152,6 @@ def test_every_window_is_captured_exactly_and_says_what_asked_for_it(run):
 def test_a_resume_captures_the_windows_that_are_left(run, every, ran, expected):
     run.train(repeated(run, every), ran)
     assert {folder: run.outcome(folder) for folder in run.folders()} == expected
-
-
-def test_a_run_that_ends_before_the_last_window_only_says_how_many_were_captured(run, caplog):
-    caplog.set_level(logging.INFO)
-    for _ in range(2):
-        run.train(repeated(run), range(17))
-    # The second run has overwritten none of them.
-    folders = ("iter-4-6", "iter-4-6.1", "iter-14-16", "iter-14-16.1")
-    assert {folder: run.outcome(folder)[0] for folder in run.folders()} == dict.fromkeys(folders, "complete")
-    assert "captured 2 of at most 3 windows, one every 10 iterations" in caplog.text
-    assert not [record for record in caplog.records if record.levelno > logging.INFO]
 
 
 def test_a_window_that_follows_at_once_is_prepared_only_when_the_one_before_it_is_closed(run, monkeypatch):

@@ -69,7 +69,6 @@ def test_what_will_fail_ends_with_1_and_says_what_to_do(doctor):
         (NSYS, {"SLURM_JOB_ID": "7"}, 1, "fails   nsys: "),
         # A job that runs elsewhere: this machine proves nothing.
         ((*NSYS, "--elsewhere", "--output-dir", "."), {}, 0, "unknown nsys: on this machine: nsys is not"),
-        ((*NSYS, "--elsewhere", "--output-dir", "."), {}, 0, "srun bridge-profiling doctor"),
         (("--config", "run.yaml", "train.train_iters=12"), {}, 0, "ok      window"),
         # Piped, no line is broken.
         ((*TORCH, "--output-dir", "/tmp/" + "a" * 150), {}, 0, "a" * 150 + " can be written (will be created in /tmp)"),

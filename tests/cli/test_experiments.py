@@ -1,7 +1,6 @@
 """RUN may be a local NeMo-Run experiment, by id or title. tests/capture/control tests that a job carries out requests."""
 
 import importlib
-import os
 import re
 import shlex
 from dataclasses import replace
@@ -42,7 +41,6 @@ def experiment(home, monkeypatch):
     ("command", "said"),
     [
         ("analyze near", "median of 3"),
-        ("merge near", "of 1 ranks"),
         ("memory near", "near/profiles records no memory"),
         ("compare {id}/near near", "Nothing changed."),
     ],
@@ -57,8 +55,6 @@ def test_the_experiments_captures_are_what_is_read(experiment, typed, command, s
 @pytest.mark.parametrize(
     ("run", "said"),
     [
-        ("nowhere", "does not exist"),
-        (".", "no job listens in"),
         ("far/bare", r"remote side of a tunnel, me@login.*Type it there: bridge-profiling trigger /.*/far/far/far_\d+/bare"),
         ("far", r"Name one of them: far_\d+/bare"),
     ],
@@ -75,14 +71,6 @@ def test_a_local_experiment_is_triggered_where_its_job_writes(experiment, typed)
     RequestDirectory(captures).write("progress.json", replace(STATUS, ended="training ended after iteration 9"))
     for run in ("near", str(experiment / "near"), str(captures)):
         assert "the job has ended: training ended after iteration 9" in typed("trigger", run).stderr
-
-
-def test_a_user_without_a_name_is_identified_by_number(monkeypatch):
-    def unknown():
-        raise KeyError("getpwuid(): uid not found: 12345")
-
-    monkeypatch.setattr("getpass.getuser", unknown)
-    assert trigger._user() == str(os.getuid())
 
 
 def test_the_printed_command_can_be_typed(tmp_path):

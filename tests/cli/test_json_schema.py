@@ -39,7 +39,6 @@ def runs(folder):
         ("report slower --threshold device_busy=0.99", "finding"),
         ("compare base slower", None),
         ("compare base slower --also-base base --also-other slower", None),
-        ("compare base unmarked", None),
         ("compare run base cpu unmarked", None),
     ],
 )

@@ -101,7 +101,6 @@ def test_each_window_has_a_page_and_one_that_cannot_be_made_leaves_the_scripts_e
     [
         (("--profiler", "nsys"), "nsys is not on this machine's PATH"),
         (("--memory",), "a memory history .* cannot be recorded here; torch sees no CUDA device"),
-        (("--profiler", "memory", "--light"), "--light does not go with --profiler memory"),
         (("--output-dir", "file/below"), "file/below cannot be written; .*file: Not a directory"),
     ],
 )
@@ -111,10 +110,9 @@ def test_what_cannot_be_recorded_here_is_refused_unless_best_effort(started, mon
     Path("file").touch()
     with pytest.raises(ProfilingConfigError, match=expected):
         typed(*arguments, SCRIPT)
-    if "exclude" not in expected and "go with" not in expected:
-        result = typed(*arguments, "--best-effort", SCRIPT)
-        assert result.exit_code == 137
-        assert re.search("warning: .*" + expected, result.output)
+    result = typed(*arguments, "--best-effort", SCRIPT)
+    assert result.exit_code == 137
+    assert re.search("warning: .*" + expected, result.output)
 
 
 def test_the_settings_of_a_file_lie_under_those_typed(started):
@@ -186,15 +184,14 @@ def test_a_rank_of_another_launcher_becomes_the_script(started, monkeypatch, env
     [
         (("nowhere.py",), "nowhere.py does not exist"),
         (("--steps", "5:5", SCRIPT), "--steps 5:5: the window is empty; .* Type --steps 5:6"),
-        (("--ranks", "0,2", "--nproc", "2", SCRIPT), "--ranks names 2, but the job has 2 ranks"),
         (("--set", "profile_evry=3", SCRIPT), "--set profile_evry does not exist.*Type --set profile_every=3"),
+        (("--ranks", "0,2", "--nproc", "2", SCRIPT), "--ranks names 2, but the job has 2 ranks"),
         (("--config", "empty.yaml", SCRIPT), "empty.yaml has no section profiling"),
         (("--nodes", "2", "--rdzv-endpoint", "host", SCRIPT), "--nodes 2 needs --node-rank"),
         (("empty",), "empty is a directory without a __main__.py"),
         (("--nodes", "2", "--node-rank", "0", SCRIPT), "--nodes 2 needs --rdzv-endpoint"),
         (("--nodes", "2", "--node-rank", "0", "--rdzv-endpoint", "host:2950o", SCRIPT), "host:2950o is not HOST or HOST:PORT"),
         (("train.sh",), "train.sh is a shell script"),
-        (("--nodes", "2", "--node-rank", "2", "--rdzv-endpoint", "host:1", SCRIPT), "--node-rank 2 is outside 2 machines"),
     ],
 )
 def test_what_cannot_be_carried_out_is_refused_before_anything_starts(started, arguments, said):

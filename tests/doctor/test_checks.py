@@ -68,17 +68,13 @@ CASES = [
     (check_window_fits, "train.train_iters=12", {}, {}, "ok", "iterations 10 to 11 of 0 to 11"),
     (check_window_fits, "train.train_iters=11", {}, {}, "fails", "last iteration is 10"),
     (check_window_fits, "", {}, {}, "unknown", "train.train_iters is not known"),
-    (check_window_fits, "train.train_iters=50 profiling.profile_step_start=-1", {}, {}, "fails", "not an integer of at least"),
     (check_window_fits, "train.train_iters=50 train.start_iteration=12", {}, {}, "fails", "after the window 10-12"),
     (check_window_fits, "train.train_iters=50 train.start_iteration=10", {}, {}, "warning", "iteration 10 is the run's first"),
-    (check_window_fits, "train.train_iters=50 train.start_iteration=9", {}, {}, "ok", "iterations 10 to 11 of 0 to 49"),
     (check_window_fits, "train.train_iters=50 profiling.profile_step_start=0", {}, {}, "warning", "lazy initialization"),
     (check_ranks_exist, f"{RANKS}[0,4]", {"world_size": 4}, {}, "fails", "names 4, but the job has 4 ranks"),
-    (check_ranks_exist, f"{RANKS}[]", {"world_size": 4}, {}, "fails", "names no rank"),
     (check_ranks_exist, f"{RANKS}all", {"world_size": 64}, {}, "ok", "7 and 56 more of 64"),
     (check_ranks_exist, f"{RANKS}all", {"world_size": 65}, {}, "warning", "65 ranks write a trace each"),
     (check_ranks_exist, PP, {"world_size": 16}, {}, "ok", "0, 4, 8, 12 of 16"),
-    (check_ranks_exist, PP, {"world_size": 6}, {}, "fails", "cannot be split"),
     (check_ranks_exist, f"{RANKS}[0]", {}, {}, "unknown", "the number of ranks is not known"),
     (check_profilers, f"{NSYS} profiling.record_memory_history=true", {}, {}, "ok", "nsys and memory history"),
     (check_profilers, f"{TORCH} {NSYS}", {}, {}, "fails", "CUPTI"),
@@ -88,35 +84,29 @@ CASES = [
     (check_profilers, "", {}, {}, "warning", "nothing will be captured"),
     (check_profilers, "", {"nsys_prefix": True}, {}, "warning", "nothing marks the window"),
     (check_gpu_metrics_permission, f"{NSYS} {METRICS}", {}, permission(0, "user"), "ok", ""),
-    (check_gpu_metrics_permission, f"{NSYS} {METRICS}", {}, permission(1, "root"), "ok", ""),
     (check_gpu_metrics_permission, f"{NSYS} {METRICS}", {}, permission(1, "user"), "fails", "AdminUsers=0"),
+    (check_gpu_metrics_permission, f"{NSYS} {METRICS}", {}, permission(1, "root"), "ok", ""),
     (check_gpu_metrics_permission, f"{NSYS} {METRICS_ARG}", {}, permission(1, "user"), "fails", "AdminUsers=0"),
     (check_gpu_metrics_permission, f"{NSYS} {METRICS}", {}, permission(1, "namespace"), "fails", ""),
-    (check_gpu_metrics_permission, "", {"name": ""}, permission(1, "user"), "warning", ""),
     (check_gpu_metrics_permission, f"{NSYS} {METRICS}", {}, {}, "unknown", "was not recorded"),
     (check_gpu_metrics_permission, NSYS, {}, permission(1, "user"), None, ""),
     (check_cpu_sampling, "profiling.nsys_extra_args=[--sample=process-tree]", {}, sampling("3", "user"), "fails", ""),
-    (check_cpu_sampling, "profiling.nsys_extra_args=[-s,cpu]", {}, sampling("4", "user"), "fails", ""),
     (check_cpu_sampling, "profiling.nsys_extra_args=[--cpuctxsw=process-tree]", {}, sampling("4", "root"), "ok", ""),
     (check_cpu_sampling, "profiling.nsys_extra_args=[--sample=cpu]", {}, sampling("2", "user"), "ok", ""),
     (check_cpu_sampling, "profiling.nsys_extra_args=[--sample=none]", {}, sampling("4", "user"), None, ""),
     (check_nccl_settings, "", {"environment": {"NCCL_IB_DISABLE": "1"}}, {}, "warning", "TCP sockets"),
     (check_nccl_settings, "", {"environment": {"NCCL_IB_DISABLE": "1"}, "nodes": 1}, {}, "ok", ""),
-    (check_nccl_settings, "", {}, {"recorded": {"/etc/nccl.conf": "# a\nNCCL_ALGO=Ring\n"}}, "warning", "every message size"),
     (check_nccl_settings, "", {}, environment("NCCL_DEBUG=TRACE"), "warning", "NCCL_DEBUG=TRACE (environment): NCCL logs all"),
     (check_nccl_settings, "", {}, environment("NCCL_DEBUG=INFO", "NCCL_P2P_DISABLE=0", "NCCL_DEBUG_SUBSYS=^ALL"), "ok", ""),
     (check_other_profilers, "", {}, environment(), "ok", ""),
     (check_other_profilers, "", {}, environment(namespace=4026532847), "unknown", ""),
     (check_other_profilers, "", {}, environment("CUDA_INJECTION64_PATH=/opt/tool/libtool.so"), "warning", "loads another tool"),
-    (check_other_profilers, "", {}, environment("LD_PRELOAD=/lib/a.so:/opt/libscorep_b.so"), "warning", "loads another tool"),
     (check_other_profilers, "", {}, environment("KINETO_USE_DAEMON=1"), "warning", "a daemon"),
     (check_other_profilers, "", {}, environment("NSYS_PROFILING_SESSION_ID=3", "LD_PRELOAD=/a.so"), "warning", "under nsys"),
     (check_nsys, NSYS, {}, {}, "fails", "nsys is not on this machine's PATH"),
-    (check_nsys, "", {"name": ""}, {}, "warning", "nsys is not on this machine's PATH"),
     (check_nsys, TORCH, {}, {}, None, ""),
     (check_megatron_core, "", {}, {"recorded": {"megatron-core": "0.16.1"}}, "ok", "0.16.1"),
     (check_megatron_core, "", {}, {"recorded": {"megatron-core": "0.15.3"}}, "warning", "pip install 'megatron-core>=0"),
-    (check_megatron_core, "", {}, {"recorded": {"megatron-core": "0.20.0rc1"}}, "warning", "0.20.0rc1"),
     (check_megatron_core, "", {}, {}, None, ""),
 ]
 
@@ -148,18 +138,12 @@ ok NVLink: all 36 links active, 478 GB/s per GPU and direction"""
         ({"links": ("26.562", "0.562")}, {}, "warning NVLink: GPU0 has 452 GB/s, others up to 478 GB/s"),
         ({"nvidia-smi topo -m": "no matrix"}, {}, "unknown GPU topology: nvidia-smi topo -m shows no matrix of GPUs"),
         ({"nvidia-smi topo -m": TWO_SOCKETS}, {}, "socket (SYS: GPU0-GPU3, GPU1-GPU2, GPU1-GPU3)"),
-        ({"nvidia-smi topo -m": TWO_SOCKETS}, {}, "warning GPU topology: 3 of 6 pairs"),
     ],
 )
 def test_gpus_and_their_links(machine, request_for, recorded, fields, said):
     links = {"nvidia-smi nvlink -s": LINKS.replace(*recorded.get("links", ("", "")), 1)}
     verdicts = check_gpus(request_for(**fields), machine(recorded=H200X2 | links | recorded))
     assert said in "\n".join(f"{verdict.status} {verdict.check}: {verdict.found}" for verdict in verdicts)
-
-
-def test_without_a_driver_gpus_are_unknown(machine, request_for):
-    (verdict,) = check_gpus(request_for(), machine())
-    assert (verdict.status, "was not recorded" in verdict.found) == ("unknown", True)
 
 
 def test_dcgm_and_other_profilers_are_seen_in_the_process_table(machine):

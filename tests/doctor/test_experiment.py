@@ -1,85 +1,59 @@
 """What doctor reads from experiments that NeMo-Run itself wrote."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
+import io
+from dataclasses import dataclass, field
 
 import pytest
 
 from bridge_profiling.doctor import find_experiment, read_experiment
 from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.experiments.jobs import load
-
-pytestmark = [pytest.mark.integration, pytest.mark.needs("nemo_run")]
-
-ROOT = Path(__file__).resolve().parents[2]
-
-#: Its classes are needed to write the experiment, and gone when doctor reads it.
-SUBMIT = """
-import nemo_run as run
 from bridge_profiling.plugins import NsysPlugin, PyTorchProfilerPlugin
+from tests.plugins.conftest import Container as WithoutModel
+from tests.plugins.conftest import Train, pretrain
 
-if __name__ == "__main__":
-    from containers import Container, Model, Train, pretrain
+run = pytest.importorskip("nemo_run")
 
-    slurm = run.SlurmExecutor(
-        account="team", partition="gpu", nodes=2, ntasks_per_node=4, launcher="torchrun", packager=run.Packager(),
-        container_image="image.sqsh", tunnel=run.LocalTunnel(job_dir=""), env_vars={"NCCL_P2P_DISABLE": "1"},
-    )
-    train, model = run.Config(Train, train_iters=20), run.Config(Model, num_layers=4, tensor_model_parallel_size=2)
-    script = run.Script(
-        "train.py", entrypoint="python", args=["--recipe", "big", "train.train_iters=25", "--flag"],
-        metadata={"bridge_profiling.settings": "model.num_layers=7 train.train_iters=9 train.micro_batch_size=3"},
-    )
-    window = {"profile_step_start": 4, "profile_step_end": 6}
-    with run.Experiment("study") as experiment:
-        experiment.add(
-            run.Partial(pretrain, config=run.Config(Container, train=train, model=model)), executor=slurm, name="nsys",
-            plugins=[NsysPlugin(**window, profile_ranks=[0, 3], nsys_gpu_metrics=True)],
-        )
-        experiment.add(
-            script, executor=run.LocalExecutor(ntasks_per_node=2, launcher="torchrun"), name="torch",
-            plugins=[PyTorchProfilerPlugin(**window, profile_ranks=[0, 1])],
-        )
-        experiment.add([run.Script("a.py", entrypoint="python"), run.Script(inline="echo")], executor=slurm, name="group")
-        experiment.dryrun(delete_exp_dir=False)
-"""
-CONTAINERS = """
-from dataclasses import dataclass, field
-from bridge_profiling.config import FaultToleranceConfig, ProfilingConfig
+# NeMo-Run's experiments start shells.
+pytestmark = pytest.mark.integration
 
-@dataclass
-class Train:
-    train_iters: int = 100
 
-@dataclass
+@dataclass(kw_only=True)
 class Model:
     num_layers: int = 2
     tensor_model_parallel_size: int = 1
 
-@dataclass
-class Container:
-    train: Train
-    model: Model
-    profiling: ProfilingConfig = field(default_factory=ProfilingConfig)
-    ft: FaultToleranceConfig = field(default_factory=FaultToleranceConfig)
 
-def pretrain(config: Container) -> None:
-    pass
-"""
+@dataclass(kw_only=True)
+class Container(WithoutModel):
+    model: Model = field(default_factory=Model)
 
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
     """A NEMORUN_HOME with an experiment that was never submitted."""
-    folder = tmp_path_factory.mktemp("submit")
-    (folder / "containers.py").write_text(CONTAINERS)
-    (folder / "submit.py").write_text(SUBMIT)
-    home = folder / "home"
-    environment = os.environ | {"NEMORUN_HOME": str(home), "PYTHONPATH": f"{ROOT}{os.pathsep}{folder}"}
-    done = subprocess.run([sys.executable, "submit.py"], cwd=folder, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
+    home = tmp_path_factory.mktemp("home")
+    slurm = run.SlurmExecutor(
+        account="team", partition="gpu", nodes=2, ntasks_per_node=4, launcher="torchrun", packager=run.Packager(),
+        container_image="image.sqsh", tunnel=run.LocalTunnel(job_dir=""), env_vars={"NCCL_P2P_DISABLE": "1"},
+    )  # fmt: skip
+    train, model = run.Config(Train, train_iters=20), run.Config(Model, num_layers=4, tensor_model_parallel_size=2)
+    partial = run.Partial(pretrain, config=run.Config(Container, train=train, model=model))
+    known = {"bridge_profiling.settings": "model.num_layers=7 train.train_iters=9 train.micro_batch_size=3"}
+    arguments = ["--recipe", "big", "train.train_iters=25", "--flag"]
+    script = run.Script("train.py", entrypoint="python", args=arguments, metadata=known)
+    window = {"profile_step_start": 4, "profile_step_end": 6}
+    nsys = NsysPlugin(**window, profile_ranks=[0, 3], nsys_gpu_metrics=True)
+    torch = PyTorchProfilerPlugin(**window, profile_ranks=[0, 1])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("nemo_run.config._NEMORUN_HOME", str(home))
+        patch.setattr("sys.stdin", io.StringIO())
+        with run.Experiment("study") as experiment:
+            experiment.add(partial, executor=slurm, name="nsys", plugins=[nsys])
+            local = run.LocalExecutor(ntasks_per_node=2, launcher="torchrun")
+            experiment.add(script, executor=local, name="torch", plugins=[torch])
+            experiment.add([run.Script("a.py", entrypoint="python"), run.Script(inline="echo")], executor=slurm, name="group")
+            experiment.dryrun(log=False, delete_exp_dir=False)
     return home
 
 

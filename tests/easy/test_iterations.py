@@ -31,18 +31,6 @@ for i in range(8):
     optimizer.step(closure)
 """
 
-#: No module: nothing calls a model.
-NO_MODULE = """
-weight = torch.ones(2, requires_grad=True)
-train(8, torch.optim.SGD([weight], lr=0.1), lambda x: x * weight)
-"""
-
-#: The model and its optimizer's step are compiled.
-COMPILED = """
-sgd.step = torch.compile(sgd.step, backend="eager")
-train(8, model=torch.compile(model, backend="eager"))
-"""
-
 #: Compiled into one whole graph, and evaluated before it is trained.
 ONE_GRAPH = """
 compiled = torch.compile(torch.nn.Sequential(model, torch.nn.ReLU()), backend="eager", fullgraph=True)
@@ -58,8 +46,6 @@ CASES = {
     "an optimizer for each fold": "for i in range(3): train(3, torch.optim.SGD(model.parameters(), lr=0.1))",
     "evaluates first": EVALUATES_FIRST.removeprefix(HEAD),
     "LBFGS": LBFGS,
-    "no module": NO_MODULE,
-    "compiled": COMPILED,
     "one graph": ONE_GRAPH,
     # The first optimizer is still there when the second has trained alone for long.
     "left behind": "train(2)\ntrain(108, torch.optim.AdamW(model.parameters()))",

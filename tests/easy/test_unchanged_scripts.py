@@ -40,24 +40,6 @@ with torch.profiler.profile(schedule=schedule, on_trace_ready=lambda it: it.expo
 print(profiler.step_num)
 """
 
-#: Saves its model whole, inside the window and after it, keeps a copy, and exports it.
-SAVES = """
-import copy, pickle
-class Net(torch.nn.Linear):
-    pass
-model = Net(2, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for i in range(10):
-    train(1, optimizer, model)
-    if i in (2, 9):
-        best = copy.deepcopy(model)
-        torch.save(best, "best.pt")
-        assert b"bridge_profiling" not in pickle.dumps(model) + pickle.dumps(best)
-        print(i, torch.load("best.pt", weights_only=False)._compiled_call_impl)
-torch.jit.script(model)
-print(i, "scripted")
-"""
-
 
 def test_a_script_with_everything_in_it_prints_what_it_prints_alone_and_its_trace_holds_the_window(tmp_path: Path) -> None:
     """Two optimizers, accumulation, a skipped step, workers, a training child, arguments like ours, an exit code."""
@@ -128,15 +110,6 @@ def test_an_error_is_shown_as_python_shows_it_and_nothing_else_is_said(tmp_path,
     assert (ended.exit_codes, ended.stderr) == ([code], python(tmp_path, str(tmp_path / "train.py")).stderr)
 
 
-def test_a_model_is_saved_copied_and_exported_as_without(tmp_path: Path, train) -> None:
-    ended = train(HEAD + SAVES, "--steps", "0:4")
-    assert ended.exit_codes == [0], ended.stderr
-    assert ended.stdout == "2 None\n9 None\n9 scripted\n"
-    # The first call of all was found while it ran.
-    found = ranges(tmp_path / "profiles", folder="iter-0-4")
-    assert [name for name in found if name in ("forward", "backward")] == ["forward", "backward"] * 4
-
-
 @pytest.mark.parametrize(("wait", "warmup"), [(0, 1), (1, 1), (3, 1), (0, 4)])
 def test_a_profiler_of_the_scripts_own_is_given_way_to(tmp_path: Path, train, wait: int, warmup: int) -> None:
     """It records before the window opens, starts in the iteration before it, starts within, or has warmed up long before."""
@@ -154,7 +127,6 @@ def test_a_profiler_of_the_scripts_own_is_given_way_to(tmp_path: Path, train, wa
     ("script", "said"),
     [
         ("with torch.inference_mode(): model(torch.zeros(1, 2))", "no optimizer stepped in this process"),
-        ("train(2)", "the script made 2 optimizer steps, iterations 0 to 1, and the window is 3:6. Type --steps 0:2\n"),
         (
             "import threading\nthread = threading.Thread(target=train, args=(8,))\nthread.start()\nthread.join()",
             "the optimizer steps in a thread that the script has started",

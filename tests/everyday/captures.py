@@ -60,14 +60,14 @@ class Capture:
     findings: tuple[str, ...]
     ranks: tuple[int, ...]
     unprofiled: Milliseconds
-    baseline: str | None
-    baseline_unprofiled: Milliseconds | None
-    comparable: bool
-    set_aside: bool
-    round: int
-    busy_share: float | None
-    window_share: float
-    pause_alone: bool
+    baseline: str | None = None
+    baseline_unprofiled: Milliseconds | None = None
+    comparable: bool = True
+    set_aside: bool = False
+    round: int = 1
+    busy_share: float | None = None
+    window_share: float = 1.0
+    pause_alone: bool = False
 
     @property
     def gain(self) -> float | None:
@@ -87,23 +87,12 @@ class Capture:
 
 def _capture(row: dict[str, Any]) -> Capture:
     strikes = row.get("strikes")
-    return Capture(
-        name=row["name"],
-        group=row["group"],
-        recorder=row["recorder"],
-        world_size=row["world_size"],
-        findings=tuple(row["findings"]),
-        ranks=tuple(row["ranks"]),
-        unprofiled=Milliseconds(**row["unprofiled_ms"]),
-        baseline=row.get("baseline"),
-        baseline_unprofiled=Milliseconds(**row["baseline_unprofiled_ms"]) if "baseline" in row else None,
-        comparable=row.get("comparable", True),
-        set_aside=row.get("set_aside", False),
-        round=row.get("round", 1),
-        busy_share=row.get("busy_share"),
-        window_share=strikes["every"] * strikes["in_window"] / strikes["of"] if strikes else 1.0,
-        pause_alone=row.get("pause_alone", False),
-    )
+    known = {name: value for name, value in row.items() if name in Capture.__dataclass_fields__}
+    known |= {name: tuple(row[name]) for name in ("findings", "ranks")}
+    known |= {name: Milliseconds(**row[f"{name}_ms"]) for name in ("unprofiled", "baseline_unprofiled") if f"{name}_ms" in row}
+    if strikes:
+        known["window_share"] = strikes["every"] * strikes["in_window"] / strikes["of"]
+    return Capture(**known)
 
 
 #: Every capture by its name.

@@ -33,10 +33,10 @@ def test_no_answer_is_lost(found: list[Answer]) -> None:
     """Floors of what held when this was written; raise them with each finding that gets better."""
     causes = [one for one in found if one.capture.findings]
     healthy = [one for one in found if not one.capture.findings]
-    assert sum(one.right for one in causes) >= 69
-    assert sum(one.right_beyond_baseline for one in causes) >= 76
+    assert sum(one.right for one in causes) >= 74
+    assert sum(one.right_beyond_baseline for one in causes) >= 83
     assert sum(one.bounded is True for one in causes) >= 60
-    assert sum(one.right for one in healthy) >= 29
+    assert sum(one.right for one in healthy) >= 30
     assert not any(one.alone for one in healthy)
     errors = [abs(one.saving_error) for one in causes if one.right and one.saving_error is not None]
     assert median(errors) <= 0.20

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import shutil
 import subprocess
-import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,8 +13,8 @@ from types import SimpleNamespace
 import pytest
 
 from bridge_profiling.errors import ProfilingConfigError, TraceError
-from bridge_profiling.experiments.captures import captures_of, fetch, ssh_tunnel
-from bridge_profiling.experiments.jobs import Built, experiment_of, read_jobs
+from bridge_profiling.experiments.captures import captures_of, fetch
+from bridge_profiling.experiments.jobs import experiment_of, read_jobs
 
 run = pytest.importorskip("nemo_run")
 
@@ -151,24 +149,3 @@ def test_what_ran_here_is_read_where_it_is(home: Path) -> None:
     (captures / "rank0.pt.trace.json.gz").touch()
     assert captures_of(experiment, job) == captures
     shutil.rmtree(captures)
-
-
-def test_an_experiment_that_make_profile_keeps_in_the_checkout_is_found_there(home: Path, tmp_path: Path, monkeypatch) -> None:
-    (tmp_path / ".runs").symlink_to(home)
-    monkeypatch.chdir(tmp_path)
-    found, _ = experiment_of(Path("near"), {"HOME": "/nowhere"})
-    assert found.resolve() == experiment_of(Path("near"), {"NEMORUN_HOME": str(home)})[0]
-    # A directory of captures wins over an experiment of its name.
-    (tmp_path / "near").mkdir()
-    assert experiment_of(Path("near"), {"NEMORUN_HOME": str(home)}) is None
-
-
-def test_a_tunnel_that_leads_nowhere_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    tunnel = Built("SSHTunnel", {"host": "127.0.0.1", "user": "me", "port": 1, "job_dir": "/nowhere"})
-    monkeypatch.setattr("sys.stdin", io.StringIO())
-    with pytest.raises(ProfilingConfigError, match=r"the tunnel to me@127\.0\.0\.1 cannot be opened; .*onnect"):
-        ssh_tunnel(tunnel)
-    # NeMo-Run ends the program when the login is refused.
-    monkeypatch.setattr(run.SSHTunnel, "connect", lambda tunnel: sys.exit(1))
-    with pytest.raises(ProfilingConfigError, match="it refused the key and the password"):
-        ssh_tunnel(tunnel)

@@ -1,12 +1,21 @@
 """The session's jobs: those that the chosen tests need, started at once and run beside one another."""
 
 import functools
+from pathlib import Path
 
 import pytest
 
 from tests.conftest import NEEDS
 from tests.gpu.catalog import JOBS
 from tests.gpu.jobs import Jobs, devices
+
+_HERE = Path(__file__).parent
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items):
+    """The tests of jobs come last: others measure rates, or need memory that the job which runs out of it takes."""
+    items.sort(key=lambda item: item.path.parent == _HERE and "jobs" in item.fixturenames)
 
 
 @pytest.fixture(scope="session")

@@ -59,14 +59,18 @@ def launched_by(tables: RankTables, call: str) -> list[str]:
     return events.filter(pc.and_(of_call, pc.equal(events["kind"].cast("string"), COMPUTE)))["name"].to_pylist()
 
 
-def in_phase(tables: RankTables, phase: str) -> dict[int, Counter[str]]:
+def in_phase(tables: RankTables, phase: str, *kinds: str) -> dict[int, Counter[str]]:
     """Iteration to the kernels launched inside its range of that name."""
     host = tables.host_events.select(["category", "name", "start_ns", "end_ns"]).to_pylist()
     ranges = [(row["start_ns"], row["end_ns"]) for row in host if row["category"] == "annotation" and row["name"] == phase]
     found: dict[int, Counter[str]] = {}
     rows = tables.device_events.select(["kind", "name", "iteration", "launch_start_ns"])
     for kind, name, iteration, launch in zip(*(column.to_pylist() for column in rows.columns), strict=True):
-        if kind in (COMPUTE, COMMUNICATION) and launch is not None and any(start <= launch <= end for start, end in ranges):
+        if (
+            kind in (kinds or (COMPUTE, COMMUNICATION))
+            and launch is not None
+            and any(start <= launch <= end for start, end in ranges)
+        ):
             found.setdefault(iteration, Counter())[name] += 1
     return found
 
@@ -86,6 +90,19 @@ def check_window(job: Job, wanted: list[int] = WINDOW, *, status: str = "complet
         assert tables.info.error is None
         assert tables.iterations["iteration"].to_pylist() == wanted, f"rank {rank}"
         assert launched_outside(tables) == [], f"rank {rank}"
+
+
+def ended_by_sigterm(job: Job) -> list[int]:
+    """The ranks that ended by themselves after their launcher got a SIGTERM: one at least.
+
+    A rank that waits in NCCL for one that has left does not react to the signal: its launcher kills it after 30 s.
+    """
+    reasons = {rank: job.manifests[rank]["reason"] for rank in job.spec.selected}
+    found = [rank for rank, reason in reasons.items() if "the process exited (code 143)" in reason]
+    assert found, reasons
+    for rank in reasons.keys() - set(found):
+        assert "the process died inside the window" in reasons[rank] or job.spec.profiler == "nsys", reasons
+    return found
 
 
 def check_same_kernels(job: Job, wanted: list[int] = WINDOW, *kinds: str) -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.gpu.catalog import JOBS
-from tests.gpu.kernels import check_allocation_sites, check_same_kernels, check_window, in_phase
+from tests.gpu.kernels import COMPUTE, check_allocation_sites, check_same_kernels, check_window, in_phase
 from tests.planted.witness import differences
 
 pytestmark = [pytest.mark.needs("gpus2", "megatron", "nemo_run", "nsys_on_path"), pytest.mark.timeout(900)]
@@ -58,9 +58,11 @@ def test_the_trace_holds_exactly_the_window(job):
 
 @profiled
 def test_every_iteration_is_in_the_trace_to_the_last_kernel_of_its_optimizer(job):
-    check_same_kernels(job, wanted(job))
+    # In a process' first step, megatron-core 0.19 agrees with the other ranks by one more all-reduce.
+    kinds = [COMPUTE] if job.spec.resumes_at is not None else []
+    check_same_kernels(job, wanted(job), *kinds)
     for rank, tables in job.traces().items():
-        steps = in_phase(tables, "optimizer")
+        steps = in_phase(tables, "optimizer", *kinds)
         assert set(steps) == set(wanted(job)), f"rank {rank}"
         assert sum(steps[wanted(job)[-1]].values()) > 5
         assert all(step == steps[wanted(job)[-1]] for step in steps.values()), f"rank {rank}"

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -29,19 +30,42 @@ EXAMPLES = {
 }
 
 
-@pytest.fixture(scope="module", params=EXAMPLES)
-def run(request, tmp_path_factory):
+@pytest.fixture(scope="module")
+def started(request, tmp_path_factory):
+    """The examples of the chosen tests, side by side: starting takes most of their time."""
+    named = [item.callspec.params["run"] for item in request.session.items if "started" in getattr(item, "fixturenames", ())]
+    with ThreadPoolExecutor(len(EXAMPLES)) as pool:
+        yield {
+            name: pool.submit(_train, name, tmp_path_factory.mktemp(name.removesuffix(".py")))
+            for name in EXAMPLES
+            if name in named and _why_not(EXAMPLES[name]) is None
+        }
+
+
+@pytest.fixture(params=EXAMPLES)
+def run(request, started):
     """The output directory that an example has left."""
-    folder = tmp_path_factory.mktemp(request.param.removesuffix(".py"))
-    pytest.importorskip(EXAMPLES[request.param])
-    if EXAMPLES[request.param] == "deepspeed" and find_spec("nvtx"):
-        nvtx = importlib.import_module("nvtx")
-        if not hasattr(nvtx.get_domain("test"), "push_range"):
-            pytest.skip("DeepSpeed fails where nvtx is installed and older than 0.2.12")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", _EXAMPLES / request.param]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "4"})
+    if missing := _why_not(EXAMPLES[request.param]):
+        pytest.skip(missing)
+    folder, done = started[request.param].result()
     assert done.returncode == 0, done.stderr[-4000:]
     return folder / "profiles"
+
+
+def _why_not(package):
+    if find_spec(package) is None:
+        return f"{package} is not installed"
+    if package == "deepspeed" and find_spec("nvtx"):
+        nvtx = importlib.import_module("nvtx")
+        if not hasattr(nvtx.get_domain("test"), "push_range"):
+            return "DeepSpeed fails where nvtx is installed and older than 0.2.12"
+    return None
+
+
+def _train(example, folder):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", _EXAMPLES / example]
+    variables = os.environ | {"OMP_NUM_THREADS": "4"}
+    return folder, subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=240, env=variables)
 
 
 def test_each_rank_captures_exactly_the_window(run):

@@ -1,6 +1,5 @@
 """Runs of two ranks as a training writes them, with manifests that list the traces."""
 
-import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from bridge_profiling.manifest import (
     Work,
     write_manifest,
 )
-from tests.traces.kineto_files import document, steps
+from tests.traces.kineto_files import steps, write_capture
 
 FOLDER = "iter-0-2"
 
@@ -31,15 +30,11 @@ def manifest_of(root: Path, rank: int) -> Path:
     return root / "manifest" / FOLDER / f"rank-{rank}.json"
 
 
-def write_run(root: Path, *, name: str = "gemm") -> Path:
-    """Two ranks of two iterations, whose kernels bear a name."""
+def write_run(root: Path) -> Path:
+    """Two ranks of two iterations."""
     for rank in (0, 1):
-        path = trace_of(root, rank)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        events = json.loads(json.dumps(steps(250, 300 + rank)).replace("my_gemm_kernel", json.dumps(name)[1:-1]))
-        trace = document(events, distributedInfo={"rank": rank, "world_size": 2})
-        path.write_bytes(gzip.compress(json.dumps(trace).encode()))
-        write_manifest(manifest_of(root, rank), _manifest(rank, path.relative_to(root)))
+        path = write_capture(root, steps(250, 300 + rank), range(2), rank, 2)
+        write_manifest(manifest_of(root, rank), manifest_with_everything(rank, path.relative_to(root)))
     return root
 
 
@@ -55,7 +50,8 @@ def change_manifest(root: Path, rank: int, /, **changed: Any) -> None:
     path.write_text(json.dumps(content))
 
 
-def _manifest(rank: int, trace: Path) -> Manifest:
+def manifest_with_everything(rank: int, trace: Path) -> Manifest:
+    """A manifest that has a value for each of its keys."""
     return Manifest(
         status="complete",
         window=Window(0, 2),

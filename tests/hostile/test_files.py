@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import lzma
 import os
 import shutil
 
@@ -41,34 +40,9 @@ DAMAGE = {
     "loop": _replace(lambda path: path.symlink_to(path.name)),
     "pipe": _replace(os.mkfifo),
     "junk behind": lambda path: path.write_bytes(path.read_bytes() + b"JUNK" * 50),
-    "twice": lambda path: path.write_bytes(path.read_bytes() * 2),
-    "packed twice": lambda path: path.write_bytes(gzip.compress(path.read_bytes())),
-    "another checksum": lambda path: path.write_bytes(path.read_bytes()[:-8] + bytes(4) + path.read_bytes()[-4:]),
-    "UTF-16": lambda path: path.write_bytes(gzip.compress(_text(path).encode("utf-16"))),
     "events as an object": lambda path: path.write_bytes(gzip.compress(_text(path).replace("[", "{", 1).encode())),
     "a line each": lambda path: path.write_bytes(gzip.compress(b'{"ph": "X", "ts": 1}\n' * 9)),
 }
-
-#: What happens to a good file that stays whole.
-HARMLESS = {
-    "zeros behind": lambda path: path.write_bytes(path.read_bytes() + bytes(5000)),
-    "in two parts": lambda path: path.write_bytes(
-        gzip.compress(_text(path)[:500].encode()) + gzip.compress(_text(path)[500:].encode())
-    ),
-    "an empty part first": lambda path: path.write_bytes(gzip.compress(b"") + path.read_bytes()),
-    "not packed": lambda path: path.write_text(_text(path)),
-    "CRLF": lambda path: path.write_bytes(
-        gzip.compress(json.dumps(json.loads(_text(path)), indent=1).replace("\n", "\r\n").encode())
-    ),
-}
-
-
-@pytest.mark.parametrize("change", HARMLESS.values(), ids=HARMLESS)
-def test_a_trace_packed_in_another_way_is_read_whole(typed, folder, change):
-    write(folder / RANK, 1)
-    change(folder / RANK)
-    done = typed("report", "run", "--no-page")
-    assert (done.returncode, done.stderr, "oth ranks" in done.stdout) == (0, "", True)
 
 
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
@@ -86,12 +60,9 @@ def test_a_rank_that_cannot_be_read_is_named_and_gives_exit_code_1(typed, folder
     ("name", "content"),
     [
         ("rank-1.json", b'{"schemaVersi'),
-        ("rank-1.json", bytes(512)),
         ("rank-1.json", b"[" * 100_000),
         ("trace_1.json", bytes(512)),  # named like trace_0.json, which is a trace
         ("rank-1.json.zst", b"\x28\xb5\x2f\xfd"),
-        ("rank-1.pt.trace.json.bz2", b"BZh9"),
-        ("rank-1.json.xz", lzma.compress(b'{"schemaVersi')),
         ("rank-1.sqlite", bytes(512)),
         ("rank-1.nsys-rep", b""),
     ],
@@ -118,20 +89,12 @@ def test_a_folder_that_cannot_be_read_is_named(typed, folder, monkeypatch):
     assert (done.returncode, done.stderr) == (1, "error: run/closed cannot be read: Permission denied\n")
 
 
-@pytest.mark.parametrize("name", ["config.json", "log_1.json", "rank-1.json", "notes.txt"])
-def test_other_documents_are_no_captures(folder, name):
-    (folder / "run" / name).write_text(json.dumps({"ranks": [1], "text": '"ph": "bridge_profiling"'}))
-    assert [capture.rank for capture in find_run(folder / "run").captures] == [0]
-
-
 @pytest.mark.parametrize(
     "command",
     [
         ("merge", ".", "--no-findings", "-o", "run/rank-2.json.gz"),
         ("report", "."),
-        ("report", ".", "-o", "run/rank-2.json"),
         ("memory", "run/rank-0.json.gz", "-o", "run/rank-2.json"),
-        ("flamegraph", ".", "--folded", "-o", "run/flamegraph.folded.txt"),
     ],
     ids=" ".join,
 )
@@ -151,15 +114,6 @@ def test_a_merged_trace_alone_says_what_it_is(typed, folder):
     assert (done.returncode, "made it from captures" in done.stderr) == (1, True)
 
 
-def test_a_trace_that_quotes_our_mark_stays_a_capture(folder):
-    path = folder / "run" / "rank-0.json.gz"
-    trace = json.loads(gzip.decompress(path.read_bytes()))
-    marks = ['{"bridge_profiling": "merged trace"', '<!doctype html><meta name="generator" content="bridge-profiling']
-    trace = {"user": {"bridge_profiling": "merged trace"}, "marks": marks} | trace
-    path.write_bytes(gzip.compress(json.dumps(trace).encode()))
-    assert [capture.rank for capture in find_run(folder).captures] == [0]
-
-
 @pytest.mark.parametrize("command", ["report", "merge", "flamegraph", "compare"])
 def test_a_capture_is_never_replaced(typed, folder, command):
     before = (folder / "run" / "rank-0.json.gz").read_bytes()
@@ -176,7 +130,6 @@ LINKS = [
     ({"up": "..", "root": "/"}, [0], "it links to a folder that contains it; to search that folder, pass its path"),
     ({"a": "b", "b": "a", "torch": "/nowhere/torch"}, [0], "torch -> /nowhere/torch: what it links to does not exist"),
     ({"iter-2-4.1": "gone", "latest.log": "gone.log"}, [0], "iter-2-4.1 -> "),
-    ({"x": "../far", "../far/back": "../run", "../far/y": "../farther"}, [0, 1, 2], ""),
     ({"rank-7.json.gz": "rank-0.json.gz", "newest.json.gz": "../run/rank-0.json.gz"}, [0], ""),
     ({"rank-1.json.gz": "../far/rank-1.json.gz", "manifest": "../far"}, [0, 1], ""),
     ({"a": "../many", "b": "../far"}, [0, 1], "links lead to more than 40 files"),

@@ -5,7 +5,6 @@ import json
 import lzma
 import os
 import pickle
-import re
 import tracemalloc
 import zlib
 from random import Random
@@ -16,7 +15,6 @@ from bridge_profiling.bench import results
 from bridge_profiling.errors import ProfilingConfigError, TraceError
 from bridge_profiling.manifest import read_manifest
 from bridge_profiling.traces import bounds, kineto
-from bridge_profiling.traces.discover import find_run
 from bridge_profiling.traces.memory import snapshot
 from bridge_profiling.traces.nsys import tables as nsys
 from tests.traces.conftest import values, write_trace
@@ -38,29 +36,16 @@ READERS = {
 }
 
 
-@pytest.mark.parametrize("kind", ["a pipe", "a device", "a link to a device"])
+@pytest.mark.parametrize("kind", ["a pipe", "a link to a device"])
 @pytest.mark.parametrize("name", READERS)
 def test_only_regular_files_are_opened(tmp_path, name, kind):
     path = tmp_path / name
     if kind == "a pipe":
         os.mkfifo(path)
-    elif kind == "a link to a device":
-        path.symlink_to("/dev/zero")
     else:
-        try:
-            os.mknod(path, 0o600 | 0o020000, os.makedev(1, 5))
-            path.open("rb").close()
-        except OSError:
-            pytest.skip("making a device needs root")
+        path.symlink_to("/dev/zero")
     with pytest.raises((TraceError, ProfilingConfigError), match=f"{path}.* is not a regular file"):
         READERS[name](path)
-
-
-@pytest.mark.parametrize("name", [name for name in READERS if name.startswith("rank-0.json")])
-def test_discovery_opens_no_pipe(tmp_path, name):
-    os.mkfifo(tmp_path / name)
-    (tmp_path / "rank-1.json").write_text(json.dumps(document(steps(500))))
-    assert tmp_path / "rank-1.json" in [capture.path for capture in find_run(tmp_path).captures]
 
 
 @pytest.mark.parametrize("name", ["rank-0.json.gz", "rank-0.json.xz", "rank-0.sqlite.xz", "rank-0.pickle", "rank-0.pickle.xz"])
@@ -95,10 +80,7 @@ DIGITS = "7" * 5000
 #: Text in place of the kernel's marked number, and whether its event can still be used.
 NUMBERS = {
     "a bare number with a million zeros": ('"dur": 4242', '"dur": 1e999990', False),
-    "a bare start of 5,000 digits": ('"ts": 2000', f'"ts": {DIGITS}', False),
-    "a bare correlation of 5,000 digits": ('"correlation": 99', f'"correlation": {DIGITS}', False),
     "a correlation of a million hexadecimal digits": ('"correlation": 99', f'"correlation": "0x{"f" * 1_000_000}"', True),
-    "a thread of 5,000 digits": ('"tid": 7', f'"tid": "stream {DIGITS}"', True),
     "a stream of 5,000 digits": ('"stream": 7', f'"stream": "{DIGITS}"', True),
 }
 
@@ -108,11 +90,6 @@ def test_enormous_numbers_cost_their_event_at_most(write_trace, written, instead
     text = json.dumps(document([kernel("k", 2000, 4242, correlation=99), *steps(500)])).replace(written, instead, 1)
     tables = kineto.read(write_trace(text))
     assert (tables.device_events.num_rows, tables.info.lost.device) == ((2, 0) if usable else (1, 1))
-
-
-def test_an_iteration_of_5000_digits_is_no_iteration(write_trace):
-    events = [*steps(500), complete("user_annotation", f"ProfilerStep#{DIGITS}", 2000, 10)]
-    assert values(kineto.read(write_trace(events)).iterations, "iteration") == [0]
 
 
 @pytest.mark.parametrize("name", ["ncclDev" + "x" * (1 << 20), "void " * 200_000, "(anonymous namespace)::" * 50_000])
@@ -140,14 +117,6 @@ def test_deeply_nested_json_costs_its_event_at_most(write_trace, where, opening,
     assert ("odd" in names) == (tables.info.lost.device == 0)
 
 
-@pytest.mark.parametrize("text", ['\\"' * 500_000, '" "' * 500_000, "\\" * 500_000, "{" * 500_000], ids=repr)
-def test_a_file_that_is_cut_in_a_string_keeps_what_comes_before(write_trace, text):
-    whole = json.dumps(document(steps(500)))[:-2]
-    tables = kineto.read(write_trace(f'{whole}, {{"ph": "X", "name": "{text}', "rank-3.json"))
-    assert (tables.device_events.num_rows, tables.iterations.num_rows) == (1, 1)
-    assert tables.info.partial
-
-
 EMPTY = {
     "traces": {"device_traces": [[] for _ in range(2_000_000)]},
     "dictionaries": {"device_traces": [[{} for _ in range(2_000_000)]]},
@@ -167,24 +136,9 @@ def test_a_snapshot_of_millions_of_empty_things_is_refused_before_it_is_loaded(t
         tracemalloc.stop()
 
 
-@pytest.mark.parametrize("of", ["device_traces", "segments"])
-def test_a_snapshot_of_more_devices_than_a_process_has_is_refused(tmp_path, of):
+def test_a_snapshot_of_more_devices_than_a_process_has_is_refused(tmp_path):
     entry = {"action": "alloc", "addr": 1, "size": 512, "stream": 0, "time_us": 1}
-    segment = {"address": 1, "total_size": 512, "stream": 0}
-    many = {
-        "device_traces": [[entry] for _ in range(bounds.MAX_DEVICES + 1)],
-        "segments": [segment | {"device": device} for device in range(bounds.MAX_DEVICES + 1)],
-    }
     path = tmp_path / "rank-0.pickle"
-    path.write_bytes(pickle.dumps({of: many[of]}, 4))
+    path.write_bytes(pickle.dumps({"device_traces": [[entry] for _ in range(bounds.MAX_DEVICES + 1)]}, 4))
     with pytest.raises(TraceError, match="it lists 1025 devices"):
         snapshot.read(path)
-    path.write_bytes(pickle.dumps({of: many[of][:-1]}, 4))
-    assert snapshot.read(path).info.error is None
-
-
-def test_results_that_nest_deeply_are_one_error(tmp_path):
-    path = tmp_path / "bench.json"
-    path.write_text("[" * 100_000)
-    with pytest.raises(ProfilingConfigError, match=re.escape(str(path))):
-        results.read(path)

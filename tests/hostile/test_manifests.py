@@ -33,27 +33,19 @@ def _nested(depth):
     [
         ({"status": "done"}, "manifest.status"),
         ({"host": "\ud800"}, "manifest.host"),
-        ({"pid": 10**4000}, "manifest.pid"),
         ({"rank": True}, "manifest.rank is 'True', not of type int"),
         ({"rank": -1}, "rank is -1"),
         ({"world_size": 1}, "rank 1 is not one of 1 ranks"),
         ({"window": {"start": 1}}, "manifest.window has no 'end'"),
-        ({"window": {"start": 2, "end": 2}}, "window is 2-2"),
-        ({"other_windows": [[20]]}, "other_windows"),
         ({"other_windows": [[20, 10]]}, "other_windows"),
         ({_ARTIFACT: "torch\0"}, "path of an artifact"),
-        ({_ARTIFACT: ""}, "path of an artifact"),
         ({"coordinates": {"tp": 3}}, "manifest.coordinates.tp is '3', not a list"),
         ({"coordinates": {"tp": [4, 2]}}, "coordinates.tp"),
         ({"config": {"a": _nested(100)}}, "manifest.config"),
-        ({"framework": {"a": [10**30]}}, "manifest.framework"),
         ({"work__model_flops": math.nan}, "manifest.work.model_flops"),
-        ({"durations_ns": {"iteration": [1], "duration_ns": []}}, "durations_ns"),
-        ({"durations_ns__mfu": [1.0]}, "durations_ns"),
         ({"durations_ns__duration_ns": [-1] * 9}, "durations_ns"),
         ({"garbage_collection__collections": [1]}, "garbage_collection"),
         ({"schema_version": 2}, "newer release: its schema version is 2"),
-        ({"schema_version": 0}, "schema_version is 0"),
     ],
 )
 def test_a_manifest_that_no_rank_wrote_is_refused_by_name(run, changed, entry):
@@ -151,12 +143,6 @@ def _places(content, place=()):
     for key, value in items:
         yield (*place, key)
         yield from _places(value, (*place, key))
-
-
-def test_windows_of_any_length_cost_nothing(run):
-    change_manifest(run, 1, other_windows=[[4, 10**15], [3, 4]])
-    capture = RankCapture(run, FOLDER, read_manifest(manifest_of(run, 1)))
-    assert list(capture.durations_by_iteration(profiled=False)) == []
 
 
 @pytest.mark.parametrize("columns", [{"phase": ["f", "g"]}, {"peak_bytes": []}, {"before_bytes": ["x"]}, {"phase": [["f"]]}])

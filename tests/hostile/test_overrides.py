@@ -8,9 +8,8 @@ from typing import Any, Literal
 
 import pytest
 
-from bridge_profiling.easy.request import Request, parse
 from bridge_profiling.errors import ProfilingConfigError
-from bridge_profiling.overrides import Override, apply_overrides
+from bridge_profiling.overrides import apply_overrides
 
 
 @dataclass
@@ -119,17 +118,6 @@ def test_what_grows_beyond_all_bounds_is_one_error(text, name):
     with pytest.raises(ProfilingConfigError) as refused:
         given(f"s.{name}={text}")
     assert len(str(refused.value)) < 1000
-
-
-@pytest.mark.parametrize(("text", "value"), [("010", "010"), ("1:1", "1:1"), ("a #b", "a #b"), ("12", 12), ("[0,1]", [0, 1])])
-def test_the_submit_host_reads_an_override_as_the_job_does(text, value):
-    assert Override("a.b", text).value == value
-
-
-@pytest.mark.parametrize("script", ["-t.py", "--t.py", "--steps", "-m"])
-def test_a_script_may_have_any_name(script):
-    request = Request(script=script, arguments=("--", "-x", "--steps"), steps="1:2")
-    assert parse(request.to_arguments()) == request
 
 
 @pytest.mark.integration

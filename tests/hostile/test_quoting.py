@@ -12,7 +12,7 @@ import pytest
 from bridge_profiling.config import ProfilingConfig
 from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.overrides import apply_overrides
-from bridge_profiling.plugins import FaultTolerancePlugin, NsysPlugin, PreemptionPlugin, PyTorchProfilerPlugin
+from bridge_profiling.plugins import NsysPlugin, PyTorchProfilerPlugin
 from bridge_profiling.plugins.task import STARTS_NSYS_KEY
 from recipes.executors import slurm
 from tests.batch_scripts import batch_script
@@ -146,17 +146,6 @@ def _check_calls(calls: dict[str, list[list[str]]], case: dict[str, object], *, 
         if case["task"] == "own nsys" and case["launcher"] != "ft":
             wanted = (case["nsys_extra_args"] or [], case["nsys_trace"], case["nsys_gpu_metrics"], case["export_sqlite"])
             assert (found.nsys_extra_args, found.nsys_trace, found.nsys_gpu_metrics, found.nsys_export_sqlite) == wanted
-
-
-PLUGINS = [NsysPlugin(**WINDOW), PyTorchProfilerPlugin(**WINDOW), FaultTolerancePlugin(), PreemptionPlugin()]
-
-
-@pytest.mark.parametrize("plugin", PLUGINS, ids=lambda one: type(one).__name__)
-@pytest.mark.parametrize("task", ["script", "partial", "own nsys"])
-@pytest.mark.parametrize("executor", [None, "slurm", {}])
-def test_a_plugin_without_an_executor_says_what_is_missing(plugin, task, executor):
-    with pytest.raises(ProfilingConfigError, match="instead of an executor"):
-        plugin.setup(_task(task), executor)
 
 
 IMAGE = {"container_image": "image.sqsh"}

@@ -52,11 +52,6 @@ def test_a_name_is_escaped_in_every_place_of_a_table(hostile, terminal):
     assert not [line for line in out.getvalue().splitlines() if line.startswith("error")]
 
 
-def test_what_is_no_danger_stays():
-    assert printable("Größe → 矩阵 🔥 <T>\xa0\"'") == "Größe → 矩阵 🔥 <T>\xa0\"'"
-    assert (printable("a\nb"), printable("a\nb", lines=True)) == (r"a\nb", "a\nb")
-
-
 @pytest.fixture(scope="module")
 def named(tmp_path_factory):
     """A run whose kernels, operators and ranges are called by everything hostile that JSON can hold."""

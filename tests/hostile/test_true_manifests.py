@@ -83,39 +83,12 @@ def test_a_manifest_that_cannot_be_written_at_all_says_so(run, monkeypatch):
     assert _left(run) == []
 
 
-def test_the_last_spare_is_for_the_last_manifest(run, monkeypatch):
-    """With room for one, manifests before it say that none could be written."""
-    monkeypatch.setattr(manifest_file, "_SPARES", 1)
-    seen = []
-
-    run.train(
-        run.config(2, 5),
-        range(8),
-        on_iteration=lambda iteration: (iteration == 1 and _fill(monkeypatch), seen.append(run.manifest("iter-2-5")["reason"])),
-    )
-    assert "before it reached iteration 2" in seen[1]
-    assert "could not be rewritten" in seen[3]
-    assert (run.manifest("iter-2-5")["status"], run.manifest("iter-2-5")["final"]) == ("complete", True)
-
-
 def test_a_disk_without_room_for_spares_is_no_error(run, monkeypatch, caplog):
     monkeypatch.setattr(os, "posix_fallocate", raising(FULL))
     run.train(run.config(2, 5), range(8))
     assert run.outcome("iter-2-5") == ("complete", [2, 3, 4])
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
     assert _left(run) == []
-
-
-def test_a_training_with_many_windows_holds_no_files(run):
-    before = len(os.listdir("/proc/self/fd"))
-    held = []
-    run.train(
-        run.config(1, 2, profile_every=2, profile_at_most=10),
-        range(24),
-        on_iteration=lambda iteration: held.append(len(os.listdir("/proc/self/fd"))),
-    )
-    assert len(os.listdir("/proc/self/fd")) <= before + 1
-    assert max(held) < before + 16
 
 
 @pytest.mark.integration
@@ -134,16 +107,11 @@ def test_named_spares_of_a_killed_rank_count_for_no_reader_and_go_when_it_starts
     assert [path.name for path in RunFiles(run.root).files] == ["rank-0.json"]
     assert [found.rank for found in find_captures(run.root)] == [0]
 
-    folder, name = path.parent, left[0]
-    space, hexadecimal = name.split(".")[3].partition("-")[0], "0" * 32
-    kept = [name.replace("rank-0", "rank-1"), name.replace("rank-0", "rank-00"), ".rank-0.json.x.tmp"]
-    kept += [f".rank-0.json.{space}-{os.getpid()}.{hexadecimal}.tmp", f".rank-0.json.{'0' * 12}-1.{hexadecimal}.tmp"]
-    old = f".rank-0.json.{'1' * 12}-1.{hexadecimal}.tmp"
-    for each in (*kept, old):
-        (folder / each).touch()
-    os.utime(folder / old, (1, 1))
-    (folder / name.replace(".tmp", "0.tmp")).touch()
-    (folder / (linked := f".rank-0.json.{space}-{child}.{hexadecimal}.tmp")).symlink_to(folder / "rank-0.json")
+    space, hexadecimal = left[0].split(".")[3].partition("-")[0], "0" * 32
+    kept = [left[0].replace("rank-0", "rank-1"), f".rank-0.json.{space}-{os.getpid()}.{hexadecimal}.tmp"]
+    kept.append(f".rank-0.json.{'0' * 12}-1.{hexadecimal}.tmp")
+    for each in kept:
+        (path.parent / each).touch()
     run.train(run.config(2, 5), range(8))
     assert run.outcome("iter-2-5") == ("complete", [2, 3, 4])
-    assert _left(run) == sorted([*kept, linked, name.replace(".tmp", "0.tmp")])
+    assert _left(run) == sorted(kept)

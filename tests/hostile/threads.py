@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
-from torch.autograd import profiler_legacy
-from torch.autograd.profiler import emit_itt, emit_nvtx
+from torch.autograd.profiler import emit_itt
 from torch.profiler import profile
 
 from bridge_profiling import ProfilingConfig
@@ -56,16 +55,6 @@ def ended_elsewhere() -> None:
         # Back in the thread that opened it: what is left of the recording goes.
         loop(hook, range(8, 10))
         assert not torch.autograd._profiler_enabled()
-
-
-def left_elsewhere() -> None:
-    hook = hooked().__enter__()
-    loop(hook, range(3))
-    elsewhere(hook.__exit__, None, None, None)
-
-
-def never_left() -> None:
-    elsewhere(loop, hooked().__enter__(), range(3))
 
 
 def a_thread_for_each_iteration() -> None:
@@ -121,39 +110,6 @@ def ranges_for_itt() -> None:
         loop(hook, range(8), lambda iteration: emit_itt().__enter__().__exit__(None, None, None) if iteration == 2 else None)
 
 
-def _ranges_for_nvtx(begin: int, end: int) -> None:
-    torch.cuda.synchronize = lambda: None  # nothing else of emit_nvtx needs a device
-    ranges = emit_nvtx()
-
-    def inside(iteration: int) -> None:
-        if iteration == begin:
-            ranges.__enter__()
-        if iteration == end:
-            ranges.__exit__(None, None, None)
-
-    with hooked() as hook:
-        loop(hook, range(8), inside)
-    assert not torch.autograd._profiler_enabled()
-
-
-def nvtx_in_the_window() -> None:
-    _ranges_for_nvtx(2, 2)
-
-
-def nvtx_across_the_window() -> None:
-    _ranges_for_nvtx(0, 6)
-
-
-def a_legacy_profiler() -> None:
-    def inside(iteration: int) -> None:
-        if iteration == 3:
-            with profiler_legacy.profile():
-                work()
-
-    with hooked() as hook:
-        loop(hook, range(8), inside)
-
-
 def a_stop_without_a_start() -> None:
     with hooked() as hook:
         loop(hook, range(8), lambda iteration: torch.autograd._disable_profiler() if iteration == 2 else None)
@@ -189,23 +145,15 @@ CASES = {
     # Status of the window and what its reason says.
     opened_elsewhere: ("failed", "opened in Thread-1 (loop) and ended in MainThread"),
     ended_elsewhere: ("failed", "opened in MainThread and ended in Thread-1 (loop)"),
-    left_elsewhere: ("failed", "opened in MainThread and ended in Thread-1 (__exit__)"),
-    never_left: ("failed", "opened in Thread-1 (loop) and ended in MainThread"),
     a_thread_for_each_iteration: ("failed", "opened in Thread-2 (loop) and started in Thread-3 (loop)"),
     a_range_across_threads: ("complete", ""),
     own_profiler_in_the_window: ("failed", "another profiler was started"),
     own_profiler_across_the_window: ("failed", "another profiler is already recording"),
     ranges_for_itt: ("failed", "another profiler was started"),
-    a_legacy_profiler: ("failed", "another profiler was started"),
-    a_stop_without_a_start: ("failed", "other code of this process has ended the recording"),
     a_stop_that_fails: ("failed", "it did not stop"),
+    a_stop_without_a_start: ("failed", "other code of this process has ended the recording"),
     four_threads_with_auto_profile: ("complete", ""),
 }
-if torch.version.cuda:
-    CASES |= {
-        nvtx_in_the_window: ("failed", "another profiler was started"),
-        nvtx_across_the_window: ("failed", "another profiler is already recording"),
-    }
 
 
 def main() -> None:

@@ -1,9 +1,8 @@
-"""Where the tests find a Python that can import Megatron Bridge, and the process in which they have it train."""
+"""Where the tests find a Python that can import Megatron Bridge, and how it trains there."""
 
 from __future__ import annotations
 
 import functools
-import json
 import os
 import subprocess
 import sys
@@ -11,7 +10,6 @@ import tempfile
 import zlib
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).parents[2]
 
@@ -77,8 +75,8 @@ def _overlay(release: str) -> Path:
     return place
 
 
-def command() -> tuple[list[str], dict[str, str]]:
-    """How `bridge_pretrain.py` is started: its command line, and the environment."""
+def train_every_case(folder: Path) -> None:
+    """What `bridge_pretrain.py` leaves in a folder."""
     python, path = interpreter()
     environment = {name: value for name, value in os.environ.items() if name not in _NOT_PASSED_ON}
     environment |= {
@@ -90,42 +88,5 @@ def command() -> tuple[list[str], dict[str, str]]:
         "TOKENIZERS_PARALLELISM": "false",
         "TORCHDYNAMO_DISABLE": "1",
     }
-    return [python, str(_SCRIPT)], environment
-
-
-class BridgeProcess:
-    """The process that has Megatron Bridge loaded and forks each training's ranks. Use it as a context manager."""
-
-    def __enter__(self) -> BridgeProcess:
-        arguments, environment = command()
-        self._messages = tempfile.TemporaryFile("w+")
-        self._process = subprocess.Popen(
-            arguments,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._messages,
-            text=True,
-            env=environment,
-        )
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
-        self._messages.close()
-
-    def ask(self, **question: Any) -> Any:
-        """The answer to one line: see `bridge_pretrain.py`."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        try:
-            self._process.stdin.write(json.dumps(question) + "\n")
-            self._process.stdin.flush()
-            answer = self._process.stdout.readline()
-        except BrokenPipeError:
-            answer = ""
-        if not answer:
-            self._messages.seek(0)
-            raise AssertionError(f"Megatron Bridge cannot be loaded:\n{self._messages.read()[-3000:]}")
-        return json.loads(answer)
+    done = subprocess.run([python, str(_SCRIPT), str(folder)], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, f"Megatron Bridge cannot be loaded:\n{done.stderr[-3000:]}"

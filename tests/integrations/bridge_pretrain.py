@@ -1,13 +1,11 @@
-"""Trains a small GPT in Megatron Bridge's own, whole, unmodified `pretrain()` on CPU ranks.
+"""Trains a small GPT in Megatron Bridge's own, whole, unmodified `pretrain()` on CPU ranks, once for each case.
 
-    python tests/integrations/bridge_pretrain.py '{"out": "r", "ranks": 2, "config": {"profiling.use_pytorch_profiler": true}}'
+    python tests/integrations/bridge_pretrain.py OUT
 
-runs one training and prints the exit code of each rank. Tests write such lines to its standard input instead: Bridge is
-loaded once (10 s), and each training's ranks are forked from that process. A rank ends as any Python process does.
-The line `{"describe": true}` is answered with what this release of Bridge offers to plugins and callbacks.
-
-What a training leaves in `out`: `rank-N.log` (everything that it printed), `rank-N.jsonl` (each iteration's loss), and
-`profiles`, which is what our callback captured.
+Bridge is loaded once (10 s), and each training's ranks are forked from that process. A rank ends as any Python process does.
+Writes `about.json`, what this release of Bridge offers to plugins and callbacks, and `exit_codes.json`, those of each case's
+ranks. What a training leaves in its folder: `rank-N.log` (everything that it printed), `rank-N.jsonl` (each iteration's loss),
+and `profiles`, which is what our callback captured.
 """
 
 from __future__ import annotations
@@ -20,8 +18,8 @@ import os
 import runpy
 import signal
 import sys
+from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -53,31 +51,33 @@ _SMALL = {
 }
 
 
-@dataclass
-class Case:
-    """One training.
+_TORCH = {"profiling.use_pytorch_profiler": True}
+_HANDLED = {"train.exit_signal_handler": True}
 
-    Attributes:
-        out: where it writes; made if it is missing.
-        ranks: data-parallel ranks.
-        config: what to set in Bridge's config, as {"section.field": value}.
-        callback: train with our callback.
-        settings: arguments of our callback; `output_dir` is `out/profiles`.
-        fault: {"raise": i} raises in the forward step of iteration i, {"signal": i} sends the process SIGTERM there; with
-            "rank", on that rank alone.
-        script: a script to run in the place of all this, with these arguments.
-    """
+#: What to set in Bridge's config, as {"section.field": value}; whether our callback is there; and the iteration in whose
+#: forward step SIGTERM comes, to every rank or to `rank`. Two data-parallel ranks train, and both are captured.
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {"callback": False},
+    "window": {"config": _TORCH | {"profiling.record_shapes": True}},
+    "signal": {"config": _TORCH, "signal": 5},
+    "handled_signal": {"config": _TORCH | _HANDLED, "signal": 4, "rank": 1},
+    "exit_interval": {"config": _TORCH | {"train.exit_interval": 5}},
+}
 
-    out: str
-    ranks: int = 1
-    config: dict[str, Any] = field(default_factory=dict)
-    callback: bool = True
-    settings: dict[str, Any] = field(default_factory=dict)
-    fault: dict[str, int] = field(default_factory=dict)
-    script: list[str] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.out = os.path.abspath(self.out)  # each rank starts there
+#: docs/examples/megatron_bridge.py as it is, with what a small model on CPUs needs as overrides on its command line.
+EXAMPLE = Path(__file__).resolve().parents[2] / "docs" / "examples" / "megatron_bridge.py"
+_SMALL_EXAMPLE = [
+    "train.train_iters=14",
+    "train.global_batch_size=2",
+    "train.micro_batch_size=1",
+    "validation.eval_iters=0",
+    "dataset.seq_length=32",
+    "dataset.num_workers=0",
+    "mixed_precision=null",
+    "checkpoint.save=null",
+    "dist.distributed_backend=gloo",
+    "dist.disable_jit_fuser=true",
+]
 
 
 class Losses:
@@ -134,8 +134,8 @@ def configuration(out: Path | str, model: dict[str, Any], settings: dict[str, An
     return config
 
 
-def train(case: Case, rank: int) -> None:
-    """Train as `case` says, in this process."""
+def train(case: dict[str, Any], rank: int) -> None:
+    """Train as `case` says, in this process and its working directory."""
     import torch
     from megatron.bridge.training.gpt_step import forward_step
     from megatron.bridge.training.pretrain import pretrain
@@ -146,24 +146,30 @@ def train(case: Case, rank: int) -> None:
 
     def step(state: GlobalState, data_iterator: Any, model: Any, return_schedule_plan: bool = False) -> Any:
         iteration = state.train_state.step
-        if model.training and case.fault.get("rank", rank) == rank:
-            if case.fault.get("signal") == iteration:
-                os.kill(os.getpid(), signal.SIGTERM)
-            if case.fault.get("raise") == iteration:
-                raise RuntimeError("injected: this forward step fails")
+        if model.training and case.get("signal") == iteration and case.get("rank", rank) == rank:
+            os.kill(os.getpid(), signal.SIGTERM)
         # Says in a trace of any profiler which iteration it stands in.
         with torch.profiler.record_function(f"forward of iteration {iteration}"):
             return forward_step(state, data_iterator, model, return_schedule_plan)
 
-    on_cpu = {f"model.{name}": value for name, value in _WITHOUT_CUDA.items()}
-    config = configuration(case.out, MODEL, on_cpu | _SMALL | case.config)
-    callbacks: list[Any] = [Losses(Path(case.out) / f"rank-{rank}.jsonl")]
+    out, on_cpu = Path.cwd(), {f"model.{name}": value for name, value in _WITHOUT_CUDA.items()}
+    config = configuration(out, MODEL, on_cpu | _SMALL | case.get("config", {}))
+    callbacks: list[Any] = [Losses(out / f"rank-{rank}.jsonl")]
     profiling: Any = nullcontext()
-    if case.callback:
-        profiling = ProfilingCallback(config, output_dir=f"{case.out}/profiles", **case.settings)
+    if case.get("callback", True):
+        profiling = ProfilingCallback(config, output_dir=out / "profiles", profile_ranks="all")
         callbacks.append(profiling)
     with profiling:
         pretrain(config=config, forward_step_func=step, callbacks=callbacks)
+
+
+def run_example() -> None:
+    """The documented script."""
+    from recipes.megatron.cpu import _WITHOUT_CUDA
+
+    model = (f"model.{name}={str(value).lower()}" for name, value in (MODEL | _WITHOUT_CUDA).items())
+    sys.argv = [str(EXAMPLE), *_SMALL_EXAMPLE, *model]
+    runpy.run_path(str(EXAMPLE), run_name="__main__")
 
 
 #: Bridge's plugins, and their names in the names of functions.
@@ -218,75 +224,59 @@ def describe() -> dict[str, Any]:
     }
 
 
-def fork_ranks(case: Case) -> list[int] | tuple[Case, int]:
-    """Run the ranks of a training, and wait for them.
+def fork_ranks(out: Path, function: Callable[..., None], *arguments: Any) -> list[int] | None:
+    """Call the function in two ranks that start in `out`, and wait for them.
 
     Returns:
-        Their exit codes, negative for a signal. In a rank itself: the case, and its number.
+        Their exit codes, negative for a signal; None in a rank itself, when it has returned.
     """
-    Path(case.out).mkdir(parents=True, exist_ok=True)
+    from tests.integrations.bridge_on_cpu import bridge_on_cpu
+
+    out.mkdir(parents=True)
     port = free_port()
-    sys.stdout.flush()
     running = []
-    for rank in range(case.ranks):
+    for rank in range(2):
         running.append(os.fork())
         if running[rank] == 0:
-            _become_rank(case, rank, port)
-            return case, rank
+            _become_rank(out, rank, port)
+            with bridge_on_cpu():
+                function(*arguments, *([rank] if arguments else []))
+            return None
     return [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in running]
 
 
-def _become_rank(case: Case, rank: int, port: int) -> None:
+def _become_rank(out: Path, rank: int, port: int) -> None:
     signal.alarm(_PATIENCE_S)
-    log = os.open(f"{case.out}/rank-{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    log = os.open(out / f"rank-{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(log, 1)
     os.dup2(log, 2)
-    os.chdir(case.out)
-    sys.stdin.close()
-    os.environ |= {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(case.ranks),
-        "LOCAL_WORLD_SIZE": str(case.ranks),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-    }
-
-
-def serve(lines: Any) -> tuple[Case, int] | None:
-    """Run a training for each line. In a rank that was forked for one: the case, and its number."""
-    for line in lines:
-        question = json.loads(line)
-        answer = describe() if "describe" in question else fork_ranks(Case(**question))
-        if isinstance(answer, tuple):
-            return answer
-        print(json.dumps(answer), flush=True)
-    return None
+    os.chdir(out)
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
 
 
 def main() -> None:
-    # Answers alone go to the standard output.
-    answers, sys.stdout = sys.stdout, sys.stderr
     import torch
 
-    from tests.integrations.bridge_on_cpu import bridge_on_cpu, import_bridge
+    from tests.integrations.bridge_on_cpu import import_bridge
 
+    out = Path(sys.argv[1]).absolute()
     torch.set_num_threads(1)
     import_bridge()
-    sys.stdout = answers
+    about = describe()
+    (out / "about.json").write_text(json.dumps(about))
     # What was loaded is never garbage: collecting it took half of a rank's time.
     gc.collect()
     gc.freeze()
-    given = serve(sys.argv[1:] or sys.stdin)
-    if given is None:
-        return
-    case, rank = given
-    with bridge_on_cpu():
-        if case.script:
-            sys.argv = case.script
-            runpy.run_path(case.script[0], run_name="__main__")
-        else:
-            train(case, rank)
+    codes = {}
+    trainings: dict[str, tuple[Any, ...]] = {name: (train, case) for name, case in CASES.items()}
+    if about["release"] >= "0.6":  # for which the example is written
+        trainings["example"] = (run_example,)
+    for name, training in trainings.items():
+        codes[name] = fork_ranks(out / name, *training)
+        if codes[name] is None:
+            return
+    (out / "exit_codes.json").write_text(json.dumps(codes))
 
 
 if __name__ == "__main__":

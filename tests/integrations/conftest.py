@@ -1,20 +1,25 @@
-"""The process in which Megatron Bridge trains, and what its release offers."""
+"""What Megatron Bridge has trained, and what its release offers."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import Any
+
 import pytest
 
-from tests.integrations.bridge_environment import BridgeProcess
+from tests.integrations.bridge_environment import train_every_case
 
 
 @pytest.fixture(scope="session")
-def bridge():
-    """Mark its tests `needs("bridge")`."""
-    with BridgeProcess() as process:
-        yield process
+def bridge(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of all trainings in Megatron Bridge: see bridge_pretrain.py. Mark its tests `needs("bridge")`."""
+    folder = tmp_path_factory.mktemp("bridge")
+    train_every_case(folder)
+    return folder
 
 
 @pytest.fixture(scope="session")
-def about(bridge):
+def about(bridge: Path) -> dict[str, Any]:
     """What the release of Megatron Bridge under test offers: see `describe` in bridge_pretrain.py."""
-    return bridge.ask(describe=True)
+    return json.loads((bridge / "about.json").read_text())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 
 import pytest
-import torch
 
 from bridge_profiling.errors import ProfilingConfigError
 from tests.integrations.example_run import ExampleRun
@@ -39,41 +38,6 @@ def test_an_epochs_end_begins_no_iteration_and_its_last_may_have_fewer_batches(t
     assert training.ending() == ("complete", [3, 4], [])
     assert training.iterations() == list(range(6))
     assert training.captured.phases() == {3: [*BATCH, *STEP], 4: [*BATCH, *BATCH, *STEP]}
-
-
-@pytest.mark.parametrize("sized", [True, False])
-def test_a_loader_that_is_not_prepared_will_do_and_may_not_know_its_length(training, sized):
-    batches = [torch.randn(4, 16) for _ in range(2)]
-    with training.profiling() as profiling:
-        for _ in range(4):
-            for batch in profiling.batches(batches if sized else iter(batches)):
-                training.step(batch)
-    assert training.ending() == ("complete", [3, 4], [])
-    assert training.iterations() == list(range(8))
-    assert sorted(training.captured.phases()[4]) == ["backward", "data-loading", "forward", "optimizer"]
-
-
-def test_a_loop_without_a_loader_says_itself_what_a_batch_is_and_may_count_itself(training):
-    with training.profiling() as profiling:
-        for number in range(2, 6):
-            with profiling.step(number):
-                with profiling.range("data-loading"):
-                    batch = torch.ones(4, 16)
-                training.step(batch)
-    assert training.iterations() == [2, 3, 4, 5]
-    step = [phase for phase in STEP if phase != "host-to-device"]
-    assert training.captured.phases() == {3: step, 4: step}
-
-
-def test_saving_and_evaluating_in_the_loop_are_ranges(training):
-    with training.profiling() as profiling:
-        for number, batch in enumerate(profiling.batches(training.loader)):
-            training.step(batch)
-            if number == 3:
-                training.accelerator.save_state(training.folder / "state")
-                with profiling.range("evaluation"):
-                    pass
-    assert training.captured.phases() == {3: [*STEP, "checkpoint", "evaluation"], 4: STEP}
 
 
 def test_accelerates_own_profiler_and_this_one_exclude_each_other(training):

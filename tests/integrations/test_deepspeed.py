@@ -83,14 +83,6 @@ def test_zero_3_is_captured_with_deepspeeds_own_ranges(cases):
         assert captured.phases(rank) == {3: [*step, "data-loading"], 4: [*step, "checkpoint", "data-loading"]}
 
 
-def test_a_flops_profiler_inside_the_window_is_noted(cases):
-    notes = Captured(cases / "zero3", "iter-3-5").manifest()["framework"]["notes"]
-    assert "FLOPs profiler runs in iteration 3, inside the window 3-5" in notes[0]
-    assert "Set flops_profiler.profile_step outside" in notes[0]
-    assert notes[1].startswith("wall_clock_breakdown is on, which the FLOPs profiler switches on")
-    assert len(notes) == 2
-
-
 def test_an_epoch_that_ends_between_two_steps_shares_an_iteration_with_the_next(cases):
     captured = Captured(cases / "epochs", "iter-3-5")
     manifest = captured.manifest()
@@ -99,13 +91,3 @@ def test_an_epoch_that_ends_between_two_steps_shares_an_iteration_with_the_next(
     assert manifest["durations_ns"]["iteration"] == list(range(5))
     micro_batch = ["forward", "backward"]
     assert captured.phases()[3] == [*micro_batch, "data-loading", *micro_batch, "optimizer", "data-loading"]
-
-
-def test_autotuning_which_ends_the_process_leaves_what_it_let_be_captured(cases):
-    manifest = Captured(cases / "autotuned", "iter-3-5").manifest()
-    assert (manifest["status"], manifest["captured"]["iterations"], manifest["interrupted"]) == ("partial", [3], [4])
-    framework = manifest["framework"]
-    found = framework["autotuning"]
-    assert (found["enabled"], found["start_profile_step"], found["end_profile_step"]) == (True, 2, 4)
-    assert framework["flops_profiler"]["result"]["iteration"] == 2
-    assert "autotuning ends the process in iteration 4" in framework["notes"][-1]

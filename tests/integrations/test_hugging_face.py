@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from bridge_profiling.errors import ProfilingConfigError
-from tests.integrations.captured import Captured
 from tests.integrations.example_run import ExampleRun
 from tests.integrations.trainings import HuggingFace
 
@@ -30,15 +29,6 @@ def test_the_example_captures_its_window_on_each_rank_and_changes_no_loss(tmp_pa
     example.check("transformers", [*FETCH, "host-to-device", *WORK[:2] * 2, "optimizer"])
     framework = example.captured.manifest()["framework"]
     assert (framework["strategy"], framework["gradient_accumulation"]) == ("MULTI_CPU", 2)
-
-
-def test_an_epochs_last_iteration_may_have_fewer_batches(training):
-    # 16 batches are 3 + 3 + 3 + 3 + 3 + 1, and the next epoch counts on.
-    training.train(asked={"gradient_accumulation_steps": 3}, profile_step_start=5, profile_step_end=7)
-    captured = Captured(training.captured.root, "iter-5-7")
-    assert captured.manifest()["status"] == "complete"
-    work = [[phase for phase in found if phase not in FETCH] for found in captured.phases().values()]
-    assert work == [WORK, [*WORK[:2] * 3, "optimizer"]]
 
 
 def test_an_epoch_of_unknown_length_ends_between_two_iterations(training):

@@ -60,11 +60,6 @@ def test_with_manual_optimization_an_iteration_is_a_batch_however_many_optimizer
     assert training.iterations() == list(range(8))
 
 
-def test_a_script_is_tried_out_by_fast_dev_run_as_it_is(training):
-    training.fit(fast_dev_run=True, max_steps=-1)
-    assert "training ended after iteration 0" in training.captured.manifest()["reason"]
-
-
 def test_the_trainers_own_profiler_hears_everything_and_gets_its_methods_back(training):
     own = training.package.profilers.SimpleProfiler()
     training.fit(profiler=own)

@@ -132,11 +132,6 @@ def test_a_tensor_parallel_model_that_nothing_wraps_stands_where_its_parameters_
     assert found.layout.coordinates(3)["tp"] == (3 % shape[-1], shape[-1])
 
 
-def test_a_plain_model_has_no_wrapper_to_describe():
-    found, facts = describe(small())
-    assert (found.layout.world_size, facts) == (1, {"name": "torch", "parameters": PARAMETERS})
-
-
 def test_annotations_of_fully_shard_are_repeated_for_a_profiler_that_does_not_see_them(mesh_of):
     mesh_of((2,), ("dp",))
     seen = []

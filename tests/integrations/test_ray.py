@@ -133,13 +133,6 @@ def test_a_shell_reads_ray_s_command_as_nsys_is_given_it(options):
     assert read.stdout.splitlines() == words == shlex.split(" ".join(words))
 
 
-@pytest.mark.integration
-def test_the_driver_needs_no_torch():
-    code = "import sys; from bridge_profiling.integrations.ray import worker_runtime_env; worker_runtime_env('policy_worker')"
-    done = subprocess.run([sys.executable, "-c", f"{code}; print('torch' in sys.modules)"], capture_output=True, text=True)
-    assert done.stdout == "False\n", done.stderr
-
-
 # -- a worker ---------------------------------------------------------------------------------------------------------
 
 
@@ -184,12 +177,6 @@ def test_steps_that_are_several_calls_begin_and_end_by_calls(policy_worker, tmp_
     profiling.end_step()
     profiling.close()
     assert captured(tmp_path).captured == [2, 3, 4, 5, 6, 7], "a step that was not ended is ended by the next one"
-
-
-def test_a_worker_that_is_not_selected_writes_nothing_whatever_its_settings(tmp_path):
-    with WorkerProfiling("reward_worker", output_dir=tmp_path, use_pytorch_profiler=True) as profiling:
-        train(profiling, 1, 2, 3)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_settings_alone_ask_for_a_profile_where_the_variables_do_not(monkeypatch, tmp_path):

@@ -53,10 +53,8 @@ def test_a_job_that_fails_exits_with_1(home):
     ("arguments", "named"),
     [
         ("--factory=gpt_tiny run.plugins=nsys", "no executor is given"),
-        ("--factory=gpt_tini run.executor=local", "gpt_tiny"),
         ("run.executor=local", "no recipe is given"),
         ("--factory=gpt_tiny run.executor=lokal", "Type local, local_torchrun"),
-        ("--factory=gpt_tiny run.executor=local run.plugins=nsis", "Type nsys, pytorch_profiler"),
         ("--factory=gpt_tiny run.executor=local run.plugins=[nsys,pytorch_profiler]", "exclude each other"),
         ("--factory=gpt_tiny run.executor=local config.train.train_itrs=4", "train_iters"),
         ("--factory=gpt_tiny run.executor=local train.train_iters=4", "Type config.train.train_iters=4"),

@@ -24,10 +24,8 @@ def test_files_come_over_the_recipe_and_overrides_over_both(tmp_path):
     [
         ("--recipe gpt_tny", "unknown recipe 'gpt_tny'"),
         ("--recip gpt_tiny", "--recip"),
-        ("--config", "--config: expected one argument"),
         ("--config /no/such.yaml", "/no/such.yaml does not exist"),
         ("train.train_iter=3", "Type train.train_iters=3"),
-        ("profiling.use_pytorch_profiler=true profiling.use_nsys_profiler=true", "both on"),
     ],
 )
 def test_a_wrong_request_gets_one_line_and_exit_code_2(capsys, arguments, message):

@@ -1,7 +1,6 @@
 """Patterns and readings that raise alerts, those that do not, and the energy of iterations and tokens."""
 
 import random
-from itertools import pairwise
 
 import pytest
 
@@ -49,33 +48,18 @@ def test_growth_is_a_leak_and_says_how_much(growth, memory, window, slope):
     assert f"{memory} memory grows by {found.evidence['bytes_per_iteration'] / MIB:.2f} MiB per iteration" in found.message
 
 
-def test_a_continuing_leak_is_reported_again_only_after_a_whole_window():
-    found = leaks(range(1000), window=120, warm_up=20)
-    firsts = [alert.evidence["first_iteration"] for alert in found]
-    assert len(found) in (7, 8)
-    assert all(later - earlier >= 120 for earlier, later in pairwise(firsts))
-
-
 @pytest.mark.parametrize(
     "readings",
     [
         pytest.param([sawtooth(iteration) for iteration in range(2000)], id="a sawtooth"),
         pytest.param([1000 + min(iteration, 15) * 100 for iteration in range(2000)], id="a warm-up"),
         pytest.param([1000 if iteration < 500 else 3000 for iteration in range(2000)], id="one step up"),
-        pytest.param([3000 - iteration for iteration in range(2000)], id="it shrinks"),
         pytest.param([1000 + iteration * 0.01 for iteration in range(2000)], id="below the threshold"),
-        pytest.param(range(100), id="too few iterations"),
         pytest.param([noise(iteration) for iteration in range(20_000)], id="noise"),
     ],
 )
 def test_other_patterns_of_memory_raise_no_alert(readings):
     assert leaks(readings) == []
-
-
-def test_a_restarted_loop_is_examined_from_its_beginning():
-    alert = LeakAlert()
-    assert [alert.feed(iteration, iteration * MIB) for iteration in range(100)] == [None] * 100
-    assert [alert.feed(iteration, (500 + iteration) * MIB) for iteration in range(100)] == [None] * 100
 
 
 def test_an_iteration_of_twice_the_recent_median_is_slow():
@@ -92,7 +76,6 @@ def test_an_iteration_of_twice_the_recent_median_is_slow():
     [
         pytest.param([5.0] * 3 + [0.1] * 200, id="a warm-up"),
         pytest.param([0.1, 0.19] * 100, id="below the factor"),
-        pytest.param([0.1] * 8 + [9.0], id="too few to compare with"),
         pytest.param([0.1 * 1.0005**iteration for iteration in range(400)], id="a drift below the factor"),
     ],
 )
@@ -103,15 +86,6 @@ def test_iterations_below_the_threshold_raise_no_alert(seconds):
 def test_a_sustained_slowdown_is_reported_once_until_the_training_recovers():
     kinds = [alert.kind for alert in slow([0.1] * 100 + [0.15] * 300 + [0.1] * 100 + [0.15] * 100)]
     assert kinds == ["sustained_slowdown"] * 2
-
-
-def test_a_large_slowdown_raises_both_alerts_and_single_iterations_stop_being_reported():
-    found = slow([0.1] * 110 + [0.3] * 400)
-    (sustained,) = [alert for alert in found if alert.kind == "sustained_slowdown"]
-    assert sustained.evidence["ratio"] == pytest.approx(3.0)
-    singles = [alert.evidence["iteration"] for alert in found if alert.kind == "slow_iteration"]
-    assert 110 <= singles[0] < 120
-    assert max(singles) < 170
 
 
 GIB = 1 << 30
@@ -144,21 +118,6 @@ def test_a_gpu_beyond_a_limit_for_a_whole_period_leads_to_an_alert_once_a_period
     assert found[0].message.startswith(message)
     assert alerts(gpu, seconds=60) == []
     assert alerts(gpu, limits=Limits(**limits)) == []
-
-
-@pytest.mark.parametrize(
-    "gpu",
-    [
-        {},
-        {"utilization_ratio": 0.5},
-        {"memory_used_bytes": 77 * GIB},
-        {"temperature_celsius": 87},
-        # Nobody uses this one.
-        {"utilization_ratio": 0.0, "memory_used_bytes": GIB // 2},
-    ],
-)
-def test_a_gpu_within_its_limits_leads_to_none(gpu):
-    assert alerts(gpu) == []
 
 
 def test_a_training_that_waits_for_data_or_has_stalled_leads_to_an_alert():

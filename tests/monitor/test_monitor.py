@@ -1,7 +1,6 @@
 """The whole monitor in real loops: it logs, raises alerts, and never harms the training."""
 
 import json
-import logging
 import runpy
 import sys
 from itertools import count
@@ -12,9 +11,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from bridge_profiling import ProfilingConfig, ProfilingConfigError
+from bridge_profiling import ProfilingConfig
 from bridge_profiling.capture import ProfilingHook
-from bridge_profiling.monitor import Alert, GPUMonitor, LeakAlert, Monitor, TrainingMonitor, sampler
+from bridge_profiling.monitor import Alert, Monitor, TrainingMonitor, sampler
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "monitor_loop.py"
 
@@ -66,18 +65,12 @@ def test_the_example_of_the_documentation_monitors_a_plain_loop_in_a_few_lines(p
         assert last["training"]["allocated_bytes"] is None
 
 
-def test_a_loop_that_leaks_memory_raises_an_alert(path, caplog):
-    leak = LeakAlert("host", warm_up=2, window=24, bytes_per_iteration=1 << 20)
-    kept = []
-    with caplog.at_level(logging.WARNING), Monitor(jsonl=path, interval=0.005, gpus=[], leaks=[leak]) as monitor:
-        while not monitor.alerts["host_memory_leak"]:
-            kept.append(bytearray(b"x" * (4 << 20)))
-            monitor.training.end_step()
-            sampled = monitor.sample
-            wait_for(lambda before=sampled: monitor.sample is not before)
-    (alert,) = [alert for alert in records(path, "alert") if alert["alert"] == "host_memory_leak"]
-    assert alert["evidence"]["bytes_per_iteration"] == pytest.approx(4 << 20, rel=0.2)
-    assert "host memory grows by" in caplog.text
+def test_a_leak_is_an_alert_of_the_monitor(path):
+    alert = Alert("host_memory_leak", "host memory grows", {})
+    leak = SimpleNamespace(memory="host", feed=lambda iteration, used: alert if used > 0 else None)
+    with Monitor(jsonl=path, interval=60, gpus=[], leaks=[leak]) as monitor:
+        monitor.training.end_step()
+    assert [one["alert"] for one in records(path, "alert")] == ["host_memory_leak"]
 
 
 def test_alerts_of_one_kind_are_reported_once_a_minute_and_all_are_counted(monkeypatch):
@@ -122,12 +115,6 @@ def test_a_reading_that_fails_does_not_end_the_monitor(path, monkeypatch, caplog
         seen = len(records(path))
         wait_for(lambda: len(records(path)) > seen)
     assert caplog.text.count("injected") == 1
-
-
-@pytest.mark.parametrize(("monitor", "interval"), [(Monitor, 0), (Monitor, float("inf")), (GPUMonitor, float("nan"))])
-def test_an_invalid_interval_is_refused(monitor, interval):
-    with pytest.raises(ProfilingConfigError, match="is not a valid time"):
-        monitor(interval=interval)
 
 
 def test_a_hanging_driver_does_not_block_the_end_of_the_training(monkeypatch, caplog):

@@ -63,34 +63,6 @@ def test_a_step_may_be_a_block(clock):
     assert summary["metrics"] == {"lr": 1e-3, "throughput": 4.0, "grad_norm": None, "unavailable": {"grad_norm": "it is None"}}
 
 
-def test_waiting_for_data_is_part_of_a_step_that_is_a_block(clock):
-    monitor = TrainingMonitor()
-    got = []
-    for element in monitor.loading(clock(1) or each for each in "abc"):
-        got.append(element)
-        with monitor.record_step():
-            clock(3)
-    assert (got, monitor.read().values["data_loading_ratio"]) == (["a", "b", "c"], 2 / 11)
-    # Nobody knows when the first step began to wait.
-    assert [seconds for _, seconds in monitor.new_iterations()] == [3.0, 4.0, 4.0]
-
-
-def test_a_hook_times_the_iterations_so_the_loop_need_not_report_them(clock):
-    hook = SimpleNamespace(durations=((0, 9_000_000_000),))
-    monitor = TrainingMonitor(hook=hook, tokens_per_iteration=100)
-    hook.durations += ((1, 1_000_000_000), (2, 3_000_000_000))
-    with monitor.data_loading():
-        clock(1)
-    assert monitor.read().values["tokens_per_second"] == 50.0
-    hook.durations = (*hook.durations[2:], (3, 1_000_000_000))
-    values = monitor.read().values
-    names = ("iteration", "iteration_seconds", "tokens_per_second", "data_loading_ratio")
-    assert [values[name] for name in names] == [3, 1.0, 60.0, 0.2]
-    # Iteration 0 ended before this monitor was created.
-    assert monitor.new_iterations() == [(1, 1.0), (2, 3.0), (3, 1.0)]
-    assert monitor.get_summary()["iterations"] == 3
-
-
 @pytest.mark.parametrize(
     ("value", "reason"),
     [

@@ -4,6 +4,7 @@ import os
 import subprocess
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -177,16 +178,42 @@ def test_cupti_is_detached_after_the_only_capture_unless_the_user_says_otherwise
     assert directives(version, command(version, **settings)[0][2:], {DIRECTIVES_VARIABLE: own}) == expected
 
 
-@pytest.mark.parametrize(("cuda", "expected"), [(True, "CuptiFinalizeOnStop=true"), (False, None)])
-def test_a_rank_sets_the_directives_of_its_nsys_if_there_is_cuda(cuda, expected, monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    ("cuda", "variable", "expected"),
+    [
+        (True, "ANY", ["CuptiFinalizeOnStop=true"]),
+        (False, "ANY", [None]),
+        (True, "NSYS_PROFILING_SESSION_ID", []),
+        (True, nsys_launch.REFUSED_VARIABLE, []),
+    ],
+)
+def test_a_rank_starts_nsys_once_and_sets_its_directives_if_there_is_cuda(cuda, variable, expected, monkeypatch, tmp_path):
     started = []
     monkeypatch.setattr(nsys_launch, "find_nsys", lambda: DETACHES)
     monkeypatch.setattr(os, "execv", lambda path, arguments: started.append(os.environ.get(DIRECTIVES_VARIABLE)))
+    monkeypatch.setenv(variable, "1")
     monkeypatch.setattr(os, "environ", {**os.environ, "BRIDGE_PROFILING_DIR": str(tmp_path)})
     monkeypatch.setattr("sys.orig_argv", ["python", "train.py"])
     config = ProfilingConfig(use_nsys_profiler=True, profile_step_start=2, profile_step_end=4)
     start_under_nsys(config, rank=0, layout=ParallelLayout(world_size=1), local_rank=0, cuda=cuda)
-    assert started == [expected]
+    assert started == expected
+
+
+@pytest.mark.parametrize("supervised", [True, False])
+def test_a_supervisor_learns_the_exit_code(supervised, monkeypatch):
+    told = []
+    channel = SimpleNamespace(write=told.append) if supervised else None
+    monkeypatch.setattr(nsys_launch.Channel, "of_this_process", lambda: channel)
+    with pytest.raises(SystemExit, match="3"), nsys_launch.report_exit_code():
+        raise SystemExit(3)
+    assert told == [nsys_launch.Exit(3)] * supervised
+
+
+@pytest.mark.parametrize(("known", "asked"), [("--include-blobs=true|false", True), ("--type=", False)])
+def test_nccls_messages_are_exported_by_an_nsys_that_leaves_them_out(known, asked, monkeypatch):
+    monkeypatch.setattr(nsys_command, "run_nsys", lambda *arguments: known)
+    command = nsys_command.export_command("nsys", Path("a.nsys-rep"), Path("a.sqlite"))
+    assert ("--include-blobs=true" in command) is asked
 
 
 @pytest.mark.parametrize("launcher", [[], [(20, ["torchrun", "train.py"]), (15, ["nsys-launcher"])]])

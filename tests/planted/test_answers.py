@@ -8,7 +8,6 @@ from statistics import median
 import pytest
 
 from bridge_profiling.analysis.attribution.parts import BY_CAUSE
-from bridge_profiling.report import memory_view
 from bridge_profiling.report.json import dumps
 from tests.planted.cases import CASES
 from tests.planted.conftest import RunOf
@@ -126,13 +125,6 @@ def test_each_fits_the_schema_and_its_budget_adds_up(run_of, name):
     assert verdict["iteration_us"] == budget["iteration_us"]
     assert verdict["finding"] == next((finding["id"] for finding in document["findings"]), None)
     assert (verdict["outcome"] == "finding") == bool(document["findings"])
-
-
-@pytest.mark.parametrize("pair", [["memory_leak_2"], ["memory_clean_2", "memory_leak_2"]])
-def test_memory_fits_the_schema(run_of, pair):
-    document = json.loads(memory_view.dumps(memory_view.ask(*map(run_of, pair))))
-    assert problems("memory", document) == []
-    assert bool(document["difference"]) == (len(pair) == 2)
 
 
 def test_the_estimate_is_close_to_the_unprofiled_iterations(run_of: RunOf) -> None:

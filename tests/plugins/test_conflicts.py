@@ -88,9 +88,3 @@ def test_fault_tolerance_switches_nsys_off_that_was_set_by_hand_and_warns_of_not
     assert built(task).profiling.use_nsys_profiler is False
     FaultTolerancePlugin().setup(task, MagicMock())
     assert (WARNING in caplog.text) is by_hand
-
-
-def test_a_converter_of_a_disabled_nsys_is_not_asked_for_arguments(script, local):
-    FaultTolerancePlugin(script_args_converter_fn=lambda _: ["--ft"]).setup(script, local)
-    nsys(script_args_converter_fn=lambda _: ["--nsys"]).setup(script, local)
-    assert script.args == ["--ft"]

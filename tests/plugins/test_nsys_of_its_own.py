@@ -45,3 +45,9 @@ def test_without_the_mark_or_by_hand_the_launcher_starts_nsys(task, launcher):
     executor = run.LocalExecutor(ntasks_per_node=4, launcher=copy.deepcopy(launcher))
     nsys().setup(copy.deepcopy(task), executor)
     assert executor.launcher.nsys_profile is True
+
+
+def test_options_that_a_shell_would_change_arrive_in_quotes():
+    task = script()
+    nsys(nsys_extra_args=["--env-var=A=1,B=2"]).setup(task, run.LocalExecutor())
+    assert """'profiling.nsys_extra_args=["--env-var=A=1,B=2"]'""" in task.args

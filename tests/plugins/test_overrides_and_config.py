@@ -83,21 +83,6 @@ def test_a_converter_replaces_the_overrides_once(make, section, overrides, scrip
     assert type(seen[0]).__name__ == f"{type(plugin).__name__}ScriptArgs"
 
 
-@each_plugin
-@pytest.mark.parametrize("result", ["--a 1", None, [1]])
-def test_a_converter_that_returns_no_list_of_text_changes_nothing(make, section, overrides, result, script, local):
-    before = copy.deepcopy((script, local))
-    with pytest.raises(ProfilingConfigError, match="script_args_converter_fn"):
-        make(script_args_converter_fn=lambda _: result).setup(script, local)
-    assert (script, local) == before
-
-
-def test_ranks_may_be_words_and_none_is_rank_zero(script, local):
-    for ranks, text in (("all", "all"), ("pp", "pp"), (None, "[0]"), ([1, 1], "[1]")):
-        NsysPlugin(profile_step_start=1, profile_step_end=2, profile_ranks=ranks).setup(script, local)
-        assert f"profiling.profile_ranks={text}" in script.args
-
-
 def test_a_setting_the_user_gave_before_is_replaced_not_doubled(script, local):
     script.args = ["profiling.profile_step_start=1", "model.x=1", "++profiling.profile_step_end=2"]
     NsysPlugin(profile_step_start=5, profile_step_end=7).setup(script, local)

@@ -64,13 +64,6 @@ def test_torchrun_leaves_its_ranks_the_whole_time(script, slurm):
     assert slurm.env_vars == {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "10"}
 
 
-def test_another_signal_of_the_executor_is_replaced_with_a_warning(script, slurm, caplog):
-    slurm.signal = "USR1@300"
-    PreemptionPlugin().setup(script, slurm)
-    assert "replaces the executor's signal='USR1@300' by 'TERM@60'" in caplog.text
-    assert slurm.signal == "TERM@60"
-
-
 @pytest.mark.parametrize(
     ("asked", "message"),
     [

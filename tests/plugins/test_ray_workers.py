@@ -90,21 +90,6 @@ def test_the_batch_script_is_the_golden_one(layout, tmp_path):
     check_golden(GOLDEN / f"{layout}.sh", comparable(submitted(tmp_path, slurm(nodes=2, **options)), tmp_path))
 
 
-def test_a_second_setup_changes_nothing():
-    executor, task = slurm(), run.Script(path="train.py")
-    RayWorkersPlugin(**ASKED).setup(task, executor)
-    once = executor.setup_lines
-    RayWorkersPlugin(**ASKED).setup(task, executor)
-    assert executor.setup_lines == once
-    assert once.startswith(HEAD), "the user's own lines stay"
-
-
-def test_a_local_job_gets_them_in_its_environment():
-    executor = run.LocalExecutor(env_vars={"A": "1"})
-    RayWorkersPlugin(**ASKED | {"profiler": "torch"}).setup(run.Script(path="train.py"), executor)
-    assert executor.env_vars == {"A": "1", **VARIABLES, "BRIDGE_PROFILING_RAY_PROFILER": "torch"}
-
-
 @pytest.mark.parametrize(("changed", "said"), [
     ({"profile_step_start": 0}, "counted from 1"),
     ({"profile_step_end": 2}, "window is empty"),
@@ -125,3 +110,9 @@ def test_variables_set_twice_are_refused(place):
     executor = slurm(env_vars=theirs) if place == "executor" else slurm(launcher=run.SlurmRay(env_vars=theirs))
     with pytest.raises(ProfilingConfigError, match="both set NRL_NSYS_WORKER_PATTERNS"):
         RayWorkersPlugin(**ASKED).setup(run.Script(path="train.py"), executor)
+
+
+def test_a_local_job_gets_them_in_its_environment():
+    executor = run.LocalExecutor(env_vars={"A": "1"})
+    RayWorkersPlugin(**ASKED | {"profiler": "torch"}).setup(run.Script(path="train.py"), executor)
+    assert executor.env_vars == {"A": "1", **VARIABLES, "BRIDGE_PROFILING_RAY_PROFILER": "torch"}

@@ -1,7 +1,5 @@
 """The container of every setting: what finalize() derives, and what it refuses."""
 
-import re
-
 import pytest
 
 from bridge_profiling import ProfilingConfigError
@@ -30,14 +28,6 @@ def test_derived_sizes_follow_overrides():
     assert (config.model.ffn_hidden_size, config.model.kv_channels) == (512, 32)
 
 
-def test_finalizing_twice_is_finalizing_once():
-    config = finalized("gpt_tiny", "model.bf16=true ddp.use_distributed_optimizer=true", 2)
-    # Initializers are functions made anew each time.
-    once = re.sub(r" at 0x\w+", "", repr(config))
-    finalize(config, 2)
-    assert re.sub(r" at 0x\w+", "", repr(config)) == once
-
-
 @pytest.mark.parametrize(
     ("override", "dtype"),
     [("model.bf16=true", torch.bfloat16), ("model.fp16=true", torch.float16), ("model.bf16=false", torch.float32)],
@@ -54,24 +44,14 @@ def test_the_distributed_optimizer_is_on_in_both_sections_or_in_none(section):
     assert (config.ddp.use_distributed_optimizer, config.optimizer.use_distributed_optimizer) == (True, True)
 
 
-def test_the_layout_is_megatron_cores():
-    config = tiny(f"model.tensor_model_parallel_size=2 {PIPELINE}")
-    assert (config.layout(8).coordinates(2)["dp"], config.num_microbatches(8)) == ((1, 2), 2)
-    config.dist.use_tp_pp_dp_mapping = True
-    assert config.layout(8).coordinates(2)["pp"] == (1, 2)
-
-
 @pytest.mark.parametrize(
     ("ranks", "overrides", "message"),
     [
         (1, "train.train_iters=0", "train.train_iters=0 is too small"),
         (1, "train.eval_interval=0", "train.eval_interval=null"),
-        (1, "train.exit_duration_in_mins=-1", "Type train.exit_duration_in_mins=null"),
         (1, "train.exit_signal=SIGKILL", "SIGTERM"),
-        (1, "train.global_batch_size=7", "train.global_batch_size=8"),
         (2, "train.global_batch_size=6", "times the data-parallel size 2, 4.*train.global_batch_size=8"),
         (1, "train.start_iteration=20", "leaves nothing to train.*iterations run from 0 to 19"),
-        (1, "train.start_iteration=-1", "leaves nothing to train"),
         (1, "train.manual_gc_interval=5", "train.manual_gc=true"),
         (3, "model.tensor_model_parallel_size=2", "a world of 3 cannot be split"),
         (3, "model.tensor_model_parallel_size=3", "num_attention_heads=4 is not a multiple.*num_attention_heads=6"),
@@ -79,35 +59,24 @@ def test_the_layout_is_megatron_cores():
         (2, VIRTUAL, "virtual_pipeline_model_parallel_size, 4.*model.num_layers=4"),
         (1, "model.virtual_pipeline_model_parallel_size=2", "without a pipeline"),
         (2, f"{VIRTUAL} model.num_layers=4 train.global_batch_size=6", "3 microbatches cannot.*train.global_batch_size=8"),
-        (1, "model.hidden_size=66", "model.hidden_size=66 is not a multiple of model.num_attention_heads"),
         (2, "model.context_parallel_size=2 model.seq_length=66", "context_parallel_size times 2, 4.*seq_length=68"),
-        (2, "model.expert_model_parallel_size=2", "model.expert_model_parallel_size=2 without experts"),
         (2, "model.expert_model_parallel_size=2 model.num_moe_experts=3", "Type model.num_moe_experts=4"),
         (1, "model.sequence_parallel=true", "sequence parallelism without tensor parallelism"),
         (2, "model.tensor_model_parallel_size=2 model.tp_comm_overlap=true", "model.sequence_parallel=true as well"),
         (1, "model.cuda_graph_impl=transformer_engine", "model.cuda_graph_impl=local"),
-        (1, "model.cuda_graph_impl=local model.torch_compile=true", "model.cuda_graph_impl=none"),
         (1, "model.recompute_granularity=full", "megatron-core refuses the model section; .*recompute_method"),
         (1, "model.bf16=true model.fp16=true", "both on"),
         (1, "optimizer.bf16=true", "model.bf16=true"),
         (1, "model.params_dtype=bfloat16", "model.params_dtype=torch.bfloat16 contradicts.*model.bf16"),
-        (1, "optimizer.lr=null", "optimizer.lr=None is not above 0"),
         (1, "optimizer.lr=1e-3 optimizer.min_lr=1", "optimizer.min_lr=1.0 is not between 0"),
-        (1, "optimizer.optimizer=lion", "optimizer.optimizer=lion is not supported.*optimizer.optimizer=adam"),
-        (1, "scheduler.lr_warmup_iters=20", "scheduler.lr_warmup_iters=20 does not end before"),
         (1, "tokenizer.vocab_size=128", "tokenizer.vocab_size=128 does not fit model.vocab_size=128"),
         (1, "ddp.overlap_param_gather=true", "ddp.overlap_grad_reduce=true as well"),
         (1, "dataset.blend=[]", "dataset.blend=null"),
         (1, "dataset.blend=[a] dataset.blend_weights=[1,2]", "has 2 entries and dataset.blend 1"),
-        (1, "dataset.blend=[a,b] dataset.blend_weights=[0,0]", "are not shares"),
-        (1, "dataset.split=0,0,0", "dataset.split=90,10,0"),
         (1, "dataset.split=1,2,3,4", "up to three numbers"),
-        (1, "dataset.num_workers=-1", "dataset.num_workers=0 or more"),
-        (1, "dataset.prefetch_factor=4", "dataset.prefetch_factor=4 with dataset.num_workers=0"),
         (1, "checkpoint.load=/x train.start_iteration=1", "the checkpoint determines where to start"),
         (1, "checkpoint.save_interval=2", "Type checkpoint.save=DIRECTORY as well"),
         (1, "checkpoint.save=/x optimizer.optimizer=sgd", "Type optimizer.optimizer=adam"),
-        (1, "monitor.interval=0", "monitor.interval=0.0 is too small; it must be greater than 0"),
         (1, "monitor.port=70000", "monitor.port=70000 is not a port"),
         (1, "profiling.use_pytorch_profiler=true profiling.profile_step_end=21", "exceeds train.train_iters=20"),
         (1, "profiling.use_pytorch_profiler=true profiling.profile_ranks=[1]", "the job has 1 rank"),

@@ -61,11 +61,6 @@ def test_what_needs_transformer_engine_is_refused_in_the_job_and_not_on_a_submit
         layers.choose_transformer_impl(config, GPU)
 
 
-def test_checking_without_transformer_engine_changes_no_setting():
-    model = finalized("qwen3_30b_a3b", "model.fp8=hybrid model.apply_rope_fusion=true").model
-    assert (model.fp8, model.apply_rope_fusion, model.moe_permute_fusion) == ("hybrid", True, True)
-
-
 def test_the_tasks_of_a_slurm_step_meet_without_torchrun(monkeypatch):
     given = {}
     monkeypatch.setattr(torch.distributed, "init_process_group", lambda **options: given.update(options))

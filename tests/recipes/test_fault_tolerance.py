@@ -112,21 +112,6 @@ def test_at_a_checkpoint_time_outs_are_calculated_and_kept(monitor, tmp_path, ca
     assert f"kept in {file}" in capsys.readouterr().out
 
 
-@pytest.mark.integration
-def test_a_rank_that_resumed_knows_how_long_its_start_takes(monitor, tmp_path):
-    with opened(f"{ON} {directory(tmp_path)}", start=10) as rank:
-        train(rank, 10, 30)
-    assert monitor()[0] < 600
-
-
-@pytest.mark.integration
-def test_without_one_directory_for_checkpoints_the_line_says_that_nothing_is_calculated(monitor, tmp_path):
-    with opened(f"{ON} checkpoint.save={tmp_path}") as rank:
-        assert "checkpoint.save and checkpoint.load are not one directory" in rank.describe()
-        train(rank, 0, 20)
-    assert monitor() == (600, 300)
-
-
 KEPT = '{"current_timeouts": {"heartbeat": {"initial": 50.0, "subsequent": 7.0, "were_calculated": true}}}'
 
 
@@ -135,12 +120,10 @@ KEPT = '{"current_timeouts": {"heartbeat": {"initial": 50.0, "subsequent": 7.0, 
     ("overrides", "start", "kept", "timeouts"),
     [
         (ON, 10, KEPT, (50, 7)),
-        (ON, 0, KEPT, (600, 300)),
-        (ENABLED, 10, KEPT, (600, 300)),
         (f"{ON} {window(10, 12)}", 10, KEPT, (600, 300)),
         (ON, 10, '{"current_timeouts": {"heartbeat": {"first": 1}}}', (600, 300)),
     ],
-    ids=["resumed", "from scratch", "not asked for", "the window ahead", "of another kind"],
+    ids=["resumed", "the window ahead", "of another kind"],
 )
 def test_kept_time_outs_hold_where_they_are_true(monitor, tmp_path, capsys, overrides, start, kept, timeouts):
     (tmp_path / "ft_state.json").write_text(kept)

@@ -61,24 +61,12 @@ def test_the_batch_script_is_the_golden_one(check, case):
     check("-".join(case), executors.slurm("team", "batch", **options, **LAYOUTS[layout]), path, [*first, *plugins])
 
 
-def test_values_of_the_environment_are_quoted_in_the_golden_script(check):
-    variables = {
-        "PLAIN": "1,2",
-        "SENTENCE": "it's two words",
-        "JSON": '{"a": ["$b", 1]}',
-        "ELSEWHERE": "/home/me/nemo_run/data",
-        "IN_THE_JOB": "/nemo_run/code",
-        "http_proxy": "proxy:3128",
-    }
-    check("environment", executors.slurm("team", env=variables, setup_lines="module load cuda"))
-
-
 def test_through_ssh_every_path_is_one_of_the_cluster_and_preemption_asks_for_its_signal(check):
     executor = executors.slurm("team", host="login", user="me", job_dir="/scratch/me/jobs", venv="/shared/venv")
     check("ssh", executor, plugins=[PreemptionPlugin(preempt_time=90)])
 
 
 def test_every_golden_script_is_one_of_a_case_and_bash_reads_it():
-    assert {path.stem for path in GOLDEN.iterdir()} == {"-".join(case) for case in CASES} | {"environment", "ssh"}
+    assert {path.stem for path in GOLDEN.iterdir()} == {"-".join(case) for case in CASES} | {"ssh"}
     for path in GOLDEN.iterdir():
         subprocess.run(["bash", "-n", path], check=True)

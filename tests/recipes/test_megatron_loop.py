@@ -7,7 +7,7 @@ import pytest
 from bridge_profiling import ProfilingConfigError
 from tests.integrations.captured import Captured
 from tests.recipes.trainings import run_cases, window
-from tests.system.jobs import manifests, trace_iterations
+from tests.system.jobs import trace_iterations
 
 pytestmark = pytest.mark.integration
 pytest.importorskip("megatron.core")
@@ -33,15 +33,8 @@ ONE_RANK = {
     "bf16": "model.bf16=true ddp.use_distributed_optimizer=true",
     "masked": "dataset.reset_attention_mask=true dataset.reset_position_ids=true dataset.eod_mask_loss=true",
     "llama": LLAMA,
+    "around_an_evaluation": f"{window(2, 4)} train.eval_interval=3",
 }
-
-#: Windows and the run: overrides, iterations in the trace, status.
-WINDOWS = {
-    "around_an_evaluation": (f"{window(2, 4)} train.eval_interval=3", [2, 3], "complete"),
-    "started_inside": (f"{window(2, 5)} train.start_iteration=4", [4], "partial"),
-    "started_past_it": (f"{window(1, 3)} train.start_iteration=4", [], "missed"),
-}
-ONE_RANK |= {name: overrides for name, (overrides, _, _) in WINDOWS.items()}
 
 PIPELINE = "model.pipeline_model_parallel_size=2"
 OVERLAPPED = "ddp.use_distributed_optimizer=true ddp.overlap_grad_reduce=true ddp.overlap_param_gather=true"
@@ -110,16 +103,6 @@ def test_a_monitored_rank_logs_its_iterations_tokens_and_waiting_for_data(one_ra
 
 def test_bf16_with_the_distributed_optimizer_trains_like_fp32(one):
     assert one["bf16"].values == pytest.approx(one["plain"].values, abs=0.02)
-
-
-@pytest.mark.parametrize("name", WINDOWS)
-def test_the_trace_holds_what_window_and_run_share(one_rank, name):
-    _, captured, status = WINDOWS[name]
-    traces = list((one_rank[0] / name / "torch").glob("*/rank-0.pt.trace.json.gz"))
-    assert [trace_iterations(trace) for trace in traces] == ([captured] if captured else [])
-    manifest = manifests(one_rank[0] / name)[0]
-    assert (manifest["status"], bool(manifest["reason"])) == (status, status != "complete")
-    assert (manifest["captured"] or {"iterations": []})["iterations"] == captured
 
 
 def test_every_phase_is_named_and_an_evaluation_inside_the_window(one_rank):

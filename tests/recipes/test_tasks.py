@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, field
 
 import fiddle as fdl
 import nemo_run as run
@@ -15,24 +14,6 @@ from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.plugins import FaultTolerancePlugin, NsysPlugin, PyTorchProfilerPlugin
 from launch.tasks import pretrain_partial, pretrain_script
 from recipes.tasks import as_config
-
-
-@dataclass
-class Model:
-    width: int
-    hidden: int | None = None
-    sizes: list[int] = field(default_factory=lambda: [1])
-
-    def __post_init__(self):
-        self.hidden = self.hidden if self.hidden is not None else 4 * self.width
-
-
-def test_only_fields_that_differ_are_kept_and_derived_ones_are_derived_again():
-    config = as_config(Model(width=3))
-    assert config.__arguments__ == {"width": 3}
-    config.width = 5
-    assert fdl.build(config).hidden == 20
-    assert as_config(Model(width=3, hidden=7)).hidden == 7
 
 
 @pytest.mark.needs("megatron")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bridge_profiling.errors import ProfilingConfigError
-from bridge_profiling.report.flame_graph import Weight, check_replaceable
+from bridge_profiling.report.flame_graph import Weight
 from bridge_profiling.report.flame_graph_view import flame_graph_figure
 from tests.traces.kineto_files import call, complete, kernel
 
@@ -65,21 +65,6 @@ def test_folded_text_has_a_line_of_whole_nanoseconds_for_each_stack(made, tmp_pa
     assert (first, last) == ("rank 0;thread 1;lib/train.py(3): <module> 50000", "rank 0;thread 2;a:b c 10000")
 
 
-def test_only_a_flame_graph_of_the_same_format_is_replaced(made, tmp_path):
-    run, other, folded, empty = made(events=EVENTS), tmp_path / "notes.json", tmp_path / "stacks.txt", tmp_path / "empty"
-    other.write_text('{"my": "notes"}')
-    empty.touch()
-    for _ in range(2):
-        run.write_flame_graph(empty)
-        run.write_flame_graph(folded, folded=True)
-    for output, as_folded in ((other, False), (other, True), (folded, False), (empty, True)):
-        before = output.read_bytes()
-        with pytest.raises(ProfilingConfigError, match=r"exists and is not a .* Name another file with -o"):
-            run.write_flame_graph(output, folded=as_folded)
-        assert output.read_bytes() == before
-    check_replaceable(tmp_path / "new.json", folded=False)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -112,15 +97,3 @@ def test_the_pictures_boxes_are_the_stacks_without_frames_that_all_have_in_commo
     device = _boxes(flame_graph_figure(rows, Weight.device, "rank 0"))
     assert list(device) == ["rank 0", "thread 1", "&lt;listcomp&gt; (model.py:7)", "aten::mm"]
     assert {time for _, time in device.values()} == {12_500}
-
-
-def test_the_page_has_the_slowest_or_first_rank_where_ranges_nest(made, tmp_path):
-    text = made(2, EVENTS, "nested").report(tmp_path / "nested.html").read_text()
-    assert 'id="flame"' in text
-    assert "Stacks of rank 0: mean of 1 iteration." in text
-    assert "bridge-profiling flamegraph" in text
-    assert "No Python stacks were recorded" not in text
-    ranges = [event for event in EVENTS if event["cat"] != "python_function"]
-    assert "No Python stacks were recorded: " in made(1, ranges, "ranges").report(tmp_path / "ranges.html").read_text()
-    flat = [event for event in EVENTS if event["cat"] == "kernel" or event["name"] == "cudaLaunchKernel"]
-    assert 'id="flame"' not in made(1, flat, "flat").report(tmp_path / "flat.html").read_text()

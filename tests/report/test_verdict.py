@@ -2,7 +2,6 @@
 
 import pytest
 
-from bridge_profiling.analysis.findings import Confidence
 from bridge_profiling.report.verdict import Summary, verdict
 from tests.report.summaries import MS, finding, manifest, row, summary
 
@@ -34,10 +33,6 @@ _MANIFESTS = [manifest(0, [150, 152], [100, 100, 102]), manifest(1, [151, 151], 
         (
             summary([row(0, waiting_us=40 * MS), row(1, duration_us=120 * MS, waiting_us=0.0)]),
             ["100 ms to 120 ms by rank", "80% compute (60% to 100%", "20% waiting for other ranks (0% to 40% by rank)"],
-        ),
-        (
-            summary(_TWO, [finding(confidence=Confidence.low, confidence_reason="only 2 iterations captured")]),
-            ["Confidence is low: only 2 iterations captured."],
         ),
         (summary(_TWO, [finding(recoverable_us_per_iteration=None)]), ["saving is unknown"]),
         (

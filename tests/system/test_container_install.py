@@ -11,26 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.plugins.test_import import REFUSE
 from tests.system.jobs import ROOT, ended_well
 
 PAGE = ROOT / "docs" / "how-to" / "into-a-container.md"
 MARKER = "2.9.0a0+marker"
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(1200)]
-
-PROFILED_LOOP = """
-import sys
-from bridge_profiling import ProfilingConfig
-from bridge_profiling.capture import ProfilingHook
-
-config = ProfilingConfig(use_pytorch_profiler=True, profile_step_start=1, profile_step_end=2, output_dir=sys.argv[1])
-with ProfilingHook(config, rank=0, world_size=1) as hook:
-    import torch
-    for iteration in range(4):
-        with hook.iteration(iteration):
-            torch.ones(64, 64).matmul(torch.ones(64, 64))
-"""
 
 
 def section(title: str, number: int = 0) -> str:
@@ -122,22 +108,6 @@ def test_installed_into_the_image_the_torch_stays_a_rank_works_and_the_doctor_af
     container.must(section("Install it into the image", 1))
     container.assert_torch_stayed()
     assert "output directory:" in container.must("bridge-profiling doctor --nodes 1", cwd=container.shared)
-
-
-def test_the_dockerfile_runs_the_commands_of_the_page_on_nvidias_image():
-    text = (ROOT / "docs" / "examples" / "Dockerfile").read_text()
-    assert re.findall(r"^ARG BASE=nvcr\.io/nvidia/pytorch:[\d.]+-py3$", text, re.MULTILINE)
-    installing = "Install it into the image"
-    documented = [section("The wheel"), section(installing), section(installing, 1), section("Check the result")]
-    assert re.findall(r"^RUN (.*)$", text, re.MULTILINE) == [command.strip() for command in documented]
-
-
-def test_a_real_profile_needs_torch_and_nothing_else(tmp_path):
-    refused = {"nemo_run", "fiddle", "leptonai", "omegaconf", "yaml", "rich", "typer", "nvtx", "psutil", "megatron", "msgspec"}
-    program = tmp_path / "train.py"
-    program.write_text(REFUSE.format(refused=refused) + PROFILED_LOOP)
-    ended_well([sys.executable, program, tmp_path / "profiles"], env=os.environ | {"PYTHONPATH": str(ROOT)})
-    assert (tmp_path / "profiles" / "torch" / "iter-1-2" / "rank-0.pt.trace.json.gz").stat().st_size > 0
 
 
 def test_on_a_mount_the_image_is_untouched(container, checkout):

@@ -175,24 +175,18 @@ def test_the_training_runs_to_its_end_and_the_manifest_says_what_became_of_nsys(
     wait_until(lambda: not pids(str(tmp_path)), 20)
 
 
-@pytest.mark.parametrize("capture", ["nvtx", "none"])
-def test_an_nsys_typed_by_hand_is_left_alone(environment, tmp_path, nsys, capture):
+def test_an_nsys_typed_by_hand_is_left_alone(environment, tmp_path, nsys):
     typed = [str(nsys), "profile", "--trace=nvtx", "--sample=none", f"--output={tmp_path}/mine-%q{{USER_CHOICE}}-%p"]
-    if capture == "nvtx":
-        typed += ["--capture-range=nvtx", "--nvtx-capture=bridge_profiling_window", "--capture-range-end=stop"]
+    typed += ["--capture-range=nvtx", "--nvtx-capture=bridge_profiling_window", "--capture-range-end=stop"]
     environment = environment | {"USER_CHOICE": "x"}
     said = ends(start(environment, tmp_path, command=[*typed, sys.executable, str(LOOP)]))
     assert said.count("iteration 0 of") == 1
     (mine,) = tmp_path.glob("mine-x-*.nsys-rep")
     outcome = manifest(tmp_path)["profilers"][0]
     assert outcome["status"] == "complete"
-    if capture == "nvtx":
-        # The same file, under the name that has its rank.
-        assert os.path.samefile(mine, tmp_path / "nsys" / "iter-2-4" / "rank-0.nsys-rep")
-        assert outcome["artifacts"][0]["path"] == "nsys/iter-2-4/rank-0.nsys-rep"
-    else:
-        assert "when the process ends" in outcome["notes"][0]
-        assert outcome["artifacts"] == []
+    # The same file, under the name that has its rank.
+    assert os.path.samefile(mine, tmp_path / "nsys" / "iter-2-4" / "rank-0.nsys-rep")
+    assert outcome["artifacts"][0]["path"] == "nsys/iter-2-4/rank-0.nsys-rep"
 
 
 #: Anybody's training with our hook in it: it starts no nsys, and would not know how.

@@ -4,7 +4,6 @@ import functools
 import gzip
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,8 +11,6 @@ import pytest
 from bridge_profiling.traces import kineto
 from bridge_profiling.traces.nsys import tables as nsys
 from tests.traces.kineto_files import document
-
-WriteTrace = Callable[..., Path]
 
 
 def values(table, *columns):

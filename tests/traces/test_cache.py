@@ -7,7 +7,6 @@ import pytest
 from bridge_profiling.traces import cache
 from bridge_profiling.traces.cache import load
 from bridge_profiling.traces.discover import Capture, find_run
-from tests.traces.conftest import values
 from tests.traces.kineto_files import kernel
 
 
@@ -18,13 +17,6 @@ def kineto_capture(path):
 @pytest.fixture
 def capture(write_trace):
     return kineto_capture(write_trace([kernel("k", 1, 1)]))
-
-
-def test_a_changed_file_is_read_again_and_its_old_tables_go(capture, write_trace, tmp_path):
-    load(capture, directory=tmp_path / "cache")
-    write_trace([kernel("new one", 1, 1)])
-    assert values(load(capture, directory=tmp_path / "cache").device_events, "name") == ["new one"]
-    assert len(list((tmp_path / "cache").iterdir())) == 1
 
 
 def test_the_cache_is_next_to_the_capture_where_possible_and_no_capture_itself(capture, monkeypatch):

@@ -96,13 +96,3 @@ def test_a_trace_and_an_event_larger_than_the_limit_are_refused(write_trace, mon
 def test_a_report_that_no_nsys_writes_is_one_error_that_names_it(read_report, report, why):
     with pytest.raises(TraceError, match=f"rank-1.sqlite {why}"):
         read_report(report)
-
-
-def test_a_damaged_database_is_one_error_that_names_it(tmp_path):
-    whole = small_report().write(tmp_path / "whole.sqlite").read_bytes()
-    pieces = [whole[:50], whole[:4096], whole[: len(whole) // 2], whole[:4096] + b"\xff" * (len(whole) - 4096)]
-    contents = dict.fromkeys(pieces, "cannot be read") | dict.fromkeys([b"", b"no database"], "is not an SQLite file")
-    for content, why in contents.items():
-        (tmp_path / "rank-1.sqlite").write_bytes(content)
-        with pytest.raises(TraceError, match=f"rank-1.sqlite {why}"):
-            nsys.read(tmp_path / "rank-1.sqlite")

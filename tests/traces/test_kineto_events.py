@@ -169,10 +169,3 @@ def test_events_that_no_table_holds_are_left_out_and_counted_however_the_file_is
         "3 object events are left out",
         f"{5 if way == 'each event' else 4} events of further categories are left out",
     ]
-
-
-def test_times_as_text_leave_them_out_as_well(read_trace):
-    """torch 2.2 to 2.4 wrote times of 19 digits, which are read a second time as text."""
-    tables = read_trace(json.dumps(document(_interleaved(SAMPLES))).replace('"ts": 1', '"ts": 1695835526341'))
-    assert values(tables.device_events, "start_ns") == [1695835526341006003]
-    assert _left_out(tables) == [COUNTERS]

@@ -62,9 +62,10 @@ def test_written_and_packed_in_any_way(read_trace, expected, raw):
     assert contents(read_trace(raw, "any")) == contents(expected)
 
 
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
 @pytest.mark.parametrize(("written", "source"), [(EVENTS, "order"), ({"traceEvents": EVENTS}, "file name")])
-def test_a_bare_array_and_a_trace_without_distributed_information(write_trace, expected, written, source):
-    tables = kineto.read(write_trace(json.dumps(written)), rank=3, rank_source=source)
+def test_a_bare_array_and_a_trace_without_distributed_information(write_trace, expected, written, source, mark):
+    tables = kineto.read(write_trace(mark + json.dumps(written)), rank=3, rank_source=source)
     assert contents(tables) == contents(expected)
     assert (tables.info.rank_source, tables.info.error) == (source, None)
 

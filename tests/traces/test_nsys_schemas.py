@@ -32,17 +32,6 @@ def test_an_old_export_without_most_tables_and_columns_is_read(read_report):
     assert {"clock_unknown", "no_iterations"} <= set(caveats(tables))
 
 
-@pytest.mark.parametrize("table", [files.KERNEL, files.RUNTIME, "NVTX_EVENTS", "TARGET_INFO_SESSION_START_TIME"])
-def test_any_one_table_can_be_missing(read_report, table):
-    report = small_report()
-    report.rows.pop(table, None)
-    tables = read_report(report, rank=1)
-    assert tables.device_events.num_rows == (0 if table == files.KERNEL else 2)
-    assert tables.iterations.num_rows == (0 if table == "NVTX_EVENTS" else 2)
-    assert ("launches_missing" in caveats(tables)) == (table == files.RUNTIME)
-    assert ("no_device_work" in caveats(tables)) == (table == files.KERNEL)
-
-
 @pytest.mark.parametrize("table", [files.KERNEL, files.RUNTIME, "NVTX_EVENTS"])
 def test_any_one_column_can_be_missing_but_a_kernels_time_and_name(read_report, table):
     for column in small_report().rows[table][0]:

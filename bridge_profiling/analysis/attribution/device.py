@@ -197,13 +197,13 @@ def launch_statistics(device_events: pa.Table, spans: Windows) -> pa.Table:
     call, called, returned = (to_int64(kernels[name], -1) for name in ("correlation", "launch_start_ns", "launch_end_ns"))
     rows = []
     for begin, stop in zip(spans.start_ns.tolist(), spans.end_ns.tolist(), strict=True):
-        mine = (start >= begin) & (start < stop)
+        mine = slice(*np.searchsorted(start, (begin, stop)))  # device events are by start
         took, launched = (end - start)[mine], called[mine] >= 0
         _, first, together = np.unique(call[mine][launched], return_index=True, return_counts=True)
         calls = (returned - called)[mine][launched][first][together == 1]
         rows.append(
             {
-                "kernel_count": int(mine.sum()),
+                "kernel_count": len(took),
                 "mean_kernel_us": float(took.mean()) / 1e3 if len(took) else None,
                 "median_kernel_us": float(np.median(took)) / 1e3 if len(took) else None,
                 "launch_count": len(calls),

@@ -7,7 +7,8 @@ Roles, by what shows them:
   so many without a matrix product in between.
 - `attention_other`, `attention_product`: what runs between two batched matrix products and has a softmax in it (scale, mask,
   dropout, casts), and these products. Fused attention has none of that.
-- `layout`: copies between channels first and channels last. `layout_norm`: batch norms in channels first.
+- `layout`: copies between channels first and channels last, by their names; where convolutions are `_OF_IMAGES` of the compute,
+  all that `contiguous`, `clone` and `to` copy to other strides. `layout_norm`: batch norms in channels first.
 - `fp32`, `tf32`, `reduced`: matrix products and convolutions by precision, and `fp32_elementwise`.
 - `recomputation`: kernels of forward operators that ran inside the backward pass.
 
@@ -40,6 +41,9 @@ _NEXT_PRODUCT = 6
 
 #: A kernel takes this long however little it does: 1.5 to 2.5 µs with its start on an H200.
 _LEAST_NS = 2_000
+
+#: Share of the compute in convolutions of a network on images. Patches for a transformer take a hundredth.
+_OF_IMAGES = 0.15
 
 _BATCHED = ("aten::bmm", "aten::baddbmm")
 
@@ -102,6 +106,9 @@ _OF_PARAMETERS = frozenset(
 )
 #: Of a moving average: `average.mul_(decay).add_(parameter, alpha=1 - decay)`.
 _SCALES, _ADDS = frozenset(["aten::mul", "aten::mul_"]), frozenset(["aten::add", "aten::add_"])
+
+#: Parameters differ in size. A sweep whose kernels take equally long, but for this factor, visits parts of something else.
+_UNEQUAL = 1.5
 
 _OPTIMIZER = "Optimizer.step#"
 _BACKWARD = "autograd::engine::evaluate_function"
@@ -211,13 +218,22 @@ def _roles(kernels: _Kernels, host_events: pa.Table) -> Iterator[tuple[str, NDAr
     batched = products & (kernels.launched_by(*_BATCHED) | (kernels.operator < 0))
     attention = _around_softmax(kernels.named(kernel_names.is_softmax), products, batched)
     yield "attention_other", attention & ~products, names
-    yield "layout", kernels.named(kernel_names.converts_layout), names
+    yield "layout", _layout_copies(kernels), names
     yield "layout_norm", kernels.named(kernel_names.is_channels_first_norm), names
     for precision in ("fp32", "tf32", "reduced"):
         yield precision, kernels.named(partial(_has_precision, precision)), names
     yield "attention_product", attention & products, names
     yield "recomputation", _recomputed(kernels, host_events, products), names
     yield "fp32_elementwise", kernels.named(kernel_names.is_fp32_elementwise), names
+
+
+def _layout_copies(kernels: _Kernels) -> NDArray[np.bool_]:
+    length = kernels.end_ns - kernels.start_ns
+    of_images = length[kernels.named(kernel_names.is_convolution)].sum() >= _OF_IMAGES * length.sum()
+    found = kernels.named(kernel_names.converts_layout)
+    if of_images:  # Concatenations and slices of channels copy with the same kernel, and keep the format.
+        found |= kernels.named(kernel_names.is_strided_copy) & kernels.launched_by("aten::copy_")
+    return found
 
 
 def _has_precision(precision: str, name: str) -> bool:
@@ -256,9 +272,11 @@ def _sweeps(kernels: _Kernels, host_events: pa.Table) -> tuple[NDArray[np.bool_]
     begins, ends = begins[long], ends[long]
     optimizer, names = _optimizers(kernels, host_events)
     real = np.zeros(len(begins), bool)
+    length = kernels.end_ns - kernels.start_ns
     for place, (begin, end) in enumerate(zip(begins.tolist(), ends.tolist(), strict=True)):
         operators = {kernels.operators[code] for code in np.unique(kernels.operator[begin:end]).tolist()}
-        average = operators & _SCALES and operators & _ADDS
+        shorter, longer = np.quantile(length[begin:end], (0.1, 0.9))
+        average = operators & _SCALES and operators & _ADDS and longer >= _UNEQUAL * shorter
         real[place] = (optimizer[begin:end] < len(names) - 1).any() or bool(operators & _OF_PARAMETERS or average)
     return _between(begins[real], ends[real] - 1, len(member)), pa.array(names, pa.string()).take(pa.array(optimizer))
 

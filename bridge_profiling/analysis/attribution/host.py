@@ -159,20 +159,29 @@ def on_launching_threads(host_events: pa.Table, device_events: pa.Table) -> NDAr
     computes = rows_of(device_events["kind"], "compute") & device_events["launch_thread"].is_valid().to_numpy()
     launching = np.unique(to_int64(device_events["launch_thread"])[computes])
     thread = to_int64(host_events["thread"])
-    return np.isin(thread, launching) if len(launching) else np.ones(len(thread), bool)
+    if not len(launching):
+        return np.ones(len(thread), bool)
+    # Few threads launch: for 11 million events, a comparison with each takes a fifth of `np.isin`.
+    return np.logical_or.reduce([thread == one for one in launching.tolist()])
+
+
+def rows_of_operators(host_events: pa.Table, wanted: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The row of each wanted operator, an id as in `host_events.operator`; -1 for NULL and for an unknown id."""
+    ids, own = to_int64(host_events["operator"]), rows_of(host_events["category"], "operator", "annotation")
+    rows = np.flatnonzero(own & (ids != NULL))
+    if not len(rows):
+        return np.full(len(wanted), -1)
+    # Readers number operators by their start, so this is sorted already, and a stable sort does not move anything.
+    rows = rows[np.argsort(ids[rows], kind="stable")]
+    found = rows[np.maximum(np.searchsorted(ids[rows], wanted, side="right") - 1, 0)]
+    return np.where(ids[found] == wanted, found, -1)
 
 
 def names_of_operators(host_events: pa.Table, wanted: NDArray[np.int64]) -> list[str | None]:
-    """The name of each wanted operator, an id as in `host_events.operator`; None for NULL and for an unknown id."""
-    ascending = np.unique(wanted)
-    known = ascending[ascending != NULL]
-    if not len(known):
-        return [None] * len(wanted)
-    ids, own = to_int64(host_events["operator"]), rows_of(host_events["category"], "operator", "annotation")
-    rows = np.flatnonzero(own & np.isin(ids, known))
-    row_of = np.full(len(ascending), -1)
-    row_of[np.searchsorted(ascending, ids[rows])] = rows
-    found = row_of[np.searchsorted(ascending, wanted)]
+    """The name of each wanted operator, as in `rows_of_operators`; None where there is none."""
+    if not len(wanted):
+        return []
+    found = rows_of_operators(host_events, wanted)
     return host_events["name"].take(pa.array(found, mask=found < 0)).to_pylist()
 
 

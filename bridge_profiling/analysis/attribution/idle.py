@@ -26,8 +26,8 @@ the host made some stream wait after it launched the one and before it launched 
   added up, others are not: the one that reaches farthest counts. Time goes to the last call before it. A host that then records
   nothing for long does something else: that time does not belong to the call. After a call that waits for the device, the next
   launch takes its time however short the wait was: host_sync also has up to `_GET_GOING_NS` of a gap in which such a call ends.
-  Calls to the allocator, and waits that come `OFTEN`, also have the time that would not be lost if the host had not made them:
-  `profiler_cost.Replay` shows how far ahead it would be.
+  Calls to the allocator, and waits that come `SEVERAL` times, also have the time that would not be lost without them:
+  `profiler_cost.Replay` shows how far ahead the host would be.
 - small_kernels: the kernel that ends the gap is in a run of kernels that on average take the device less time than launching
   one takes the host. Dependency-stalled time before such a kernel belongs here too.
 - host_pause: the host recorded nothing for at least `host.SILENT_NS`.
@@ -42,6 +42,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
@@ -55,12 +56,12 @@ from bridge_profiling.analysis.attribution.host import (
     HostActivity,
     Ranges,
     host_activity,
-    names_of_operators,
+    rows_of_operators,
 )
 from bridge_profiling.analysis.attribution.initialization import initializing
 from bridge_profiling.analysis.attribution.profiler_cost import ProfilerCost
 from bridge_profiling.analysis.attribution.saving import with_saving
-from bridge_profiling.analysis.intervals import EMPTY, Intervals, Nanoseconds, rows_of, union, window
+from bridge_profiling.analysis.intervals import EMPTY, Intervals, Nanoseconds, coded, rows_of, union, window
 from bridge_profiling.analysis.questions import Answer
 from bridge_profiling.traces.joins import taken
 from bridge_profiling.traces.tables import NULL, fields, to_int64
@@ -86,6 +87,9 @@ _IN_A_ROW_NS = 200_000
 
 #: A host that waits for its device so many times in an iteration never gets far ahead of it.
 OFTEN = 10
+
+#: A loop has fewer waits, for its loss, its log and the norm of its gradients: Megatron-Core's has five.
+SEVERAL = 6
 
 #: The most time from the end of a host's wait to its next launch: Python, an operator or two and the launch.
 _GET_GOING_NS = 200_000
@@ -217,9 +221,10 @@ def idle_causes(
     numbers, begins, ends = spans.numbers.to_pylist(), spans.start_ns.tolist(), spans.end_ns.tolist()
     windows = [(number, False, begin, end) for number, begin, end in zip(numbers, begins, ends, strict=True)]
     windows += [(number, True, end, begin) for number, end, begin in zip(numbers[:-1], ends[:-1], begins[1:], strict=True)]
+    firsts, lasts = (np.array([window[place] for window in windows], np.int64) for place in (2, 3))
     names, launched_by = _launchers(gaps, device_events, host_events)
     rows: list[dict[str, object]] = []
-    often = len(evidence[Cause.host_sync].name) >= OFTEN * len(spans.start_ns)
+    often = len(evidence[Cause.host_sync].name) >= SEVERAL * len(spans.start_ns)
     for cause, time in _times_by_cause(gaps, device_events, host, profiler, initializing_ranges.time, often=often).items():
         ranges = evidence.get(cause)
         if ranges is None:
@@ -227,10 +232,11 @@ def idle_causes(
         else:
             pieces = _in_ranges(time, ranges)
         explained = time & profiler.explained
-        for number, between, begin, end in windows:
+        explained_us = (explained.before_ns(lasts) - explained.before_ns(firsts)) / 1e3
+        for (number, between, begin, end), by_profiler_us in zip(windows, explained_us.tolist(), strict=True):
             mine = list(pieces.by_name(begin, end))
             if mine:
-                mine[0]["profiler_us"] = int(explained.before_ns(np.array([begin, end])) @ (-1, 1)) / 1e3
+                mine[0]["profiler_us"] = by_profiler_us
             if mine and cause in _IN_TURNS:
                 mine[0]["lost_each_us"] = pieces.each_us(begin, end)
             rows += [{"iteration": number, "between": between, "cause": str(cause), **row} for row in mine]
@@ -364,7 +370,7 @@ def _times_by_cause(
 
     Args:
         initialized: when the host set up the driver or a library.
-        often: the host waits for the device so often that it never gets ahead.
+        often: the host waits for the device several times in an iteration.
     """
     start, end = (device_events[name].to_numpy() for name in ("start_ns", "end_ns"))
     communicates, copies = rows_of(device_events["kind"], "communication"), rows_of(device_events["kind"], "memcpy")
@@ -521,9 +527,17 @@ class _Pieces:
     ranges: Ranges = NO_RANGES
     range_code: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
 
+    @cached_property
+    def _time(self) -> _Spans:
+        return _Spans(self.time.start_ns, self.time.end_ns, self.code)
+
+    @cached_property
+    def _host(self) -> _Spans:
+        return _Spans(self.ranges.start_ns, self.ranges.end_ns, self.range_code)
+
     def by_name(self, start_ns: int, end_ns: int) -> Iterator[dict[str, object]]:
         """A row for each of the names with most time between two moments, and one for the others."""
-        begin, length, code = _between(self.time.start_ns, self.time.end_ns, self.code, start_ns, end_ns)
+        begin, length, code = self._time.between(start_ns, end_ns)
         if not len(code) and not len(self.ranges.name):
             return  # most causes of most windows
         lost = np.bincount(code, weights=length, minlength=len(self.names))
@@ -551,9 +565,9 @@ class _Pieces:
 
     def _on_the_host(self, start_ns: int, end_ns: int) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         """Time in the ranges of each name between two moments, and how many started there."""
-        begin, end = self.ranges.start_ns, self.ranges.end_ns
-        _, spent, code = _between(begin, end, self.range_code, start_ns, end_ns)
-        began = self.range_code[(begin >= start_ns) & (begin < end_ns)]
+        _, spent, code = self._host.between(start_ns, end_ns)
+        first, last = np.searchsorted(self.ranges.start_ns, (start_ns, end_ns))
+        began = self.range_code[first:last]
         host = np.bincount(code, weights=spent.astype(np.float64), minlength=len(self.names)).astype(np.float64)
         return host, np.bincount(began, minlength=len(self.names)).astype(np.int64)
 
@@ -561,11 +575,16 @@ class _Pieces:
 def _launchers(gaps: IdleGaps, device_events: pa.Table, host_events: pa.Table) -> tuple[list[str | None], NDArray[np.int64]]:
     """Distinct names of the operators that launched the kernels which end the gaps, and the index of each gap's."""
     operator = np.append(to_int64(device_events["operator"]), NULL)[gaps.next_kernel]
-    ids, code = np.unique(operator, return_inverse=True)
-    names = names_of_operators(host_events, ids)
-    index = {name: number for number, name in enumerate(dict.fromkeys(names))}
-    before = [None if name is None else f"before {name}" for name in index]
-    return before, np.array([index[name] for name in names], np.int64)[code]
+    rows = rows_of_operators(host_events, operator)
+    codes, names = coded(host_events["name"])
+    code = np.append(codes, -1)[rows]
+    # By the first operator of each name, as they are numbered.
+    order = np.argsort(operator, kind="stable")
+    used, first, place = np.unique(code[order], return_index=True, return_inverse=True)
+    ranked = np.argsort(first)
+    index = np.empty(len(code), np.int64)
+    index[order] = np.argsort(ranked)[place]
+    return [None if each < 0 else f"before {names[each]}" for each in used[ranked].tolist()], index
 
 
 def _in_ranges(time: Intervals, ranges: Ranges) -> _Pieces:
@@ -577,10 +596,24 @@ def _in_ranges(time: Intervals, ranges: Ranges) -> _Pieces:
     return _Pieces(names.tolist(), time, codes[last], ranges, codes)
 
 
-def _between(
-    start: Nanoseconds, end: Nanoseconds, code: NDArray[np.int64], start_ns: int, end_ns: int
-) -> tuple[Nanoseconds, Nanoseconds, NDArray[np.int64]]:
-    """Starts, lengths and codes of what is between two moments, cut there."""
-    mine = (end > start_ns) & (start < end_ns)
-    begin = np.maximum(start[mine], start_ns)
-    return begin, np.minimum(end[mine], end_ns) - begin, code[mine]
+@dataclass(frozen=True)
+class _Spans:
+    """Spans of time by start, each with a code."""
+
+    start: Nanoseconds
+    end: Nanoseconds
+    code: NDArray[np.int64]
+
+    @cached_property
+    def _reached(self) -> Nanoseconds:
+        return np.maximum.accumulate(self.end)
+
+    def between(self, start_ns: int, end_ns: int) -> tuple[Nanoseconds, Nanoseconds, NDArray[np.int64]]:
+        """Starts, lengths and codes of what is between two moments, cut there."""
+        # A run can have hundreds of windows: each looks only at what can be inside.
+        first = int(np.searchsorted(self._reached, start_ns, side="right"))
+        near = slice(first, max(int(np.searchsorted(self.start, end_ns)), first))
+        start, end = self.start[near], self.end[near]
+        mine = end > start_ns
+        begin = np.maximum(start[mine], start_ns)
+        return begin, np.minimum(end[mine], end_ns) - begin, self.code[near][mine]

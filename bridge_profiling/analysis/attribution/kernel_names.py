@@ -41,6 +41,11 @@ FUSED_ATTENTION = re.compile(r"flash|fmha|sdpa|flex_attention|fused_attention|at
 
 _LAYOUT = re.compile(r"nchw_?(?:to|2)_?nhwc|nhwc_?(?:to|2)_?nchw", re.IGNORECASE)
 
+_CONVOLUTION = re.compile(r"conv(?!ert)|implicit_gemm|fprop|[dw]grad|winograd|scudnn|\bfft2d_", re.IGNORECASE)
+
+#: torch copies with this kernel where the two tensors differ in strides; others copy several elements at a time.
+_STRIDED_COPY = re.compile(r"at::native::elementwise_kernel<.*direct_copy_kernel")
+
 _ELEMENTWISE = re.compile(
     r"(?:at::native|cudnn::).*(?:elementwise|reduce_kernel|softmax|norm|dropout|pool|CatArray|nhwc|nchw)", re.IGNORECASE
 )
@@ -77,6 +82,18 @@ def is_softmax(name: str) -> bool:
 def converts_layout(name: str) -> bool:
     """Whether it copies an image between channels first and channels last."""
     return bool(_LAYOUT.search(name))
+
+
+@lru_cache(maxsize=_NAMES)
+def is_convolution(name: str) -> bool:
+    """Whether it is a convolution or a gradient of one."""
+    return is_product(name) and bool(_CONVOLUTION.search(name))
+
+
+@lru_cache(maxsize=_NAMES)
+def is_strided_copy(name: str) -> bool:
+    """Whether torch copies a tensor to one with other strides, such as an image to the other memory format."""
+    return bool(_STRIDED_COPY.search(name))
 
 
 @lru_cache(maxsize=_NAMES)

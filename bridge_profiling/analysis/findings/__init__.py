@@ -55,6 +55,7 @@ _FINDINGS: tuple[Find, ...] = (
     ranks.pipeline_bubble,
     communication.exposed_communication,
     communication.low_overlap,
+    communication.unmatched_communication,
     idle.copy_bound,
     idle.host_pause,
     idle.small_kernels,

@@ -183,6 +183,49 @@ def low_overlap(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> F
     return [finding], ledger
 
 
+def unmatched_communication(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
+    """Communication takes much of an iteration, and captures of other ranks would show how much of it is waiting for them."""
+    if evidence.waiting_is_known or not evidence.ranks:
+        return [], ledger
+    blocked = ledger.left_us(Cause.blocked_by_communication)
+    mean = evidence.mean_us(blocked)
+    ranks = [rank for rank in evidence.ranks if evidence.share(mean.get(rank, 0.0)) > thresholds.communication]
+    if not ranks:
+        return [], ledger
+    saving_us, ledger = ledger.attribute(blocked, (Cause.blocked_by_communication,), waited=True)
+    worst_us, world_size = max(mean[rank] for rank in ranks), max(info.world_size or 0 for info in evidence.infos)
+    named, missing = ranks_in_words(ranks, evidence.ranks).capitalize(), world_size > len(evidence.infos)
+    rows = [row for row in evidence.communication_by_rank.to_pylist() if row["rank"] in ranks and row["exposed_us"] > 0]
+    longest = sorted(rows, key=lambda row: -row["exposed_us"])[:5]
+    times = [evidence.captured_iterations.get(row["rank"], 1) for row in longest]
+    finding = Finding(
+        id="unmatched_communication",
+        title=f"{named}: communication takes {ms(worst_us)} of each {evidence.per} ({evidence.share(worst_us):.0%}), and the "
+        "capture does not show how much of it is waiting for other ranks",
+        ranks=ranks,
+        evidence={
+            "exposed_us": {str(rank): mean[rank] for rank in ranks},
+            "share_of_iteration": evidence.share(worst_us),
+            "ranks_captured": len(evidence.infos),
+            "world_size": world_size or None,
+        },
+        recoverable_us_per_iteration=saving_us,
+        confidence=Confidence.low,
+        confidence_reason="a late rank and a slow link look the same on a rank that waits",
+        action=advice("unmatched_communication", "ranks" if missing or len(evidence.infos) == 1 else "default"),
+        events=[
+            Event(
+                row["rank"],
+                f"{row['operation']} of {row['group'] or 'an unnamed group'}",
+                duration_us=row["exposed_us"] / count,
+                count=max(round(row["count"] / count), 1),
+            )
+            for row, count in zip(longest, times, strict=True)
+        ],
+    )
+    return [finding], ledger
+
+
 def transfers(evidence: Evidence) -> list[Transfer]:
     """Every operation of every rank whose transfer is known apart from waiting, or can be estimated.
 

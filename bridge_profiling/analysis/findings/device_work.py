@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from bridge_profiling.analysis.attribution.device_roles import OUTSIDE
 from bridge_profiling.analysis.attribution.idle import Cause
+from bridge_profiling.analysis.attribution.kernel_names import is_strided_copy
 from bridge_profiling.analysis.findings.evidence import Evidence
 from bridge_profiling.analysis.findings.idle import responsible
 from bridge_profiling.analysis.findings.ledger import Found, Grid, Ledger
@@ -156,6 +157,8 @@ def layout_conversion(evidence: Evidence, thresholds: Thresholds, ledger: Ledger
     if evidence.share(_saving_us(evidence, own_us)) < thresholds.device_work:
         return [], ledger
     count = _per_iteration(evidence, rows)
+    copies = rows.filter(pa.array([is_strided_copy(name) for name in rows["name"].to_pylist()], pa.bool_()))
+    inferred = "copies to other strides count as conversions, because most of the network convolves"
     finding = _finding(
         evidence,
         "layout_conversion",
@@ -169,6 +172,7 @@ def layout_conversion(evidence: Evidence, thresholds: Thresholds, ledger: Ledger
             "batch_norms_us": by_rank(evidence.mean_us(norms_us)),
             "kernels": count,
         },
+        reason=inferred if copies.num_rows else "",
     )
     return [finding], ledger
 

@@ -200,7 +200,7 @@ class Evidence:
     def iteration_us(self) -> float:
         """A mean iteration of the job without the profiler's cost; 0 without any."""
         cost_us = float(np.mean(np.nanmedian(self.profiler.cost_us, axis=1))) if self.numbers else 0.0
-        return max(self.captured_iteration_us - cost_us, self._least_compute_us)
+        return max(self.captured_iteration_us - cost_us, *self.mean_us(self.compute_us).values(), 0.0)
 
     @cached_property
     def _least_compute_us(self) -> float:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bridge_profiling.analysis.attribution.idle import LAUNCH_NS, Cause
+from bridge_profiling.analysis.attribution.idle import LAUNCH_NS, SEVERAL, Cause
 from bridge_profiling.analysis.attribution.saving import COPIES
 from bridge_profiling.analysis.findings.evidence import Evidence
 from bridge_profiling.analysis.findings.ledger import Found, Grid, Ledger
@@ -30,9 +30,8 @@ from bridge_profiling.analysis.findings.types import (
 #: A rank that loses at least this share of what the worst rank loses is responsible too.
 _ALIKE = 0.5
 
-#: Many synchronizations are a finding at a fifth of the threshold; fewer than five, as every loop has for its loss, its log and
-#: the norm of its gradients, at twice the threshold.
-_OF_MANY, _OF_FEW, _FEW = 0.2, 2.0, 5
+#: Many synchronizations are a finding at a fifth of the threshold; fewer than `SEVERAL` at twice the threshold.
+_OF_MANY, _OF_FEW = 0.2, 2.0
 
 #: Findings whose usual advice is about devices, with an entry of their own for trainings on CPUs.
 _OF_CPUS_TOO = (Cause.data_loading, Cause.checkpoint_stall)
@@ -90,7 +89,7 @@ def host_sync(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Fou
     cause = Cause.host_sync
     calls = evidence.mean_us(evidence.of_cause(cause, "calls"))
     number = max(calls.values(), default=0.0)
-    factor = _OF_MANY if number >= thresholds.synchronizations else _OF_FEW if number < _FEW else 1.0
+    factor = _OF_MANY if number >= thresholds.synchronizations else _OF_FEW if number < SEVERAL else 1.0
     lost_us, causes = ledger.left_us(cause), [cause]
     if number >= thresholds.synchronizations:
         # A host that waits so often starts again each time. Where it takes longer than in its fastest iteration to launch the
@@ -112,7 +111,7 @@ def host_sync(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Fou
     }
     often = f"{number:.0f} times" if round(number) != 1 else "once"
     title = f"{{ranks}}: the host waits for the device {often} per {evidence.per}, and the late launches cost {{cost}}"
-    action = " ".join([*([advice("host_sync", "few")] if number < _FEW else []), advice("host_sync"), *hints])
+    action = " ".join([*([advice("host_sync", "few")] if number < SEVERAL else []), advice("host_sync"), *hints])
     return [_finding(evidence, cause, loss, title, numbers, ranks=ranks, action=action, severe=0.25)], ledger
 
 
@@ -308,14 +307,16 @@ def _lost(evidence: Evidence, ledger: Ledger, cause: Cause, at_least: float) -> 
 
 def _lost_in_ranges(evidence: Evidence, ledger: Ledger, cause: Cause, at_least: float) -> tuple[_Loss | None, Ledger]:
     """Attribute a cause that host ranges show, within iterations and between them."""
+    lost_us = ledger.left_us(cause) + evidence.of_cause(cause, "lost_us", between=True)
     return _attributed(
         evidence,
         ledger,
-        ledger.left_us(cause) + evidence.of_cause(cause, "lost_us", between=True),
+        lost_us,
         (cause,),
         at_least,
         host_us=evidence.of_cause(cause, "host_us") + evidence.of_cause(cause, "host_us", between=True),
-        cost_us=evidence.in_turns_us(cause),
+        # A range can begin in one iteration and cost time in the next one.
+        cost_us=np.minimum(evidence.in_turns_us(cause), np.nansum(lost_us, axis=1)),
     )
 
 

@@ -5,9 +5,11 @@ causes the job's iteration can be shorter by at most
 
     B = min(cost of the causes, the smallest w + c of any rank)
 
-The second term is the critical path: a rank that neither waits nor has the cause still takes as long. The cost of a cause is
-the loss of the rank that loses most; where ranks take turns, as in data loading, the sum over turns. Findings attribute in the
-order of `findings.ORDER`, and each saves the growth of B when its time joins the time attributed before.
+The second term is the critical path: a rank that neither waits nor has the cause still takes as long. A host that is ahead of
+its device is in the next iteration when the device waits, so what a rank waits in a neighbouring iteration, and nothing there
+explains, counts too. The cost of a cause is the loss of the rank that loses most; where ranks take turns, as in data loading,
+the sum over turns. Findings attribute in the order of `findings.ORDER`, and each saves the growth of B when its time joins the
+time attributed before.
 """
 
 from __future__ import annotations
@@ -89,7 +91,8 @@ class Ledger:
             total_cost_us = total_cost_us + (most_us if cost_us is None else np.maximum(most_us, cost_us))
         bound_us, counted = 0.0, self.captured.any(axis=1)
         if counted.any():
-            path_us = np.where(self.captured, attributed_us + waiting_us, np.inf)[counted].min(axis=1)
+            path_us = np.where(self.captured, attributed_us + waiting_us, np.inf)[counted]
+            path_us = _with_neighbours(path_us, total_cost_us[counted]).min(axis=1)
             bound_us = min(float(np.minimum(total_cost_us[counted], path_us).mean()), self.most_us)
         saving_us = max(self.saving_us, bound_us) - self.saving_us
         if saving_us < at_least_us:
@@ -107,6 +110,19 @@ class Ledger:
             saving_us=max(self.saving_us, bound_us),
             of_causes_us=of_causes_us,
         )
+
+
+def _with_neighbours(path_us: Grid, cost_us: NDArray[np.float64]) -> Grid:
+    """The critical path of each iteration and rank, with time of the next and the previous one that exceeds their own cost."""
+    path_us, cost = path_us.copy(), cost_us[:, np.newaxis]
+    spare_us = np.where(np.isfinite(path_us), np.maximum(path_us - cost, 0.0), 0.0)
+    for line in range(len(path_us)):
+        for neighbour in (line + 1, line - 1):
+            if 0 <= neighbour < len(path_us):
+                moved_us = np.minimum(np.maximum(cost[line] - path_us[line], 0.0), spare_us[neighbour])
+                path_us[line] += moved_us
+                spare_us[neighbour] -= moved_us
+    return path_us
 
 
 #: The return value of a finding's function.

@@ -127,12 +127,37 @@ def computes_more(kernels: list[ExtraKernel]) -> bool:
 
 
 def excess_compute_us(evidence: Evidence, peers: list[list[int]]) -> Grid:
-    """Compute beyond the peers'. Communication of a rank that waits slows its compute: half of that overlap is not its own."""
+    """Compute beyond the peers'.
+
+    Communication of a rank that waits slows its compute: half of that overlap is not its own. Executions of kernels beyond the
+    peers' are.
+    """
     excess = beyond_peers(evidence.compute_us, peers)
     if evidence.iterations.num_rows:
         overlapped = beyond_peers(evidence.grid(evidence.iterations, "overlapped_communication_us"), peers)
-        excess = excess - _CONTENTION * np.nan_to_num(np.maximum(overlapped, 0.0))
+        slowed = excess - _CONTENTION * np.nan_to_num(np.maximum(overlapped, 0.0))
+        more = beyond_peers(evidence.grid(evidence.launch_statistics, "kernel_count"), peers) > 0
+        own = np.where(more, _of_more_executions_us(evidence, peers), -np.inf)
+        excess = np.minimum(excess, np.maximum(slowed, own))
     return excess
+
+
+def _of_more_executions_us(evidence: Evidence, peers: list[list[int]]) -> NDArray[np.float64]:
+    """Time per iteration of each rank's executions of kernels beyond its peers', less that of those that it lacks."""
+    places = {rank: place for place, rank in enumerate(evidence.ranks)}
+    lines = {name: line for line, name in enumerate(dict.fromkeys(row["name"] for row in evidence.compute_kernels))}
+    count, total_us = (np.zeros((len(lines), len(places))) for _ in range(2))
+    for row in evidence.compute_kernels:
+        if row["rank"] in places:
+            at = lines[row["name"]], places[row["rank"]]
+            iterations = evidence.captured_iterations.get(row["rank"], 1)
+            count[at] = row["count"] / iterations
+            total_us[at] = row["total_us"] / iterations
+    more, more_us = (np.nan_to_num(beyond_peers(grid, peers)) for grid in (count, total_us))
+    fewer = more < 0
+    more_us[fewer] = (more * (total_us - more_us) / np.maximum(count - more, 1e-9))[fewer]
+    more_us[more == 0] = 0.0
+    return more_us.sum(axis=0)
 
 
 def take_turns(evidence: Evidence, excess_us: Grid, least_us: float) -> dict[int, float]:

@@ -8,6 +8,7 @@ though. Such a piece does not parse, nor does a damaged one: `recut` then takes 
 from __future__ import annotations
 
 import re
+from codecs import BOM_UTF8
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -91,7 +92,7 @@ class Stream:
             if bare := _BARE_ARRAY.match(head):
                 return b"", head[bare.end() :], True
             if found := _START.search(head, searched):
-                return bytes(head[: found.end()]), head[found.end() :], False
+                return bytes(head[: found.end()]).removeprefix(BOM_UTF8), head[found.end() :], False
             if len(head) > MAX_PART_BYTES:
                 break
         if self.error is not None:

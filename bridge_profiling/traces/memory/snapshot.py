@@ -1,7 +1,6 @@
 """Reads a PyTorch memory snapshot into the tables: allocations and segments over time, with their call stacks.
 
-A snapshot is a pickle, and unpickling runs the code that the file names. `load_plain` refuses every pickle but those of plain
-data before it loads one.
+A snapshot is a pickle: `plain_pickle` loads it without running the code that such a file can name.
 """
 
 from __future__ import annotations
@@ -9,9 +8,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import io
-import pickle
-import pickletools
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +17,7 @@ import pyarrow as pa
 
 from bridge_profiling.errors import TraceError
 from bridge_profiling.traces.bounds import MAX_DEVICES, SNAPSHOT, unpack
+from bridge_profiling.traces.memory.plain_pickle import CheckedPickle
 from bridge_profiling.traces.memory.replay import ROUNDING_BYTES, Replay, dictionaries, foreign, integer, replay, text, time_of
 from bridge_profiling.traces.tables import SCHEMAS, build, coded_column
 from bridge_profiling.traces.types import RankInfo, RankSource, RankTables
@@ -28,81 +25,10 @@ from bridge_profiling.traces.types import RankInfo, RankSource, RankTables
 #: Entries kept by our own hook, and by torch's examples.
 _USUAL_CAP = 100_000
 
-#: Lists and dictionaries per byte. Real snapshots have 1/60; the shortest pickle has one in each byte, and each takes 64.
-_CONTAINERS_PER_BYTE, _FREE_CONTAINERS = 1 / 6, 1 << 20
-
 _UNIX_SINCE_NS = 10**18
 
 #: Characters of call stacks per byte of the file. Real snapshots have 1/30: most stacks repeat.
 _STACK_TEXT_PER_BYTE = 16
-
-_SMALL_INTEGER = rb"(?:K.|M..|J....)"
-
-#: Integers of up to 64 bits: hashes of longer ones can be made to collide without limit, 280 kB of such keys take seconds.
-_LONG = b"|".join([rb"\x%02x.{%d}" % (size, size) for size in range(9)] + [rb"\x09.{8}\x00"])
-
-#: Opcodes of fixed length in plain data: references, memo, integers, floats, constants, empty containers, their items. The only
-#: tuples are pairs of small integers (`segment_pool_id`): the hash of a nested one takes exponential time. A possessive `*+`
-#: would need no bound, but up to Python 3.11.4 it can stop in the middle of an opcode.
-_FIXED = re.compile(
-    rb"(?:h.|j....|[\x94(ue]|%b(?:%b\x86)?|\x8a(?:%b)|[}\]Nas\x88\x89]|q.|G.{8}){0,1000}"
-    % (_SMALL_INTEGER, _SMALL_INTEGER, _LONG),
-    re.DOTALL,
-)
-
-#: Width of the number after the other opcodes: the length of a text (SHORT_BINUNICODE, BINUNICODE), of a frame, a memo index.
-_WIDTHS = {b"\x8c": 1, b"X": 4, b"\x95": 8, b"r": 4}
-_NAMES = {opcode.code.encode("latin1"): opcode.name for opcode in pickletools.opcodes}
-
-
-class _PlainUnpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        raise pickle.UnpicklingError(f"it names {module}.{name}")
-
-
-def load_plain(data: bytes) -> Any:
-    """The plain data in a pickle of protocol 2 to 5: dictionaries, lists, texts, numbers, booleans and None.
-
-    References give shared objects, so callers must count their steps.
-
-    Raises:
-        ValueError: the pickle is damaged, or more than plain data.
-    """
-    _check(data)
-    try:
-        return _PlainUnpickler(io.BytesIO(data)).load()
-    except (pickle.UnpicklingError, EOFError, LookupError, ValueError, TypeError, AttributeError, OverflowError) as error:
-        raise ValueError(f"it is damaged: {type(error).__name__} {error}"[:200]) from error
-
-
-def _check(data: bytes) -> None:
-    """Refuse opcodes beyond plain data, and numbers beyond the file.
-
-    Without it, a restricted unpickler takes 4.1 GB for a 9-byte file: LONG_BINPUT with a high memo index.
-    """
-    if data[:1] != b"\x80" or data[1:2] not in (b"\x02", b"\x03", b"\x04", b"\x05"):
-        raise ValueError("it does not begin as a pickle of protocol 2 to 5")
-    # Brackets and braces in texts count too.
-    if data.count(b"]") + data.count(b"}") > _FREE_CONTAINERS + _CONTAINERS_PER_BYTE * len(data):
-        raise ValueError("it needs memory far beyond its size: it holds little but empty lists and dictionaries")
-    place = 2
-    while True:
-        passed = _FIXED.match(data, place).end()  # type: ignore[union-attr]  # matches the empty text too
-        if passed > place:
-            place = passed
-            continue
-        code = data[place : place + 1]
-        if code == b".":
-            return
-        if code not in _WIDTHS:
-            name = _NAMES.get(code, f"byte {code.hex()}")
-            problem = f"{name} at byte {place} could run code or exhaust memory" if code else "it is cut off"
-            raise ValueError(f"it is damaged or more than plain data: {problem}")
-        begin = place + 1 + _WIDTHS[code]
-        number = int.from_bytes(data[place + 1 : begin], "little")
-        if number > len(data) - (0 if code == b"r" else begin):
-            raise ValueError(f"it is cut off or damaged: {_NAMES[code]} at byte {place} exceeds the file")
-        place = begin + number if code in (b"\x8c", b"X") else begin
 
 
 @contextlib.contextmanager
@@ -131,13 +57,17 @@ def read(path: Path, *, rank: int = 0, rank_source: RankSource = "order") -> Ran
         TraceError: it is not a snapshot, or more than plain data. The message names the file.
         OSError: the file does not exist.
     """
-    data = b"".join(unpack(path, SNAPSHOT))
+    unpacked = io.BytesIO()  # pieces and their sum would be twice the file
+    unpacked.writelines(unpack(path, SNAPSHOT))
+    data = unpacked.getvalue()
+    del unpacked
+    budget = _Budget(path, len(data))
     try:
-        snapshot = load_plain(data)
+        checked = CheckedPickle(data)
+        del data
+        snapshot, repeated = checked.load()
     except ValueError as error:
         raise TraceError(f"{path} cannot be read as a memory snapshot: {error}") from error
-    budget = _Budget(path, len(data))
-    del data
     if type(snapshot) is not dict or not ("segments" in snapshot or "device_traces" in snapshot):
         raise TraceError(f"{path} is not a memory snapshot: it holds no segments and no history of allocations")
     replays = _replays(snapshot, budget)
@@ -148,7 +78,7 @@ def read(path: Path, *, rank: int = 0, rank_source: RankSource = "order") -> Ran
     parts = [snapshot.get("segments", []), *(histories if type(histories) is list else [histories])]
     unusable = sum(map(foreign, parts))
     del snapshot, histories, parts  # the tables need only the rows
-    stacks = _Stacks(budget)
+    stacks = _Stacks(budget, repeated)
     try:
         tables = {
             "allocations": _table("allocations", rank, [row for found in replays for row in found.allocations], stacks),
@@ -208,8 +138,8 @@ def _replays(snapshot: Mapping[str, Any], budget: _Budget) -> list[Replay]:
 class _Stacks:
     """Call stacks as texts, each made once."""
 
-    def __init__(self, budget: _Budget) -> None:
-        self._budget = budget
+    def __init__(self, budget: _Budget, repeated: Sequence[Any]) -> None:
+        self._budget, self._repeated = budget, repeated
         self._frames: dict[int, str] = {}
         self._lists: dict[int, int] = {}
         self._codes: dict[tuple[int, ...], int] = {}
@@ -217,6 +147,8 @@ class _Stacks:
 
     def code(self, frames: Any) -> int:
         """The number of a stack's text; -1 when none was recorded."""
+        if type(frames) is bytes:
+            frames = self._repeated[int.from_bytes(frames, "little")]
         if type(frames) is not list or not frames:
             return -1
         known = self._lists.get(id(frames))

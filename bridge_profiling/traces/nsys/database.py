@@ -14,15 +14,18 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bridge_profiling.errors import CaptureError, TraceError
 from bridge_profiling.nsys.command import export_command, find_nsys, without_injection
 from bridge_profiling.traces.bounds import MAX_NAME, NSYS, open_regular, unpack
+from bridge_profiling.traces.nsys.pages import Bytes, TableFile, TableRows, UnusualError
 from bridge_profiling.traces.tables import NULL, Integers
 
 #: Rows that SQLite joins at a time: a few MB of text.
@@ -33,7 +36,7 @@ _NOTHING = "n"
 
 _MAGIC = b"SQLite format 3\0"
 
-#: Separates the texts of one piece; replaced by a space in texts that contain it.
+#: After each text of a piece; replaced by a space in texts that contain it.
 SEPARATOR = "\x1f"
 
 _EXPORT_SECONDS = 3600
@@ -48,6 +51,37 @@ _STEPS_PER_BYTE, _FREE_STEPS, _STEPS_AT_A_TIME = 200, 10_000_000, 1_000_000
 _LOCKED_BYTES = (0x40000000, 2)
 
 
+@dataclass(frozen=True)
+class Among:
+    """A condition: an integer column is in one of some ranges, both ends included."""
+
+    column: str
+    ranges: tuple[tuple[int, int], ...]
+
+    @property
+    def sql(self) -> str:
+        """The condition in SQL."""
+        return "(" + " OR ".join(f"{quoted(self.column)} BETWEEN {low} AND {high}" for low, high in self.ranges) + ")"
+
+    def holds(self, values: Integers) -> NDArray[np.bool_]:
+        """For which values it holds; for NULL it does not."""
+        return np.logical_or.reduce([(values >= low) & (values <= high) for low, high in self.ranges])
+
+
+def sql_of(where: Sequence[Among]) -> str:
+    """Conditions that all have to hold, in SQL."""
+    return " AND ".join([each.sql for each in where]) or "1"
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Some rows of a table."""
+
+    rows: int
+    integers: Mapping[str, Integers]
+    texts: Bytes  # of the column of texts, if one was asked for: a SEPARATOR after each
+
+
 class Database:
     """An nsys SQLite export, open for reading. Errors name the file `name`: the SQLite file can be a temporary one.
 
@@ -57,11 +91,12 @@ class Database:
 
     def __init__(self, path: Path, name: Path) -> None:
         self.name = name
-        with open_regular(path) as file:
-            if file.read(len(_MAGIC)) != _MAGIC:
-                raise TraceError(f"{name} is not an SQLite file")
-            self.pending = _pending(path, file)  # why the report may not be whole; None if it is
-            self._steps = _FREE_STEPS + _STEPS_PER_BYTE * os.fstat(file.fileno()).st_size
+        self._file = file = open_regular(path)
+        if file.read(len(_MAGIC)) != _MAGIC:
+            file.close()
+            raise TraceError(f"{name} is not an SQLite file")
+        self.pending = _pending(path, file)  # why the report may not be whole; None if it is
+        self._steps = _FREE_STEPS + _STEPS_PER_BYTE * os.fstat(file.fileno()).st_size
         # Immutable: no lock, and no search for a journal next to a report on a read-only file system.
         self._connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)
         self._connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
@@ -79,6 +114,7 @@ class Database:
     def close(self) -> None:
         """Close the file."""
         self._connection.close()
+        self._file.close()
 
     def has(self, table: str, *columns: str) -> bool:
         """Whether there is such a table with these columns.
@@ -103,49 +139,68 @@ class Database:
         """Some columns of a small table; empty where one of them is missing."""
         return self.rows(f"SELECT {', '.join(map(quoted, columns))} FROM {quoted(table)}") if self.has(table, *columns) else []
 
-    def columns(self, table: str, names: Sequence[str], where: str = "1") -> dict[str, Integers]:
+    def columns(self, table: str, names: Sequence[str], where: Sequence[Among] = ()) -> dict[str, Integers]:
         """Columns of integers; NULL where a value, the column or the table is missing."""
-        # SQLite joins each column's numbers into one text for numpy to parse. 1.0 M kernels with 8 columns take 1.05 s of CPU,
-        # 2.1 s as Python tuples, 0.77 s through adbc-driver-sqlite 1.13 (20 MB, and it takes types from the first rows).
         present = [name for name in names if self.has(table, name)]
         pieces: dict[str, list[Integers]] = {name: [] for name in present}
         rows = 0
-        for count, texts in self._pieces(table, [f"ifnull({quoted(name)}, '{_NOTHING}')" for name in present], where):
-            rows += count
-            for name, text in zip(present, texts, strict=True):
-                pieces[name].append(self._integers(f"{table}.{name}", text, count))
+        for piece in self.pieces(table, present, where):
+            rows += piece.rows
+            for name in present:
+                pieces[name].append(piece.integers[name])
         # One after another, so that not all columns are in memory twice.
         return {name: np.concatenate(pieces.pop(name)) if pieces.get(name) else np.full(rows, NULL) for name in names}
 
-    def texts(self, table: str, expression: str, number: str, where: str = "1") -> Iterator[tuple[str, Integers]]:
-        """Pieces of one column of texts, joined by SEPARATOR, and one of integers that SQLite computes, in the order of
-        `columns`; "" and NULL where they are null."""
-        text = f"replace(substr(ifnull({expression}, ''), 1, {MAX_NAME}), char(31), ' ')"
-        expressions = [text, f"ifnull({number}, '{_NOTHING}')"]
-        for count, (joined, numbers) in self._pieces(table, expressions, where, separators=(SEPARATOR, ",")):
-            found = str(joined)
-            if found.count(SEPARATOR) != count - 1:
-                raise TraceError(f"{self.name} cannot be read: the texts of {table} are damaged")
-            yield found, self._integers(table, numbers, count)
-
-    def _pieces(
-        self, table: str, expressions: Sequence[str], where: str, *, separators: Sequence[str] = ()
-    ) -> Iterator[tuple[int, tuple[Any, ...]]]:
-        """Each piece's number of rows, and each column's values joined into a text."""
-        if not expressions or not self.has(table):
+    def pieces(self, table: str, names: Sequence[str], where: Sequence[Among] = (), text: str | None = None) -> Iterator[Piece]:
+        """A table's rows by rowid: columns of integers that it has, and one of texts, of which null ones are empty."""
+        if not self.has(table) or not (names or text):
             return
-        named = ", ".join(f"{expression} AS c{place}" for place, expression in enumerate(expressions))
-        separators = separators or "," * len(expressions)
+        last = NULL
+        try:
+            for rows in self._from_pages(table, {*names, *(each.column for each in where)}, text):
+                if (piece := _chosen(rows, names, where, with_texts=text is not None)).rows:
+                    yield piece
+                last = rows.last
+        except UnusualError:
+            yield from self._from_sqlite(table, names, where, text, last)
+
+    def _from_pages(self, table: str, names: set[str], text: str | None) -> Iterator[TableRows]:
+        described = {row[1]: row for row in self.rows(f"PRAGMA table_xinfo({quoted(table)})")}
+        # A column that is the row's number, or computed, is not in the record. Others are converted as their type demands.
+        plain = all(kept[5] == 0 and kept[6] == 0 for kept in described.values())
+        if not plain or not all("INT" in described[name][2].upper() for name in names):
+            raise UnusualError
+        if text is not None and described[text][2].upper() != "TEXT":
+            raise UnusualError
+        root = self.rows("SELECT rootpage FROM sqlite_master WHERE type = 'table' AND name = ?", (table,))[0][0]
+        places = {name: described[name][0] for name in names}
+        yield from TableFile(self._file).rows(root, places, None if text is None else described[text][0])
+
+    def _from_sqlite(
+        self, table: str, names: Sequence[str], where: Sequence[Among], text: str | None, last: int
+    ) -> Iterator[Piece]:
+        """The rows after one. SQLite joins each column's values into one text, which takes half as long as Python's tuples."""
+        numbers = [f"ifnull({quoted(name)}, '{_NOTHING}')" for name in names]
+        texts = [] if text is None else [f"replace(substr(ifnull({quoted(text)}, ''), 1, {MAX_NAME}), char(31), ' ')"]
+        named = ", ".join(f"{expression} AS c{place}" for place, expression in enumerate([*numbers, *texts]))
+        separators = [*"," * len(numbers), *(SEPARATOR for _ in texts)]
         joined = ", ".join(f"group_concat(c{place}, '{separator}')" for place, separator in enumerate(separators))
         query = (
             f"SELECT count(*), max(row), {joined} FROM (SELECT rowid AS row, {named} FROM {quoted(table)}"
-            f" WHERE rowid > ? AND ({where}) ORDER BY rowid LIMIT {_ROWS})"
+            f" WHERE rowid > ? AND {sql_of(where)} ORDER BY rowid LIMIT {_ROWS})"
         )
-        count, last = _ROWS, -(1 << 63)
+        count = _ROWS
         while count == _ROWS:
-            ((count, last, *texts),) = self.rows(query, (last,))
-            if count:
-                yield count, tuple(texts)
+            ((count, last, *found),) = self.rows(query, (last,))
+            if not count:
+                return
+            integers = {
+                name: self._integers(f"{table}.{name}", values, count) for name, values in zip(names, found, strict=False)
+            }
+            written = (str(found[-1]) + SEPARATOR).encode("utf-8", "surrogatepass") if texts else b""
+            if texts and written.count(SEPARATOR.encode()) != count:
+                raise TraceError(f"{self.name} cannot be read: the texts of {table} are damaged")
+            yield Piece(count, integers, np.frombuffer(written, np.uint8))
 
     def _integers(self, column: str, text: Any, count: int) -> Integers:
         text = str(text)
@@ -163,12 +218,12 @@ class Database:
             raise TraceError(f"{self.name} cannot be read: {column} holds something other than integers")
         return found
 
-    def not_integers(self, table: str, column: str, where: str = "1") -> int:
+    def not_integers(self, table: str, column: str, where: Sequence[Among] = ()) -> int:
         """How many rows of a table have something other than an integer in a column that the table has."""
         if not self.has(table, column):
             return 0
         ((count,),) = self.rows(
-            f"SELECT count(*) FROM {quoted(table)} WHERE typeof({quoted(column)}) != 'integer' AND ({where})"
+            f"SELECT count(*) FROM {quoted(table)} WHERE typeof({quoted(column)}) != 'integer' AND {sql_of(where)}"
         )
         return int(count)
 
@@ -189,6 +244,27 @@ class Database:
             )
             found |= {number: str(text) for number, text in rows if text is not None}
         return found
+
+
+def _chosen(rows: TableRows, names: Sequence[str], where: Sequence[Among], *, with_texts: bool) -> Piece:
+    chosen: NDArray[np.bool_] | slice = slice(None)
+    if where:
+        chosen = np.logical_and.reduce([each.holds(rows.integers[each.column]) for each in where])
+    integers = {name: rows.integers[name][chosen] for name in names}
+    if not with_texts:
+        return Piece(len(next(iter(integers.values()))), integers, np.empty(0, np.uint8))
+    length = rows.text_bytes[chosen] + 1
+    ends = np.cumsum(length)
+    # Each text's place in the file, less its place in the result.
+    shift = rows.text_start[chosen] - (ends - length)
+    texts = rows.data[np.arange(length.sum()) + np.repeat(shift, length)]
+    texts[ends - 1] = ord(" ")
+    # SQLite's functions end a text at a zero, and count characters.
+    if (texts == 0).any() or (length > MAX_NAME).any():
+        raise UnusualError
+    texts[texts == ord(SEPARATOR)] = ord(" ")
+    texts[ends - 1] = ord(SEPARATOR)
+    return Piece(len(length), integers, texts)
 
 
 def _pending(path: Path, file: BinaryIO) -> str | None:

@@ -12,7 +12,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from bridge_profiling.errors import TraceError
-from bridge_profiling.traces.joins import rows_by_key, taken
+from bridge_profiling.traces.joins import distinct, rows_by_key, start_order, taken
 from bridge_profiling.traces.kinds import COMPUTE, MEMCPY, MEMSET, Copy, kernel_kind, memory_kind
 from bridge_profiling.traces.nsys.database import Database
 from bridge_profiling.traces.nsys.report import COPY, GRAPH, KERNEL, Process
@@ -123,8 +123,8 @@ def _piece(
     columns: dict[str, Integers], names: list[DeviceName], keys: Integers, name: Callable[[Any], DeviceName], graph: Integers
 ) -> dict[str, Integers]:
     """The columns that all kinds of device work have. A name is made once for each distinct key."""
-    used, place = np.unique(keys, axis=0 if keys.ndim > 1 else None, return_inverse=True)
-    codes = len(names) + place.reshape(-1)
+    used, place = distinct(keys) if keys.ndim == 1 else np.unique(keys, axis=0, return_inverse=True)
+    codes = len(names) + place.reshape(-1).astype(np.int64)
     names += [name(key) for key in used.tolist()]
     shared = {each: columns[each] for each in ("start", "end", "deviceId", "streamId", "correlationId")}
     return shared | {"name": codes, "graph": graph, "bytes": columns["bytes"]}
@@ -209,12 +209,12 @@ def read_calls(process: Process, table: str, unnamed: str) -> Calls:
     """The events of one host table; those without a name are called `unnamed`."""
     columns = process.columns(table, "start", "end", "globalTid", "correlationId", "nameId")
     rows, negative = _usable(columns)
-    rows = rows[np.lexsort((-columns["end"][rows], columns["start"][rows]))]
+    rows = rows[start_order(columns["start"][rows], columns["end"][rows])]
     start, end, thread, correlation, name = (values[rows] for values in columns.values())
-    ids, place = np.unique(name, return_inverse=True)
+    ids, place = distinct(name)
     texts = process.database.strings(ids)
     names = [_VERSION.sub("", texts.get(number, unnamed)) for number in ids.tolist()]
-    return Calls(start, end, thread, correlation, place.astype(np.int32), names, negative)
+    return Calls(start, end, thread, correlation, place, names, negative)
 
 
 def read_waits(process: Process, calls: Calls) -> tuple[dict[str, Integers], list[Caveat]]:

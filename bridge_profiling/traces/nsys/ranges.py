@@ -17,29 +17,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bridge_profiling.traces.joins import Operation, batch, carried_out_by
+from bridge_profiling.traces.joins import Operation, batch, carried_out_by, distinct, start_order
 from bridge_profiling.traces.kinds import torch_operation
-from bridge_profiling.traces.nsys.database import SEPARATOR, Database
+from bridge_profiling.traces.nsys.database import Among, Database, sql_of
+from bridge_profiling.traces.nsys.operator_names import MARK, OperatorNames, operator_names
 from bridge_profiling.traces.nsys.report import NVTX, Process
 from bridge_profiling.traces.tables import NULL, Integers
 
 #: NvtxPushPopRange and NvtxtPushPopRange nest on their thread; NvtxStartEndRange and NvtxtStartEndRange need not.
 _NESTED_TYPES, _FREE_TYPES = (59, 70), (60, 71)
 
-#: Appended by torch's emit_nvtx to an operator's name: autograd's sequence number, its own, its inputs' dimensions.
-_NUMBERS, _ENDS = r", (?:seq = -?\d+(?:, op_id = \d+)?|op_id = \d+)", rf"(?={SEPARATOR}|\Z)"
-_OPERATOR = re.compile(_NUMBERS + _ENDS)
-_OPERATOR_WITH_SHAPES = re.compile(
-    rf"{_NUMBERS}(?:, sizes = (\[[^{SEPARATOR}]*?\]))?(?:, input_op_ids = [^{SEPARATOR}]*)?{_ENDS}"
-)
-_MARK = "\x1e"
+#: Key of autograd's sequence numbers among the columns.
+_NUMBER = "sequence"
 
 #: Ranges that torch opens around operators, and emit_nvtx numbers as if they were some. Kineto calls them annotations.
 _ANNOTATION = re.compile(r"Optimizer\.\w+#|enumerate\(DataLoader\)#|DistributedDataParallel\.|FSDP::")
-
-#: Autograd's sequence number in such a name, for SQLite; 18 digits fit an integer.
-_AT = "nullif(instr(\"text\", ', seq = '), 0)"
-_SEQUENCE = f'CAST(substr("text", {_AT} + 8, 18) AS INTEGER)'
 
 #: Iterations as profilers and Megatron name them; where there are none, as other loops do.
 _ITERATIONS = (
@@ -130,56 +122,72 @@ def read_ranges(process: Process, end_ns: int | None) -> Ranges:
     """The ranges of one process. Those still open end at `end_ns`; None leaves them out."""
     database, where, lost = process.database, process.where(NVTX), 0
     if database.has(NVTX, "eventType"):
-        where = f"({where}) AND eventType IN {_NESTED_TYPES + _FREE_TYPES}"
+        of_ranges = Among("eventType", tuple((kind, kind) for kind in _NESTED_TYPES + _FREE_TYPES))
+        where = (*where, of_ranges)
         lost += database.not_integers(NVTX, "eventType")
-        lost += database.not_integers(NVTX, "globalTid", f"eventType IN {_NESTED_TYPES + _FREE_TYPES}")
-    columns = database.columns(NVTX, ("start", "end", "globalTid", "eventType", "textId"), where)
-    texts, codes, numbers = _texts(database, where, len(columns["start"]))
-    start, end = columns["start"], columns["end"]
+        lost += database.not_integers(NVTX, "globalTid", [of_ranges])
+    columns, nested, texts, codes = _columns(database, where)
+    start, end = columns.pop("start"), columns.pop("end")
     still_open = end == NULL
     if end_ns is not None:
         end = np.where(still_open, np.maximum(start, end_ns), end)
-    registered = database.strings(columns["textId"])
+    text_ids = columns.pop("textId")
+    registered = database.strings(text_ids)
     known = {text: code for code, text in enumerate(texts)}
     if registered:
-        ids, place = np.unique(columns["textId"], return_inverse=True)
+        ids, place = distinct(text_ids)
         of_id = [known.setdefault(registered[number], len(known)) if number in registered else -1 for number in ids.tolist()]
         by_id = np.array(of_id, np.int32)[place]
         codes = np.where(by_id >= 0, by_id, codes)
+        del place, by_id
+    del text_ids
+    lost += int(((start == NULL) | (~still_open & (end < start))).sum())
+    # Millions of rows: what is done with is freed.
     rows = np.flatnonzero((start != NULL) & (end != NULL) & (end >= start))
-    rows = rows[np.lexsort((-end[rows], start[rows]))]
-    parts = [text.partition(_MARK) for text in known]
+    rows = rows[start_order(start[rows], end[rows])]
+    start, end, codes = start[rows], end[rows], codes[rows]
+    parts = [text.partition(MARK) for text in known]
     operator = [bool(mark) and _ANNOTATION.match(name) is None for name, mark, _ in parts]
+    numbers = columns.pop(_NUMBER)[rows]
+    numbers[~np.array(operator, bool)[codes] | (numbers <= 0)] = NULL
     return Ranges(
-        start_ns=start[rows],
-        end_ns=end[rows],
-        thread=columns["globalTid"][rows],
-        name=codes[rows],
-        sequence=np.where(np.array(operator, bool)[codes[rows]] & (numbers[rows] > 0), numbers[rows], NULL),
-        nested=np.isin(columns["eventType"][rows], _NESTED_TYPES),
+        start_ns=start,
+        end_ns=end,
+        thread=columns.pop("globalTid")[rows],
+        name=codes,
+        sequence=numbers,
+        nested=nested[rows],
         open=still_open[rows],
         names=[name for name, _, _ in parts],
         operator=operator,
         shapes=["".join(shapes.split()) or None for _, _, shapes in parts],
-        lost=lost + int(((start == NULL) | (~still_open & (end < start))).sum()),
+        lost=lost,
     )
 
 
-def _texts(database: Database, where: str, rows: int) -> tuple[list[str], NDArray[np.int32], Integers]:
-    """The texts of ranges, with _MARK between a name and torch's additions, each row's index among them, and autograd's
-    number in each row's text."""
+def _columns(
+    database: Database, where: Sequence[Among]
+) -> tuple[dict[str, Integers], NDArray[np.bool_], list[str], NDArray[np.int32]]:
+    """Columns, with autograd's number in each row's text; which ranges nest; the texts, with MARK between a name and torch's
+    additions; and each row's index among them."""
+    names = ("start", "end", "globalTid", "textId")
+    present = [name for name in (*names, "eventType") if database.has(NVTX, name)]
+    text = "text" if database.has(NVTX, "text") else None
     known: defaultdict[str, int] = defaultdict()
     known.default_factory = known.__len__
-    codes, numbers = [], []
-    for texts, numbers_of_piece in database.texts(NVTX, '"text"', _SEQUENCE, where) if database.has(NVTX, "text") else ():
-        texts = _OPERATOR.sub(_MARK, texts)
-        if ", sizes = " in texts or ", input_op_ids = " in texts:
-            texts = _OPERATOR_WITH_SHAPES.sub(_MARK + r"\1", texts)
-        codes.append(np.fromiter(map(known.__getitem__, texts.split(SEPARATOR)), np.int32, len(numbers_of_piece)))
-        numbers.append(numbers_of_piece)
-    if not codes:
-        return [""], np.zeros(rows, np.int32), np.full(rows, NULL)
-    return list(known), np.concatenate(codes), np.concatenate(numbers)
+    nested, codes = [np.empty(0, bool)], [np.empty(0, np.int32)]
+    pieces: dict[str, list[Integers]] = {name: [np.empty(0, np.int64)] for name in (*names, _NUMBER)}
+    for piece in database.pieces(NVTX, present, where, text):
+        unknown = np.full(piece.rows, NULL)
+        named = (
+            operator_names(piece.texts, piece.rows) if text else OperatorNames([""], np.zeros(piece.rows, np.int32), unknown)
+        )
+        codes.append(np.fromiter((known[name] for name in named.names), np.int32, len(named.names))[named.code])
+        nested.append(np.isin(piece.integers.get("eventType", unknown), _NESTED_TYPES))
+        for name, kept in pieces.items():
+            kept.append(named.sequence if name == _NUMBER else piece.integers.get(name, unknown))
+    columns = {name: np.concatenate(pieces.pop(name)) for name in (*names, _NUMBER)}
+    return columns, np.concatenate(nested), list(known) or [""], np.concatenate(codes)
 
 
 def operations(
@@ -232,7 +240,8 @@ def _groups(ranges: Ranges, calls: dict[int, Operation]) -> dict[int, list[Opera
     pending: dict[int, list[Operation]] = defaultdict(list)
     depth: dict[int, int] = defaultdict(int)
     grouping = np.array([name in _GROUPING for name in ranges.names], bool)[ranges.name]
-    for row in np.flatnonzero(grouping | np.isin(np.arange(len(ranges)), list(calls))).tolist():
+    grouping[list(calls)] = True
+    for row in np.flatnonzero(grouping).tolist():
         thread, name = int(ranges.thread[row]), ranges.names[ranges.name[row]]
         if name == "ncclGroupStart":
             depth[thread] += 1
@@ -278,16 +287,16 @@ def _calls(process: Process, ranges: Ranges, world_size: int | None) -> dict[int
 
 def _payloads(process: Process) -> dict[tuple[int, int], dict[str, int]]:
     """The payloads of ranges, by thread and start."""
-    database, where = process.database, process.where(NVTX)
+    database, where = process.database, sql_of(process.where(NVTX))
     found: dict[tuple[int, int], dict[str, int]] = {}
     fields = _schemas(database)
     if fields and database.has(NVTX, "binaryData", "start", "globalTid"):
-        query = f"SELECT globalTid, start, CAST(binaryData AS BLOB) FROM {NVTX} WHERE binaryData IS NOT NULL AND ({where})"
+        query = f"SELECT globalTid, start, CAST(binaryData AS BLOB) FROM {NVTX} WHERE binaryData IS NOT NULL AND {where}"
         for thread, start, raw in database.rows(query):
             if payload := _unpacked(raw, fields):
                 found[thread, start] = payload
     if database.has(NVTX, "jsonText", "start", "globalTid"):
-        query = f"SELECT globalTid, start, jsonText FROM {NVTX} WHERE jsonText LIKE '%{_COMMUNICATOR}%' AND ({where})"
+        query = f"SELECT globalTid, start, jsonText FROM {NVTX} WHERE jsonText LIKE '%{_COMMUNICATOR}%' AND {where}"
         for thread, start, text in database.rows(query):
             if payload := _parsed(text):
                 found[thread, start] = payload

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from bridge_profiling.traces.nsys.database import Database, open_report, quoted
+from bridge_profiling.traces.nsys.database import Among, Database, open_report, quoted
 from bridge_profiling.traces.tables import Integers
 from bridge_profiling.traces.types import RankInfo
 
@@ -52,13 +52,13 @@ class Process:
         rows = self.database.select("TARGET_INFO_CUDA_DEVICE", "cudaId", "gpuId", "pid")
         return {cuda: gpu for cuda, gpu, pid in rows if pid == self.pid and isinstance(cuda, int) and isinstance(gpu, int)}
 
-    def where(self, table: str) -> str:
-        """SQL condition for the process' rows of a table."""
+    def where(self, table: str) -> tuple[Among, ...]:
+        """Condition for the process' rows of a table."""
         if self.global_pid is not None and self.database.has(table, "globalPid"):
-            return f"globalPid = {self.global_pid}"
+            return (Among("globalPid", ((self.global_pid, self.global_pid),)),)
         if self.global_pid is not None and self.database.has(table, "globalTid"):
-            return f"globalTid BETWEEN {self.global_pid} AND {self.global_pid | THREAD_MASK}"
-        return "1"
+            return (Among("globalTid", ((self.global_pid, self.global_pid | THREAD_MASK),)),)
+        return ()
 
     def columns(self, table: str, *names: str) -> dict[str, Integers]:
         """Columns of integers of the process' rows: see `Database.columns`."""

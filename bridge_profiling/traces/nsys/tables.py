@@ -22,6 +22,7 @@ from bridge_profiling.traces.joins import (
     launch_of,
     launches_one,
     shifted,
+    start_order,
     trace_caveats,
     wait_columns,
 )
@@ -213,7 +214,7 @@ def _host_columns(ranges: Ranges, calls: Calls, overhead: Calls, base: int) -> d
     """Ranges, calls and the profiler's own work as host events by start."""
     start = np.concatenate((ranges.start_ns, calls.start_ns, overhead.start_ns))
     end = np.concatenate((ranges.end_ns, calls.end_ns, overhead.end_ns))
-    order = np.lexsort((-end, start)).astype(np.int32)
+    order = start_order(start, end).astype(np.int32)
     columns = {"start_ns": pa.array(start[order] + base), "end_ns": pa.array(end[order] + base)}
     del start, end
 

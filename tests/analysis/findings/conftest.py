@@ -15,14 +15,9 @@ RunOf = Callable[..., Run]
 
 
 @pytest.fixture
-def recorded_for_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Simulated hosts take no time to record an event."""
+def find(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory, run_of: RunOf) -> Findings:
+    """Findings of a simulated job, by id: all, or those that some find. Its hosts take no time to record an event."""
     monkeypatch.setattr(profiler_cost, "rates", lambda: profiler_cost.Rates(0.0, 0.0, 0.0, 0.0, 0.0, launch_us=5.0))
-
-
-@pytest.fixture
-def find(recorded_for_free: None, tmp_path_factory: pytest.TempPathFactory, run_of: RunOf) -> Findings:
-    """Findings of a simulated job, by id: all, or those that some find."""
 
     def found(job: SimulatedJob, *finds: Find, thresholds: Thresholds | None = None, **written: Any) -> dict[str, Finding]:
         run = run_of(job.write(tmp_path_factory.mktemp("job"), **written))

@@ -7,7 +7,12 @@ from typing import Any
 import pytest
 
 from bridge_profiling.analysis.findings import Confidence
-from bridge_profiling.analysis.findings.communication import exposed_communication, low_overlap, transfers
+from bridge_profiling.analysis.findings.communication import (
+    exposed_communication,
+    low_overlap,
+    transfers,
+    unmatched_communication,
+)
 from tests.analysis.findings.conftest import Findings, RunOf
 from tests.analysis.findings.simulated_jobs import MS, US, SimulatedJob
 
@@ -19,7 +24,7 @@ DATA = "DATA_PARALLEL_GROUP"
 @pytest.fixture
 def communication(find: Findings) -> Findings:
     """Findings on communication, of two ranks, by id."""
-    return lambda step, **how: find(SimulatedJob(step, 2), exposed_communication, low_overlap, **how)
+    return lambda step, **how: find(SimulatedJob(step, 2), exposed_communication, low_overlap, unmatched_communication, **how)
 
 
 def _slow_link(job: SimulatedJob, _: int = 0) -> None:
@@ -119,6 +124,18 @@ def test_a_rank_captured_alone_gives_an_estimate_at_most(communication: Findings
     finding = communication(_slow_link, ranks=[0])["exposed_communication"]
     assert (finding.confidence, finding.evidence["estimated"]) == (Confidence.low, True)
     assert finding.evidence["exposed_transfer_us"]["0"] == approx(12_000, rel=0.05)
+
+
+def test_waiting_of_a_rank_captured_alone_may_be_either(communication: Findings) -> None:
+    found = communication(_waiting_for_rank_0, ranks=[1])
+    assert list(found) == ["unmatched_communication"]
+    finding = found["unmatched_communication"]
+    assert (finding.ranks, finding.confidence) == ([1], Confidence.low)
+    assert finding.evidence["exposed_us"]["1"] == approx(9_200, rel=0.02)
+    assert finding.recoverable_us_per_iteration == approx(9_200, rel=0.02)
+    assert "profiling.profile_ranks" in finding.action
+    assert finding.events[0].duration_us == approx(9_200, rel=0.02)
+    assert communication(_waiting_for_rank_0, ranks=[0]) == {}
 
 
 def test_gradients_reduced_after_the_last_pass_could_be_hidden(communication: Findings) -> None:

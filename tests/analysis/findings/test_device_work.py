@@ -115,12 +115,19 @@ def test_a_softmax_elsewhere_is_no_attention(find: Findings, step: partial[None]
     assert "unfused_attention" not in find(SimulatedJob(step))
 
 
-def _optimizer(job: SimulatedJob, _: int, operators: tuple[str, ...], range_: str | None, parameters: int = 60) -> None:
+def _optimizer(
+    job: SimulatedJob,
+    _: int,
+    operators: tuple[str, ...],
+    range_: str | None,
+    parameters: int = 60,
+    sizes: tuple[int, int] = (12, 32),
+) -> None:
     job.busy()
     with job.within(range_ or "train"):
-        for _ in range(parameters):
+        for parameter in range(parameters):
             for operator in operators:
-                job.launch(0, 22 * US, f"aten::{operator}", name=f"elementwise {operator}")
+                job.launch(0, sizes[parameter % 2] * US, f"aten::{operator}", name=f"elementwise {operator}")
 
 
 _ADAM = ("lerp_", "mul_", "addcmul_", "sqrt", "div", "add_", "addcdiv_")
@@ -147,28 +154,48 @@ def test_kernels_for_each_parameter_save_what_one_for_all_takes_less(
 
 
 @pytest.mark.parametrize(
-    ("operators", "parameters"),
+    ("operators", "how"),
     [
-        (("add_",), 200),  # a model of many small operators
-        (("_fused_adamw_",), 200),
-        (_ADAM, 5),
+        (("add_",), {"parameters": 200}),  # a model of many small operators
+        (("mul_", "add_"), {"parameters": 200, "sizes": (20, 22)}),  # pieces of one size
+        (("_fused_adamw_",), {"parameters": 200}),
+        (_ADAM, {"parameters": 5}),
     ],
 )
-def test_other_kernels_are_no_sweep_over_parameters(find: Findings, operators: tuple[str, ...], parameters: int) -> None:
-    step = partial(_optimizer, operators=operators, range_=None, parameters=parameters)
+def test_other_kernels_are_no_sweep_over_parameters(find: Findings, operators: tuple[str, ...], how: dict) -> None:
+    step = partial(_optimizer, operators=operators, range_=None, **how)
     assert "unfused_optimizer" not in find(SimulatedJob(step))
 
 
-def test_conversions_between_layouts_save_their_time(find: Findings) -> None:
+_TO_NHWC, _TO_NCHW = (f"void cudnn::ops::{name}Kernel<__half, __half, float>" for name in ("nchwToNhwc", "nhwcToNchw"))
+_COPY = "void at::native::elementwise_kernel<128, 2, at::native::gpu_kernel_impl_nocast<at::native::direct_copy_kernel_cuda> >"
+_CONVOLUTION = "sm90_xmma_fprop_implicit_gemm_f16f16_f16f32_f32_nhwc"
+
+
+@pytest.mark.parametrize(
+    ("before", "product", "after", "operator", "kernels", "confidence"),
+    [
+        (_TO_NHWC, _CONVOLUTION, _TO_NCHW, "aten::cudnn_convolution", 20, Confidence.high),
+        (_TO_NHWC, _BF16, _TO_NCHW, "aten::cudnn_convolution", 20, Confidence.high),
+        (_COPY, _CONVOLUTION, _COPY, "aten::copy_", 20, Confidence.medium),
+        (_COPY, _CONVOLUTION, _ADD, "aten::copy_", 10, Confidence.medium),
+        (_COPY, _CONVOLUTION, _COPY, "aten::cat", 0, None),
+        (_COPY, _BF16, _COPY, "aten::copy_", 0, None),  # heads of attention
+    ],
+)
+def test_conversions_between_layouts_save_their_time(
+    find: Findings, before: str, product: str, after: str, operator: str, kernels: int, confidence: Confidence | None
+) -> None:
     def step(job: SimulatedJob, _: int) -> None:
         for _ in range(10):
-            job.launch(0, 200 * US, "aten::cudnn_convolution", name="void cudnn::ops::nchwToNhwcKernel<__half, __half, float>")
-            job.launch(0, 1 * MS, "aten::cudnn_convolution", name="sm90_xmma_fprop_implicit_gemm_f16f16_f16f32_f32_nhwc")
-            job.launch(0, 200 * US, "aten::cudnn_convolution", name="void cudnn::ops::nhwcToNchwKernel<__half, __half, float>")
+            for time, name in ((200 * US, before), (1 * MS, product), (200 * US, after)):
+                job.launch(0, time, operator, name=name)
 
-    found = find(SimulatedJob(step))["layout_conversion"]
-    assert found.recoverable_us_per_iteration == approx(4_000, rel=1e-3)
-    assert found.evidence["kernels"] == {"0": 20}
+    found = find(SimulatedJob(step)).get("layout_conversion")
+    assert (found and found.confidence) == confidence
+    if found:
+        assert found.recoverable_us_per_iteration == approx(kernels * 200, rel=1e-3)
+        assert found.evidence["kernels"] == {"0": kernels}
 
 
 def _backward(job: SimulatedJob, _: int, again: bool = True) -> None:

@@ -11,7 +11,7 @@ import pytest
 from bridge_profiling.traces import cache
 from bridge_profiling.traces.types import RankTables
 from tests.analysis.findings.simulated_jobs import MS, US, SimulatedJob
-from tests.analysis.ranks_in_hand import answer, rank, work
+from tests.analysis.ranks_in_hand import answer, rank, span, work
 
 
 def _tables(job: SimulatedJob, folder: Path) -> list[RankTables]:
@@ -93,3 +93,11 @@ def test_what_a_stop_took_from_the_hosts_lead_is_attributed_to_it_and_no_more(st
     lost = _lost(tables, _by_cause)
     assert lost[stop] == pytest.approx(300, rel=0.05)
     assert lost["host_launch"] == pytest.approx(100 * 5 + 10 - 300, rel=0.1)
+
+
+@pytest.mark.parametrize(("launched", "lost"), [(150, 50), (500, 210)])
+def test_after_a_wait_the_next_launch_may_take_its_time_however_short_the_wait_was(launched: int, lost: float) -> None:
+    """In microseconds: the device has done its work at 100, and the wait ends at 110."""
+    events = [work("compute", 0, 100 * US, -5), work("compute", 600 * US, 700 * US, launched * US)]
+    waits = [span("cudaStreamSynchronize", 100 * US, 110 * US, "runtime")]
+    assert _lost(rank(device_events=events, host_events=waits), _by_cause)["host_sync"] == pytest.approx(lost)

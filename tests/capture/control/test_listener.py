@@ -14,7 +14,6 @@ from bridge_profiling.capture.control import listener
 from bridge_profiling.capture.control.planning import plan_capture
 from bridge_profiling.capture.control.protocol import RequestDirectory
 from bridge_profiling.capture.record import WindowPlan
-from bridge_profiling.capture.window import NEVER
 from bridge_profiling.manifest import Trigger
 from bridge_profiling.slow_iterations import COOL_DOWN
 from tests.capture.conftest import at, raising
@@ -57,25 +56,6 @@ def test_requests_of_an_earlier_run_are_closed(run):
     assert "the job has completed 0 iterations" in run.requests.refusal("unread").refused
 
 
-def test_a_name_used_before_is_refused(run):
-    def request(iteration):
-        if iteration == 20:
-            run.request(id="mine")
-        elif run.done():
-            run.requests.submit(requested(id="mine"))
-
-    run.listen(range(10**5), request, until=run.refusals)
-    assert len(run.folders()) == 1
-    assert any("an earlier request was called mine" in reason for reason in run.refusals())
-
-
-def test_a_request_made_while_the_job_ends_is_refused_under_its_own_name(run, monkeypatch):
-    """The client expects the answer under that name."""
-    monkeypatch.setattr(RequestDirectory, "pending", lambda self: None)
-    run.listen(range(30), at(20, lambda: run.requests.submit(requested(id="late"))))
-    assert "the job has ended: training ended" in run.requests.refusal("late").refused
-
-
 @pytest.mark.parametrize(
     ("before", "iteration", "then", "answer"),
     [
@@ -116,31 +96,6 @@ def test_a_file_system_that_hangs_delays_no_iteration(run, monkeypatch):
         hangs.set()
     assert len(run.losses) == 50
     assert polls == [False]
-
-
-def test_windows_posted_while_iterations_pass_are_all_captured(run):
-    """Another thread posts, and the training's moves on in the same instant: none is lost."""
-    # nsys is not around this process, so that each is closed as soon as the training takes it up.
-    config = run.config(1, 2, on_demand=True, use_pytorch_profiler=False)
-    with ProfilingHook(config, rank=0, output_dir=run.root) as opened:
-
-        def post():
-            for number in range(20):
-                start = (opened._timer.running() or 0) + 2000 + number
-                window = {"profile_step_start": start, "profile_step_end": start + 1, "use_nsys_profiler": True}
-                opened._schedule.post(WindowPlan(replace(config, **window), Trigger(kind="request", request=f"r{number}"), 0))
-
-        thread = threading.Thread(target=post)
-        thread.start()
-        for iteration in range(10**7):
-            ended = not thread.is_alive()
-            with opened.iteration(iteration):
-                pass
-            if ended:
-                break
-        assert len(opened._schedule.windows) == 20
-        assert not opened._schedule.posted
-        assert opened._edge == NEVER
 
 
 def test_a_request_that_a_rank_receives_inside_its_window_is_the_reason(run):

@@ -1,0 +1,76 @@
+"""Tables that are read from the file's pages have SQLite's rows; whatever is unusual or damaged is left to SQLite."""
+
+import itertools
+import random
+import sqlite3
+
+import numpy as np
+import pytest
+
+from bridge_profiling.traces.nsys.database import MAX_NAME, Among, Database
+from bridge_profiling.traces.nsys.pages import TableFile, UnusualError
+
+NUMBERS = [None, 0, 1, -1, 127, -129, 1 << 15, -(1 << 23), 1 << 31, -(1 << 47), 1 << 62, -(1 << 63) + 1]
+TEXTS = [None, "", "x", "aten::mm, seq = 3", "é\x1f\x1e", "n" * 300]
+ROWS = [(number, text, count) for count, number, text in itertools.product(range(30), NUMBERS, TEXTS)]
+
+
+@pytest.fixture
+def file(tmp_path):
+    """Writes a table of 2,160 rows on small pages, changes it, and returns its file."""
+
+    def write(change):
+        path = tmp_path / "rank-0.sqlite"
+        with sqlite3.connect(path) as connection:
+            connection.execute("PRAGMA page_size = 1024")
+            connection.execute("CREATE TABLE t (a INTEGER, s TEXT, b INT)")
+            connection.executemany("INSERT INTO t VALUES (?, ?, ?)", ROWS)
+            connection.executescript(change)
+        connection.close()
+        return path
+
+    return write
+
+
+def together(pieces):
+    columns = zip(*((piece.integers["a"], piece.integers["b"], piece.texts) for piece in pieces), strict=True)
+    return [np.concatenate(column).tolist() for column in columns]
+
+
+@pytest.mark.parametrize(
+    ("change", "plain"),
+    [
+        ("", True),
+        ("DELETE FROM t WHERE rowid % 3 = 0; ALTER TABLE t ADD c INTEGER", True),
+        ("UPDATE t SET s = char(97, 0, 98) WHERE rowid = 900", False),
+        (f"UPDATE t SET s = printf('%.*c', {MAX_NAME + 9}, 'x') WHERE rowid = 2159", False),
+        ("UPDATE t SET b = '1' || char(0) WHERE b = 29; ALTER TABLE t RENAME a TO d; ALTER TABLE t ADD a INT DEFAULT 7", False),
+        ("DROP TABLE t; CREATE TABLE t (a INTEGER PRIMARY KEY, s TEXT, b INT); INSERT INTO t VALUES (5, 'x', 6)", False),
+        ("DROP TABLE t; CREATE TABLE t (a, s BLOB, b INT); INSERT INTO t VALUES (5, 'x', 6)", False),
+    ],
+)
+def test_the_rows_are_sqlites(file, monkeypatch, change, plain):
+    database = Database(file(change), "t")
+    asked = ("t", ["a", "b"], [Among("b", ((2, 5), (6, 20)))], "s")
+    expected = together(database._from_sqlite(*asked, -(1 << 63)))
+    left = []
+    monkeypatch.setattr(database, "_from_sqlite", lambda *of: left.append(1) or Database._from_sqlite(database, *of))
+    assert together(database.pieces(*asked)) == expected
+    assert bool(left) is not plain
+    database.close()
+
+
+def test_damage_is_unusual_and_nothing_else(file):
+    path = file("")
+    whole, chance = path.read_bytes(), random.Random(0)
+    for _ in range(300):
+        damaged = bytearray(whole)
+        for _ in range(chance.randrange(1, 40)):
+            damaged[chance.randrange(16, len(whole))] = chance.choice((0, 1, 0x7F, 0x80, 0xFF))
+        path.write_bytes(damaged[: chance.randrange(1024, len(whole)) if chance.random() < 0.2 else len(whole)])
+        with path.open("rb") as opened:
+            try:
+                found = sum(len(rows.integers["a"]) for rows in TableFile(opened).rows(2, {"a": 0, "b": 2}, 1))
+            except UnusualError:
+                continue
+            assert found <= len(whole)
