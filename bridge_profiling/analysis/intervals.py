@@ -6,7 +6,7 @@ not empty; `union` turns any intervals into a set.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import itemgetter
@@ -38,15 +38,39 @@ class Intervals:
 
     def __or__(self, other: Intervals) -> Intervals:
         """Union."""
+        if not len(other) or not len(self):
+            return self if len(self) else other
         return union(np.concatenate((self.start_ns, other.start_ns)), np.concatenate((self.end_ns, other.end_ns)))
 
     def __and__(self, other: Intervals) -> Intervals:
         """Intersection."""
-        return _kept(self, other, inside=True)
+        if not len(self) or not len(other):
+            return EMPTY
+        return _between(
+            (self.start_ns[other._holds(self.start_ns)], other.start_ns[self._surrounds(other.start_ns)]),
+            (self.end_ns[other._reaches(self.end_ns)], other.end_ns[self._surrounds(other.end_ns)]),
+        )
 
     def __sub__(self, other: Intervals) -> Intervals:
         """Difference."""
-        return _kept(self, other, inside=False)
+        if not len(self) or not len(other):
+            return self
+        return _between(
+            (self.start_ns[~other._holds(self.start_ns)], other.end_ns[self._surrounds(other.end_ns)]),
+            (self.end_ns[~other._reaches(self.end_ns)], other.start_ns[self._surrounds(other.start_ns)]),
+        )
+
+    def _holds(self, time_ns: Nanoseconds) -> NDArray[np.bool_]:
+        """Which times are inside, or where an interval starts."""
+        return self.start_ns.searchsorted(time_ns, "right") > self.end_ns.searchsorted(time_ns, "right")
+
+    def _reaches(self, time_ns: Nanoseconds) -> NDArray[np.bool_]:
+        """Which times are inside, or where an interval ends."""
+        return self.start_ns.searchsorted(time_ns) > self.end_ns.searchsorted(time_ns)
+
+    def _surrounds(self, time_ns: Nanoseconds) -> NDArray[np.bool_]:
+        """Which times are inside, and not where an interval starts or ends."""
+        return self.start_ns.searchsorted(time_ns) > self.end_ns.searchsorted(time_ns, "right")
 
     @cached_property
     def _lengths(self) -> Nanoseconds:
@@ -164,16 +188,9 @@ def _open(start: list[int], end: list[int]) -> NDArray[np.int64]:
     return np.array(place, np.int64)
 
 
-def _kept(mine: Intervals, theirs: Intervals, *, inside: bool) -> Intervals:
-    edges = np.concatenate((mine.start_ns, mine.end_ns, theirs.start_ns, theirs.end_ns))
-    # A stable sort merges the four ascending runs 30 times as fast as np.unique, which hashes first.
-    order = np.argsort(edges, kind="stable")
-    edges = edges[order]
-    # What is open after each edge: 1 for mine, 2 for theirs. A binary search takes 4 times as long.
-    step = np.repeat(np.array([1, -1, 2, -2], np.int8), [len(mine), len(mine), len(theirs), len(theirs)])
-    opened = np.cumsum(step[order], dtype=np.int8)
-    keep = np.flatnonzero((opened[:-1] == (3 if inside else 1)) & (edges[1:] > edges[:-1]))
-    return union(edges[keep], edges[keep + 1])
+def _between(starts_ns: Sequence[Nanoseconds], ends_ns: Sequence[Nanoseconds]) -> Intervals:
+    """The set whose members start and end at these times, in any order."""
+    return Intervals(np.sort(np.concatenate(starts_ns)), np.sort(np.concatenate(ends_ns)))
 
 
 def rows_of(column: pa.ChunkedArray, *values: str) -> NDArray[np.bool_]:
@@ -183,7 +200,8 @@ def rows_of(column: pa.ChunkedArray, *values: str) -> NDArray[np.bool_]:
     for chunk in encoded.chunks:
         wanted = np.array([name in values for name in chunk.dictionary.to_pylist()] + [False])
         # Index of null: the place after the last name.
-        found.append(wanted[chunk.indices.fill_null(len(wanted) - 1).to_numpy(zero_copy_only=False)])
+        indices = chunk.indices.fill_null(len(wanted) - 1) if chunk.null_count else chunk.indices
+        found.append(wanted[indices.to_numpy(zero_copy_only=False)])
     return np.concatenate(found)
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import importlib.util
-import json
 import pickle
 import sys
 from collections.abc import Callable
@@ -25,7 +24,7 @@ from bridge_profiling.atomic import write_atomically
 from bridge_profiling.errors import ProfilingConfigError, require
 from bridge_profiling.printable import printable
 from bridge_profiling.report.figures import COLORS, KIND_NAMES
-from bridge_profiling.report.json import finite
+from bridge_profiling.report.json import as_text
 from bridge_profiling.report.views import PageView
 from bridge_profiling.traces.discover import is_capture
 
@@ -103,7 +102,7 @@ def render(view: PageView) -> str:
         style=_own("page.css"),
         script=_own(*_SCRIPTS),
         plotly=_packed(_plotly()),
-        data=_packed(json.dumps(finite(data), separators=(",", ":"), allow_nan=False).encode()),
+        data=_packed(as_text(data, separators=(",", ":")).encode()),
     )
 
 

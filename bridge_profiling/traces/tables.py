@@ -281,7 +281,8 @@ def integer_column(values: Integers) -> pa.Array:
 
 def to_int64(column: pa.ChunkedArray, null: int = NULL) -> Integers:
     """A column of integers as an array."""
-    return column.cast(pa.int64()).fill_null(null).to_numpy()
+    integers = column if column.type == pa.int64() else column.cast(pa.int64())
+    return (integers.fill_null(null) if integers.null_count else integers).to_numpy()
 
 
 def fields(kind: pa.DataType, *names: str) -> list[tuple[str, pa.DataType]]:

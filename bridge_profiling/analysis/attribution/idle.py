@@ -538,6 +538,8 @@ class _Pieces:
     def by_name(self, start_ns: int, end_ns: int) -> Iterator[dict[str, object]]:
         """A row for each of the names with most time between two moments, and one for the others."""
         begin, length, code = self._time.between(start_ns, end_ns)
+        if not len(code) and not len(self.ranges.name):
+            return  # most causes of most windows
         lost = np.bincount(code, weights=length, minlength=len(self.names))
         host, calls = self._on_the_host(start_ns, end_ns)
         order = np.lexsort((-host, -lost))

@@ -146,7 +146,8 @@ def straggler_host(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -
     turns = take_turns(evidence, late, least_us) if known else {}
     if not turns:
         # What strikes single iterations is a pause, and no straggler.
-        late = np.minimum(late, _USUAL * np.array([evidence.typical_us(late).get(rank, 0.0) for rank in evidence.ranks]))
+        usual = evidence.typical_us(late)
+        late = np.minimum(late, _USUAL * np.array([usual.get(rank, 0.0) for rank in evidence.ranks]))
     typical, waiting = evidence.typical_us(late), evidence.typical_us(evidence.waiting_us)
     # In pauses nothing is recorded, so the profiler does not explain them.
     paused = evidence.typical_us(np.minimum(late, beyond_peers(ledger.left_us(Cause.host_pause), peers)))

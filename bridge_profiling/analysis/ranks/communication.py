@@ -237,5 +237,6 @@ def _exposed(rank: int, events: pa.Table, operations: pa.Table) -> list[tuple[in
     for key, number in codes.items():
         rows = mine == number
         time = union(start[rows], end[rows])
-        found.append((*key, rank, (time - other).total_ns / 1e3, (time & compute).total_ns / 1e3))
+        hidden_ns, overlapped_ns = (int(each.within_ns(time.start_ns, time.end_ns).sum()) for each in (other, compute))
+        found.append((*key, rank, (time.total_ns - hidden_ns) / 1e3, overlapped_ns / 1e3))
     return found

@@ -49,9 +49,9 @@ POINT_TO_POINT = ("send", "recv", "send_recv")
 #: Operations whose message size differs between ranks, so that sizes do not show whether two rows match.
 _UNEVEN = ("all_to_all", "gather", "scatter", "reduce", "dispatch", "combine", "barrier")
 
-# Not temporary: cursors of the connection must see it.
+# Not temporary: cursors of the connection must see it. No view: ten queries would read the ranks' files each time.
 _OPERATIONS = """
-create or replace view operations as
+create or replace table operations as
 select * replace (coalesce(operation, 'unknown') as operation),
     hash(coalesce(group_name, ''), coalesce(group_ranks, '')) as group_id
 from collectives
@@ -122,7 +122,7 @@ group by group_id
 
 
 def match(connection: duckdb.DuckDBPyConnection) -> list[Caveat]:
-    """Create the tables `matched` and `groups`, and the view `operations`: `collectives` with a group_id.
+    """Create the tables `matched`, `groups`, and `operations`: `collectives` with a group_id.
 
     `matched` has a row per participant of each matched operation and direction: match (one number for all participants), rank,
     collective, channel, group_id, point_to_point, operation, message_bytes, iteration, start_ns and end_ns on the rank's own

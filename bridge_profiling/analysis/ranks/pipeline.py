@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from bridge_profiling.analysis.caveats import caveat
 from bridge_profiling.analysis.intervals import EMPTY, Intervals, grouped, rows_of, union, window
@@ -213,7 +214,7 @@ def pipeline_by_rank(
     for rank, events in rank_by_rank(connection.cursor(), query):
         if rank not in places:
             continue
-        place, shift = places[rank], offsets.get(rank, 0)
+        place, shift, work = places[rank], offsets.get(rank, 0), _Work.of(events)
         for iteration, (begin_ns, end_ns) in spans.get(place.pipeline, {}).items():
             exchange = exchanges.get((rank, iteration))
             if exchange is None:
@@ -226,7 +227,7 @@ def pipeline_by_rank(
                     "pipeline": place.pipeline,
                     "boundary": (rank, iteration) in edge,
                     "microbatches": microbatches or counts.get((place.pipeline, iteration)),
-                    **_bubble(events, waiting.get(rank, EMPTY), exchange, place, window(begin_ns - shift, end_ns - shift)),
+                    **_bubble(work, waiting.get(rank, EMPTY), exchange, place, window(begin_ns - shift, end_ns - shift)),
                 }
             )
     rows.sort(key=lambda row: (row["iteration"], row["pipeline"], row["stage"]))
@@ -322,14 +323,30 @@ def _waiting(connection: duckdb.DuckDBPyConnection, places: dict[int, _Place]) -
     return found
 
 
-def _bubble(events: pa.Table, waiting: Intervals, exchange: _Exchange, place: _Place, whole: Intervals) -> dict[str, float]:
+class _Work(NamedTuple):
+    """A rank's device events."""
+
+    start_ns: NDArray[np.int64]
+    end_ns: NDArray[np.int64]
+    computing: NDArray[np.bool_]
+    collective: NDArray[np.int64]  # negative for other work
+
+    @classmethod
+    def of(cls, events: pa.Table) -> _Work:
+        return cls(
+            start_ns=events["start_ns"].to_numpy(),
+            end_ns=events["end_ns"].to_numpy(),
+            computing=rows_of(events["kind"], "compute"),
+            collective=events["collective"].fill_null(-1).to_numpy(),
+        )
+
+
+def _bubble(events: _Work, waiting: Intervals, exchange: _Exchange, place: _Place, whole: Intervals) -> dict[str, float]:
     """A rank's bubble within the pipeline's time of one iteration."""
     begin_ns, end_ns = int(whole.start_ns[0]), int(whole.end_ns[0])
-    near = (events["end_ns"].to_numpy() > begin_ns) & (events["start_ns"].to_numpy() < end_ns)
-    events = events.filter(pa.array(near))
-    start, end = events["start_ns"].to_numpy(), events["end_ns"].to_numpy()
-    computing = rows_of(events["kind"], "compute")
-    exchanging = np.isin(events["collective"].fill_null(-1).to_numpy(), exchange.collectives)
+    near = (events.end_ns > begin_ns) & (events.start_ns < end_ns)
+    start, end, computing = events.start_ns[near], events.end_ns[near], events.computing[near]
+    exchanging = np.isin(events.collective[near], exchange.collectives)
     compute = union(start[computing], end[computing]) & whole
     work = ((union(start[~exchanging], end[~exchanging]) - waiting) & whole) | compute
     first = int(work.start_ns[0]) if len(work) else end_ns

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from bridge_profiling.analysis.attribution.device import WHOLE_CAPTURE, Windows
 from bridge_profiling.analysis.attribution.device import windows as device_windows
 from bridge_profiling.analysis.attribution.parts import ENOUGH_ITERATIONS, steady_iterations
 from bridge_profiling.analysis.caveats import caveat
-from bridge_profiling.analysis.intervals import Intervals, grouped, rows_of, union
+from bridge_profiling.analysis.intervals import EMPTY, Intervals, grouped, rows_of, union
 from bridge_profiling.analysis.questions import Answer
 from bridge_profiling.analysis.ranks.communication import rank_by_rank
 from bridge_profiling.traces.tables import fields
@@ -39,6 +39,11 @@ _UNLIKELY, _DOUBTFUL = 0.01, 0.1
 _WAITS = """
 select iteration, rank, waits_for, sum(wait_ns) / 1e3 as wait_us, count(*) as operations
 from waiting where rank <> waits_for group by all having wait_us > 0 order by iteration, rank, waits_for
+"""
+
+# One query for all ranks: one for each would read the waiting of all ranks each time.
+_WAITS_OF_RANKS = """
+select rank, iteration, start_ns, start_ns + wait_ns as end_ns from waiting where waits_for <> rank order by rank
 """
 
 _WAITED_FOR = """
@@ -112,11 +117,9 @@ def ranks(connection: duckdb.DuckDBPyConnection, infos: Sequence[RankInfo]) -> A
     waited_for = {(row[0], row[1]): row[2] for row in connection.execute(_WAITED_FOR).fetchall()}
     rows: list[dict[str, Any]] = []
     query = "select rank, kind, start_ns, end_ns, iteration from device_events where kind in ('compute', 'communication')"
+    waited = _waited(connection)
     for rank, events in rank_by_rank(connection.cursor(), query):
-        waiting = connection.sql(
-            f"select iteration, start_ns, start_ns + wait_ns as end_ns from waiting where rank = {rank} and waits_for <> rank"
-        ).to_arrow_table()
-        rows += _iterations(rank, windows.pop(rank, None), events, waiting)
+        rows += _iterations(rank, windows.pop(rank, None), events, waited)
     unjudged = {info.rank for info in infos if not info.judged}
     incomparable = {row[0] for row in connection.execute(_INCOMPARABLE).fetchall()}
     rows.sort(key=lambda row: (-1 if row["iteration"] is None else row["iteration"], row["rank"]))
@@ -211,11 +214,23 @@ def verdict(stragglers: pa.Table) -> str:
     return {0: "none", 1: "occasional"}.get(words.count("sometimes"), "rotating")
 
 
-def _iterations(rank: int, marked: pa.Table | None, events: pa.Table, waiting: pa.Table) -> list[dict[str, Any]]:
+def _waited(connection: duckdb.DuckDBPyConnection) -> dict[tuple[int, int], Intervals]:
+    """When each rank waited for another one, by rank and iteration."""
+    found = {}
+    for rank, rows in rank_by_rank(connection, _WAITS_OF_RANKS):
+        iteration = rows["iteration"].fill_null(WHOLE_CAPTURE).to_numpy()
+        for number in np.unique(iteration).tolist():
+            here = iteration == number
+            found[rank, number] = union(rows["start_ns"].to_numpy()[here], rows["end_ns"].to_numpy()[here])
+    return found
+
+
+def _iterations(
+    rank: int, marked: pa.Table | None, events: pa.Table, waits: Mapping[tuple[int, int], Intervals]
+) -> list[dict[str, Any]]:
     computing = rows_of(events["kind"], "compute")
     start, end = events["start_ns"].to_numpy()[computing], events["end_ns"].to_numpy()[computing]
     of_event = events["iteration"].fill_null(WHOLE_CAPTURE).to_numpy()[computing]
-    of_wait = waiting["iteration"].fill_null(WHOLE_CAPTURE).to_numpy()
     compute = union(start, end)
     if marked is not None:
         windows = device_windows(marked, events)
@@ -227,8 +242,7 @@ def _iterations(rank: int, marked: pa.Table | None, events: pa.Table, waiting: p
         windows.iteration.tolist(), windows.boundary.tolist(), windows.start_ns.tolist(), windows.end_ns.tolist(), strict=True
     ):
         here = of_event == iteration
-        waited_here = of_wait == iteration
-        waited = union(waiting["start_ns"].to_numpy()[waited_here], waiting["end_ns"].to_numpy()[waited_here])
+        waited = waits.get((rank, iteration), EMPTY)
         alone_ns = waited.total_ns - int(compute.within_ns(waited.start_ns, waited.end_ns).sum())
         rows.append(
             {

@@ -6,7 +6,6 @@ import re
 import sys
 from collections.abc import Hashable, Sequence
 from decimal import Decimal, DecimalException
-from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -32,23 +31,28 @@ class InexactTimes(Exception):
     """Times of this file have more digits than a float holds: it must be read with `exact=True`."""
 
 
+class _Numbered(dict[Any, int]):
+    """Numbers each key that is looked up, in order of appearance; texts count by their first `longest` characters."""
+
+    def __init__(self, longest: int) -> None:
+        super().__init__()
+        self._longest = longest
+
+    def __missing__(self, value: Any) -> int:
+        if isinstance(value, str) and len(value) > self._longest:
+            return self[value[: self._longest]]
+        return self.setdefault(value, len(self))
+
+
 class Codes:
     """Values numbered in order of appearance: `values` has each value's number. Texts are cut to `longest` characters."""
 
     def __init__(self, longest: int = sys.maxsize) -> None:
-        self.values: dict[Any, int] = {}
-        self._longest = longest
+        self.values: dict[Any, int] = _Numbered(longest)
 
     def encode(self, values: Sequence[Hashable]) -> NDArray[np.int32]:
         """The number of each value."""
-        known = self.values
-        try:
-            return np.fromiter(map(known.__getitem__, values), np.int32, len(values))
-        except KeyError:
-            values = [value[: self._longest] if isinstance(value, str) else value for value in values]
-            for value in values:
-                known.setdefault(value, len(known))
-            return np.fromiter(map(known.__getitem__, values), np.int32, len(values))
+        return np.fromiter(map(self.values.__getitem__, values), np.int32, len(values))
 
 
 class Columns:
@@ -108,13 +112,12 @@ class Identifiers:
         return self._known[text]
 
 
-def arguments(args: Sequence[Any], name: str) -> Integers:
-    """One argument of every event as integers; NULL where it is missing or not an integer."""
-    getter = attrgetter(name)
+def integers(values: list[Any]) -> Integers:
+    """Values as integers; NULL where one is missing or not an integer."""
     try:
-        return np.fromiter(map(getter, args), np.int64, len(args))
+        return np.fromiter(values, np.int64, len(values))
     except (TypeError, ValueError, OverflowError):
-        return np.fromiter(map(integer, map(getter, args)), np.int64, len(args))
+        return np.fromiter(map(integer, values), np.int64, len(values))
 
 
 def integer(value: Any) -> int:

@@ -24,9 +24,9 @@ from bridge_profiling.traces.kineto.columns import (
     Codes,
     Columns,
     Identifiers,
-    arguments,
     durations_ns,
     integer,
+    integers,
     starts_ns,
 )
 from bridge_profiling.traces.kineto.stream import Stream
@@ -368,7 +368,8 @@ class Collector:
 
     def _add(self, events: list[AnyEvent]) -> None:
         self.events += len(events)
-        complete = [event for event in events if event.dur is not None and event.ph in _COMPLETE]
+        # Comparing with the usual phase first saves hashing it.
+        complete = [event for event in events if event.dur is not None and (event.ph == "X" or event.ph in _COMPLETE)]
         if len(complete) < len(events):
             self._add_others([event for event in events if event.dur is None or event.ph not in _COMPLETE])
         if not complete:
@@ -433,9 +434,9 @@ class Collector:
             thread=self._identifiers.of([event.tid for event in events])[good],
             start_ns=start[good],
             end_ns=end[good],
-            correlation=arguments(args, "correlation")[good],
+            correlation=integers([arg.correlation for arg in args])[good],
             operator=_operators(args)[good],
-            sequence=arguments(args, "sequence")[good],
+            sequence=integers([arg.sequence for arg in args])[good],
             shapes=self.shapes.encode([bytes(arg.input_dims or arg.old_input_dims) for arg in args])[good],
             stack=self.stacks.encode([arg.call_stack for arg in args])[good],
         )
@@ -450,8 +451,8 @@ class Collector:
         for place, arg in enumerate(args):
             if arg.collective is not None and good[place]:
                 self.collectives[int(row_of[place])] = _operation(arg)
-        stream, device = arguments(args, "stream"), arguments(args, "device")
-        moved = arguments(args, "original_stream")
+        stream, device = integers([arg.stream for arg in args]), integers([arg.device for arg in args])
+        moved = integers([arg.original_stream for arg in args])
         stream = np.where(moved == NULL, stream, moved)
         if (stream == NULL).any():
             # Kineto's rows on a device's track: the process is the device, the thread is the stream.
@@ -466,7 +467,9 @@ class Collector:
             start_ns=start[good],
             end_ns=end[good],
             operator=_operators(args)[good],
-            **{name: arguments(args, name)[good] for name in ("correlation", "graph", "bytes")},
+            correlation=integers([arg.correlation for arg in args])[good],
+            graph=integers([arg.graph for arg in args])[good],
+            bytes=integers([arg.bytes for arg in args])[good],
         )
 
     def _add_synchronizations(self, events: list[AnyEvent]) -> None:
@@ -474,12 +477,15 @@ class Collector:
             return
         good, start, end = self._times(events)
         args = [event.args or _NO_ARGS for event in events]
-        names = ("device", "stream", "correlation", "producer_stream", "producer_correlation")
         self.synchronizations.add(
             name=self.names.encode([event.name for event in events])[good],
             start_ns=start[good],
             end_ns=end[good],
-            **{name: arguments(args, name)[good] for name in names},
+            device=integers([arg.device for arg in args])[good],
+            stream=integers([arg.stream for arg in args])[good],
+            correlation=integers([arg.correlation for arg in args])[good],
+            producer_stream=integers([arg.producer_stream for arg in args])[good],
+            producer_correlation=integers([arg.producer_correlation for arg in args])[good],
         )
 
     def _add_others(self, events: list[AnyEvent]) -> None:
@@ -512,12 +518,15 @@ class Collector:
         time_ns = starts_ns([event.ts for event in found], exact=self._exact)
         good = time_ns != NULL
         self.untimed += int(len(good) - good.sum())
-        names = ("device_type", "device_id", "memory_bytes", "total_allocated", "total_reserved")
         self.memory.add(
             time_ns=time_ns[good],
             thread=self._identifiers.of([event.tid for event in found])[good],
             address=np.fromiter((_address(arg.address) for arg in args), np.uint64, len(args))[good],
-            **{name: arguments(args, name)[good] for name in names},
+            device_type=integers([arg.device_type for arg in args])[good],
+            device_id=integers([arg.device_id for arg in args])[good],
+            memory_bytes=integers([arg.memory_bytes for arg in args])[good],
+            total_allocated=integers([arg.total_allocated for arg in args])[good],
+            total_reserved=integers([arg.total_reserved for arg in args])[good],
         )
 
 
@@ -532,9 +541,9 @@ def _chosen(
 
 def _operators(args: Sequence[Args]) -> Integers:
     """External ids; NULL for none, which CUPTI writes as 0."""
-    found = arguments(args, "external_id")
-    if (found == NULL).any():
-        found = np.where(found == NULL, arguments(args, "old_external_id"), found)
+    found = integers([arg.external_id for arg in args])
+    without = np.flatnonzero(found == NULL)
+    found[without] = integers([args[row].old_external_id for row in without.tolist()])
     return np.where(found == 0, NULL, found)
 
 
