@@ -43,7 +43,7 @@ _NEXT_PRODUCT = 6
 _LEAST_NS = 2_000
 
 #: Share of the compute in convolutions of a network on images. Patches for a transformer take a hundredth.
-_OF_IMAGES = 0.15
+_OF_IMAGES = 0.05
 
 _BATCHED = ("aten::bmm", "aten::baddbmm")
 

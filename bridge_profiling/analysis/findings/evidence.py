@@ -220,7 +220,7 @@ class Evidence:
     @cached_property
     def timed_iterations(self) -> dict[int, TimedIterations]:
         """Iterations with and without the profiler by rank, as far as manifests show both."""
-        return timed_iterations(self.manifests, self.typical_us(self.compute_us))
+        return timed_iterations(self.manifests, self.typical_us(self.compute_us), self.typical_us(self.duration_us))
 
     @property
     def profiler_us(self) -> dict[int, float]:

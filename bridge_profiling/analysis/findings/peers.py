@@ -130,15 +130,17 @@ def excess_compute_us(evidence: Evidence, peers: list[list[int]]) -> Grid:
     """Compute beyond the peers'.
 
     Communication of a rank that waits slows its compute: half of that overlap is not its own. Executions of kernels beyond the
-    peers' are.
+    peers' are, even where the peers compute as long because they are slowed.
     """
     excess = beyond_peers(evidence.compute_us, peers)
     if evidence.iterations.num_rows:
-        overlapped = beyond_peers(evidence.grid(evidence.iterations, "overlapped_communication_us"), peers)
-        slowed = excess - _CONTENTION * np.nan_to_num(np.maximum(overlapped, 0.0))
+        overlapped = evidence.grid(evidence.iterations, "overlapped_communication_us")
+        mine, theirs = (
+            _CONTENTION * np.maximum(np.nan_to_num(beyond_peers(sign * overlapped, peers)), 0.0) for sign in (1, -1)
+        )
         more = beyond_peers(evidence.grid(evidence.launch_statistics, "kernel_count"), peers) > 0
-        own = np.where(more, _of_more_executions_us(evidence, peers), -np.inf)
-        excess = np.minimum(excess, np.maximum(slowed, own))
+        own = np.where(more, np.minimum(_of_more_executions_us(evidence, peers), excess + theirs), -np.inf)
+        excess = np.maximum(excess - np.minimum(mine, np.maximum(excess, 0.0)), own)
     return excess
 
 

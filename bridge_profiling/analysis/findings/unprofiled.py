@@ -48,7 +48,9 @@ class TimedIterations:
 
 
 def timed_iterations(
-    manifests: Sequence[RankCapture], least_us: Mapping[int, float] | None = None
+    manifests: Sequence[RankCapture],
+    least_us: Mapping[int, float] | None = None,
+    captured_us: Mapping[int, float] | None = None,
 ) -> dict[int, TimedIterations]:
     """By rank; ranks whose manifests do not show both kinds are left out.
 
@@ -56,6 +58,8 @@ def timed_iterations(
         manifests: of the ranks.
         least_us: by rank, the device's compute in an iteration. A host that launches several iterations ahead takes less in
             most of them, and catches up in one: then the mean counts.
+        captured_us: by rank, the usual iteration of the capture, which the mean of profiled ones exceeds where one of them is
+            longer for another reason.
     """
     found = {}
     for manifest in manifests:
@@ -63,10 +67,11 @@ def timed_iterations(
         if not profiled or len(unprofiled) < _ENOUGH_UNPROFILED:
             continue
         shortest_us = (least_us or {}).get(manifest.rank, 0.0)
+        most_us = max((captured_us or {}).get(manifest.rank, np.inf), shortest_us)
         both = []
-        for durations_ns in (profiled, unprofiled):
+        for durations_ns, mean_up_to_us in ((profiled, most_us), (unprofiled, np.inf)):
             median_us, mean_us = float(np.median(durations_ns)) / 1e3, float(np.mean(durations_ns)) / 1e3
-            both.append(median_us if median_us >= shortest_us else mean_us)
+            both.append(median_us if median_us >= shortest_us else min(mean_us, mean_up_to_us))
         if min(both) >= shortest_us:
             found[manifest.rank] = TimedIterations(both[0], both[1], (len(profiled), len(unprofiled)))
     return found
