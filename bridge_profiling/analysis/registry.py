@@ -14,6 +14,7 @@ from bridge_profiling.analysis.attribution import (
     host,
     host_steps,
     idle,
+    idle_gaps,
     kernel_groups,
     nsys_tables,
     operators,
@@ -42,7 +43,7 @@ _SYNCHRONIZATIONS = Columns("synchronizations", ("kind", "stream", "correlation"
 _WORK = Derived(device.device_work, (_DEVICE_EVENTS,))
 _WINDOWS = Derived(device.windows, (_ITERATIONS, _DEVICE_EVENTS))
 _SPANS = Derived(device.spans, (_WINDOWS, _WORK))
-_GAPS = Derived(idle.gaps, (_DEVICE_EVENTS, _WAIT_CALLS, _SYNCHRONIZATIONS, _WORK, _WINDOWS))
+_GAPS = Derived(idle_gaps.gaps, (_DEVICE_EVENTS, _WAIT_CALLS, _SYNCHRONIZATIONS, _WORK, _WINDOWS))
 _ACTIVITY = Columns("host_events", host.COLUMNS, shared=True)
 _PROFILER = Derived(profiler_cost.replay, (_ACTIVITY, Columns("host_events", ("shapes",)), _DEVICE_EVENTS, _GAPS, _WORK))
 _OPERATORS = Columns(
@@ -78,7 +79,7 @@ def _recorded(name: str) -> Callable[[tables.MemoryTables], Answer]:
 
 BREAKDOWN = Question("breakdown", "rank", device.breakdown, (_WORK,))
 ITERATIONS = Question("iterations", "rank", device.iterations, (_WINDOWS, _WORK, _GAPS))
-IDLE_GAPS = Question("idle_gaps", "rank", idle.idle_gaps, (_GAPS, _SPANS))
+IDLE_GAPS = Question("idle_gaps", "rank", idle_gaps.idle_gaps, (_GAPS, _SPANS))
 IDLE_CAUSES = Question("idle_causes", "rank", idle.idle_causes, (_GAPS, _DEVICE_EVENTS, _ACTIVITY, _SPANS, _PROFILER))
 COPIES = Question("copies", "rank", device.copies, (_DEVICE_EVENTS,))
 KERNELS = Question("kernels", "source", device.kernels, (Given.DATABASE,))

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge_profiling.analysis.attribution.device import Windows, device_work
-from bridge_profiling.analysis.attribution.idle import PROMPT_NS, Cause, gaps
+from bridge_profiling.analysis.attribution.idle import Cause
+from bridge_profiling.analysis.attribution.idle_gaps import PROMPT_NS, gaps
 from bridge_profiling.analysis.attribution.parts import attribution, steady, typical_iteration
 from bridge_profiling.analysis.intervals import parents, union
 from bridge_profiling.analysis.session import RankQuestions

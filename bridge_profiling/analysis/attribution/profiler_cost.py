@@ -34,9 +34,9 @@ from bridge_profiling.traces.tables import NULL, to_int64
 #: Categories of host events that cost time, and the names of their columns in `recorded`.
 _RECORDED = {"operator": "operators", "runtime": "runtime_calls", "annotation": "annotations", "python": "python_frames"}
 
-#: What shows how fast this host is: calls that launch a kernel, of which a quarter is shorter than what is compared, and gaps
-#: between operators, of which a tenth is, and in which one record is finished and the next one is begun. How many of them are
-#: enough, and by how much a host can be faster or slower.
+#: Two times show how fast this host is: the first quartile of calls that launch a kernel, and the first decile of gaps between
+#: operators, in which one record is finished and the next one is begun. So many of them are enough, and a host can be faster or
+#: slower than the measured ones by these factors.
 _LAUNCHES, _QUARTER, _TENTH, _ENOUGH, _FASTEST, _SLOWEST = ("cudaLaunchKernel", "hipLaunchKernel"), 0.25, 0.1, 50, 0.4, 2.5
 
 #: Calls that put work on the device, whose records are two: the call's and the work's.

@@ -28,7 +28,7 @@ from bridge_profiling.traces.types import RankInfo
 #: trainings on H200s, most took 1.7 to 2.6 µs per event.
 _DOUBT = 0.25
 
-#: What recording costs one host can be so many times what the same records cost another one, by the estimate.
+#: By the estimate, the same records can cost one host so many times as much as another one.
 _APART = 1.5
 
 
