@@ -235,12 +235,8 @@ with without_pandas():
 
 #: Of a worker. One thread each, as with Ray: the workers share the CPUs. Arrow's own allocator keeps freed memory: 200 MB for a
 #: rank that fits into 160. The C library's would give it back after each rank, and get it again: 7% of the time.
-_ENVIRONMENT = {
-    "OMP_NUM_THREADS": "1",
-    "ARROW_DEFAULT_MEMORY_POOL": "system",
-    "MALLOC_TRIM_THRESHOLD_": str(128 << 20),
-    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
-}
+_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "ARROW_DEFAULT_MEMORY_POOL": "system"}
+_UNLESS_SET = {"MALLOC_TRIM_THRESHOLD_": str(128 << 20), "MALLOC_MMAP_THRESHOLD_": str(32 << 20)}
 
 
 class _Worker:
@@ -250,7 +246,7 @@ class _Worker:
         self._connection, theirs = Pipe()
         # -P: a file in the current directory named like a library must not be imported in its place.
         command = [sys.executable, "-P", "-c", _WORKER, json.dumps(sys.path), str(theirs.fileno())]
-        environment = os.environ | _ENVIRONMENT
+        environment = _UNLESS_SET | os.environ | _ENVIRONMENT
         # What tasks print goes to standard error, not among the caller's output.
         self._process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=2, pass_fds=[theirs.fileno()], env=environment

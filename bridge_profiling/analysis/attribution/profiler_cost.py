@@ -76,7 +76,8 @@ class Rates:
         slower = 1.0
         for times_ns, part, usual_us in ((launches_ns, _QUARTER, self.launch_us), (gaps_ns, _TENTH, self.gap_us)):
             if len(times_ns) >= _ENOUGH and usual_us:
-                slower *= float(np.quantile(times_ns, part)) / 1e3 / usual_us
+                # A clock of whole microseconds gives gaps of 0: less than it can tell is not known.
+                slower *= max(float(np.quantile(times_ns, part)) / 1e3, 0.1 * usual_us) / usual_us
         factor = min(max(slower, _FASTEST), _SLOWEST)
         return Rates(**{name: rate * factor for name, rate in vars(self).items()})
 

@@ -186,7 +186,7 @@ def low_overlap(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> F
 def unmatched_communication(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
     """Communication takes much of an iteration, and captures of other ranks would show how much of it is waiting for them."""
     world_size = max((info.world_size or 0 for info in evidence.infos), default=0)
-    if evidence.waiting_is_known or not evidence.ranks or 1 < world_size <= len(evidence.infos):
+    if evidence.waiting_is_known or not evidence.ranks or 0 < world_size <= len(evidence.infos):
         return [], ledger
     blocked = ledger.left_us(Cause.blocked_by_communication)
     mean = evidence.mean_us(blocked)

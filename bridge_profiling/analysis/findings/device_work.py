@@ -158,7 +158,7 @@ def layout_conversion(evidence: Evidence, thresholds: Thresholds, ledger: Ledger
         return [], ledger
     count = _per_iteration(evidence, rows)
     copies = rows.filter(pa.array([is_strided_copy(name) for name in rows["name"].to_pylist()], pa.bool_()))
-    inferred = "copies to other strides count as conversions, because most of the network convolves"
+    inferred = "copies to other strides count as conversions, because the network has convolutions"
     finding = _finding(
         evidence,
         "layout_conversion",

@@ -24,8 +24,8 @@ from bridge_profiling.analysis.ranks.ranks import steady_iterations
 from bridge_profiling.manifest import RankCapture
 from bridge_profiling.traces.types import RankInfo
 
-#: Hosts differ in what recording costs them, so the profiler's part of a cause can be wrong by this share. Of eighteen
-#: trainings on H200s, most took 1.7 to 2.6 µs per event.
+#: Hosts differ in what recording costs them: the profiler's part of a cause can be wrong by this share. On most of eighteen
+#: trainings on H200s, an event cost 1.7 to 2.6 µs.
 _DOUBT = 0.25
 
 #: By the estimate, the same records can cost one host so many times as much as another one.
@@ -318,7 +318,9 @@ class Evidence:
         of the rank that computes least, so that ranks which compute more in turns can lose all of that.
         """
         free_us = self.waiting_us + total_us(self.profiler.explained_us)
-        return Ledger.empty(free_us, self._idle_us, most_us=max(self.iteration_us - self._least_compute_us, 0.0))
+        return Ledger.empty(
+            free_us, self._idle_us, numbers=self.numbers, most_us=max(self.iteration_us - self._least_compute_us, 0.0)
+        )
 
     @cached_property
     def room_us(self) -> float:

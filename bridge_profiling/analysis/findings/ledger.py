@@ -34,6 +34,7 @@ class Ledger:
     """Time attributed so far."""
 
     captured: NDArray[np.bool_]
+    follows: NDArray[np.bool_]  # whether an iteration comes directly after the one in the row before
     waiting_us: Grid  # w of the module docstring; 0 where not captured, as in the next field
     attributed_us: Grid  # c of all findings
     cost_us: NDArray[np.float64]  # of all attributed causes, in each iteration
@@ -44,12 +45,33 @@ class Ledger:
     of_causes_us: Mapping[Cause, Grid] = field(default_factory=dict)  # the attributed part
 
     @classmethod
-    def empty(cls, waiting_us: Grid, non_compute_us: Mapping[Cause, Grid] | None = None, *, most_us: float = math.inf) -> Self:
-        """A ledger without attributed time; `waiting_us` is NaN where a rank did not capture an iteration."""
+    def empty(
+        cls,
+        waiting_us: Grid,
+        non_compute_us: Mapping[Cause, Grid] | None = None,
+        *,
+        numbers: Sequence[int | None] | None = None,
+        most_us: float = math.inf,
+    ) -> Self:
+        """A ledger without attributed time.
+
+        Args:
+            waiting_us: NaN where a rank did not capture an iteration.
+            non_compute_us: by cause.
+            numbers: of the iterations; by default they follow one another.
+            most_us: that all savings can be together.
+        """
         captured, cost_us = ~np.isnan(waiting_us), np.zeros(len(waiting_us))
         waiting_us = np.nan_to_num(waiting_us)
+        known = [number or 0 for number in (range(len(waiting_us)) if numbers is None else numbers)]
         return cls(
-            captured, waiting_us, np.zeros(waiting_us.shape), cost_us, most_us=most_us, non_compute_us=non_compute_us or {}
+            captured=captured,
+            follows=np.diff(known, prepend=0) == 1,
+            waiting_us=waiting_us,
+            attributed_us=np.zeros(waiting_us.shape),
+            cost_us=cost_us,
+            most_us=most_us,
+            non_compute_us=non_compute_us or {},
         )
 
     @property
@@ -91,8 +113,8 @@ class Ledger:
             total_cost_us = total_cost_us + (most_us if cost_us is None else np.maximum(most_us, cost_us))
         bound_us, counted = 0.0, self.captured.any(axis=1)
         if counted.any():
-            path_us = np.where(self.captured, attributed_us + waiting_us, np.inf)[counted]
-            path_us = _with_neighbours(path_us, total_cost_us[counted]).min(axis=1)
+            path_us = np.where(self.captured, attributed_us + waiting_us, np.inf)
+            path_us = _with_neighbours(path_us, total_cost_us, self.follows)[counted].min(axis=1)
             bound_us = min(float(np.minimum(total_cost_us[counted], path_us).mean()), self.most_us)
         saving_us = max(self.saving_us, bound_us) - self.saving_us
         if saving_us < at_least_us:
@@ -112,13 +134,13 @@ class Ledger:
         )
 
 
-def _with_neighbours(path_us: Grid, cost_us: NDArray[np.float64]) -> Grid:
+def _with_neighbours(path_us: Grid, cost_us: NDArray[np.float64], follows: NDArray[np.bool_]) -> Grid:
     """The critical path of each iteration and rank, with time of the next and the previous one that exceeds their own cost."""
     path_us, cost = path_us.copy(), cost_us[:, np.newaxis]
     spare_us = np.where(np.isfinite(path_us), np.maximum(path_us - cost, 0.0), 0.0)
     for line in range(len(path_us)):
         for neighbour in (line + 1, line - 1):
-            if 0 <= neighbour < len(path_us):
+            if 0 <= neighbour < len(path_us) and follows[max(line, neighbour)]:
                 moved_us = np.minimum(np.maximum(cost[line] - path_us[line], 0.0), spare_us[neighbour])
                 path_us[line] += moved_us
                 spare_us[neighbour] -= moved_us

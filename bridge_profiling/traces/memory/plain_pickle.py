@@ -25,17 +25,21 @@ _REFERENCE = rb"h.|j...."
 
 #: Opcodes of fixed length in plain data besides references and MEMOIZE: memo, integers, floats, constants, empty dictionaries,
 #: items. The only tuples are pairs of small integers (`segment_pool_id`): the hash of a nested one takes exponential time.
-_OTHERS = rb"[(ue]|%b(?:%b\x86)?|\x8a(?:%b)|[}Nas\x88\x89]|q.|G.{8}" % (_SMALL_INTEGER, _SMALL_INTEGER, _LONG)
+_OTHERS = rb"[(ue]|%b(?:%b\x86)?|\x8a(?:%b)|[}Nas\x88\x89]|G.{8}" % (_SMALL_INTEGER, _SMALL_INTEGER, _LONG)
 
 #: A run of opcodes of fixed length, with an empty list only as the first; the group is the last reference. A possessive `*+`
 #: would need no bound, but up to Python 3.11.4 it can stop in the middle of an opcode.
 _FIXED = re.compile(rb"\]?(?:(%b)|\x94|%b){0,1000}" % (_REFERENCE, _OTHERS), re.DOTALL)
 
+#: The same of protocols 2 and 3, which number the objects in the memo (BINPUT).
+_FIXED_AND_NUMBERED = re.compile(rb"\]?(?:(%b)|q.|%b){0,1000}" % (_REFERENCE, _OTHERS), re.DOTALL)
+
 #: Up to the next MEMOIZE in such a run.
 _MEMOIZED = re.compile(rb"(?:\]|%b|%b){0,1000}(?:\x94|\Z)" % (_REFERENCE, _OTHERS), re.DOTALL)
 
 #: Width of the number after the other opcodes: the length of a text (SHORT_BINUNICODE, BINUNICODE), of a frame, a memo index.
-_WIDTHS = {b"\x8c": 1, b"X": 4, b"\x95": 8, b"r": 4}
+_WIDTHS = {b"\x8c": 1, b"X": 4, b"\x95": 8, b"q": 1, b"r": 4}
+_NUMBERING = (b"q", b"r")
 _NAMES = {opcode.code.encode("latin1"): opcode.name for opcode in pickletools.opcodes}
 
 #: The key of a call stack in an entry, where it is first written: SHORT_BINUNICODE, MEMOIZE.
@@ -44,6 +48,9 @@ _FRAMES_KEY = b"\x8c\x06frames\x94"
 #: A list in the memo that gets items, and its items where all are references.
 _LIST = b"]\x94("
 _REFERENCES = re.compile(rb"(?:%b){1,1000}e" % _REFERENCE, re.DOTALL)
+
+#: The longest of them, and what ends its entry.
+_STACK_BYTES = 5 * 1000 + len(b"eu")
 
 _PIECE_BYTES = 1 << 16
 
@@ -95,9 +102,11 @@ class CheckedPickle:
             raise ValueError("it needs memory far beyond its size: it holds little but empty lists and dictionaries")
         keys: set[bytes] = set()  # references to the text "frames"
         last_key, memoized = data.rfind(_FRAMES_KEY), 0
-        place = 2
+        # Where the file numbers objects in the memo, counting does not tell which are keys.
+        numbered, place = data[1] < 4, 2
+        fixed = _FIXED_AND_NUMBERED if numbered else _FIXED
         while True:
-            run = _FIXED.match(data, place)
+            run = fixed.match(data, place)
             passed = run.end()  # type: ignore[union-attr]  # matches the empty text too
             if passed > place:
                 if place < last_key:
@@ -119,10 +128,11 @@ class CheckedPickle:
                 raise ValueError(f"it is damaged or more than plain data: {problem}")
             begin = place + 1 + _WIDTHS[code]
             number = int.from_bytes(data[place + 1 : begin], "little")
-            if number > len(data) - (0 if code == b"r" else begin):
+            numbered |= code in _NUMBERING
+            if number > len(data) - (0 if code in _NUMBERING else begin):
                 raise ValueError(f"it is cut off or damaged: {_NAMES[code]} at byte {place} exceeds the file")
             end = begin + number if code in (b"\x8c", b"X") else begin
-            if data.startswith(_FRAMES_KEY, place):
+            if data.startswith(_FRAMES_KEY, place) and not numbered:
                 keys.add(b"j" + memoized.to_bytes(4, "little") if memoized >> 8 else b"h" + bytes([memoized]))
             if code != b"\x95":  # frames get other lengths
                 self._keep(data[place:end])
@@ -132,7 +142,7 @@ class CheckedPickle:
         """Keep the number of a call stack in place of its references, if it has nothing else; returns the place after it."""
         begin = place + len(_LIST)
         # Most stacks are known, and the last of their entry. A known one is whole opcodes.
-        end = data.find(b"eu", begin) + 1
+        end = data.find(b"eu", begin, begin + _STACK_BYTES) + 1
         known = self._stacks.get(data[begin:end])
         if known is None:
             found = _REFERENCES.match(data, begin)

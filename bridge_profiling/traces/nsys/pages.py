@@ -18,8 +18,8 @@ from bridge_profiling.traces.tables import NULL, Integers
 
 Bytes = NDArray[np.uint8]
 
-#: About 1 MB: larger pieces leave more freed memory that is not given back.
-_PAGES_AT_A_TIME = 256
+#: Larger pieces leave more freed memory that is not given back.
+_PIECE_BYTES = 1 << 20
 _INTERIOR, _LEAF = 5, 13
 _PAGE_HEADER_BYTES = {_INTERIOR: 12, _LEAF: 8}
 
@@ -74,6 +74,7 @@ class TableFile:
         if self._page < 512 or self._page & (self._page - 1) or self._usable < 480 or not utf_8:
             raise UnusualError
         self._pages = os.fstat(file.fileno()).st_size // self._page
+        self._at_a_time = max(_PIECE_BYTES // self._page, 1)
 
     def rows(self, root: int, columns: Mapping[str, int], text: int | None = None) -> Iterator[TableRows]:
         """Pieces of a table: columns of integers, and one of texts, each by its place in the table.
@@ -83,8 +84,8 @@ class TableFile:
         """
         leaves = self._leaves(root)
         last = NULL
-        for begin in range(0, len(leaves), _PAGES_AT_A_TIME):
-            data = self._read(leaves[begin : begin + _PAGES_AT_A_TIME])
+        for begin in range(0, len(leaves), self._at_a_time):
+            data = self._read(leaves[begin : begin + self._at_a_time])
             row, places, ends = self._records(data)
             if len(row):
                 if row[0] <= last or (row[1:] <= row[:-1]).any():
@@ -116,8 +117,8 @@ class TableFile:
             if self._read(level[:1])[0] == _LEAF:
                 return level
             children = []
-            for begin in range(0, len(level), _PAGES_AT_A_TIME):
-                data = self._read(level[begin : begin + _PAGES_AT_A_TIME])
+            for begin in range(0, len(level), self._at_a_time):
+                data = self._read(level[begin : begin + self._at_a_time])
                 cells, first_of_page = self._cells(data, _INTERIOR)
                 below = _big_endian(data, 4)
                 # The last child of a page is in its header.

@@ -35,6 +35,12 @@ def test_time_that_every_rank_loses_or_waits_is_saved(waiting: list, lost: list,
     assert not np.isnan(ledger.attributed_us).any()
 
 
+@pytest.mark.parametrize(("numbers", "saving"), [([10, 11], 10), ([10, 12], 0), ([None, 11], 0)])
+def test_waiting_counts_in_the_next_iteration_and_not_in_a_later_one(numbers: list, saving: float) -> None:
+    ledger = Ledger.empty(np.array([[0.0, 0.0], [0.0, 30.0]]), numbers=numbers)
+    assert ledger.attribute(np.array([[20.0, 0.0], [0.0, 0.0]]))[0] == saving
+
+
 def test_two_late_ranks_save_what_both_of_them_lose() -> None:
     first, ledger = Ledger.empty(np.array([[50.0, 0, 0]])).attribute(np.array([[0, 40.0, 0]]))
     assert (first, ledger.attribute(np.array([[0, 0, 50.0]]))[0]) == (0, 40)
