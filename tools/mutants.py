@@ -240,7 +240,9 @@ class Workplace:
         self.process.join()
         code = self.process.exitcode
         text = log.read_text(encoding="utf-8", errors="replace")
-        return code, [line.partition(" - ")[0] for line in re.findall(r"^(?:FAILED|ERROR) (tests/.*)", text, re.MULTILINE)]
+        # A mutant can also keep the tests' own modules from being imported.
+        failed = re.findall(r"^(?:FAILED|ERROR) (tests/.*)|^ImportError while loading (conftest) ", text, re.MULTILINE)
+        return code, [line.partition(" - ")[0] or conftest for line, conftest in failed]
 
     def caught_by(self, mutant: Mutant, record: Record) -> str | None:
         """The first test that fails with the mutant in place."""
