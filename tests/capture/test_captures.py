@@ -1,7 +1,7 @@
 """What a capture holds besides its window: shapes, stacks, memory, Chakra; the manifest; the names of the files."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -11,6 +11,7 @@ from bridge_profiling.capture.files import choose_attempt
 from bridge_profiling.capture.record import describe_work, peak_tflops, throughput
 from bridge_profiling.capture.torch_profiler import TorchProfiler
 from bridge_profiling.config import Window
+from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.manifest import find_captures
 from tests.capture.conftest import raising, read_trace
 
@@ -123,6 +124,12 @@ def test_the_manifest_has_the_model_flops_reached_and_says_why_there_is_no_mfu(r
     tflops = work and [3e9 / duration / 1e3 for duration in durations["duration_ns"]]
     assert durations["model_tflops_per_gpu"] == (tflops and pytest.approx(tflops, rel=1e-3))
     assert durations["mfu"] == (pytest.approx([one / peak for one in tflops], rel=1e-3) if peak else None)
+
+
+@pytest.mark.parametrize("nothing", ["model_flops", "tokens", "devices"])
+def test_an_iteration_without_work_is_refused(nothing):
+    with pytest.raises(ProfilingConfigError, match="each must be positive"):
+        replace(WORK, **{nothing: 0})
 
 
 def test_a_known_device_has_its_data_sheets_peak(monkeypatch):

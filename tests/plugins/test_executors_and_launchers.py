@@ -100,8 +100,8 @@ def test_gpu_metrics_where_there_are_none_say_so(task, local, slurm, caplog):
 @pytest.mark.parametrize("kept", [{}, {"log_level": "DEBUG"}])
 def test_fault_tolerance_sets_launcher_and_retries_and_keeps_what_was_set_by_hand(kept, task):
     executor = run.LocalExecutor(launcher=run.FaultTolerance(**kept) if kept else None)
-    FaultTolerancePlugin(num_in_job_restarts=5, num_job_retries_on_failure=1, rank_heartbeat_timeout=60).setup(task, executor)
-    expected = {"max_restarts": 5, "initial_rank_heartbeat_timeout": 1800, "rank_heartbeat_timeout": 60}
+    FaultTolerancePlugin(num_in_job_restarts=5, num_job_retries_on_failure=1).setup(task, executor)
+    expected = {"max_restarts": 5, "initial_rank_heartbeat_timeout": 1800, "rank_heartbeat_timeout": 300}
     assert (executor.launcher, executor.retries) == (run.FaultTolerance(**expected | kept), 1)
 
 
