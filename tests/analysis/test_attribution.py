@@ -12,7 +12,7 @@ from bridge_profiling.analysis.attribution.device import Windows, device_work
 from bridge_profiling.analysis.attribution.idle import Cause
 from bridge_profiling.analysis.attribution.idle_gaps import PROMPT_NS, gaps
 from bridge_profiling.analysis.attribution.parts import attribution, steady, typical_iteration
-from bridge_profiling.analysis.intervals import parents, union
+from bridge_profiling.analysis.intervals import outermost, parents, union
 from bridge_profiling.analysis.session import RankQuestions
 from tests.analysis.ranks_in_hand import answer, rank, values, work
 
@@ -301,3 +301,7 @@ def test_waiting_is_taken_from_communication_and_never_more_than_it(waiting_us, 
     lost = dict.fromkeys(range(3), 40.0)
     found = _attributed(100, 100, 100, lost_us=lost, cause=Cause.blocked_by_communication, waiting_us=waiting_us)
     assert (found["communication_us"], found["waiting_us"], found["waiting_known"]) == expected
+
+
+def test_a_range_that_ends_with_the_one_around_it_is_inside_it() -> None:
+    assert outermost(np.array([10, 10, 12])).tolist() == [True, False, True]
