@@ -286,19 +286,17 @@ def profile_command(request: NsysRequest, version: NsysVersion, *, report: Path)
             defaults.insert(0, f"{GPU_METRICS}={version.gpu_metrics_device(request.local_rank)}")
         except CaptureError as error:
             warnings.append(str(error))
-    extra_args = list(request.extra_args)
-    if asked_metrics := [tokens for name, tokens in split_options(extra_args) if name in RENAMED_OPTIONS[0]]:
+    extra_args, asked_options = list(request.extra_args), split_options(request.extra_args)
+    if asked_metrics := [tokens for name, tokens in asked_options if name in RENAMED_OPTIONS[0]]:
         try:
             version.sampled_devices()
         except CaptureError as error:
             # nsys refuses to start the training with them.
-            extra_args = [
-                token for name, tokens in split_options(extra_args) if name not in RENAMED_OPTIONS[0] for token in tokens
-            ]
+            extra_args = [token for name, tokens in asked_options if name not in RENAMED_OPTIONS[0] for token in tokens]
             warnings.append(f"{error}: left out {' '.join(asked_metrics[-1])}")
     options, unknown = version.adapt(merge_options(defaults, extra_args))
     # A default that a version does not know is not worth a warning.
-    asked = {name for name, _ in split_options(request.extra_args)} | {GPU_METRICS}
+    asked = {name for name, _ in asked_options} | {GPU_METRICS}
     warnings += [text for name, text in unknown.items() if name in asked]
     return [version.executable, "profile", f"--trace={','.join(trace)}", f"--output={report}", *options], warnings
 

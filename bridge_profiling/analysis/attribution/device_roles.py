@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from bridge_profiling.analysis.attribution import kernel_names
 from bridge_profiling.analysis.attribution.device import IdleGaps
+from bridge_profiling.analysis.attribution.host import numbered_operators
 from bridge_profiling.analysis.intervals import Intervals, Nanoseconds, coded, outermost, rows_of
 from bridge_profiling.traces.tables import NULL, fields, to_int64
 
@@ -251,20 +252,8 @@ def _kernels(device_events: pa.Table, kernel_names: pa.Table, host_events: pa.Ta
         to_int64(device_events[name])[rows] for name in ("start_ns", "end_ns", "launch_start_ns", "launch_thread", "operator")
     )
     name, names = coded(kernel_names["name"])
-    operator, operators = _named_operators(operator, host_events)
+    operator, operators = numbered_operators(host_events, operator)
     return _Kernels(start, end, launch, thread, device_events["iteration"].take(rows), name[rows], names, operator, operators)
-
-
-def _named_operators(wanted: NDArray[np.int64], host_events: pa.Table) -> tuple[NDArray[np.int64], list[str | None]]:
-    """The index of each wanted operator's name, -1 for none and for an unknown operator, and the names."""
-    codes, names = coded(host_events["name"])
-    ids, own = to_int64(host_events["operator"]), rows_of(host_events["category"], "operator", "annotation")
-    rows = np.flatnonzero(own & (ids != NULL))
-    rows = rows[np.argsort(ids[rows], kind="stable")]
-    if not len(rows) or not len(wanted):
-        return np.full(len(wanted), -1), names
-    place = rows[np.minimum(np.searchsorted(ids[rows], wanted), len(rows) - 1)]
-    return np.where(ids[place] == wanted, codes[place], -1), names
 
 
 def _sweeps(kernels: _Kernels, host_events: pa.Table) -> tuple[NDArray[np.bool_], pa.Array]:

@@ -14,7 +14,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from bridge_profiling.analysis.intervals import EMPTY, Intervals, Nanoseconds, outermost, rows_of, union
+from bridge_profiling.analysis.intervals import EMPTY, Intervals, Nanoseconds, coded, outermost, rows_of, union
+from bridge_profiling.traces.joins import start_order
 from bridge_profiling.traces.tables import NULL, to_int64
 
 #: Names of ranges in which a program waits for its data. `enumerate(DataLoader)#…` is torch's, batch-generator Megatron's
@@ -165,7 +166,7 @@ def on_launching_threads(host_events: pa.Table, device_events: pa.Table) -> NDAr
     return np.logical_or.reduce([thread == one for one in launching.tolist()])
 
 
-def rows_of_operators(host_events: pa.Table, wanted: NDArray[np.int64]) -> NDArray[np.int64]:
+def _rows_of_operators(host_events: pa.Table, wanted: NDArray[np.int64]) -> NDArray[np.int64]:
     """The row of each wanted operator, an id as in `host_events.operator`; -1 for NULL and for an unknown id."""
     ids, own = to_int64(host_events["operator"]), rows_of(host_events["category"], "operator", "annotation")
     rows = np.flatnonzero(own & (ids != NULL))
@@ -177,11 +178,17 @@ def rows_of_operators(host_events: pa.Table, wanted: NDArray[np.int64]) -> NDArr
     return np.where(ids[found] == wanted, found, -1)
 
 
+def numbered_operators(host_events: pa.Table, wanted: NDArray[np.int64]) -> tuple[NDArray[np.int64], list[str | None]]:
+    """The index of the name of each wanted operator, -1 for NULL and for an unknown id; and the names."""
+    codes, names = coded(host_events["name"])
+    return np.append(codes, -1)[_rows_of_operators(host_events, wanted)], names
+
+
 def names_of_operators(host_events: pa.Table, wanted: NDArray[np.int64]) -> list[str | None]:
-    """The name of each wanted operator, as in `rows_of_operators`; None where there is none."""
+    """The name of each wanted operator, as in `_rows_of_operators`; None where there is none."""
     if not len(wanted):
         return []
-    found = rows_of_operators(host_events, wanted)
+    found = _rows_of_operators(host_events, wanted)
     return host_events["name"].take(pa.array(found, mask=found < 0)).to_pylist()
 
 
@@ -259,8 +266,7 @@ def outermost_ranges(host_events: pa.Table, rows: NDArray[np.bool_]) -> Ranges:
     """The chosen events that are inside no other chosen one."""
     found = host_events.filter(pa.array(rows))
     start, end = to_int64(found["start_ns"]), to_int64(found["end_ns"])
-    order = np.lexsort((-end, start))
-    ranges = Ranges(np.array(found["name"].to_pylist(), object), start, end)[order]
+    ranges = Ranges(np.array(found["name"].to_pylist(), object), start, end)[start_order(start, end)]
     return ranges[outermost(ranges.end_ns)]
 
 

@@ -44,12 +44,12 @@ from bridge_profiling.analysis.attribution.host import (
     HostActivity,
     Ranges,
     host_activity,
-    rows_of_operators,
+    numbered_operators,
 )
 from bridge_profiling.analysis.attribution.initialization import initializing
 from bridge_profiling.analysis.attribution.profiler_cost import ProfilerCost
 from bridge_profiling.analysis.attribution.saving import with_saving
-from bridge_profiling.analysis.intervals import EMPTY, Intervals, Nanoseconds, coded, rows_of, union
+from bridge_profiling.analysis.intervals import EMPTY, Intervals, Nanoseconds, rows_of, union
 from bridge_profiling.traces.tables import NULL, fields, to_int64
 
 #: Least time that launching a kernel takes the host; 4.5 to 6 µs on a host of H200s.
@@ -396,9 +396,7 @@ class _Pieces:
 def _launchers(gaps: IdleGaps, device_events: pa.Table, host_events: pa.Table) -> tuple[list[str | None], NDArray[np.int64]]:
     """Distinct names of the operators that launched the kernels which end the gaps, and the index of each gap's."""
     operator = np.append(to_int64(device_events["operator"]), NULL)[gaps.next_kernel]
-    rows = rows_of_operators(host_events, operator)
-    codes, names = coded(host_events["name"])
-    code = np.append(codes, -1)[rows]
+    code, names = numbered_operators(host_events, operator)
     # By the first operator of each name, as they are numbered.
     order = np.argsort(operator, kind="stable")
     used, first, place = np.unique(code[order], return_index=True, return_inverse=True)

@@ -214,13 +214,8 @@ def unmatched_communication(evidence: Evidence, thresholds: Thresholds, ledger: 
         confidence_reason="a late rank and a slow link look the same on a rank that waits",
         action=advice("unmatched_communication"),
         events=[
-            Event(
-                row["rank"],
-                f"{row['operation']} of {row['group'] or 'an unnamed group'}",
-                duration_us=row["exposed_us"] / count,
-                count=max(round(row["count"] / count), 1),
-            )
-            for row, count in zip(longest, times, strict=True)
+            _event(row, row["exposed_us"] / iterations, row["count"] / iterations)
+            for row, iterations in zip(longest, times, strict=True)
         ],
     )
     return [finding], ledger
@@ -343,15 +338,13 @@ def _by_group(chosen: Iterable[Transfer]) -> list[dict[str, Any]]:
 
 
 def _events(groups: Sequence[dict[str, Any]]) -> list[Event]:
-    return [
-        Event(
-            row["rank"],
-            f"{row['operation']} of {row['group'] or 'an unnamed group'}",
-            duration_us=row["exposed_us"],
-            count=max(round(row["operations"]), 1),
-        )
-        for row in groups[:5]
-    ]
+    return [_event(row, row["exposed_us"], row["operations"]) for row in groups[:5]]
+
+
+def _event(row: dict[str, Any], exposed_us: float, count: float) -> Event:
+    """The operations of a group on a rank, in an iteration."""
+    name = f"{row['operation']} of {row['group'] or 'an unnamed group'}"
+    return Event(row["rank"], name, duration_us=exposed_us, count=max(round(count), 1))
 
 
 def _action(groups: Sequence[dict[str, Any]]) -> str:

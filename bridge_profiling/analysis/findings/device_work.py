@@ -211,7 +211,8 @@ def recomputation(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) ->
 
 def _between_us(evidence: Evidence, ledger: Ledger, idle_us: Grid) -> Grid:
     """Idle time between kernels that is left of its causes. It is alike in all iterations: an excess has other reasons."""
-    usual_us = np.array([evidence.typical_us(idle_us).get(rank, 0.0) for rank in evidence.ranks])
+    typical_us = evidence.typical_us(idle_us)
+    usual_us = np.array([typical_us.get(rank, 0.0) for rank in evidence.ranks])
     left_us = np.maximum(np.nan_to_num(ledger.left_us(*_BETWEEN)), 0.0)
     return np.minimum(np.minimum(idle_us, usual_us), left_us)
 

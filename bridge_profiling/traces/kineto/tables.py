@@ -25,6 +25,7 @@ from bridge_profiling.traces.joins import (
     iterations_from_names,
     launch_of,
     launches_one,
+    start_order,
     trace_caveats,
     wait_columns,
 )
@@ -195,7 +196,7 @@ class _Host:
     def __init__(self, collected: Collector, names: _Names, base_ns: int) -> None:
         columns = collected.host
         start, end = columns.take("start_ns"), columns.take("end_ns")
-        self.order = np.lexsort((-end, start)).astype(np.int32)
+        self.order = start_order(start, end).astype(np.int32)
         self.start_ns, self.end_ns = start[self.order] + base_ns, end[self.order] + base_ns
         del start, end
         self.category, self.name, self.thread, self.correlation = (
