@@ -1,26 +1,35 @@
 """`bridge-profiling report` on many ranks: seconds, processor seconds, and the page's size.
 
-    python benchmarks/report_page.py CAPTURES [--ranks 4,64] [--work DIR] [--copies 1] [--keep DIR]
+    python benchmarks/report_page.py CAPTURES [--ranks 4,64] [--work DIR] [--copies 1] [--keep DIR] [--ray 2,3]
 
 CAPTURES is a folder of real Kineto captures of one run, as kineto/pp2_dp2, whose ranks are 13 MB of JSON each. They are written
 again under the requested number of ranks, a block at a time with groups of its own, so that ranks still match. Each
 report is made from files that were just written, so nothing is cached. --copies repeats each rank in time.
+
+--ray reads the same ranks on a local Ray cluster of so many CPUs as well. The cluster's first report, of four ranks, is not
+counted, because it starts Ray's workers.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gzip
 import re
 import resource
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
+import psutil
+
 sys.path.insert(0, str(Path(__file__).parent))
 from scaled_captures import scaled
+
+from bridge_profiling.traces.cache import FOLDER
 
 _LISTS = re.compile(rb'("ranks": \[|"Process Group Ranks": "\[)([\d, ]*)(\])')
 _RANK = re.compile(rb'("(?:Src|Dst) Rank": )(\d+)')
@@ -58,32 +67,84 @@ def write_ranks(captures: Path, folder: Path, count: int, copies: int) -> int:
     return written
 
 
+class RayCluster:
+    """A Ray cluster on this machine, of so many CPUs.
+
+    Attributes:
+        options: of `report`, to use it.
+    """
+
+    options = ("--engine", "ray", "--ray-address", "127.0.0.1:6399")
+
+    def __init__(self, cpus: int) -> None:
+        self._processes: list[psutil.Process] = []
+        self._command = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--num-cpus", str(cpus)]
+        self._command += ["--include-dashboard=false", "--node-ip-address", "127.0.0.1", "--port", "6399"]
+
+    def __enter__(self) -> RayCluster:
+        before = set(psutil.pids())
+        subprocess.run(self._command, check=True, capture_output=True)
+        self._processes = [process for process in psutil.process_iter() if process.pid not in before and process.ppid() == 1]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        processes = self._all()
+        for process in processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(processes, timeout=20)
+
+    def worked(self) -> float:
+        """Processor seconds of the cluster's processes."""
+        return sum(process.cpu_times().user + process.cpu_times().system for process in self._all())
+
+    def _all(self) -> list[psutil.Process]:
+        return [*self._processes, *(child for process in self._processes for child in process.children(recursive=True))]
+
+
+def report(folder: Path, page: Path, cluster: RayCluster | None = None) -> str:
+    """Make a report of captures that no cache holds, and say how long that took."""
+    shutil.rmtree(folder / FOLDER, ignore_errors=True)
+
+    def worked() -> float:
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return used.ru_utime + used.ru_stime + (cluster.worked() if cluster else 0)
+
+    before, begin = worked(), time.perf_counter()
+    command = [sys.executable, "-m", "bridge_profiling.cli", "report", str(folder), "-o", str(page)]
+    subprocess.run([*command, *(cluster.options if cluster else ())], check=True, stdout=subprocess.DEVNULL)
+    seconds, used = time.perf_counter() - begin, worked() - before
+    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+    return f"{seconds:>8.1f} {used:>8.1f} {peak:>15.0f} MB {page.stat().st_size / 1e6:>4.1f} MB"
+
+
 def main() -> None:
-    """Print a line for each number of ranks."""
+    """Print a line for each number of ranks and engine."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("captures", type=Path)
     parser.add_argument("--ranks", default="4,64")
     parser.add_argument("--copies", type=int, default=1)
     parser.add_argument("--work", type=Path)
     parser.add_argument("--keep", type=Path, help="a folder for the pages")
+    parser.add_argument("--ray", default="", metavar="CPUS", help="numbers of CPUs of Ray clusters: 2,3")
     options = parser.parse_args()
-    print(f"{'ranks':>6} {'JSON':>9} {'compressed':>11} {'seconds':>8} {'of CPUs':>8} {'peak of a process':>18} {'page':>7}")
+    head = f"{'seconds':>8} {'of CPUs':>8} {'peak of a process':>18} {'page':>7}"
+    print(f"{'ranks':>6} {'JSON':>9} {'compressed':>11} {'engine':>10} {head}")
     for count in (int(each) for each in options.ranks.split(",")):
         with tempfile.TemporaryDirectory(dir=options.work) as temporary:
-            folder = Path(temporary)
+            folder, warm_up = Path(temporary) / "captures", Path(temporary) / "warm_up"
+            folder.mkdir()
+            warm_up.mkdir()
             written = write_ranks(options.captures, folder, count, options.copies)
             packed = sum(path.stat().st_size for path in folder.iterdir())
-            page = folder / "report.html" if options.keep is None else options.keep / f"{count}.html"
-            before, begin = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-            command = [sys.executable, "-m", "bridge_profiling.cli", "report", str(folder), "-o", str(page)]
-            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-            seconds, after = time.perf_counter() - begin, resource.getrusage(resource.RUSAGE_CHILDREN)
-            worked = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-            print(
-                f"{count:>6} {written / 1e6:>6.0f} MB {packed / 1e6:>8.0f} MB {seconds:>8.1f} {worked:>8.1f}"
-                f" {after.ru_maxrss / 1024:>15.0f} MB {page.stat().st_size / 1e6:>4.1f} MB",
-                flush=True,
-            )
+            page = Path(temporary) / "report.html" if options.keep is None else options.keep / f"{count}.html"
+            sizes = f"{count:>6} {written / 1e6:>6.0f} MB {packed / 1e6:>8.0f} MB"
+            print(f"{sizes} {'processes':>10} {report(folder, page)}", flush=True)
+            for cpus in (int(each) for each in options.ray.split(",") if each):
+                with RayCluster(cpus) as cluster:
+                    write_ranks(options.captures, warm_up, 4, 1)
+                    report(warm_up, page, cluster)
+                    print(f"{sizes} {f'Ray, {cpus}':>10} {report(folder, page, cluster)}", flush=True)
 
 
 if __name__ == "__main__":

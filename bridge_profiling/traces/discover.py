@@ -44,7 +44,8 @@ _OWN_OUTPUT = re.compile(
 
 _TRACE_RANK = re.compile(rb'"distributedInfo"\s*:\s*\{[^{}\[\]]*"rank"\s*:\s*(\d{1,9})\s*[,}]')
 _NAMED_RANK = re.compile(r"rank[-_ .=]?(\d{1,7})(?!\d)", re.IGNORECASE)
-_LAST_NUMBER = re.compile(r"[-_](\d{1,7})$")
+#: No job has a million ranks: a longer number is of something else, such as a time or a test.
+_LAST_NUMBER = re.compile(r"[-_](\d{1,6})$")
 
 #: Endings of packed files, of which readers unpack some and name the others.
 _PACKINGS = (".xz", ".zst", ".bz2", ".lz4", ".zip", ".br")

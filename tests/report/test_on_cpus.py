@@ -69,3 +69,9 @@ def test_the_late_rank_and_its_cause_are_named(run, tmp_path, times_us, finding,
     shown = re.sub(r"<(script|style).*?</\1>", "", page, flags=re.DOTALL) + json.dumps(json.loads(opened.to_json())["caveats"])
     assert re.findall(r"[^.<>]*(?:GPU|NUMA|CUDA|pin_memory|[Dd]evice(?!-width))[^.<>]*", shown) == []
     assert all(each in shown for each in (headline, "waiting for other ranks", "Phases and ranges"))
+
+
+def test_events_of_an_unknown_category_may_be_of_a_device_that_is_not_read(write_trace, run_of, tmp_path):
+    (tmp_path / "run").mkdir()
+    write_trace([*_rank(1_000, 10_000, 11_000, LOADER), complete("mtia_ccp_events", "fc", 50_000, 900)], "run/rank-0.json.gz")
+    assert verdict(summarize(run_of(tmp_path / "run"))).headline == "These captures hold no device work to judge."

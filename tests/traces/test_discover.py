@@ -84,7 +84,7 @@ def test_captures_of_any_origin_are_found_and_nothing_else(tmp_path):
 
 
 def test_files_that_nothing_names_are_numbered_in_order_and_that_is_said(tmp_path):
-    for name in ("decode.json.gz", "prefill.json.gz", "train.json.gz"):
+    for name in ("bert__1016001.json.gz", "prefill.json.gz", "train.json.gz"):
         _trace(tmp_path / name)
     assert [found[1:3] for found in _found(tmp_path)] == [(0, "order"), (1, "order"), (2, "order")]
     assert [each.code for each in find_run(tmp_path).caveats] == ["ranks_guessed"]
