@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
@@ -16,7 +15,7 @@ from tools.injected_captures.everyday.table import FOR_DEVELOPMENT, cases
 
 @pytest.mark.integration
 @pytest.mark.parametrize("group", GROUPS)
-def test_each_group_has_the_captures_of_the_table(tmp_path: Path, group: str) -> None:
+def test_each_group_has_the_captures_of_the_table(tmp_path, group):
     unpack(group, tmp_path)
     captures = {name: capture for name, capture in CAPTURES.items() if capture.group == group}
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(captures)
@@ -29,12 +28,12 @@ def test_each_group_has_the_captures_of_the_table(tmp_path: Path, group: str) ->
 
 
 @pytest.mark.integration
-def test_packing_gives_back_every_event() -> None:
+def test_packing_gives_back_every_event():
     traces = dict(columns.decode((FOLDER / "gpt_1.columns").read_bytes()))
     assert dict(columns.decode(columns.encode(traces))) == traces
 
 
-def test_each_case_is_captured_next_to_its_baseline() -> None:
+def test_each_case_is_captured_next_to_its_baseline():
     injected = {case.name for group, case in cases() if case.findings and group.name in GROUPS} - LEFT_OUT
     assert injected == {name for name, capture in CAPTURES.items() if capture.findings}
     assert {name for name in injected if not CAPTURES[name].set_aside} == FOR_DEVELOPMENT & injected

@@ -4,7 +4,6 @@ from functools import partial
 
 import pytest
 
-from tests.analysis.findings.conftest import Findings
 from tests.analysis.findings.simulated_jobs import US, SimulatedJob
 
 approx = pytest.approx
@@ -12,7 +11,7 @@ approx = pytest.approx
 _BUCKET, _LAST_BUCKET = 25 << 20, 13 << 20
 
 
-def _accumulating(job: SimulatedJob, _: int, sync: bool = True, group: str = "default_pg") -> None:
+def _accumulating(job, _, sync=True, group="default_pg"):
     for micro_batch in range(4):
         with job.within("DistributedDataParallel.forward"):
             job.busy(kernels=4)
@@ -24,7 +23,7 @@ def _accumulating(job: SimulatedJob, _: int, sync: bool = True, group: str = "de
         job.launch(job.all, 100 * US, "aten::_fused_adamw_", name="multi_tensor_apply")
 
 
-def test_gradients_reduced_after_each_micro_batch_cost_all_but_the_last(find: Findings) -> None:
+def test_gradients_reduced_after_each_micro_batch_cost_all_but_the_last(find):
     found = find(SimulatedJob(_accumulating, 2))["accumulation_sync"]
     assert found.ranks == [0, 1]
     assert (found.evidence["micro_batches"], found.evidence["collectives"]) == (4, 12)
@@ -40,11 +39,11 @@ def test_gradients_reduced_after_each_micro_batch_cost_all_but_the_last(find: Fi
         lambda job, number: [_accumulating(job, number, sync=False), job.meet(500 * US, group="default_pg", size=1 << 25)],
     ],
 )
-def test_gradients_reduced_once_are_no_finding(find: Findings, step: partial[None]) -> None:
+def test_gradients_reduced_once_are_no_finding(find, step):
     assert "accumulation_sync" not in find(SimulatedJob(step, 2))
 
 
-def _sharded(job: SimulatedJob, _: int, units: int = 30, size: int = 1 << 18) -> None:
+def _sharded(job, _, units=30, size=1 << 18):
     for unit in range(units):
         for operation in ("all_gather", "reduce_scatter"):
             step = "all_gather" if operation == "all_gather" else "post_backward_reduce"
@@ -54,7 +53,7 @@ def _sharded(job: SimulatedJob, _: int, units: int = 30, size: int = 1 << 18) ->
         job.launch(job.all, 200 * US, count=2)
 
 
-def test_many_small_units_cost_their_transfers_and_their_launches(find: Findings) -> None:
+def test_many_small_units_cost_their_transfers_and_their_launches_and_few_or_large_ones_do_not(find):
     found = find(SimulatedJob(_sharded, 2))["small_collectives"]
     assert found.ranks == [0, 1]
     assert found.evidence["collectives"] == {"0": 60, "1": 60}
@@ -62,8 +61,5 @@ def test_many_small_units_cost_their_transfers_and_their_launches(find: Findings
     assert found.evidence["host_us"]["0"] > 60 * 50
     assert found.evidence["host_us"]["0"] < found.recoverable_us_per_iteration < 60 * 335
     assert "fully_shard" in found.action
-
-
-@pytest.mark.parametrize(("units", "size"), [(30, 1 << 25), (10, 1 << 18)])
-def test_few_or_large_collectives_are_none(find: Findings, units: int, size: int) -> None:
-    assert "small_collectives" not in find(SimulatedJob(partial(_sharded, units=units, size=size), 2))
+    for few_or_large in ({"size": 1 << 25}, {"units": 10}):
+        assert "small_collectives" not in find(SimulatedJob(partial(_sharded, **few_or_large), 2))

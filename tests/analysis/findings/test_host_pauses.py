@@ -1,18 +1,16 @@
 """Hosts that stop: for garbage collection, compilation, memory from the driver, or for no recorded reason."""
 
 from functools import partial
-from typing import Any
 
 import pytest
 
 from bridge_profiling.analysis.findings import Confidence
-from tests.analysis.findings.conftest import Findings
 from tests.analysis.findings.simulated_jobs import MS, US, SimulatedJob
 
 approx = pytest.approx
 
 
-def _stops(job: SimulatedJob, iteration: int, name: str, category: str = "annotation", every: int = 1, rank: int = 0) -> None:
+def _stops(job, iteration, name, category="annotation", every=1, rank=0):
     job.busy(kernels=20)
     if iteration % every == 0:
         job.wait(rank)
@@ -31,14 +29,14 @@ def _stops(job: SimulatedJob, iteration: int, name: str, category: str = "annota
         ("torch/_dynamo/convert_frame.py(1024): compile_inner", "python", "recompilation"),
     ],
 )
-def test_a_stop_is_named_by_the_range_that_shows_it(find: Findings, name: str, category: str, cause: str) -> None:
+def test_a_stop_is_named_by_the_range_that_shows_it(find, name, category, cause):
     found = find(SimulatedJob(partial(_stops, name=name, category=category)))
     assert found.keys() - {"low_device_busy", "dominant_kernel"} == {cause}
     assert found[cause].recoverable_us_per_iteration == approx(30_000, rel=0.01)
     assert found[cause].events[0].name == name
 
 
-def test_a_stop_of_one_rank_in_some_iterations_says_how_often_and_how_long(find: Findings) -> None:
+def test_a_stop_of_one_rank_in_some_iterations_says_how_often_and_how_long(find):
     step = partial(_stops, name="garbage-collection 2", every=3, rank=1)
     found = find(SimulatedJob(step, 2, iterations=6))
     finding = found["garbage_collection"]
@@ -49,7 +47,7 @@ def test_a_stop_of_one_rank_in_some_iterations_says_how_often_and_how_long(find:
     assert not found.keys() & {"straggler_host", "host_launch_bound", "host_pause"}
 
 
-def test_a_stop_for_no_recorded_reason_is_a_pause(find: Findings) -> None:
+def test_a_stop_for_no_recorded_reason_is_a_pause(find):
     found = find(SimulatedJob(partial(_stops, name="step", every=3), iterations=6))
     assert found.keys() - {"low_device_busy", "dominant_kernel"} == {"host_pause"}
     pause = found["host_pause"]
@@ -59,7 +57,7 @@ def test_a_stop_for_no_recorded_reason_is_a_pause(find: Findings) -> None:
     assert "gc.disable" in pause.action
 
 
-def test_a_compilation_in_an_iteration_that_does_not_count_is_still_named(find: Findings) -> None:
+def test_a_compilation_in_an_iteration_that_does_not_count_is_still_named(find):
     step = partial(_stops, name="_compile.compile_inner (dynamo_timed)", every=5)
     found = find(SimulatedJob(step, 2, iterations=5, boundary=[10]))["recompilation"]
     assert found.ranks == [0]
@@ -71,8 +69,8 @@ def test_a_compilation_in_an_iteration_that_does_not_count_is_still_named(find: 
     ("call", "operator", "advice"),
     [("cudaFree", "aten::empty", "expandable_segments"), ("cudaHostAlloc", "aten::pin_memory", "Pin buffers once")],
 )
-def test_memory_from_the_driver_holds_the_host(find: Findings, call: str, operator: str, advice: str) -> None:
-    def step(job: SimulatedJob, _: int) -> None:
+def test_memory_from_the_driver_holds_the_host(find, call, operator, advice):
+    def step(job, _):
         for _ in range(4):
             job.busy(kernels=4)
             job.call(0, call, 3 * MS, operator)
@@ -94,9 +92,7 @@ def test_memory_from_the_driver_holds_the_host(find: Findings, call: str, operat
         ("cudaFree", 9 * MS, False),
     ],
 )
-def test_a_capture_that_mostly_sets_up_libraries_says_so_and_nothing_else(
-    find: Findings, call: str, took_ns: int, initializes: bool
-) -> None:
+def test_a_capture_that_mostly_sets_up_libraries_says_so_and_nothing_else(find, call, took_ns, initializes):
     job = SimulatedJob(None)
     job.busy(kernels=1)
     job.wait(0)
@@ -122,10 +118,10 @@ def test_a_capture_that_mostly_sets_up_libraries_says_so_and_nothing_else(
         ({"name": "torch.save"}, True),
     ],
 )
-def test_states_copied_to_the_host_in_some_iterations_are_saved(find: Findings, changed: dict[str, Any], saves: bool) -> None:
+def test_states_copied_to_the_host_in_some_iterations_are_saved(find, changed, saves):
     known = {"memory": "pageable", "size": 1 << 18, "every": 4, "computes": 0, "name": "step"} | changed
 
-    def step(job: SimulatedJob, iteration: int) -> None:
+    def step(job, iteration):
         job.busy(kernels=20)
         if iteration % known["every"] == 0:
             with job.within(known["name"]):
@@ -145,8 +141,8 @@ def test_states_copied_to_the_host_in_some_iterations_are_saved(find: Findings, 
         assert "host_pause" not in found
 
 
-def test_a_full_queue_is_no_initialization(find: Findings) -> None:
-    def step(job: SimulatedJob, _: int) -> None:
+def test_a_full_queue_is_no_initialization(find):
+    def step(job, _):
         job.busy(kernels=400)
         job.call(0, "cudaLaunchKernel", 200 * MS, "aten::mm")
         job.busy(kernels=10)

@@ -4,16 +4,15 @@ import numpy as np
 import pytest
 
 from bridge_profiling.analysis.findings.occurrences import occurrence
-from tests.analysis.findings.conftest import Findings
 from tests.analysis.findings.simulated_jobs import MS, SimulatedJob
 
 approx = pytest.approx
 
 
-def _pausing(pauses_ms: dict[int, int], ranks: int = 2, iterations: int = 6) -> SimulatedJob:
+def _pausing(pauses_ms, ranks=2, iterations=6):
     """Rank 1 pauses in some iterations; each takes 20 ms without that."""
 
-    def step(job: SimulatedJob, number: int) -> None:
+    def step(job, number):
         job.be_in(1, "something", pauses_ms.get(number, 0) * MS)
         job.busy()
         job.meet()
@@ -21,7 +20,7 @@ def _pausing(pauses_ms: dict[int, int], ranks: int = 2, iterations: int = 6) -> 
     return SimulatedJob(step, ranks, iterations)
 
 
-def test_a_cause_of_every_iteration_strikes_all_of_them(find: Findings) -> None:
+def test_a_cause_of_every_iteration_strikes_all_of_them(find):
     found = find(_pausing(dict.fromkeys(range(10, 16), 10) | {12: 20}))
     assert {finding.occurrence for finding in found.values()} == {None}
 
@@ -38,12 +37,12 @@ def test_a_cause_of_every_iteration_strikes_all_of_them(find: Findings) -> None:
         ([0, 0, 0], None),
     ],
 )
-def test_iterations_are_struck_that_lose_most(lost_us: list[float], struck: list[int] | None) -> None:
+def test_iterations_are_struck_that_lose_most(lost_us, struck):
     found = occurrence(range(len(lost_us)), np.array(lost_us, float))
     assert (list(found.iterations) if found else None) == struck
 
 
-def test_a_captured_iteration_that_medians_leave_out_is_named(find: Findings) -> None:
+def test_a_captured_iteration_that_medians_leave_out_is_named(find):
     job = _pausing({12: 900, 10: 30})
     for rank in job.all:
         for place in (0, 2):  # the profiler starts in the first, and flushes in the third
