@@ -1,4 +1,4 @@
-"""Data that moves while nothing is computed, and waiting, which is another rank's finding."""
+"""Data that moves while nothing is computed, waiting, which is another rank's finding, and collectives that are not needed."""
 
 from functools import partial
 
@@ -48,31 +48,22 @@ def _gradients_at_the_end(job, _, kernels=40, took_ns=2 * MS):
     job.launch(job.all, 100 * US, name="adam")
 
 
-def test_transfers_that_nothing_hides_are_found_with_their_group_and_link(communication):
-    found = communication(_slow_link, host="node-1")
-    assert list(found) == ["exposed_communication"]
-    finding = found["exposed_communication"]
-    assert (finding.ranks, finding.confidence) == ([0, 1], Confidence.high)
-    assert finding.evidence["exposed_transfer_us"] == {"0": approx(12_000, rel=0.02), "1": approx(12_000, rel=0.02)}
-    assert finding.recoverable_us_per_iteration == approx(12_000, rel=0.02)
-    (group,) = finding.evidence["groups"]
-    assert (group["dimension"], group["limited_by"]) == ("tp", "link")
-    assert group["bus_bandwidth_gbs"] == approx((64 << 20) / 4e-3 / 1e9, rel=0.01)
-    assert "NCCL" in finding.action
-    assert "tp_comm_overlap" in finding.action
-
-
 @pytest.mark.parametrize(
     ("step", "title", "limited_by", "saving_us", "advice"),
     [
+        (_slow_link, "", ("tp", "link"), 12_000, "tp_comm_overlap"),
         # As soon as a faster link would save enough.
-        (_a_tenth_of_the_time, "slow link", "link", 2_000 * (1 - (64 << 20) / 2e-3 / 1e9 / 60), "NCCL"),
-        (_small_messages, "", "latency", 4_000, "ddp.bucket_size"),
+        (_a_tenth_of_the_time, "slow link", ("tp", "link"), 2_000 * (1 - (64 << 20) / 2e-3 / 1e9 / 60), "NCCL"),
+        (_small_messages, "", ("dp", "latency"), 4_000, "ddp.bucket_size"),
     ],
 )
-def test_a_slow_link_and_latency_have_their_own_saving_and_advice(communication, step, title, limited_by, saving_us, advice):
+def test_transfers_that_nothing_hides_have_their_group_limit_saving_and_advice(
+    communication, step, title, limited_by, saving_us, advice
+):
     finding = communication(step, host="node-1")["exposed_communication"]
-    assert (title in finding.title, finding.evidence["groups"][0]["limited_by"]) == (True, limited_by)
+    (group,) = finding.evidence["groups"]
+    assert (group["dimension"], group["limited_by"]) == limited_by
+    assert (finding.ranks, finding.confidence, title in finding.title) == ([0, 1], Confidence.high, True)
     assert finding.recoverable_us_per_iteration == approx(saving_us, rel=0.02)
     assert advice in finding.action
 
@@ -164,3 +155,60 @@ def test_the_dimension_of_a_group_follows_from_megatrons_name_or_its_ranks(tmp_p
     for info in run.infos:
         info.coordinates = {"tp": (0, 1), "dp": (info.rank, 2)}
     assert {each.group: each.dimension for each in transfers(run.evidence())} == dimensions
+
+
+_BUCKET, _LAST_BUCKET = 25 << 20, 13 << 20
+
+
+def _accumulating(job, _, sync=True, group="default_pg"):
+    for micro_batch in range(4):
+        with job.within("DistributedDataParallel.forward"):
+            job.busy(kernels=4)
+        job.busy(kernels=8)
+        if sync or micro_batch == 3:
+            for size in (_BUCKET, _BUCKET, _LAST_BUCKET):
+                job.meet(500 * US, group=group, size=size)
+    with job.within("Optimizer.step#AdamW.step"):
+        job.launch(job.all, 100 * US, "aten::_fused_adamw_", name="multi_tensor_apply")
+
+
+def test_gradients_reduced_after_each_micro_batch_cost_all_but_the_last(find):
+    found = find(SimulatedJob(_accumulating, 2))["accumulation_sync"]
+    assert found.ranks == [0, 1]
+    assert (found.evidence["micro_batches"], found.evidence["collectives"]) == (4, 12)
+    assert found.recoverable_us_per_iteration == approx(3 * 3 * 500, rel=0.02)
+    assert "no_sync" in found.action
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        partial(_accumulating, sync=False),
+        partial(_accumulating, group="TENSOR_MODEL_PARALLEL_GROUP"),  # reduces activations
+        lambda job, number: [_accumulating(job, number, sync=False), job.meet(500 * US, group="default_pg", size=1 << 25)],
+    ],
+)
+def test_gradients_reduced_once_are_no_finding(find, step):
+    assert "accumulation_sync" not in find(SimulatedJob(step, 2))
+
+
+def _sharded(job, _, units=30, size=1 << 18):
+    for unit in range(units):
+        for operation in ("all_gather", "reduce_scatter"):
+            step = "all_gather" if operation == "all_gather" else "post_backward_reduce"
+            with job.within(f"FSDP::{step} (blocks.{unit})"):
+                job.be_in(job.all, "copy-in", 300 * US, category="operator")
+                job.meet(30 * US, group="default_pg", operation=operation, size=size)
+        job.launch(job.all, 200 * US, count=2)
+
+
+def test_many_small_units_cost_their_transfers_and_their_launches_and_few_or_large_ones_do_not(find):
+    found = find(SimulatedJob(_sharded, 2))["small_collectives"]
+    assert found.ranks == [0, 1]
+    assert found.evidence["collectives"] == {"0": 60, "1": 60}
+    # Beside the launches in a range, a collective of the other rank often still runs: then neither alone is responsible.
+    assert found.evidence["host_us"]["0"] > 60 * 50
+    assert found.evidence["host_us"]["0"] < found.recoverable_us_per_iteration < 60 * 335
+    assert "fully_shard" in found.action
+    for few_or_large in ({"size": 1 << 25}, {"units": 10}):
+        assert "small_collectives" not in find(SimulatedJob(partial(_sharded, **few_or_large), 2))

@@ -1,5 +1,7 @@
 """Which ranks are late, why, and which only wait for them."""
 
+from functools import partial
+
 import pytest
 
 from bridge_profiling.analysis.findings import Confidence, Thresholds
@@ -26,8 +28,13 @@ def _late(rank, took_ns=8 * MS, pieces=1):
     return extra
 
 
+def _more_products(job, number, ranks):
+    job.launch(ranks[number % len(ranks)], 1 * MS, name="nvjet_sm90_tst_256x128", count=5)
+
+
 def test_a_rank_that_computes_more_is_named_with_its_matrix_products(find):
-    job = _job(lambda job, _: job.launch(2, 1 * MS, name="nvjet_sm90_tst_256x128", count=5))
+    step = partial(_more_products, ranks=[2])
+    job = _job(step)
     found = find(job, *_FINDS)
     assert list(found) == ["straggler_compute"]
     finding = found["straggler_compute"]
@@ -40,6 +47,9 @@ def test_a_rank_that_computes_more_is_named_with_its_matrix_products(find):
     # 5 of 25 ms.
     assert find(job, *_FINDS, thresholds=Thresholds(cause=0.19)).keys() == {"straggler_compute"}
     assert find(job, *_FINDS, thresholds=Thresholds(cause=0.21)) == {}
+    # Two iterations may be chance.
+    finding = find(_job(step, iterations=2), *_FINDS)["straggler_compute"]
+    assert (finding.confidence, bool(finding.confidence_reason)) == (Confidence.medium, True)
 
 
 def test_a_rank_whose_same_kernels_are_slower_than_clocks_differ_has_a_slow_device(find):
@@ -56,12 +66,6 @@ def test_a_rank_whose_same_kernels_are_slower_than_clocks_differ_has_a_slow_devi
     assert finding.ranks == [1]
     assert (finding.evidence["of_more_kernels_us"], finding.evidence["of_slower_kernels_us"]) == (0, approx(4_000, rel=0.01))
     assert "clocks" in finding.action
-
-
-def test_two_iterations_may_be_chance(find):
-    finding = find(_job(lambda job, _: job.launch(2, 5 * MS), iterations=2), *_FINDS)["straggler_compute"]
-    assert finding.confidence is Confidence.medium
-    assert finding.confidence_reason
 
 
 def test_compute_that_communication_slows_on_a_waiting_rank_is_not_its_fault(find):
@@ -116,21 +120,19 @@ def test_communication_that_names_no_group_leaves_the_late_host_and_doubt(find):
     assert "matched" in finding.confidence_reason
 
 
-def test_ranks_that_take_turns_in_computing_more_are_all_named(find):
-    step = _job(lambda job, number: job.launch(number % 2, 1 * MS, name="nvjet_sm90_tst_256x128", count=5), 2)
-    found = find(step, *_FINDS)
-    assert list(found) == ["straggler_compute"]
-    finding = found["straggler_compute"]
-    assert (finding.ranks, finding.evidence["rotating"]) == ([0, 1], True)
-    assert finding.evidence["slowest_share"] == {"0": 0.5, "1": 0.5}
-    assert "take turns" in finding.title
-    assert finding.recoverable_us_per_iteration == approx(5_000, rel=0.05)
-
-
-def test_hosts_that_take_turns_in_being_late_are_all_named(find):
-    finding = find(_job(lambda job, number: _late(number % 2, pieces=4)(job, number), 2), *_FINDS)["straggler_host"]
-    assert (finding.ranks, finding.evidence["rotating"]) == ([0, 1], True)
-    assert finding.recoverable_us_per_iteration == approx(8_000, rel=0.2)
+@pytest.mark.parametrize(
+    ("extra", "finding", "saving_us"),
+    [
+        (partial(_more_products, ranks=[0, 1]), "straggler_compute", approx(5_000, rel=0.05)),
+        (lambda job, number: _late(number % 2, pieces=4)(job, number), "straggler_host", approx(8_000, rel=0.2)),
+    ],
+)
+def test_ranks_that_take_turns_in_being_late_are_all_named(find, extra, finding, saving_us):
+    (found,) = find(_job(extra, 2), *_FINDS).values()
+    assert (found.id, found.ranks, found.evidence["rotating"]) == (finding, [0, 1], True)
+    assert found.evidence["slowest_share"] == {"0": 0.5, "1": 0.5}
+    assert "take turns" in found.title
+    assert found.recoverable_us_per_iteration == saving_us
 
 
 def test_ranks_that_take_turns_with_as_many_kernels_have_data_of_different_sizes(find):
