@@ -273,7 +273,6 @@ def test_a_stage_with_more_work_is_the_uneven_one_and_the_others_wait_in_the_ste
     asked = _pipelines(2, 8, last=1.5).captured(tmp_path)
     light, heavy = asked.pipeline().to_pylist()
     assert heavy["excess_compute_us"] == pytest.approx(6000, rel=0.01)
-    assert light["bubble_fraction"] > light["ideal_bubble_fraction"] + 0.1
     assert light["steady_us"] > 6000
     assert heavy["steady_us"] < 100
     waits = {(row["stage"], row["waits_for_stage"]): row for row in asked.pipeline_waits().to_pylist()}
@@ -362,23 +361,6 @@ def test_a_slow_rank_is_stable_if_it_is_slow_in_most_iterations(tmp_path, slow, 
         assert found["rank"][0].as_py() == rows[0][0]
         assert found["excess_own_us"][0].as_py() == pytest.approx(3000, abs=100)
         assert found["excess_compute_us"][0].as_py() == pytest.approx(3000, abs=100)
-
-
-def test_a_slow_rank_is_found_through_one_that_waits_for_it(tmp_path):
-    """Rank 3 is late in the last collective, because it waited for rank 2 before."""
-    run = SimulatedRun(4)
-
-    def step(_):
-        for rank in range(4):
-            run.compute(rank, 20 * MS + (5 * MS if rank == 2 else 0))
-        run.meet([0, 1])
-        run.meet([2, 3])
-        run.compute(3, 1 * MS)
-        run.meet(range(4), group="DP")
-
-    asked = run.iterate(6, step).captured(tmp_path)
-    assert {waits_for for rank, waits_for in values(asked.waits(), "rank", "waits_for") if rank == 0} == {3}
-    assert {rank for rank, place in values(asked.ranks(), "rank", "place") if place == "slowest"} == {2}
 
 
 def test_one_rank_cannot_be_compared(tmp_path):

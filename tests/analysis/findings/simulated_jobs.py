@@ -124,15 +124,12 @@ class SimulatedJob:
         if overlaps:
             self.free_ns = free
 
-    def be_in(
-        self, ranks: int | Iterable[int], name: str, took_ns: int, *, thread: int = 1, category: str = "annotation"
-    ) -> None:
-        """The hosts are in a range, and launch nothing meanwhile; on another thread, at the same time as what they do."""
+    def be_in(self, ranks: int | Iterable[int], name: str, took_ns: int, *, category: str = "annotation") -> None:
+        """The hosts are in a range, and launch nothing meanwhile."""
         for rank in _each(ranks):
             begin = self.host_ns[rank]
-            self._host(rank, category, name, begin, begin + took_ns, thread=thread)
-            if thread == 1:
-                self.host_ns[rank] += took_ns
+            self.host_ns[rank] += took_ns
+            self._host(rank, category, name, begin, self.host_ns[rank])
 
     @contextmanager
     def within(self, name: str, category: str = "annotation") -> Iterator[None]:

@@ -85,6 +85,13 @@ def _slow_host(job, _):
     job.launch(0, 20 * US, count=1000)
 
 
+def _taking_memory_from_the_driver(job, _, call, operator):
+    # The device has 2 ms of work left each time, and 0.1 ms is what the next launches take.
+    for _ in range(4):
+        job.busy(kernels=4)
+        job.call(0, call, 3 * MS, operator)
+
+
 def _late_while_waiting_for_another(job, _):
     job.launch(0, 1 * MS, count=10)
     job.launch(1, 1 * MS, count=40)
@@ -101,7 +108,10 @@ def _copied(memory):
     return {"copies": [copies | {"total_us": 32_000, "bandwidth_gbs": approx(4.194, rel=1e-3)}]}
 
 
-_DATA, _LAUNCH, _SYNC = "data_loading", "host_launch_bound", "host_sync"
+_DATA, _LAUNCH, _SYNC, _CHURN = "data_loading", "host_launch_bound", "host_sync", "allocator_churn"
+_FREE = partial(_taking_memory_from_the_driver, call="cudaFree", operator="aten::empty")
+_PIN = partial(_taking_memory_from_the_driver, call="cudaHostAlloc", operator="aten::pin_memory")
+_CALLS = {"calls": {"0": 4}}
 _PINNED, _TOGETHER = partial(_copies, memory="pinned"), partial(_loading_in_turns, in_turns=False)
 _SHARE = {"share_of_iteration": approx(30 / 70.1, rel=1e-3)}
 
@@ -117,6 +127,8 @@ _SHARE = {"share_of_iteration": approx(30 / 70.1, rel=1e-3)}
         (_copies, 1, "pageable_copy", [0], approx(8_000, rel=0.05), False, "", "", _copied("pageable")),
         (_PINNED, 1, "copy_bound", [0], approx(8_000, rel=0.05), False, "", "", _copied("pinned")),
         (_small_kernels, 1, "small_kernels", [0], approx(13_000, rel=0.1), False, "before aten::add_", "", {}),
+        (_FREE, 1, _CHURN, [0], approx(4_000, rel=0.1), False, "cudaFree in aten::empty", "expandable_segments", _CALLS),
+        (_PIN, 1, _CHURN, [0], approx(4_000, rel=0.1), False, "cudaHostAlloc in aten::pin_memory", "Pin buffers once", _CALLS),
         (_slow_host, 1, _LAUNCH, [0], approx(40_000, rel=0.05), True, "", "cuda_graph_impl", {}),
         (_late_while_waiting_for_another, 2, "straggler_compute", [1], approx(27_000, rel=0.05), False, "", "", {}),
     ],

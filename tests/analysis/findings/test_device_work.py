@@ -1,13 +1,10 @@
 """Device work that a change of the program makes faster or needless: precision, fusion, layouts, recomputation."""
 
-import json
 from functools import partial
 
 import pytest
-import torch
-from torch.utils.checkpoint import checkpoint
 
-from bridge_profiling.analysis.attribution import device_roles, kernel_names
+from bridge_profiling.analysis.attribution import kernel_names
 from bridge_profiling.analysis.findings import Confidence
 from tests.analysis.findings.simulated_jobs import MS, US, SimulatedJob
 
@@ -192,21 +189,3 @@ def test_forward_work_in_the_backward_pass_is_recomputation(find):
     assert found.recoverable_us_per_iteration == approx(4 * 1_300, rel=1e-3)
     assert found.confidence is Confidence.low
     assert "recomputation" not in find(SimulatedJob(partial(_backward, again=False)))
-
-
-@pytest.mark.parametrize("reentrant", [True, False])
-def test_the_operators_are_those_that_torch_records(reentrant, tmp_path):
-    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.LayerNorm(8), torch.nn.GELU())
-    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
-    with torch.profiler.profile() as profile:
-        checkpoint(model, torch.randn(4, 8, requires_grad=True), use_reentrant=reentrant).sum().backward()
-        optimizer.step()
-    profile.export_chrome_trace(str(tmp_path / "trace.json"))
-    events = [event for event in json.loads((tmp_path / "trace.json").read_text())["traceEvents"] if "dur" in event]
-
-    def inside(outer):
-        ranges = [(each["tid"], each["ts"], each["ts"] + each["dur"]) for each in events if each["name"].startswith(outer)]
-        return {e["name"] for e in events if any(e["tid"] == tid and begin <= e["ts"] < end for tid, begin, end in ranges)}
-
-    assert {"aten::linear", "aten::layer_norm", "aten::gelu"} <= inside(device_roles._BACKWARD) & {*device_roles._FORWARD}
-    assert {"aten::lerp_", "aten::addcmul_", "aten::addcdiv_"} <= inside(device_roles._OPTIMIZER) & {*device_roles._ELEMENTWISE}

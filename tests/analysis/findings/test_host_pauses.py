@@ -1,4 +1,4 @@
-"""Hosts that stop, in all iterations or some: for garbage collection, compilation, memory from the driver, or unknown reasons."""
+"""Hosts that stop, in all iterations or some: for garbage collection, compilation, memory from the driver, or unknown."""
 
 from functools import partial
 
@@ -61,24 +61,6 @@ def test_a_stop_in_some_iterations_says_how_often_and_how_long(find, name, every
         assert found[cause].evidence["collections"]["1"] == approx(2 / 6, abs=0.01)
     if cause == "host_pause":
         assert (found[cause].confidence, "gc.disable" in found[cause].action) == (Confidence.low, True)
-
-
-@pytest.mark.parametrize(
-    ("call", "operator", "advice"),
-    [("cudaFree", "aten::empty", "expandable_segments"), ("cudaHostAlloc", "aten::pin_memory", "Pin buffers once")],
-)
-def test_memory_from_the_driver_holds_the_host(find, call, operator, advice):
-    def step(job, _):
-        for _ in range(4):
-            job.busy(kernels=4)
-            job.call(0, call, 3 * MS, operator)
-
-    churn = find(SimulatedJob(step))["allocator_churn"]
-    assert churn.events[0].name == f"{call} in {operator}"
-    assert churn.evidence["calls"] == {"0": 4}
-    # The device has 2 ms of work left each time, and 0.1 ms is what the next launches take.
-    assert churn.recoverable_us_per_iteration == approx(4 * 1_000, rel=0.1)
-    assert advice in churn.action
 
 
 @pytest.mark.parametrize(
