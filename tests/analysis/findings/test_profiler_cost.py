@@ -73,6 +73,12 @@ def _reducing_beside_later_kernels(job, _):
     job.launch(job.all, 10 * US, count=100)  # 2 of 3 ms beside the reduction
 
 
+def _waiting_on_rank_0(job, _):
+    job.launch(0, 10 * US, count=100)
+    job.launch(1, 1 * MS, count=20)
+    job.meet()
+
+
 _HUNDRED_US = 100 * _COST_US
 
 
@@ -82,6 +88,7 @@ _HUNDRED_US = 100 * _COST_US
         (_kernels(100 * US), {}, 5, approx(0, abs=2 * _COST_US)),  # nothing while the host is ahead
         (_gaining_while_the_device_is_busy, {}, 5, approx(_HUNDRED_US + _COST_US + 950, rel=0.01)),
         (_reducing_beside_later_kernels, {"ranks": 2}, 5, approx(_HUNDRED_US, rel=0.05)),
+        (_waiting_on_rank_0, {"ranks": 2}, 5, approx(0, abs=3 * _COST_US)),
         # A slower host pays more for the same records.
         (_kernels(10 * US), {"own_ns": 100 * US}, 2.5, approx(2 * _HUNDRED_US, rel=0.05)),
         (_kernels(10 * US), {"own_ns": 100 * US}, 10, approx(0.5 * _HUNDRED_US, rel=0.05)),
@@ -90,37 +97,6 @@ _HUNDRED_US = 100 * _COST_US
 )
 def test_recording_costs_what_it_delays_the_device(run_job, step, how, launch_us, estimated_us):
     assert run_job(_job(step, **how), launch_us=launch_us).evidence().profiler.estimated_us == estimated_us
-
-
-def test_a_first_iteration_that_launches_slowly_is_the_profilers(run_job):
-    def step(job, number):
-        job.pause_ns = (100 if number == 10 else 25) * US
-        job.launch(0, 10 * US, count=100)
-
-    run = run_job(SimulatedJob(step))
-    assert {finding.id for finding in run.findings()} == {"profiler_overhead", "dominant_kernel"}
-    assert run.unprofiled().iteration_us == approx(1_000, rel=0.05)
-
-
-def test_faster_kernels_do_not_make_an_iteration_shorter_than_its_host_needs(run_job):
-    def step(job, _):
-        job.launch(0, 75 * US, count=100, name="ampere_sgemm_128x64_tn")
-
-    # In bf16 the device needs 0.5 ms, and the host 7 without the profiler.
-    (finding,) = (each for each in run_job(_job(step, own_ns=70 * US)).findings() if each.id == "full_precision_matmul")
-    assert finding.recoverable_us_per_iteration < 0.2 * finding.evidence["matrix_products_us"]["FP32"]
-
-
-def test_what_a_waiting_rank_records_costs_the_job_nothing(run_job):
-    def step(job, _):
-        job.launch(0, 10 * US, count=100)
-        job.launch(1, 1 * MS, count=20)
-        job.meet()
-
-    evidence = run_job(_job(step, ranks=2)).evidence()
-    explained = evidence.mean_us(sum(evidence.profiler.explained_us.values()))
-    assert explained[0] > 90 * _COST_US
-    assert evidence.profiler.estimated_us < 3 * _COST_US
 
 
 def test_shapes_cost_more(run_job):
