@@ -99,6 +99,15 @@ def test_recording_costs_what_it_delays_the_device(run_job, step, how, launch_us
     assert run_job(_job(step, **how), launch_us=launch_us).evidence().profiler.estimated_us == estimated_us
 
 
+def test_faster_kernels_do_not_make_an_iteration_shorter_than_its_host_needs(run_job):
+    def step(job, _):
+        job.launch(0, 75 * US, count=100, name="ampere_sgemm_128x64_tn")
+
+    # In bf16 the device needs 0.5 ms, and the host 7 without the profiler.
+    (finding,) = (each for each in run_job(_job(step, own_ns=70 * US)).findings() if each.id == "full_precision_matmul")
+    assert finding.recoverable_us_per_iteration < 0.2 * finding.evidence["matrix_products_us"]["FP32"]
+
+
 def test_shapes_cost_more(run_job):
     job = _job(_kernels(10 * US), own_ns=70 * US)
     for row in job.rows[0]["host_events"]:
