@@ -206,7 +206,7 @@ def test_unrecorded_waits_between_streams_have_a_caveat(stream, caveats):
 
 def _in_order(rows):
     """Events of which none begins before the one before it on its stream is over, as devices have them."""
-    over: dict[int, int] = {}
+    over = {}
     events = []
     for kind, stream, gap, length, lead in rows:
         start = over.get(stream, 0) + gap
@@ -224,7 +224,7 @@ def _naive(events, start_ns, end_ns):
     """Every nanosecond judged by itself."""
     computes = [event for event in events if event["kind"] == "compute" and event["end_ns"] > event["start_ns"]]
     never = -(10**6)
-    found: tuple[list[int], ...] = ([], [], [])
+    found = ([], [], [])
     for now in range(start_ns, end_ns):
         if any(event["start_ns"] <= now < event["end_ns"] for event in computes):
             continue

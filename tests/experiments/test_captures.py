@@ -1,7 +1,5 @@
 """An experiment's captures are found, and brought here through its tunnel: only what is needed, and only once."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -78,8 +78,8 @@ def _computed_us(tables):
 
     Trainings of the GPU tests share their GPUs, and the same kernel takes longer beside another training's.
     """
-    least: dict[tuple[str, int], int] = {}
-    seen: Counter[tuple[int, str]] = Counter()
+    least = {}
+    seen = Counter()
     for iteration, name, start, end in sorted(
         _rows(tables, ("compute",), "name", "start_ns", "end_ns"), key=lambda row: row[2]
     ):

@@ -57,9 +57,7 @@ def _gradients_at_the_end(job, _, kernels=40, took_ns=2 * MS):
         (_small_messages, "", ("dp", "latency"), 4_000, "ddp.bucket_size"),
     ],
 )
-def test_transfers_that_nothing_hides_have_their_group_limit_saving_and_advice(
-    communication, step, title, limited_by, saving_us, advice
-):
+def test_exposed_transfers_have_their_group_and_what_limits_it(communication, step, title, limited_by, saving_us, advice):
     finding = communication(step, host="node-1")["exposed_communication"]
     (group,) = finding.evidence["groups"]
     assert (group["dimension"], group["limited_by"]) == limited_by

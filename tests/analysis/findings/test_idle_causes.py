@@ -2,7 +2,6 @@
 
 import random
 from collections import defaultdict
-from typing import Any
 
 import pytest
 
@@ -16,7 +15,7 @@ def _tables(job, folder):
 
 
 def _lost(tables, key):
-    lost: dict[Any, float] = defaultdict(float)
+    lost = defaultdict(float)
     for row in answer(tables, "idle_causes").to_pylist():
         lost[key(row)] += row["lost_us"]
     return {name: time for name, time in lost.items() if time}

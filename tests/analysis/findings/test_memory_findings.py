@@ -1,9 +1,5 @@
 """Memory that grows, that fragments, that runs out; and memory that does what memory does."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 
 from bridge_profiling.analysis.findings import Confidence
@@ -35,7 +31,7 @@ class Recording:
         self.rank = rank
         self.iterations = range(iterations)
         tables = ("allocations", "segments", "out_of_memory", "iterations")
-        self.rows: dict[str, list[dict[str, Any]]] = {name: [] for name in tables}
+        self.rows = {name: [] for name in tables}
         for number in self.iterations:
             row = {"iteration": number, "start_ns": number * S, "end_ns": (number + 1) * S - 1, "boundary": False}
             self.rows["iterations"].append(row)
