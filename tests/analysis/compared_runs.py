@@ -17,12 +17,11 @@ class WrittenRun:
         kernels: microseconds of each kernel, by name, as often as it runs in an iteration.
         host_us: how late the host launches the first kernel.
         slow: iterations by place to how much later their first kernel is launched.
-        noise_us: by how much times scatter.
         ranks: how many.
         shapes: of the matrix product that launches everything.
         unprofiled_ms: durations of iterations outside the window, for a manifest, times the rank plus 1; none for no manifest.
         manifest: more of the manifest.
-        seed: of the scatter.
+        seed: of the scatter of times by up to a microsecond.
         marked: whether iterations are.
     """
 
@@ -30,7 +29,6 @@ class WrittenRun:
     kernels: Mapping[str, Sequence[float]] = field(default_factory=lambda: {"gemm": [300.0, 300.0], "softmax": [50.0]})
     host_us: float = 100.0
     slow: Mapping[int, float] = field(default_factory=dict)
-    noise_us: float = 1.0
     ranks: int = 1
     shapes: str = "[[64, 64], [64, 64]]"
     unprofiled_ms: Sequence[float] = ()
@@ -53,11 +51,11 @@ class WrittenRun:
         now, correlation, dims = 1000.0, 1, json.loads(self.shapes)
         for place in range(self.iterations):
             begin = now
-            launch = begin + self.host_us + self.slow.get(place, 0.0) + chance.uniform(0, self.noise_us)
+            launch = begin + self.host_us + self.slow.get(place, 0.0) + chance.uniform(0, 1)
             events.append(complete("cpu_op", "aten::mm", launch, 5, **{"Input Dims": dims, "External id": correlation}))
             device = launch + 10
             for name, time in ((name, time) for name, times in self.kernels.items() for time in times):
-                lasts = time + chance.uniform(0, self.noise_us)
+                lasts = time + chance.uniform(0, 1)
                 events.append(call("cudaLaunchKernel", launch + 1, 2, correlation))
                 events.append(kernel(name, device, lasts, correlation=correlation))
                 device += lasts

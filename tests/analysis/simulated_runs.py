@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 
 from bridge_profiling.analysis import Run
-from bridge_profiling.analysis.session import connect
 from tests.analysis.ranks_in_hand import write_rank
 
 US = 1_000
@@ -122,10 +121,6 @@ class SimulatedRun:
             rows["device_events"] = [row | unmarked | {"collective": numbers.get(row["truth"])} for row in known_events]
             entries.append(write_rank(folder, rank, rows, **{"clock": "unix", **info}))
         return entries
-
-    def connected(self, folder, **how):
-        """A database of the captures, written as by `write`."""
-        return connect(self.write(folder, **how))
 
     def captured(self, folder, **how):
         """The captures, written as by `write`."""

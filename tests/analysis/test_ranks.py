@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from bridge_profiling.analysis.ranks.groups import with_dimensions
 from bridge_profiling.analysis.ranks.matching import match
 from bridge_profiling.analysis.ranks.ranks import verdict
+from bridge_profiling.analysis.session import connect
 from bridge_profiling.layout import ParallelLayout
 from bridge_profiling.traces.types import RankInfo
 from tests.analysis.ranks_in_hand import values
@@ -35,7 +36,7 @@ def _pairs(ranks, clocks, *, iterations=3, seed=0):
 
 def _matched(run, folder, skip={}, **how):  # noqa: B006
     """How many matches there are by their number of ranks, all of one operation each, and the codes of the caveats."""
-    connection = run.connected(folder, skip=skip, **how)
+    connection = connect(run.write(folder, skip=skip, **how))
     codes = [caveat.code for caveat in match(connection)]
     truths = run.truths(skip)
     rows = connection.execute("select match, rank, collective from matched").fetchall()
@@ -181,9 +182,6 @@ def test_ranks_that_share_no_operation_keep_their_clocks(tmp_path, clock, conseq
     assert consequence in caveat.text
 
 
-_COSTS = ("duration_us", "transfer_us", "wait_us")
-
-
 def test_bus_bandwidth_is_that_of_nccl_tests(tmp_path):
     shares = {"all_reduce": 2 * 3 / 4, "broadcast": 1, "reduce": 1}
     shares |= dict.fromkeys(("all_gather", "reduce_scatter", "all_to_all"), 3 / 4)
@@ -211,7 +209,7 @@ def test_sizes_of_messages_have_rows_of_their_own_that_add_up_to_the_groups(tmp_
     assert sorted(values(rows, *names)) == [(1_000_000, 3, 2, 300, 10.0, 5.0), (20_000_000, 6, 2, 600, 200.0, 100.0)]
     assert dict(values(rows, "message_bytes", "wait_us")) == {1_000_000: 3000, 20_000_000: 0}
     by_rank = asked.communication(by_rank=True)
-    assert values(by_rank, "rank", *_COSTS) == [(0, 900, 900, 0), (1, 3900, 900, 3000)]
+    assert values(by_rank, "rank", "duration_us", "transfer_us", "wait_us") == [(0, 900, 900, 0), (1, 3900, 900, 3000)]
     for name in ("duration_us", "exposed_us", "overlapped_us"):
         assert sum(rows[name].to_pylist()) == pytest.approx(sum(by_rank[name].to_pylist())), name
 

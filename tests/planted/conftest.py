@@ -5,7 +5,6 @@ import functools
 import pytest
 
 from bridge_profiling.analysis import Run
-from bridge_profiling.traces.cache import open_entry
 from tests.analysis.findings.simulated_jobs import Here
 from tests.planted.cases import CASES
 
@@ -14,9 +13,3 @@ from tests.planted.cases import CASES
 def run_of(tmp_path_factory):
     """The captures of a case, by its name."""
     return functools.cache(lambda name: Run(CASES[name].folder, parquet=tmp_path_factory.mktemp(name), engine=Here()))
-
-
-@pytest.fixture(scope="session")
-def tables_of(run_of):
-    """The tables of each rank of a case."""
-    return lambda name: {info.rank: open_entry(entry) for info, entry in run_of(name).entries()}

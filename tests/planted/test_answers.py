@@ -8,6 +8,7 @@ import pytest
 
 from bridge_profiling.analysis.attribution.parts import BY_CAUSE
 from bridge_profiling.report.json import dumps
+from bridge_profiling.traces.cache import open_entry
 from tests.planted.cases import CASES
 from tests.planted.witness import differences
 from tests.report.published import problems
@@ -84,8 +85,9 @@ def test_a_leak_has_its_line_and_fragmentation_its_size(run_of):
 
 
 @pytest.mark.parametrize("name", ["witness_tp2_dp2", "witness_pp2_dp2", "straggler_compute_2", "host_sync_2"])
-def test_both_profilers_saw_the_same_kernels_copies_and_messages_on_every_rank(name, tables_of):
-    kineto, nsys = tables_of(name), tables_of(f"{name}_nsys")
+def test_both_profilers_saw_the_same_kernels_copies_and_messages_on_every_rank(name, run_of):
+    captures = (run_of(name), run_of(f"{name}_nsys"))
+    kineto, nsys = ({info.rank: open_entry(entry) for info, entry in run.entries()} for run in captures)
     assert sorted(kineto) == sorted(nsys) == CASES[name].captured
     for rank in kineto:
         assert list(differences(kineto[rank], nsys[rank])) == [], f"rank {rank}"

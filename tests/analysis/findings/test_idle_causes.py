@@ -2,6 +2,7 @@
 
 import random
 from collections import defaultdict
+from operator import itemgetter
 
 import pytest
 
@@ -14,15 +15,11 @@ def _tables(job, folder):
     return [cache.open_entry(entry) for entry in sorted(job.write(folder).iterdir())]
 
 
-def _lost(tables, key):
+def _lost(tables, key=itemgetter("cause")):
     lost = defaultdict(float)
     for row in answer(tables, "idle_causes").to_pylist():
         lost[key(row)] += row["lost_us"]
     return {name: time for name, time in lost.items() if time}
-
-
-def _by_cause(row):
-    return row["cause"]
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -69,7 +66,7 @@ def test_communication_excuses_a_late_host_only_if_compute_waits_for_it(communic
         work("communication", start, end, launched, stream=stream[0] if stream else 7),
         work("compute", 100, 110, launched_ns),
     ]
-    assert _lost(rank(device_events=events), _by_cause) == pytest.approx(lost)
+    assert _lost(rank(device_events=events)) == pytest.approx(lost)
 
 
 @pytest.mark.parametrize("stop", ["host_sync", "data_loading", "checkpoint_stall"])
@@ -84,7 +81,7 @@ def test_what_a_stop_took_from_the_hosts_lead_is_attributed_to_it_and_no_more(st
         job.launch(0, 10 * US, count=100)  # each 5 us late
 
     (tables,) = _tables(SimulatedJob(step, iterations=1), tmp_path)
-    lost = _lost(tables, _by_cause)
+    lost = _lost(tables)
     assert lost[stop] == pytest.approx(300, rel=0.05)
     assert lost["host_launch"] == pytest.approx(100 * 5 + 10 - 300, rel=0.1)
 
@@ -94,4 +91,4 @@ def test_after_a_wait_the_next_launch_may_take_its_time_however_short_the_wait_w
     """In microseconds: the device has done its work at 100, and the wait ends at 110."""
     events = [work("compute", 0, 100 * US, -5), work("compute", 600 * US, 700 * US, launched * US)]
     waits = [span("cudaStreamSynchronize", 100 * US, 110 * US, "runtime")]
-    assert _lost(rank(device_events=events, host_events=waits), _by_cause)["host_sync"] == pytest.approx(lost)
+    assert _lost(rank(device_events=events, host_events=waits))["host_sync"] == pytest.approx(lost)

@@ -99,6 +99,16 @@ def test_recording_costs_what_it_delays_the_device(run_job, step, how, launch_us
     assert run_job(_job(step, **how), launch_us=launch_us).evidence().profiler.estimated_us == estimated_us
 
 
+def test_a_first_iteration_that_launches_slowly_is_the_profilers(run_job):
+    def step(job, number):
+        job.pause_ns = (100 if number == 10 else 25) * US
+        job.launch(0, 10 * US, count=100)
+
+    run = run_job(SimulatedJob(step))
+    assert {finding.id for finding in run.findings()} == {"profiler_overhead", "dominant_kernel"}
+    assert run.unprofiled().iteration_us == approx(1_000, rel=0.05)
+
+
 def test_faster_kernels_do_not_make_an_iteration_shorter_than_its_host_needs(run_job):
     def step(job, _):
         job.launch(0, 75 * US, count=100, name="ampere_sgemm_128x64_tn")
