@@ -1,13 +1,9 @@
 """Runs to compare, whose truth is written down: iterations of known kernels, and manifests with unprofiled durations."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
 from tests.traces.kineto_files import call, complete, kernel, write_capture
 
@@ -21,12 +17,11 @@ class WrittenRun:
         kernels: microseconds of each kernel, by name, as often as it runs in an iteration.
         host_us: how late the host launches the first kernel.
         slow: iterations by place to how much later their first kernel is launched.
-        noise_us: by how much times scatter.
         ranks: how many.
         shapes: of the matrix product that launches everything.
         unprofiled_ms: durations of iterations outside the window, for a manifest, times the rank plus 1; none for no manifest.
         manifest: more of the manifest.
-        seed: of the scatter.
+        seed: of the scatter of times by up to a microsecond.
         marked: whether iterations are.
     """
 
@@ -34,15 +29,14 @@ class WrittenRun:
     kernels: Mapping[str, Sequence[float]] = field(default_factory=lambda: {"gemm": [300.0, 300.0], "softmax": [50.0]})
     host_us: float = 100.0
     slow: Mapping[int, float] = field(default_factory=dict)
-    noise_us: float = 1.0
     ranks: int = 1
     shapes: str = "[[64, 64], [64, 64]]"
     unprofiled_ms: Sequence[float] = ()
-    manifest: Mapping[str, Any] = field(default_factory=dict)
+    manifest: dict = field(default_factory=dict)
     seed: int = 1
     marked: bool = True
 
-    def write(self, root: Path) -> Path:
+    def write(self, root):
         """Write it under a directory, which is returned."""
         window = range(10, 10 + self.iterations)
         for rank in range(self.ranks):
@@ -51,17 +45,17 @@ class WrittenRun:
                 (root / "manifest" / trace.parent.name / f"rank-{rank}.json").unlink()
         return root
 
-    def _events(self, rank: int) -> list[dict[str, Any]]:
+    def _events(self, rank):
         chance = random.Random(self.seed * 1000 + rank)
-        events: list[dict[str, Any]] = []
+        events = []
         now, correlation, dims = 1000.0, 1, json.loads(self.shapes)
         for place in range(self.iterations):
             begin = now
-            launch = begin + self.host_us + self.slow.get(place, 0.0) + chance.uniform(0, self.noise_us)
+            launch = begin + self.host_us + self.slow.get(place, 0.0) + chance.uniform(0, 1)
             events.append(complete("cpu_op", "aten::mm", launch, 5, **{"Input Dims": dims, "External id": correlation}))
             device = launch + 10
             for name, time in ((name, time) for name, times in self.kernels.items() for time in times):
-                lasts = time + chance.uniform(0, self.noise_us)
+                lasts = time + chance.uniform(0, 1)
                 events.append(call("cudaLaunchKernel", launch + 1, 2, correlation))
                 events.append(kernel(name, device, lasts, correlation=correlation))
                 device += lasts
@@ -71,12 +65,12 @@ class WrittenRun:
                 events.append(complete("user_annotation", f"ProfilerStep#{10 + place}", begin, now - begin - 1))
         return events
 
-    def _manifest(self, rank: int) -> dict[str, Any]:
+    def _manifest(self, rank):
         end = 10 + self.iterations
         # The first of the run counts to nothing; these come after the window and what it costs.
         outside = [0, *range(end + 1, end + 1 + len(self.unprofiled_ms))]
         durations = [round(each * 1e6 * (rank + 1)) for each in (999.0, *self.unprofiled_ms)]
-        manifest: dict[str, Any] = {"host": "node1", "config": {"record_shapes": True}, "versions": {"torch": "2.13.0"}}
+        manifest = {"host": "node1", "config": {"record_shapes": True}, "versions": {"torch": "2.13.0"}}
         manifest["coordinates"] = dict.fromkeys(("tp", "pp", "cp", "ep"), (0, 1)) | {"dp": (rank, self.ranks)}
         manifest["durations_ns"] = {"iteration": outside, "duration_ns": durations}
         return manifest | dict(self.manifest)

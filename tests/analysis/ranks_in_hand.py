@@ -1,9 +1,5 @@
 """One rank's tables written by hand, times in nanoseconds."""
 
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
-
 import pyarrow as pa
 
 from bridge_profiling.analysis.session import RankQuestions
@@ -14,7 +10,7 @@ from bridge_profiling.traces.types import RankInfo, RankTables
 _DEFAULTS = {"device_events": {"stream": 7, "device": 0}, "host_events": {"process": 1, "thread": 1}}
 
 
-def table(name: str, rows: Sequence[dict[str, Any]], rank: int = 0) -> pa.Table:
+def table(name, rows, rank=0):
     """A table of a schema from rows that name what they know; the rest is null."""
     if not rows:
         return SCHEMAS[name].empty_table()
@@ -27,7 +23,7 @@ def table(name: str, rows: Sequence[dict[str, Any]], rank: int = 0) -> pa.Table:
     return build(name, rank, columns)
 
 
-def write_rank(folder: Path, rank: int, rows: dict[str, list[dict[str, Any]]], source: Any = "kineto", **info: Any) -> Path:
+def write_rank(folder, rank, rows, source="kineto", **info):
     """Write a rank's capture as the cache keeps it, in a folder that `Run` opens; gives its entry."""
     known = RankInfo(rank=rank, rank_source="trace", source=source, files=[f"{source}-{rank}.json"], **info)
     entry = folder / f"{source}{rank:05d}"
@@ -35,28 +31,28 @@ def write_rank(folder: Path, rank: int, rows: dict[str, list[dict[str, Any]]], s
     return entry
 
 
-def rank(*, source: str = "kineto", **tables: list[dict[str, Any]]) -> RankTables:
+def rank(*, source="kineto", **tables):
     """One rank's tables, from rows."""
     info = RankInfo(rank=0, rank_source="trace", source=source, files=["rank-0.json"])
     return RankTables(info, {name: table(name, rows) for name, rows in tables.items()})
 
 
-def answer(tables: RankTables, question: str, **options: Any) -> pa.Table:
+def answer(tables, question, **options):
     """The answer to a question about one rank."""
     return RankQuestions(tables).answer(question, **options).table
 
 
-def values(found: pa.Table, *names: str) -> list[tuple[Any, ...]]:
+def values(found, *names):
     """Some columns of an answer, row by row."""
     return list(zip(*(found[name].to_pylist() for name in names), strict=True))
 
 
-def span(name: str, start_ns: int, end_ns: int, category: str = "annotation", **known: Any) -> dict[str, Any]:
+def span(name, start_ns, end_ns, category="annotation", **known):
     """A range or a call of the host."""
     return {"category": category, "name": name, "start_ns": start_ns, "end_ns": end_ns, **known}
 
 
-def work(kind: str, start_ns: int, end_ns: int, launched_ns: int | None = None, **known: Any) -> dict[str, Any]:
+def work(kind, start_ns, end_ns, launched_ns=None, **known):
     """A device event; its launching call takes one nanosecond and returns when it is launched."""
     launch = (
         {} if launched_ns is None else {"launch_start_ns": launched_ns - 1, "launch_end_ns": launched_ns, "launch_thread": 1}

@@ -1,18 +1,13 @@
 """Runs of many ranks whose truth is known: ranks compute, meet in collectives and exchange, each on a clock of its own."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from operator import itemgetter
-from pathlib import Path
-from typing import Any
 
 from bridge_profiling.analysis import Run
-from bridge_profiling.analysis.session import connect
 from tests.analysis.ranks_in_hand import write_rank
 
 US = 1_000
@@ -20,8 +15,6 @@ MS = 1_000_000
 
 #: A moment in the epoch: a double cannot hold nanoseconds of it exactly.
 EPOCH_NS = 1_795_178_166_680_430_505
-
-Rows = dict[int, list[dict[str, Any]]]
 
 
 @dataclass
@@ -42,15 +35,15 @@ class SimulatedRun:
     communication_stream: int = 20
     kernels: dict[int, list[int]] = field(default_factory=dict)
     iteration: int | None = None
-    device: Rows = field(default_factory=lambda: defaultdict(list))
-    operations: Rows = field(default_factory=lambda: defaultdict(list))
-    iterations: Rows = field(default_factory=lambda: defaultdict(list))
+    device: dict = field(default_factory=lambda: defaultdict(list))
+    operations: dict = field(default_factory=lambda: defaultdict(list))
+    iterations: dict = field(default_factory=lambda: defaultdict(list))
     happened: int = 0
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         self.now_ns = dict.fromkeys(range(self.ranks), EPOCH_NS)
 
-    def compute(self, rank: int, duration_ns: int) -> None:
+    def compute(self, rank, duration_ns):
         """The rank computes."""
         shares = self.kernels.get(rank, [1])
         for share in shares:
@@ -58,7 +51,7 @@ class SimulatedRun:
             self.now_ns[rank] += duration_ns * share // sum(shares)
             self.ran(rank, "compute", begin, self.now_ns[rank])
 
-    def meet(self, members: Sequence[int], operation: str = "all_reduce", size: int = 1 << 20, group: str = "TP") -> None:
+    def meet(self, members, operation="all_reduce", size=1 << 20, group="TP"):
         """A collective: all end it when the last of them has come and the data has moved."""
         end = max(self.now_ns[rank] for rank in members) + self.transfer_ns
         for rank in members:
@@ -66,7 +59,7 @@ class SimulatedRun:
             self.now_ns[rank] = end
         self.happened += 1
 
-    def send(self, source: int, target: int, members: Sequence[int], *, ready_ns: int | None = None) -> None:
+    def send(self, source, target, members, *, ready_ns=None):
         """Data goes from one rank to another: the sender goes on at once, the receiver waits from when it is ready."""
         begin = self.now_ns[source] if ready_ns is None else ready_ns
         came = max(begin, self.now_ns[target]) + self.transfer_ns
@@ -75,7 +68,7 @@ class SimulatedRun:
         self.now_ns[target] = came
         self.happened += 1
 
-    def exchange(self, one: int, other: int) -> None:
+    def exchange(self, one, other):
         """Two ranks send and receive in one kernel each."""
         end = max(self.now_ns[one], self.now_ns[other]) + self.transfer_ns
         for rank, peer in ((one, other), (other, one)):
@@ -83,7 +76,7 @@ class SimulatedRun:
             self.now_ns[rank] = end
         self.happened += 1
 
-    def iterate(self, count: int, step: Callable[[int], object], *, first: int = 10) -> SimulatedRun:
+    def iterate(self, count, step, *, first=10):
         """Iterations, each of which every rank begins when it has ended the one before."""
         for self.iteration in range(first, first + count):
             begins = dict(self.now_ns)
@@ -95,21 +88,13 @@ class SimulatedRun:
         self.iteration = None
         return self
 
-    def change_operations(self, ranks: Iterable[int] | None = None, **known: Any) -> None:
+    def change_operations(self, ranks=None, **known):
         """Record something else about all operations of some ranks, or of all."""
         for rank in range(self.ranks) if ranks is None else ranks:
             for row in self.operations[rank]:
                 row |= known
 
-    def write(
-        self,
-        folder: Path,
-        *,
-        ranks: Iterable[int] | None = None,
-        skip: Mapping[int, int] = {},
-        marked: bool = True,
-        **info: Any,
-    ) -> list[Path]:
+    def write(self, folder, *, ranks=None, skip={}, marked=True, **info):  # noqa: B006
         """Write the captures as the cache does; returns their folders.
 
         Args:
@@ -126,8 +111,8 @@ class SimulatedRun:
             numbers = {row["truth"]: number for number, row in enumerate(operations)}
             begin = operations[0]["start_ns"] if skip.get(rank) and operations else 0
             events = [row for row in sorted(self.device[rank], key=itemgetter("start_ns")) if row["start_ns"] >= begin]
-            sequence: dict[str, Iterable[int]] = defaultdict(itertools.count)
-            rows: dict[str, list[dict[str, Any]]] = {"iterations": self.iterations[rank] if marked else []}
+            sequence = defaultdict(itertools.count)
+            rows = {"iterations": self.iterations[rank] if marked else []}
             rows["collectives"] = [
                 row | unmarked | {"collective": numbers[row["truth"]], "sequence": next(sequence[row["group_name"]])}
                 for row in operations
@@ -137,32 +122,26 @@ class SimulatedRun:
             entries.append(write_rank(folder, rank, rows, **{"clock": "unix", **info}))
         return entries
 
-    def connected(self, folder: Path, **how: Any) -> Any:
-        """A database of the captures, written as by `write`."""
-        return connect(self.write(folder, **how))
-
-    def captured(self, folder: Path, **how: Any) -> Run:
+    def captured(self, folder, **how):
         """The captures, written as by `write`."""
         self.write(folder, **how)
         return Run(folder)
 
-    def truths(self, skip: Mapping[int, int] = {}) -> dict[int, list[int]]:
+    def truths(self, skip={}):  # noqa: B006
         """Of each operation a rank's capture holds, by its number there, which one it really was."""
         return {rank: [row["truth"] for row in self._captured(rank, skip)] for rank in range(self.ranks)}
 
-    def ran(self, rank: int, kind: str, begin: int, end: int, truth: int | None = None) -> None:
+    def ran(self, rank, kind, begin, end, truth=None):
         """The rank's device ran something, in real time."""
         clock = self.offsets_ns.get(rank, 0)
         stream = 7 if kind == "compute" else self.communication_stream
         times = {"start_ns": begin + clock, "end_ns": end + clock, "iteration": self.iteration}
         self.device[rank].append({"kind": kind, "name": kind, "stream": stream, "truth": truth, **times})
 
-    def _captured(self, rank: int, skip: Mapping[int, int]) -> list[dict[str, Any]]:
+    def _captured(self, rank, skip):
         return sorted(self.operations[rank], key=itemgetter("start_ns"))[skip.get(rank, 0) :]
 
-    def _operation(
-        self, rank: int, operation: str, members: Sequence[int], size: int, group: str, times: tuple[int, int], peer: int = -1
-    ) -> None:
+    def _operation(self, rank, operation, members, size, group, times, peer=-1):
         self.ran(rank, "communication", *times, self.happened)
         known = {name: self.device[rank][-1][name] for name in ("truth", "start_ns", "end_ns", "iteration")}
         group_name = f"{group}-{members[0]}"
@@ -171,9 +150,7 @@ class SimulatedRun:
         self.operations[rank].append({**known, **ranks, "message_bytes": size})
 
 
-def one_forward_one_backward(
-    run: SimulatedRun, stages: Sequence[int], microbatches: int, forward_ns: Sequence[int], backward_ns: Sequence[int]
-) -> None:
+def one_forward_one_backward(run, stages, microbatches, forward_ns, backward_ns):
     """The forward and backward passes of an iteration in the 1F1B schedule.
 
     Args:
@@ -189,7 +166,7 @@ def one_forward_one_backward(
         steady = [(("F", ahead + number), ("B", number)) for number in range(microbatches - ahead)]
         last = [("B", number) for number in range(microbatches - ahead, microbatches)]
         plans.append([*(("F", number) for number in range(ahead)), *itertools.chain(*steady), *last])
-    done: dict[tuple[str, int, int], int] = {}
+    done = {}
     while any(plans):
         for stage, plan in enumerate(plans):
             if not plan:

@@ -14,7 +14,7 @@ from bridge_profiling.analysis.attribution.idle_gaps import PROMPT_NS, gaps
 from bridge_profiling.analysis.attribution.parts import attribution, steady, typical_iteration
 from bridge_profiling.analysis.intervals import outermost, parents, union
 from bridge_profiling.analysis.session import RankQuestions
-from tests.analysis.ranks_in_hand import answer, rank, values, work
+from tests.analysis.ranks_in_hand import answer, rank, span, values, work
 
 _BOUND = 40
 _RANGES = st.lists(st.tuples(st.integers(-_BOUND, _BOUND), st.integers(-_BOUND, _BOUND)), max_size=12)
@@ -152,51 +152,43 @@ def _sets(found):
     return pairs(found.launch_starved), pairs(found.blocked), pairs(found.dependency_stalled)
 
 
+_WAIT = {"kind": "stream_wait_event", "stream": 7, "start_ns": -6, "end_ns": -6, "correlation": 5}
+_WAIT |= {"producer_stream": 20, "producer_correlation": 3}
+
+
+def _called(at_ns):
+    """A wait of which only the call is recorded."""
+    return {"host_events": [span("cudaStreamWaitEvent", at_ns, at_ns + 1, "runtime")]}
+
+
 @pytest.mark.parametrize(
-    ("wait", "memset", "blocked"),
+    ("recorded", "between", "start_ns", "blocked"),
     [
-        (None, False, False),
-        ({}, False, True),
+        ({}, [], 50, False),
+        ({"synchronizations": [_WAIT]}, [], 50, True),
         # Recorded before the communication was enqueued, the event says nothing about it.
-        ({"producer_correlation": 2}, False, False),
+        ({"synchronizations": [_WAIT | {"producer_correlation": 2}]}, [], 50, False),
         # A wait enqueued after the kernel does not hold the kernel.
-        ({"correlation": 8}, False, False),
+        ({"synchronizations": [_WAIT | {"correlation": 8}]}, [], 50, False),
         # It holds everything enqueued behind it on its stream.
-        ({}, True, True),
+        ({"synchronizations": [_WAIT]}, [work("memset", 46, 47, -5, correlation=6)], 50, True),
+        (_called(-7), [], 50, True),
+        # The call was made before the communication was launched: for something else.
+        (_called(-9), [], 50, False),
+        (_called(-7), [], 45 + PROMPT_NS, True),
+        # Long after the communication was over, it is not what the kernel waited for.
+        (_called(-7), [], 45 + PROMPT_NS + 1, False),
     ],
 )
-def test_communication_on_another_stream_blocks_only_what_waits_for_it(wait, memset, blocked):
+def test_communication_on_another_stream_blocks_only_what_waits_for_it(recorded, between, start_ns, blocked):
+    """Where no wait is recorded, one is inferred from its call and from a prompt start."""
     events = [
         work("compute", 0, 10, -9, correlation=1),
         work("communication", 5, 45, -8, stream=20, correlation=2),
-        *([work("memset", 46, 47, -5, correlation=6)] if memset else []),
-        work("compute", 50, 60, -5, correlation=7),
+        *between,
+        work("compute", start_ns, start_ns + 10, -5, correlation=7),
     ]
-    recorded = {"kind": "stream_wait_event", "stream": 7, "start_ns": -6, "end_ns": -6, "correlation": 5}
-    recorded |= {"producer_stream": 20, "producer_correlation": 3}
-    found = _gaps(0, 60, *events, synchronizations=[] if wait is None else [recorded | wait])
-    assert _sets(found) == (([], [(10, 50)], []) if blocked else ([], [], [(10, 50)]))
-
-
-@pytest.mark.parametrize(
-    ("called_ns", "start_ns", "blocked"),
-    [
-        (-70, 50, True),
-        # It was made to wait before the communication was launched: for something else.
-        (-85, 50, False),
-        (-70, 45 + PROMPT_NS, True),
-        # Long after the communication was over, it is not what the kernel waited for.
-        (-70, 45 + PROMPT_NS + 1, False),
-    ],
-)
-def test_unrecorded_waits_are_inferred_from_the_call_and_from_a_prompt_start(called_ns, start_ns, blocked):
-    events = [
-        work("compute", 0, 10, -90),
-        work("communication", 5, 45, -80, stream=20),
-        work("compute", start_ns, start_ns + 10, -50),
-    ]
-    call = {"category": "runtime", "name": "cudaStreamWaitEvent", "start_ns": called_ns, "end_ns": called_ns + 1}
-    found = _sets(_gaps(0, start_ns + 10, *events, host_events=[call]))
+    found = _sets(_gaps(0, start_ns + 10, *events, **recorded))
     assert found == (([], [(10, start_ns)], []) if blocked else ([], [], [(10, start_ns)]))
 
 
@@ -214,7 +206,7 @@ def test_unrecorded_waits_between_streams_have_a_caveat(stream, caveats):
 
 def _in_order(rows):
     """Events of which none begins before the one before it on its stream is over, as devices have them."""
-    over: dict[int, int] = {}
+    over = {}
     events = []
     for kind, stream, gap, length, lead in rows:
         start = over.get(stream, 0) + gap
@@ -232,7 +224,7 @@ def _naive(events, start_ns, end_ns):
     """Every nanosecond judged by itself."""
     computes = [event for event in events if event["kind"] == "compute" and event["end_ns"] > event["start_ns"]]
     never = -(10**6)
-    found: tuple[list[int], ...] = ([], [], [])
+    found = ([], [], [])
     for now in range(start_ns, end_ns):
         if any(event["start_ns"] <= now < event["end_ns"] for event in computes):
             continue

@@ -36,20 +36,6 @@ def words(comparison):
     return {row["name"]: row["change"] for row in changed(comparison.kernels)}
 
 
-def test_a_slower_kernel_is_the_change_and_nothing_else_is(compared):
-    found = compared(WrittenRun(), WrittenRun(kernels={"gemm": [330.0, 330.0], "softmax": SOFTMAX}, seed=2))
-    assert found.step.verdict == "slower"
-    assert 50 < found.step.us.low < found.step.us.change < found.step.us.high < 70
-    assert found.explains_most[0] == "compute_us"
-    assert found.by_cause["compute_us"].change == pytest.approx(60, abs=3)
-    assert found.by_cause["compute_us"].significant
-    (row,) = changed(found.kernels)
-    assert (row["name"], row["change"], row["base_count"], row["other_count"]) == ("gemm", "slower", 2, 2)
-    assert row["change_us"] == pytest.approx(60, abs=3)
-    assert not found.differences
-    assert not changed(found.copies)
-
-
 def test_kernels_that_came_went_and_run_more_often_are_distinguished(compared):
     other = WrittenRun(kernels={"gemm": GEMM, "fused": [40.0], "scale": [5.0] * 6})
     found = compared(WrittenRun(kernels={"gemm": GEMM, "softmax": SOFTMAX, "scale": [5.0] * 2}), other)
@@ -64,23 +50,7 @@ def test_the_parts_add_up_to_the_change_of_the_median_to_rounding(compared):
     assert found.step.us.change == found.profiled.change == pytest.approx(80, abs=4)
     assert found.by_cause["outlying_iterations_us"].change == pytest.approx(-1000, rel=0.05)
     assert found.explains_most[0] == "host_launch_us"
-
-
-def test_two_iterations_give_numbers_and_no_verdict(compared):
-    found = compared(WrittenRun(iterations=2), WrittenRun(iterations=2, kernels={"gemm": [600.0, 600.0], "softmax": SOFTMAX}))
-    assert (found.step.verdict, found.step.us.low, found.regressed(0.05)) == ("unknown", None, False)
-    assert "2 steady iterations" in found.step.reason
-    assert found.step.us.change == pytest.approx(600, abs=5)
-    assert words(found) == {"gemm": "slower"}
-
-
-def test_unprofiled_iterations_are_the_better_evidence(compared):
-    """The profiler slows one side down by half; outside its window nothing changed."""
-    quiet = [10.0, 10.1, 9.9, 10.0, 10.2]
-    found = compared(WrittenRun(unprofiled_ms=quiet), WrittenRun(host_us=600, unprofiled_ms=quiet[::-1]))
-    assert (found.step.evidence, found.step.samples, found.step.verdict) == ("unprofiled", (5, 5), "unchanged")
-    assert found.profiled.change == pytest.approx(500, abs=5)
-    assert compared(WrittenRun(unprofiled_ms=quiet), WrittenRun(unprofiled_ms=[10.0, 10.0])).step.evidence == "profiled"
+    assert not changed(found.kernels) + changed(found.copies)
 
 
 def test_several_runs_a_side_are_samples_of_one_each(compared):
@@ -88,6 +58,8 @@ def test_several_runs_a_side_are_samples_of_one_each(compared):
         [WrittenRun(iterations=3, unprofiled_ms=[each, each + 0.01, each + 0.02]) for each in centers]
         for centers in ((10.0, 10.4, 9.6), (10.3, 10.7, 9.9), (14.0, 14.4, 13.6))
     )
+    # Two iterations without profiling are too few on one side.
+    assert compared(base[0], WrittenRun(unprofiled_ms=[10.0, 10.0])).step.evidence == "profiled"
     found = compared(base, noisy).step
     assert (found.method, found.samples, found.verdict) == ("welch", (3, 3), "unchanged")
     assert compared(base, slower).step.verdict == "slower"

@@ -13,20 +13,30 @@ from tests.traces.nsys_files import small_report
 KIND, ACTIVE, READ = 1 << 56, "SMs Active [Throughput %]", "DRAM Read Bandwidth [Throughput %]"
 
 
+def sample(report, names, level, begin=3000, gpu=0):
+    """Sample counters every 100 ns up to 6900; the level follows from the counter and the time."""
+    for number, name in enumerate(names):
+        report.add("TARGET_INFO_GPU_METRICS", typeId=KIND + gpu, metricId=number, metricName=name)
+        for time in range(begin, 7000, 100):
+            report.add("GPU_METRICS", timestamp=time, typeId=KIND + gpu, metricId=number, value=level(name, time))
+
+
 @pytest.fixture
 def sampled(tmp_path, run_of):
     """Iterations 4000 to 4900 and 5000 to 5900 ns, and a sample of two counters every 100 ns from 3000 to 6900."""
     report = small_report()
-    for metric, name in ((7, ACTIVE), (8, READ)):
-        report.add("TARGET_INFO_GPU_METRICS", typeId=KIND, metricId=metric, metricName=name)
-        for time in range(3000, 7000, 100):
-            level = 100 if time < 4000 or time > 5900 else {7: 80 if time < 5000 else 40, 8: 10}[metric]
-            report.add("GPU_METRICS", timestamp=time, typeId=KIND, metricId=metric, value=level)
+
+    def level(name, time):
+        if time < 4000 or time > 5900:
+            return 100
+        return 10 if name == READ else 80 if time < 5000 else 40
+
+    sample(report, (ACTIVE, READ), level)
     report.write(tmp_path / "rank-0.sqlite")
     return run_of()
 
 
-def test_levels_are_those_of_the_marked_iterations(sampled):
+def test_levels_are_those_of_the_marked_iterations(sampled, tmp_path):
     active, read = sampled.gpu_metrics().to_pylist()
     assert (active["metric"], active["samples"], active["max"], active["p95"]) == (ACTIVE, 20, 80, 80)
     assert (active["rank"], active["source"], active["device"], active["mean"]) == (0, "nsys", 0, 60)
@@ -35,6 +45,12 @@ def test_levels_are_those_of_the_marked_iterations(sampled):
     found = sampled.ask("gpu_metrics_over_time", intervals=2).to_pylist()
     values = [(row["metric"], round(row["time_us"], 2), row["value"]) for row in found]
     assert values == [(READ, 0.48, 10), (READ, 1.43, 10), (ACTIVE, 0.48, 80), (ACTIVE, 1.43, 40)]
+    # On the terminal, on the page and in JSON.
+    (counters,) = [table for table in run_tables(sampled) if table.id == "gpu-metrics-table"]
+    assert [cell.text for cell in counters.rows[0]] == ["0", "0", "60.0", "80.0", "80.0", "20", ACTIVE]
+    write_page(page_view(sampled, summarize(sampled), tmp_path / "page.html"), tmp_path / "page.html")
+    assert "GPU counters" in (tmp_path / "page.html").read_text()
+    assert [row["metric"] for row in json.loads(sampled.to_json())["gpu_metrics"]] == [ACTIVE, READ]
 
 
 def test_kernels_phases_and_products_have_the_counters_while_they_ran(tmp_path, run_of):
@@ -43,12 +59,8 @@ def test_kernels_phases_and_products_have_the_counters_while_they_ran(tmp_path, 
     report.call("cudaLaunchKernel", 5060, 5070, correlation=9).kernel("short", 5200, 5250, correlation=9)
     report.range("forward", 5050, 5250)
     report.rows["NVTX_EVENTS"][3]["text"] = "aten::mm, seq = 7, op_id = 3, sizes = [[1000, 1000], [1000, 1000]]"
-    levels = {"SMs Active [Throughput %]": 50, "Tensor Active [Throughput %]": 30}
-    levels |= {"DRAM Read Bandwidth [Throughput %]": 10, "DRAM Write Bandwidth [Throughput %]": 5}
-    for number, (name, level) in enumerate(levels.items()):
-        report.add("TARGET_INFO_GPU_METRICS", typeId=KIND, metricId=number, metricName=name)
-        for time in range(5000, 7000, 100):
-            report.add("GPU_METRICS", timestamp=time, typeId=KIND, metricId=number, value=level * (2 if time > 5600 else 1))
+    levels = {ACTIVE: 50, "Tensor Active [Throughput %]": 30, READ: 10, "DRAM Write Bandwidth [Throughput %]": 5}
+    sample(report, levels, lambda name, time: levels[name] * (2 if time > 5600 else 1), begin=5000)
     report.write(tmp_path / "rank-0.sqlite")
     run = run_of()
     names = ("name", "count", "samples_per_call", "sm_active", "tensor_active", "dram_read", "dram_write", "dram_tb_s")
@@ -79,9 +91,7 @@ def test_counters_are_those_of_the_gpu_that_the_process_used(tmp_path, run_of, g
     for cuda, gpu in gpus.items():
         report.add("TARGET_INFO_CUDA_DEVICE", cudaId=cuda, gpuId=gpu, pid=report.process >> 24 & 0xFFFFFF)
     for gpu in range(2):
-        report.add("TARGET_INFO_GPU_METRICS", typeId=KIND + gpu, metricId=0, metricName=ACTIVE)
-        for time in range(3000, 7000, 100):
-            report.add("GPU_METRICS", timestamp=time, typeId=KIND + gpu, metricId=0, value=10 * (gpu + 1))
+        sample(report, [ACTIVE], lambda *_, gpu=gpu: 10 * (gpu + 1), gpu=gpu)
     report.write(tmp_path / "rank-0.sqlite")
     found = run_of().kernel_counters().to_pylist()
     assert [(row["name"], round(row["sm_active"] * 100)) for row in found] == levels
@@ -109,12 +119,3 @@ def test_system_calls_of_launching_threads_and_cudas_allocations_are_those_of_th
     (rank,) = json.loads(run.to_json())["ranks"]
     assert ({"system-calls", "cuda-memory"} <= found, len(rank["system_calls"]), len(rank["cuda_memory"])) == (True, 1, 2)
     assert problems("analyze", json.loads(run.to_json())) == []
-
-
-def test_they_are_on_the_terminal_the_page_and_in_json(sampled, tmp_path):
-    (counters,) = [table for table in run_tables(sampled) if table.id == "gpu-metrics-table"]
-    assert [cell.text for cell in counters.rows[0]] == ["0", "0", "60.0", "80.0", "80.0", "20", ACTIVE]
-    page = tmp_path / "page.html"
-    write_page(page_view(sampled, summarize(sampled), page), page)
-    assert "GPU counters" in page.read_text()
-    assert [row["metric"] for row in json.loads(sampled.to_json())["gpu_metrics"]] == [ACTIVE, READ]

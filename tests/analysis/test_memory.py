@@ -39,8 +39,6 @@ def test_the_peak_is_the_most_that_lived_at_once_with_what_was_there_before(tmp_
     found = _recorded(
         tmp_path,
         allocations=[
-            _allocation(100, None, 5 * S),
-            _allocation(10, 1 * S, 3 * S),
             _allocation(20, 2 * S, None),
             _allocation(1000, 6 * S, 7 * S),
             # Freed and taken at once: it counts once.

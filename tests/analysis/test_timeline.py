@@ -33,6 +33,8 @@ def _shown(found):
         ([(0, 50), (50, 100)], [("0", 0, 50, 1), ("50", 50, 100, 1)]),
         # Short events without a visible gap are one, named for the longest.
         ([*((start, start + 3) for start in range(0, 40, 4)), (41, 45.5)], [("41", 0, 45, 11)]),
+        # Another kind stays apart without a visible gap.
+        ([(100, 109, "memcpy"), (110, 119)], [("100", 100, 109, 1), ("110", 110, 119, 1)]),
         # A visible gap stays.
         ([(0, 5), (60, 65)], [("0", 0, 5, 1), ("60", 60, 65, 1)]),
         # What is outside is cut.
@@ -40,13 +42,9 @@ def _shown(found):
     ],
 )
 def test_what_cannot_be_distinguished_is_one_segment(tmp_path, events, expected):
-    found = _drawn(tmp_path, *(_event("compute", start, end, str(start)) for start, end in events))
-    assert _shown(found) == [("compute", *each) for each in expected]
-
-
-def test_another_kind_stays_apart_without_a_visible_gap(tmp_path):
-    found = _drawn(tmp_path, _event("memcpy", 100, 109), _event("compute", 110, 119))
-    assert _shown(found) == [("memcpy", "k", 100, 109, 1), ("compute", "k", 110, 119, 1)]
+    kinds = {str(start): kind[0] if kind else "compute" for start, _, *kind in events}
+    found = _drawn(tmp_path, *(_event(kinds[str(start)], start, end, str(start)) for start, end, *_ in events))
+    assert _shown(found) == [(kinds[each[0]], *each) for each in expected]
 
 
 def test_segments_are_bounded_by_the_picture_whatever_ran(tmp_path):

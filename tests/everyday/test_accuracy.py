@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
 from statistics import median
 
 import pytest
@@ -11,25 +9,24 @@ import pytest
 from bridge_profiling.analysis import Run
 from tests.analysis.findings.simulated_jobs import Here
 from tools import everyday_causes
-from tools.everyday_causes import Answer
 
 # Minutes of reading.
 pytestmark = pytest.mark.integration
 
 
 @pytest.fixture(scope="module")
-def open_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], Run]:
+def open_run(tmp_path_factory):
     """Opens a run in this process. What is kept of it is outside the repository."""
     return lambda path: Run(path, parquet=tmp_path_factory.mktemp("tables"), engine=Here())
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory, open_run: Callable[[Path], Run]) -> list[Answer]:
+def found(tmp_path_factory, open_run):
     """The answers about everyday trainings."""
     return everyday_causes.answers(tmp_path_factory.mktemp("everyday"), open_run)
 
 
-def test_no_answer_is_lost(found: list[Answer]) -> None:
+def test_no_answer_is_lost(found):
     """Floors of what held when this was written; raise them with each finding that gets better."""
     causes = [one for one in found if one.capture.findings]
     healthy = [one for one in found if not one.capture.findings]
@@ -44,6 +41,6 @@ def test_no_answer_is_lost(found: list[Answer]) -> None:
     assert median(abs(one.iteration_error) for one in steady if one.iteration_error is not None) <= 0.05
 
 
-def test_the_page_is_current(found: list[Answer], open_run: Callable[[Path], Run]) -> None:
+def test_the_page_is_current(found, open_run):
     page = everyday_causes.page(found, everyday_causes.megatron(open_run))
     assert page == everyday_causes.PAGE.read_text(encoding="utf-8"), "type: python tools/everyday_causes.py"

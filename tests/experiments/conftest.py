@@ -1,13 +1,12 @@
 """Experiments as NeMo-Run writes them."""
 
 import io
-from pathlib import Path
 
 import pytest
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def home(tmp_path_factory):
     """A NEMORUN_HOME with experiments that NeMo-Run wrote, and that were never submitted."""
     import nemo_run as run
 

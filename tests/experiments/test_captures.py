@@ -1,7 +1,5 @@
 """An experiment's captures are found, and brought here through its tunnel: only what is needed, and only once."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -27,24 +25,24 @@ TRACE, REPORT, EXPORT = "torch/{}/rank-0.pt.trace.json.gz", "nsys/{}/rank-0.nsys
 class FarSide:
     """A tunnel to this machine: the same commands, and a record of whether it is open."""
 
-    def __init__(self, breaks_at: str = "nothing") -> None:
+    def __init__(self, breaks_at="nothing"):
         self.closed, self.breaks_at = False, breaks_at
 
-    def run(self, command: str, hide: bool = True, warn: bool = False) -> SimpleNamespace:
+    def run(self, command, hide=True, warn=False):
         done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
         return SimpleNamespace(stdout=done.stdout, ok=done.returncode == 0)
 
-    def get(self, remote_path: str, local_path: str) -> None:
+    def get(self, remote_path, local_path):
         Path(local_path.format()).write_bytes(Path(remote_path).read_bytes())
         if remote_path.endswith(self.breaks_at):
             raise OSError("the connection is gone")
 
-    def cleanup(self) -> None:
+    def cleanup(self):
         self.closed = True
 
 
 @pytest.fixture
-def far(tmp_path: Path) -> Path:
+def far(tmp_path):
     """What a job has written: two attempts, a nsys report with its export, logs and a checkpoint."""
     # In a hidden directory, as NeMo-Run's own ~/.nemo_run is.
     root = tmp_path / ".home" / "far {side}"
@@ -54,7 +52,7 @@ def far(tmp_path: Path) -> Path:
     return root
 
 
-def _attempt(root: Path, folder: str, content: str, age: float = 0, elsewhere: tuple[str, ...] = ()) -> None:
+def _attempt(root, folder, content, age=0, elsewhere=()):
     paths = [path.format(folder) for path in (TRACE, REPORT, EXPORT)]
     artifacts = [{"path": path, "bytes": len(content)} for path in (*paths, *elsewhere)]
     manifest = {"rank": 0, "status": "complete", "profilers": [{"name": "torch", "artifacts": artifacts}]}
@@ -64,7 +62,7 @@ def _attempt(root: Path, folder: str, content: str, age: float = 0, elsewhere: t
         os.utime(root / path, (time.time() - age, time.time() - age))
 
 
-def test_the_files_of_the_newest_attempt_come_once_and_no_others(far: Path, tmp_path: Path) -> None:
+def test_the_files_of_the_newest_attempt_come_once_and_no_others(far, tmp_path):
     here, progress, snapshot = tmp_path / "here", [], tmp_path / "snapshot_0.pickle"
     snapshot.write_text("memory")
     _attempt(far, "iter-2-4.1", "second attempt", age=50, elsewhere=(str(snapshot),))
@@ -82,7 +80,7 @@ def test_the_files_of_the_newest_attempt_come_once_and_no_others(far: Path, tmp_
     assert fetch(FarSide(), str(far), here) == [here / newest[-1]]
 
 
-def test_without_manifests_files_named_like_captures_come(tmp_path: Path) -> None:
+def test_without_manifests_files_named_like_captures_come(tmp_path):
     (tmp_path / "far").mkdir()
     for name in ("rank0.pt.trace.json.gz", "snapshot_0.pickle", "model.pt", "train.log", ".hidden.json.gz", "config.json"):
         (tmp_path / "far" / name).write_text(name)
@@ -90,20 +88,20 @@ def test_without_manifests_files_named_like_captures_come(tmp_path: Path) -> Non
     assert sorted(path.name for path in copied) == ["rank0.pt.trace.json.gz", "snapshot_0.pickle"]
 
 
-def test_a_copy_that_breaks_off_leaves_no_capture(far: Path, tmp_path: Path) -> None:
+def test_a_copy_that_breaks_off_leaves_no_capture(far, tmp_path):
     with pytest.raises(OSError, match="gone"):
         fetch(FarSide(breaks_at=".gz"), str(far), tmp_path / "here")
     assert not list((tmp_path / "here").rglob("rank-0.pt.trace.json.gz"))
 
 
 @pytest.mark.parametrize(("name", "message"), [("nowhere", "has written no captures"), ("empty", "holds no captures")])
-def test_a_directory_that_is_not_there_or_empty_is_one_error(tmp_path: Path, name: str, message: str) -> None:
+def test_a_directory_that_is_not_there_or_empty_is_one_error(tmp_path, name, message):
     (tmp_path / "empty").mkdir()
     with pytest.raises(TraceError, match=message):
         fetch(FarSide(), str(tmp_path / name), tmp_path / "here")
 
 
-def test_each_job_says_where_it_writes(home: Path) -> None:
+def test_each_job_says_where_it_writes(home):
     experiment, _ = experiment_of(Path("far"), {"NEMORUN_HOME": str(home)})
     far = home.parent / "far" / "far" / experiment.name
     jobs = read_jobs(experiment)
@@ -116,7 +114,7 @@ def test_each_job_says_where_it_writes(home: Path) -> None:
     assert jobs[0].ssh_tunnel.get("host") == "login"
 
 
-def test_a_jobs_captures_come_below_the_experiment(home: Path) -> None:
+def test_a_jobs_captures_come_below_the_experiment(home):
     experiment, job = experiment_of(Path("far/contained"), {"NEMORUN_HOME": str(home)})
     _attempt(home.parent / "far" / "far" / experiment.name / "contained" / "profiles", "iter-2-4", "content")
     reached, tunnel = [], FarSide()
@@ -134,13 +132,13 @@ def test_a_jobs_captures_come_below_the_experiment(home: Path) -> None:
         ("unprofiled", "no job of the experiment"),
     ],
 )
-def test_an_experiment_without_one_profiled_job_of_that_name_is_refused(home: Path, job: str | None, message: str) -> None:
+def test_an_experiment_without_one_profiled_job_of_that_name_is_refused(home, job, message):
     experiment, _ = experiment_of(Path("far"), {"NEMORUN_HOME": str(home)})
     with pytest.raises(ProfilingConfigError, match=message):
         captures_of(experiment, job)
 
 
-def test_what_ran_here_is_read_where_it_is(home: Path) -> None:
+def test_what_ran_here_is_read_where_it_is(home):
     experiment, job = experiment_of(Path("near"), {"NEMORUN_HOME": str(home)})
     captures = experiment / "near" / "profiles"
     with pytest.raises(TraceError, match="captured nothing: the script does not read profiling overrides"):

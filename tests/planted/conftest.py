@@ -1,27 +1,15 @@
 """The captures with known causes, each read once for all tests. What is kept of them is outside the repository."""
 
 import functools
-from collections.abc import Callable
 
 import pytest
 
 from bridge_profiling.analysis import Run
-from bridge_profiling.traces.cache import open_entry
-from bridge_profiling.traces.types import RankTables
 from tests.analysis.findings.simulated_jobs import Here
 from tests.planted.cases import CASES
 
-RunOf = Callable[[str], Run]
-TablesOf = Callable[[str], dict[int, RankTables]]
-
 
 @pytest.fixture(scope="session")
-def run_of(tmp_path_factory: pytest.TempPathFactory) -> RunOf:
+def run_of(tmp_path_factory):
     """The captures of a case, by its name."""
     return functools.cache(lambda name: Run(CASES[name].folder, parquet=tmp_path_factory.mktemp(name), engine=Here()))
-
-
-@pytest.fixture(scope="session")
-def tables_of(run_of: RunOf) -> TablesOf:
-    """The tables of each rank of a case."""
-    return lambda name: {info.rank: open_entry(entry) for info, entry in run_of(name).entries()}

@@ -6,10 +6,6 @@ compared, and so no communication's duration: how long a rank waits for others i
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from typing import Any
-
-from bridge_profiling.traces.types import RankTables
 
 #: How far two captures' times of the same kernel may be apart.
 COMPUTE_TOLERANCE = 0.05
@@ -27,7 +23,7 @@ _NUMBER = re.compile(r"\b(\d+)(?:u|ul|l|ull|ll)\b")
 _TOLD_DIFFERENTLY = re.compile(r"\b(?:const|void)\b|\s")
 
 
-def kernel(name: str) -> str:
+def kernel(name):
     """What both profilers' demanglers say of a kernel: Kineto's is GNU's, nsys' is EDG's, and they write C++ differently.
 
     Parameter lists go (one writes types, the other `T1`), and with them casts, `const`, `void` and spaces; numbers lose their
@@ -41,70 +37,54 @@ def kernel(name: str) -> str:
     return _TOLD_DIFFERENTLY.sub("", _NUMBER.sub(r"\1", text))
 
 
-def differences(kineto: RankTables, nsys: RankTables) -> Iterator[str]:
+def differences(kineto, nsys):
     """A sentence for each thing in which two captures of a rank differ; none when they agree.
 
     Args:
-        kineto: one witness.
-        nsys: the other.
+        kineto: tables of one witness.
+        nsys: of the other.
     """
     for tables in (kineto, nsys):
         names = {name for _, name in _rows(tables, _KERNELS, "name")}
         if len(set(map(kernel, names))) < len(names):
-            yield "kernels: different ones cannot be told apart by what both profilers say of them"
-    for what, counted in (("kernels", _kernels), ("copies", _copies), ("memsets", _memsets), ("collectives", _collectives)):
-        yield from _differences(what, counted(kineto), counted(nsys))
+            yield "kernels: different ones cannot be distinguished by the names of both profilers"
+    one, other = _counted(kineto), _counted(nsys)
+    for missing in {"kernels", "copies", "memsets", "collectives"} - {what for what, *_ in one}:
+        yield f"{missing}: there are none to compare"
+    for key in sorted({*one, *other}, key=repr):
+        if one[key] != other[key]:
+            yield f"{one[key]} in one, {other[key]} in the other of {key}"
     further_apart = _further_apart(_least_ns(kineto), _least_ns(nsys))
     if further_apart > _FURTHER_APART:
         yield f"compute time: {further_apart:.0%} of it in kernels that are more than {COMPUTE_TOLERANCE:.0%} apart"
 
 
-def _differences(what: str, one: Mapping[Any, int], other: Mapping[Any, int]) -> Iterator[str]:
-    if not one:
-        yield f"{what}: there are none to compare"
-    for key in sorted({*one, *other}, key=repr):
-        if one.get(key, 0) != other.get(key, 0):
-            yield f"{what}: {one.get(key, 0)} in one, {other.get(key, 0)} in the other of {key}"
-
-
-def _rows(tables: RankTables, kinds: tuple[str, ...], *columns: str) -> Iterator[tuple[Any, ...]]:
+def _rows(tables, kinds, *columns):
     """Work on the device that iterations launched, by iteration."""
     for row in tables.device_events.select(["iteration", "kind", *columns]).to_pylist():
         if row["iteration"] is not None and row.pop("kind") in kinds:
             yield tuple(row.values())
 
 
-def _kernels(tables: RankTables) -> Counter[Any]:
-    rows = _rows(tables, _KERNELS, "name")
-    return Counter((iteration, kernel(name)) for iteration, name in rows)
-
-
-def _copies(tables: RankTables) -> Counter[Any]:
-    found: Counter[Any] = Counter()
-    for iteration, direction, source, target, size in _rows(
-        tables, ("memcpy",), "direction", "from_memory", "to_memory", "bytes"
-    ):
-        found[iteration, direction, source, target, "copies"] += 1
-        found[iteration, direction, source, target, "bytes"] += size
+def _counted(tables):
+    """How often each iteration ran each kernel, memset, collective and kind of copy, and the bytes of copies."""
+    found = Counter(("kernels", iteration, kernel(name)) for iteration, name in _rows(tables, _KERNELS, "name"))
+    found.update(("memsets", *row) for row in _rows(tables, ("memset",), "bytes"))
+    for *where, size in _rows(tables, ("memcpy",), "direction", "from_memory", "to_memory", "bytes"):
+        found["copies", *where] += 1
+        found["bytes of copies", *where] += size
+    rows = tables.collectives.select(["iteration", "operation"]).to_pylist()
+    found.update(("collectives", *row.values()) for row in rows if row["iteration"] is not None)
     return found
 
 
-def _memsets(tables: RankTables) -> Counter[Any]:
-    return Counter(_rows(tables, ("memset",), "bytes"))
-
-
-def _collectives(tables: RankTables) -> Counter[Any]:
-    rows = tables.collectives.select(["iteration", "operation"]).to_pylist()
-    return Counter(tuple(row.values()) for row in rows if row["iteration"] is not None)
-
-
-def _least_ns(tables: RankTables) -> dict[tuple[str, int], int]:
+def _least_ns(tables):
     """An iteration's compute kernels, each with its time in the iteration of the window in which it took least.
 
     Trainings of the GPU tests share their GPUs, and the same kernel takes longer beside another training's.
     """
-    least: dict[tuple[str, int], int] = {}
-    seen: Counter[tuple[int, str]] = Counter()
+    least = {}
+    seen = Counter()
     for iteration, name, start, end in sorted(
         _rows(tables, ("compute",), "name", "start_ns", "end_ns"), key=lambda row: row[2]
     ):
@@ -114,7 +94,7 @@ def _least_ns(tables: RankTables) -> dict[tuple[str, int], int]:
     return least
 
 
-def _further_apart(one: Mapping[Any, int], other: Mapping[Any, int]) -> float:
+def _further_apart(one, other):
     """The part of the compute time in kernels whose times are further apart than the tolerance."""
     shorter = {which: min(one[which], other[which]) for which in one.keys() & other.keys()}
     apart = [which for which, ns in shorter.items() if max(one[which], other[which]) > (1 + COMPUTE_TOLERANCE) * ns]

@@ -1,15 +1,9 @@
 """Jobs whose causes are known: hosts launch, load, wait and save, and devices do what was launched."""
 
-from __future__ import annotations
-
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
 
-from bridge_profiling.analysis import Run
-from bridge_profiling.analysis.findings import Find, Finding, Thresholds
+from bridge_profiling.analysis.findings import Thresholds
 from bridge_profiling.analysis.workers import Outcome, call
 from tests.analysis.ranks_in_hand import write_rank
 
@@ -19,6 +13,8 @@ MS = 1_000_000
 #: What a launching call takes a host that is not slow.
 LAUNCH_NS = 5 * US
 
+TENSOR = "TENSOR_MODEL_PARALLEL_GROUP"
+
 #: The stream of communication that runs at the same time as compute.
 _COMMUNICATION_STREAM = 20
 
@@ -26,13 +22,13 @@ _COMMUNICATION_STREAM = 20
 class Here:
     """Does the work on each rank in this process: starting others takes longer than so small a rank."""
 
-    def map(self, function: Callable[[Any], Any], tasks: Sequence[Any]) -> Iterator[Outcome[Any]]:
+    def map(self, function, tasks):
         """Every task's outcome."""
         for number, task in enumerate(tasks):
             yield Outcome(number, *call(function, task))
 
 
-def found_by(run: Run, *finds: Find, thresholds: Thresholds | None = None) -> list[Finding]:
+def found_by(run, *finds, thresholds=None):
     """What some findings find in a run, without those that come before them."""
     evidence, found = run.evidence(thresholds), []
     ledger = evidence.ledger()
@@ -53,21 +49,14 @@ class SimulatedJob:
         pause_ns: what a host does between two launches, besides launching.
     """
 
-    def __init__(
-        self,
-        step: Callable[[SimulatedJob, int], Any] | None,
-        ranks: int = 1,
-        iterations: int = 4,
-        pause_ns: int = 0,
-        boundary: Iterable[int] = (),
-    ) -> None:
+    def __init__(self, step, ranks=1, iterations=4, pause_ns=0, boundary=()):
         self.ranks = ranks
         self.all = range(ranks)
         self.pause_ns = pause_ns
         self.host_ns = dict.fromkeys(self.all, 1_000 * MS)
         self.free_ns = dict.fromkeys(self.all, 0)
-        self.rows: dict[int, dict[str, list[dict[str, Any]]]] = defaultdict(lambda: defaultdict(list))
-        self.iteration: int | None = None
+        self.rows = defaultdict(lambda: defaultdict(list))
+        self.iteration = None
         self.calls = 0
         for number in range(10, 10 + iterations) if step else ():
             self.iteration = number
@@ -78,27 +67,17 @@ class SimulatedJob:
                 row = {"iteration": number, "start_ns": begins[rank], "end_ns": self.host_ns[rank]}
                 self.rows[rank]["iterations"].append(row | {"boundary": number in boundary})
 
-    def launch(
-        self, ranks: int | Iterable[int], took_ns: int, operator: str = "aten::mm", *, count: int = 1, name: str = "gemm"
-    ) -> None:
+    def launch(self, ranks, took_ns, operator="aten::mm", *, count=1, name="gemm"):
         """The hosts launch kernels; each device runs them when it is free."""
         for rank in _each(ranks):
             for _ in range(count):
                 self._enqueue(rank, "compute", took_ns, operator, name=name)
 
-    def busy(self, ranks: int | Iterable[int] | None = None, *, kernels: int = 40) -> None:
+    def busy(self, ranks=None, *, kernels=40):
         """A micro-batch that keeps the device busy for half a millisecond a kernel, and its host for a hundredth of that."""
         self.launch(self.all if ranks is None else ranks, 500 * US, count=kernels)
 
-    def meet(
-        self,
-        took_ns: int = 100 * US,
-        *,
-        group: str = "TENSOR_MODEL_PARALLEL_GROUP",
-        operation: str = "all_reduce",
-        size: int = 1 << 23,
-        overlaps: bool = False,
-    ) -> None:
+    def meet(self, took_ns=100 * US, *, group=TENSOR, operation="all_reduce", size=1 << 23, overlaps=False):
         """All hosts launch a collective. It ends everywhere when the last device has come to it and the data has moved.
 
         What is launched after it waits for it, unless it overlaps: then it runs on a stream of its own.
@@ -124,38 +103,35 @@ class SimulatedJob:
         if overlaps:
             self.free_ns = free
 
-    def be_in(
-        self, ranks: int | Iterable[int], name: str, took_ns: int, *, thread: int = 1, category: str = "annotation"
-    ) -> None:
-        """The hosts are in a range, and launch nothing meanwhile; on another thread, at the same time as what they do."""
+    def be_in(self, ranks, name, took_ns, *, category="annotation"):
+        """The hosts are in a range, and launch nothing meanwhile."""
         for rank in _each(ranks):
             begin = self.host_ns[rank]
-            self._host(rank, category, name, begin, begin + took_ns, thread=thread)
-            if thread == 1:
-                self.host_ns[rank] += took_ns
+            self.host_ns[rank] += took_ns
+            self._host(rank, category, name, begin, self.host_ns[rank])
 
     @contextmanager
-    def within(self, name: str, category: str = "annotation") -> Iterator[None]:
+    def within(self, name, category="annotation"):
         """What the hosts do meanwhile is inside a range of theirs."""
         begins = dict(self.host_ns)
         yield
         for rank, begin in begins.items():
             self._host(rank, category, name, begin, self.host_ns[rank])
 
-    def wait(self, ranks: int | Iterable[int], operator: str | None = None) -> None:
+    def wait(self, ranks, operator=None):
         """The hosts wait for their devices."""
         for rank in _each(ranks):
             begin = self.host_ns[rank]
             self.host_ns[rank] = max(begin, self.free_ns[rank]) + 2 * US
             self._call(rank, "cudaStreamSynchronize", begin, self.host_ns[rank], operator)
 
-    def call(self, rank: int, name: str, took_ns: int, operator: str) -> None:
+    def call(self, rank, name, took_ns, operator):
         """A runtime call holds the host."""
         begin = self.host_ns[rank]
         self.host_ns[rank] += took_ns
         self._call(rank, name, begin, self.host_ns[rank], operator)
 
-    def copy(self, rank: int, took_ns: int, *, memory: str = "pageable", size: int = 1 << 24, out: bool = False) -> None:
+    def copy(self, rank, took_ns, *, memory="pageable", size=1 << 24, out=False):
         """A copy to or from the device; of pageable memory it holds the host until it is through."""
         ends = {"from_memory": "device", "to_memory": memory} if out else {"from_memory": memory, "to_memory": "device"}
         where = {"direction": "DtoH" if out else "HtoD", "bytes": size, **ends}
@@ -164,14 +140,14 @@ class SimulatedJob:
             row = self.rows[rank]["device_events"][-1]
             row["launch_end_ns"] = self.host_ns[rank] = row["end_ns"]
 
-    def without_groups(self) -> SimulatedJob:
+    def without_groups(self):
         """Communication as an nsys report without NCCL's payloads has it: whose it is, and how much, is unknown."""
         for rank in self.all:
             for row in self.rows[rank]["collectives"]:
                 row |= dict.fromkeys(("group", "group_name", "group_ranks", "group_size", "message_bytes"))
         return self
 
-    def write(self, folder: Path, ranks: Iterable[int] | None = None, **info: Any) -> Path:
+    def write(self, folder, ranks=None, **info):
         """Write the captures, of some ranks only if these are named, and give the folder."""
         for rank in self.all if ranks is None else ranks:
             names = ("device_events", "host_events", "collectives", "iterations")
@@ -179,7 +155,7 @@ class SimulatedJob:
             write_rank(folder, rank, rows, clock="unix", **info)
         return folder
 
-    def _enqueue(self, rank: int, kind: str, took_ns: int, operator: str, **known: Any) -> int:
+    def _enqueue(self, rank, kind, took_ns, operator, **known):
         """The host launches something; when the device begins it."""
         begin = self.host_ns[rank] + self.pause_ns
         self.host_ns[rank] = launched = begin + LAUNCH_NS
@@ -193,7 +169,7 @@ class SimulatedJob:
         )
         return start
 
-    def _call(self, rank: int, name: str, begin: int, end: int, operator: str | None) -> int | None:
+    def _call(self, rank, name, begin, end, operator):
         self.calls += 1
         number = None if operator is None else self.calls
         if operator is not None:
@@ -201,14 +177,14 @@ class SimulatedJob:
         self._host(rank, "runtime", name, begin, end, correlation=self.calls, operator=number)
         return number
 
-    def _host(self, rank: int, category: str, name: str, begin: int, end: int, **known: Any) -> None:
+    def _host(self, rank, category, name, begin, end, **known):
         row = {"category": category, "name": name, "start_ns": begin, "end_ns": end, **known}
         self.rows[rank]["host_events"].append(row)
 
 
-def _as_tables_are(row: dict[str, Any]) -> tuple[int, int]:
+def _as_tables_are(row):
     return row["start_ns"], -row["end_ns"]
 
 
-def _each(ranks: int | Iterable[int]) -> Iterable[int]:
+def _each(ranks):
     return [ranks] if isinstance(ranks, int) else ranks

@@ -4,7 +4,6 @@ The page's tables are the expectation: what is found, at which place, on which r
 """
 
 import functools
-from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from types import SimpleNamespace
@@ -20,8 +19,6 @@ pytestmark = pytest.mark.integration
 
 DOCS = Path(__file__).parents[3] / "docs"
 
-Judge = Callable[[str], SimpleNamespace]
-
 _COLUMNS = """name injected on injected_ms over_baseline_ms found place ranks
     saving_ms confidence also alarms"""
 
@@ -32,11 +29,11 @@ REAL = [name for name in KNOWN if "/" in name]
 
 
 @pytest.fixture(scope="session")
-def judge(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Judge:
+def judge(request, tmp_path_factory):
     """Analyses a capture as a user does; each is read once for all tests."""
 
     @functools.cache
-    def judged(name: str) -> SimpleNamespace:
+    def judged(name):
         folder = CASES[name].folder if name in CASES else request.getfixturevalue("captures") / name
         with Run(folder, parquet=tmp_path_factory.mktemp("tables"), engine=Here()) as run:
             durations: dict[int, list[float]] = {}
@@ -48,18 +45,18 @@ def judge(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return judged
 
 
-def test_the_page_has_every_capture() -> None:
+def test_the_page_has_every_capture():
     assert [name for name in KNOWN if name not in REAL] == list(CASES)
     assert len(REAL) == 6
 
 
-def _about(shown: str) -> object:
+def _about(shown):
     """A number of a table, which has two digits."""
     return pytest.approx(float(shown), rel=0.05, abs=0.06)
 
 
 @pytest.mark.parametrize("name", KNOWN)
-def test_a_capture_has_the_findings_of_its_row_and_no_others(judge: Judge, name: str) -> None:
+def test_a_capture_has_the_findings_of_its_row_and_no_others(judge, name):
     row, judged, case = KNOWN[name], judge(name), CASES.get(name)
     cause = judged.findings[int(row.place) - 1] if row.place else None
     assert [each.id for each in judged.findings if each is not cause] == list(filter(None, row.also.split(", ")))
@@ -77,6 +74,6 @@ def test_a_capture_has_the_findings_of_its_row_and_no_others(judge: Judge, name:
 
 
 @pytest.mark.parametrize("name", ["kineto/plant_data", "kineto/plant_straggler", "kineto/tp2_dp2"])
-def test_the_worked_examples_quote_what_is_found(judge: Judge, name: str) -> None:
+def test_the_worked_examples_quote_what_is_found(judge, name):
     text = " ".join((DOCS / "how-to" / "worked-examples.md").read_text(encoding="utf-8").split())
     assert [finding.title for finding in judge(name).findings if finding.title not in text] == []

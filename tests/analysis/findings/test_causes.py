@@ -1,12 +1,10 @@
 """A run with one cause has the finding of that cause, on the ranks that have it, with what it costs."""
 
 from functools import partial
-from typing import Any
 
 import pytest
 
 from bridge_profiling.analysis.findings import Thresholds
-from tests.analysis.findings.conftest import Findings
 from tests.analysis.findings.simulated_jobs import MS, US, SimulatedJob
 
 approx = pytest.approx
@@ -14,38 +12,40 @@ approx = pytest.approx
 #: What follows from other causes, or describes the work.
 CONSEQUENCES = {"low_device_busy", "dominant_kernel"}
 
+_NEXT = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
 
-def _loading(job: SimulatedJob, _: int, name: str = "data-loading") -> None:
+
+def _loading(job, _):
     for _ in range(2):
         job.wait(job.all)
-        job.be_in(job.all, name, 15 * MS)
+        job.be_in(job.all, "data-loading", 15 * MS)
         job.busy()
     job.meet()
 
 
-def _loading_on_rank_1(job: SimulatedJob, _: int) -> None:
-    job.be_in(1, "data-loading", 30 * MS)
+def _loading_on_rank_1(job, _):
+    job.be_in(1, "dataloader", 30 * MS)
     job.busy()
     job.meet()
 
 
-def _loading_in_turns(job: SimulatedJob, _: int, in_turns: bool = True) -> None:
+def _loading_in_turns(job, _, in_turns=True):
     for place in range(2):
         for rank in job.all:
             slow = place == (rank if in_turns else 0)
-            job.be_in(rank, "data-loading", 20 * MS if slow else 10 * US)
+            job.be_in(rank, _NEXT, 20 * MS if slow else 10 * US)
             job.busy(rank, kernels=20)
         job.meet()
         job.wait(job.all)
 
 
-def _loading_while_the_device_works(job: SimulatedJob, _: int) -> None:
+def _loading_while_the_device_works(job, _):
     job.busy()
     job.be_in(0, "data-loading", 15 * MS)  # 20 ms of kernels are launched before
     job.busy()
 
 
-def _items(job: SimulatedJob, _: int, items: int = 20) -> None:
+def _items(job, _, items=20):
     for place in range(20):
         job.launch(0, 100 * US, count=5)
         if place < items:
@@ -54,38 +54,45 @@ def _items(job: SimulatedJob, _: int, items: int = 20) -> None:
         job.be_in(0, "forward", 100 * US)
 
 
-def _an_item_while_the_device_works(job: SimulatedJob, _: int) -> None:
+def _an_item_while_the_device_works(job, _):
     job.busy()
     job.wait(0, operator="aten::item")  # 20 ms, in which the device works
     job.busy()
 
 
-def _copies(job: SimulatedJob, _: int, memory: str = "pageable") -> None:
+def _copies(job, _, memory="pageable"):
     for _ in range(2):
         job.busy(kernels=10)
         job.copy(0, 4 * MS, memory=memory)
         job.busy(kernels=10)
 
 
-def _copies_of_a_few_bytes(job: SimulatedJob, _: int) -> None:
+def _copies_of_a_few_bytes(job, _):
     for _ in range(10):
         job.busy(kernels=2)
         job.copy(0, 2 * US, size=8)
 
 
-def _small_kernels(job: SimulatedJob, _: int) -> None:
+def _small_kernels(job, _):
     job.pause_ns = 10 * US
     job.busy()
     job.wait(0)
     job.launch(0, 2 * US, "aten::add_", count=1000)
 
 
-def _slow_host(job: SimulatedJob, _: int) -> None:
+def _slow_host(job, _):
     job.pause_ns = 55 * US
     job.launch(0, 20 * US, count=1000)
 
 
-def _late_while_waiting_for_another(job: SimulatedJob, _: int) -> None:
+def _taking_memory_from_the_driver(job, _, call, operator):
+    # The device has 2 ms of work left each time, and 0.1 ms is what the next launches take.
+    for _ in range(4):
+        job.busy(kernels=4)
+        job.call(0, call, 3 * MS, operator)
+
+
+def _late_while_waiting_for_another(job, _):
     job.launch(0, 1 * MS, count=10)
     job.launch(1, 1 * MS, count=40)
     job.meet()
@@ -96,12 +103,15 @@ def _late_while_waiting_for_another(job: SimulatedJob, _: int) -> None:
 _ITEM = "cudaStreamSynchronize in aten::_local_scalar_dense"
 
 
-def _copied(memory: str) -> dict[str, Any]:
+def _copied(memory):
     copies = {"rank": 0, "direction": "HtoD", "host_memory": memory, "count": 8, "bytes": 8 << 24}
     return {"copies": [copies | {"total_us": 32_000, "bandwidth_gbs": approx(4.194, rel=1e-3)}]}
 
 
-_DATA, _LAUNCH, _SYNC = "data_loading", "host_launch_bound", "host_sync"
+_DATA, _LAUNCH, _SYNC, _CHURN = "data_loading", "host_launch_bound", "host_sync", "allocator_churn"
+_FREE = partial(_taking_memory_from_the_driver, call="cudaFree", operator="aten::empty")
+_PIN = partial(_taking_memory_from_the_driver, call="cudaHostAlloc", operator="aten::pin_memory")
+_CALLS = {"calls": {"0": 4}}
 _PINNED, _TOGETHER = partial(_copies, memory="pinned"), partial(_loading_in_turns, in_turns=False)
 _SHARE = {"share_of_iteration": approx(30 / 70.1, rel=1e-3)}
 
@@ -110,20 +120,22 @@ _SHARE = {"share_of_iteration": approx(30 / 70.1, rel=1e-3)}
     ("step", "ranks", "cause", "on", "cost_us", "severe", "event", "action", "evidence"),
     [
         (_loading, 2, _DATA, [0, 1], approx(30_000, rel=0.02), True, "data-loading", "num_workers", _SHARE),
-        (_loading_on_rank_1, 3, _DATA, [1], approx(30_000, rel=0.02), True, "data-loading", "", {}),
+        (_loading_on_rank_1, 3, _DATA, [1], approx(30_000, rel=0.02), True, "dataloader", "", {}),
         (_loading_in_turns, 2, _DATA, [0, 1], approx(40_000, rel=0.02), True, "", "", {}),
         (_TOGETHER, 2, _DATA, [0, 1], approx(20_000, rel=0.02), True, "", "", {}),
         (_items, 1, _SYNC, [0], approx(20 * 107, rel=0.1), False, _ITEM, ".item()", {"synchronizations": {"0": 20}}),
         (_copies, 1, "pageable_copy", [0], approx(8_000, rel=0.05), False, "", "", _copied("pageable")),
         (_PINNED, 1, "copy_bound", [0], approx(8_000, rel=0.05), False, "", "", _copied("pinned")),
         (_small_kernels, 1, "small_kernels", [0], approx(13_000, rel=0.1), False, "before aten::add_", "", {}),
+        (_FREE, 1, _CHURN, [0], approx(4_000, rel=0.1), False, "cudaFree in aten::empty", "expandable_segments", _CALLS),
+        (_PIN, 1, _CHURN, [0], approx(4_000, rel=0.1), False, "cudaHostAlloc in aten::pin_memory", "Pin buffers once", _CALLS),
         (_slow_host, 1, _LAUNCH, [0], approx(40_000, rel=0.05), True, "", "cuda_graph_impl", {}),
         (_late_while_waiting_for_another, 2, "straggler_compute", [1], approx(27_000, rel=0.05), False, "", "", {}),
     ],
 )
 def test_a_cause_is_found_where_it_is_with_its_cost_and_no_other(
-    find: Findings, step, ranks, cause, on, cost_us, severe, event, action, evidence
-) -> None:
+    find, step, ranks, cause, on, cost_us, severe, event, action, evidence
+):
     found = find(SimulatedJob(step, ranks))
     assert found.keys() - CONSEQUENCES == {cause}
     finding = found[cause]
@@ -133,12 +145,12 @@ def test_a_cause_is_found_where_it_is_with_its_cost_and_no_other(
     assert finding.evidence.items() >= evidence.items()
 
 
-def _even(job: SimulatedJob, _: int) -> None:
+def _even(job, _):
     job.busy()
     job.meet()
 
 
-def _on_cpus(job: SimulatedJob, _: int) -> None:
+def _on_cpus(job, _):
     job.be_in(job.all, "aten::mm", 20 * MS, category="operator")
 
 
@@ -148,33 +160,22 @@ _OF_ONE_RANK = (_loading_while_the_device_works, _NO_ITEMS, _an_item_while_the_d
 
 
 @pytest.mark.parametrize(("step", "ranks"), [*((step, 2) for step in _OF_TWO_RANKS), *((step, 1) for step in _OF_ONE_RANK)])
-def test_what_costs_the_device_nothing_is_no_finding(find: Findings, step: Any, ranks: int) -> None:
+def test_what_costs_the_device_nothing_is_no_finding(find, step, ranks):
     assert find(SimulatedJob(step, ranks)).keys() <= {"dominant_kernel"}
 
 
-@pytest.mark.parametrize(
-    ("name", "category", "causes"),
-    [
-        ("dataloader", "annotation", {"data_loading"}),
-        ("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", "annotation", {"data_loading"}),
-        ("CheckpointFunction", "operator", set()),
-    ],
-)
-def test_names_of_ranges_decide_on_the_cause(find: Findings, name: str, category: str, causes: set[str]) -> None:
-    found = find(SimulatedJob(lambda job, _: [job.be_in(0, name, 15 * MS, category=category), job.busy()]))
-    assert found.keys() & {"data_loading", "checkpoint_stall"} == causes
-
-
-def test_thresholds_decide_what_is_a_finding(find: Findings) -> None:
+def test_names_of_ranges_and_thresholds_decide_what_is_a_finding(find):
     # 13% of an iteration.
     job = SimulatedJob(lambda job, _: [job.be_in(0, "Nachschub", 3 * MS), job.busy()])
     ours = "^nachschub$"
     assert "data_loading" in find(job, thresholds=Thresholds(data_loading_ranges=ours))
     assert "data_loading" not in find(job, thresholds=Thresholds(data_loading_ranges=ours, data_loading=0.2))
+    recomputing = SimulatedJob(lambda job, _: [job.be_in(0, "CheckpointFunction", 15 * MS, category="operator"), job.busy()])
+    assert "checkpoint_stall" not in find(recomputing)
 
 
-def test_a_checkpoint_between_two_iterations(find: Findings) -> None:
-    def step(job: SimulatedJob, number: int) -> None:
+def test_a_checkpoint_between_two_iterations(find):
+    def step(job, number):
         if number == 12:
             job.be_in(job.all, "checkpoint", 50 * MS)
         _even(job, number)
@@ -188,7 +189,7 @@ def test_a_checkpoint_between_two_iterations(find: Findings) -> None:
     assert "async_save" in found.action
 
 
-def test_captures_without_marked_iterations_are_judged_as_wholes(find: Findings) -> None:
+def test_captures_without_marked_iterations_are_judged_as_wholes(find):
     job = SimulatedJob(None)
     job.busy()
     job.be_in(0, "data-loading", 35 * MS)  # in 20 of which the device works

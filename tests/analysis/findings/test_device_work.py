@@ -1,16 +1,11 @@
 """Device work that a change of the program makes faster or needless: precision, fusion, layouts, recomputation."""
 
-import json
 from functools import partial
-from pathlib import Path
 
 import pytest
-import torch
-from torch.utils.checkpoint import checkpoint
 
-from bridge_profiling.analysis.attribution import device_roles, kernel_names
+from bridge_profiling.analysis.attribution import kernel_names
 from bridge_profiling.analysis.findings import Confidence
-from tests.analysis.findings.conftest import Findings
 from tests.analysis.findings.simulated_jobs import MS, US, SimulatedJob
 
 approx = pytest.approx
@@ -45,11 +40,11 @@ _FLASH = "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64, 128, 
         (_ADD, None),
     ],
 )
-def test_the_name_of_a_product_says_its_precision(name: str, precision: str | None) -> None:
+def test_the_name_of_a_product_says_its_precision(name, precision):
     assert kernel_names.product_precision(name) == precision
 
 
-def _products(job: SimulatedJob, _: int, name: str = _FP32, bf16: int = 0) -> None:
+def _products(job, _, name=_FP32, bf16=0):
     job.launch(job.all, 1 * MS, count=20, name=name)
     job.launch(job.all, 1 * MS, count=bf16, name=_BF16)
     job.launch(job.all, 100 * US, "aten::add", count=20, name=_ADD)
@@ -69,9 +64,7 @@ _IN_BF16 = 1 - 66.9 / 989.4
         (_FP32, 0, {}, 20_000 * 15 / 16 + 1_000),
     ],
 )
-def test_products_in_fp32_save_what_bf16_takes_less(
-    find: Findings, name: str, bf16: int, devices: dict[int, str], saving_us: float
-) -> None:
+def test_products_in_fp32_save_what_bf16_takes_less(find, name, bf16, devices, saving_us):
     found = find(SimulatedJob(partial(_products, name=name, bf16=bf16), 2), devices=devices)["full_precision_matmul"]
     assert found.recoverable_us_per_iteration == approx(saving_us, rel=1e-3)
     assert (found.ranks, found.events[0].name) == ([0, 1], name)
@@ -81,7 +74,7 @@ def test_products_in_fp32_save_what_bf16_takes_less(
     assert found.evidence["share_of_compute"] == {"0": share, "1": share}
 
 
-def _attention(job: SimulatedJob, _: int, softmax: str = _SOFTMAX, product: str = "aten::bmm") -> None:
+def _attention(job, _, softmax=_SOFTMAX, product="aten::bmm"):
     for _ in range(4):
         job.launch(0, 2 * MS, count=4, name=_BF16)
         job.launch(0, 200 * US, product, name=_BF16)
@@ -95,7 +88,7 @@ def _attention(job: SimulatedJob, _: int, softmax: str = _SOFTMAX, product: str 
 @pytest.mark.parametrize(
     "softmax", [_SOFTMAX, _SOFTMAX.replace("(anonymous namespace)", "<unnamed>").replace("false", "(bool)0")]
 )
-def test_attention_in_single_kernels_saves_all_but_its_products(find: Findings, softmax: str) -> None:
+def test_attention_in_single_kernels_saves_all_but_its_products(find, softmax):
     found = find(SimulatedJob(partial(_attention, softmax=softmax)))["unfused_attention"]
     assert found.recoverable_us_per_iteration == approx(4 * (1_500 + 0.7 * 400), rel=1e-3)
     assert found.evidence["softmax_and_mask_us"] == {"0": approx(6_000)}
@@ -103,26 +96,7 @@ def test_attention_in_single_kernels_saves_all_but_its_products(find: Findings, 
     assert {event.name for event in found.events} == {"scale", "mask", softmax}
 
 
-@pytest.mark.parametrize(
-    "step",
-    [
-        *(partial(_attention, softmax=name) for name in _LOSSES),
-        partial(_attention, product="aten::mm"),  # a router between its layers
-        partial(_attention, softmax=_FLASH),
-    ],
-)
-def test_a_softmax_elsewhere_is_no_attention(find: Findings, step: partial[None]) -> None:
-    assert "unfused_attention" not in find(SimulatedJob(step))
-
-
-def _optimizer(
-    job: SimulatedJob,
-    _: int,
-    operators: tuple[str, ...],
-    range_: str | None,
-    parameters: int = 60,
-    sizes: tuple[int, int] = (12, 32),
-) -> None:
+def _optimizer(job, _, operators, range_=None, parameters=60, sizes=(12, 32)):
     job.busy()
     with job.within(range_ or "train"):
         for parameter in range(parameters):
@@ -141,9 +115,7 @@ _ADAM = ("lerp_", "mul_", "addcmul_", "sqrt", "div", "add_", "addcdiv_")
         (("linalg_vector_norm", "mul_"), None, "120 kernels for single parameters outside the optimizer"),
     ],
 )
-def test_kernels_for_each_parameter_save_what_one_for_all_takes_less(
-    find: Findings, operators: tuple[str, ...], range_: str | None, title: str
-) -> None:
+def test_kernels_for_each_parameter_save_what_one_for_all_takes_less(find, operators, range_, title):
     found = find(SimulatedJob(partial(_optimizer, operators=operators, range_=range_)))["unfused_optimizer"]
     kernels = 60 * len(operators)
     assert title in found.title
@@ -154,17 +126,18 @@ def test_kernels_for_each_parameter_save_what_one_for_all_takes_less(
 
 
 @pytest.mark.parametrize(
-    ("operators", "how"),
+    ("finding", "step"),
     [
-        (("add_",), {"parameters": 200}),  # a model of many small operators
-        (("mul_", "add_"), {"parameters": 200, "sizes": (20, 22)}),  # pieces of one size
-        (("_fused_adamw_",), {"parameters": 200}),
-        (_ADAM, {"parameters": 5}),
+        *(("unfused_attention", partial(_attention, softmax=name)) for name in (*_LOSSES, _FLASH)),
+        ("unfused_attention", partial(_attention, product="aten::mm")),  # a router between its layers
+        ("unfused_optimizer", partial(_optimizer, operators=("add_",), parameters=200)),  # a model of many small operators
+        ("unfused_optimizer", partial(_optimizer, operators=("mul_", "add_"), parameters=200, sizes=(20, 22))),  # of one size
+        ("unfused_optimizer", partial(_optimizer, operators=("_fused_adamw_",), parameters=200)),
+        ("unfused_optimizer", partial(_optimizer, operators=_ADAM, parameters=5)),
     ],
 )
-def test_other_kernels_are_no_sweep_over_parameters(find: Findings, operators: tuple[str, ...], how: dict) -> None:
-    step = partial(_optimizer, operators=operators, range_=None, **how)
-    assert "unfused_optimizer" not in find(SimulatedJob(step))
+def test_other_kernels_are_neither_attention_nor_a_sweep_over_parameters(find, finding, step):
+    assert finding not in find(SimulatedJob(step))
 
 
 _TO_NHWC, _TO_NCHW = (f"void cudnn::ops::{name}Kernel<__half, __half, float>" for name in ("nchwToNhwc", "nhwcToNchw"))
@@ -183,10 +156,8 @@ _CONVOLUTION = "sm90_xmma_fprop_implicit_gemm_f16f16_f16f32_f32_nhwc"
         (_COPY, _BF16, _COPY, "aten::copy_", 0, None),  # heads of attention
     ],
 )
-def test_conversions_between_layouts_save_their_time(
-    find: Findings, before: str, product: str, after: str, operator: str, kernels: int, confidence: Confidence | None
-) -> None:
-    def step(job: SimulatedJob, _: int) -> None:
+def test_conversions_between_layouts_save_their_time(find, before, product, after, operator, kernels, confidence):
+    def step(job, _):
         for _ in range(10):
             for time, name in ((200 * US, before), (1 * MS, product), (200 * US, after)):
                 job.launch(0, time, operator, name=name)
@@ -198,7 +169,7 @@ def test_conversions_between_layouts_save_their_time(
         assert found.evidence["kernels"] == {"0": kernels}
 
 
-def _backward(job: SimulatedJob, _: int, again: bool = True) -> None:
+def _backward(job, _, again=True):
     job.busy()
     for _ in range(4):
         with job.within("autograd::engine::evaluate_function: AddmmBackward0", "operator"):
@@ -213,26 +184,8 @@ def _backward(job: SimulatedJob, _: int, again: bool = True) -> None:
             job.launch(0, 2 * MS, "aten::mm", name=_BF16)
 
 
-def test_forward_work_in_the_backward_pass_is_recomputation(find: Findings) -> None:
+def test_forward_work_in_the_backward_pass_is_recomputation(find):
     found = find(SimulatedJob(_backward))["recomputation"]
     assert found.recoverable_us_per_iteration == approx(4 * 1_300, rel=1e-3)
     assert found.confidence is Confidence.low
     assert "recomputation" not in find(SimulatedJob(partial(_backward, again=False)))
-
-
-@pytest.mark.parametrize("reentrant", [True, False])
-def test_the_operators_are_those_that_torch_records(reentrant: bool, tmp_path: Path) -> None:
-    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.LayerNorm(8), torch.nn.GELU())
-    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
-    with torch.profiler.profile() as profile:
-        checkpoint(model, torch.randn(4, 8, requires_grad=True), use_reentrant=reentrant).sum().backward()
-        optimizer.step()
-    profile.export_chrome_trace(str(tmp_path / "trace.json"))
-    events = [event for event in json.loads((tmp_path / "trace.json").read_text())["traceEvents"] if "dur" in event]
-
-    def inside(outer: str) -> set[str]:
-        ranges = [(each["tid"], each["ts"], each["ts"] + each["dur"]) for each in events if each["name"].startswith(outer)]
-        return {e["name"] for e in events if any(e["tid"] == tid and begin <= e["ts"] < end for tid, begin, end in ranges)}
-
-    assert {"aten::linear", "aten::layer_norm", "aten::gelu"} <= inside(device_roles._BACKWARD) & {*device_roles._FORWARD}
-    assert {"aten::lerp_", "aten::addcmul_", "aten::addcdiv_"} <= inside(device_roles._OPTIMIZER) & {*device_roles._ELEMENTWISE}

@@ -1,18 +1,20 @@
-"""Hosts that stop: for garbage collection, compilation, memory from the driver, or for no recorded reason."""
+"""Hosts that stop, in all iterations or some: for garbage collection, compilation, memory from the driver, or unknown."""
 
 from functools import partial
-from typing import Any
 
+import numpy as np
 import pytest
 
 from bridge_profiling.analysis.findings import Confidence
-from tests.analysis.findings.conftest import Findings
+from bridge_profiling.analysis.findings.occurrences import occurrence
 from tests.analysis.findings.simulated_jobs import MS, US, SimulatedJob
 
 approx = pytest.approx
 
+_COLLECTING, _COMPILING = "garbage-collection 2", "_compile.compile_inner (dynamo_timed)"
 
-def _stops(job: SimulatedJob, iteration: int, name: str, category: str = "annotation", every: int = 1, rank: int = 0) -> None:
+
+def _stops(job, iteration, name, category="annotation", every=1, rank=0):
     job.busy(kernels=20)
     if iteration % every == 0:
         job.wait(rank)
@@ -25,64 +27,40 @@ def _stops(job: SimulatedJob, iteration: int, name: str, category: str = "annota
 @pytest.mark.parametrize(
     ("name", "category", "cause"),
     [
-        ("garbage-collection 2", "annotation", "garbage_collection"),
+        (_COLLECTING, "annotation", "garbage_collection"),
         ("<built-in function collect>", "python", "garbage_collection"),
-        ("_compile.compile_inner (dynamo_timed)", "annotation", "recompilation"),
+        (_COMPILING, "annotation", "recompilation"),
         ("torch/_dynamo/convert_frame.py(1024): compile_inner", "python", "recompilation"),
     ],
 )
-def test_a_stop_is_named_by_the_range_that_shows_it(find: Findings, name: str, category: str, cause: str) -> None:
+def test_a_stop_is_named_by_the_range_that_shows_it(find, name, category, cause):
     found = find(SimulatedJob(partial(_stops, name=name, category=category)))
     assert found.keys() - {"low_device_busy", "dominant_kernel"} == {cause}
     assert found[cause].recoverable_us_per_iteration == approx(30_000, rel=0.01)
     assert found[cause].events[0].name == name
 
 
-def test_a_stop_of_one_rank_in_some_iterations_says_how_often_and_how_long(find: Findings) -> None:
-    step = partial(_stops, name="garbage-collection 2", every=3, rank=1)
-    found = find(SimulatedJob(step, 2, iterations=6))
-    finding = found["garbage_collection"]
-    assert finding.ranks == [1]
-    assert "for 30 ms in 2 of 6 iterations (mean 10 ms" in finding.title
-    assert finding.occurrence.iterations == (12, 15)
-    assert finding.evidence["collections"]["1"] == approx(2 / 6, abs=0.01)
-    assert not found.keys() & {"straggler_host", "host_launch_bound", "host_pause"}
-
-
-def test_a_stop_for_no_recorded_reason_is_a_pause(find: Findings) -> None:
-    found = find(SimulatedJob(partial(_stops, name="step", every=3), iterations=6))
-    assert found.keys() - {"low_device_busy", "dominant_kernel"} == {"host_pause"}
-    pause = found["host_pause"]
-    assert pause.recoverable_us_per_iteration == approx(10_000, rel=0.01)
-    assert pause.confidence is Confidence.low
-    assert "2 of 6" in pause.title
-    assert "gc.disable" in pause.action
-
-
-def test_a_compilation_in_an_iteration_that_does_not_count_is_still_named(find: Findings) -> None:
-    step = partial(_stops, name="_compile.compile_inner (dynamo_timed)", every=5)
-    found = find(SimulatedJob(step, 2, iterations=5, boundary=[10]))["recompilation"]
-    assert found.ranks == [0]
-    assert found.recoverable_us_per_iteration == approx(30_000 / 5, rel=0.01)
-    assert "30 ms in 1 of 5 captured iterations" in found.title
-
-
 @pytest.mark.parametrize(
-    ("call", "operator", "advice"),
-    [("cudaFree", "aten::empty", "expandable_segments"), ("cudaHostAlloc", "aten::pin_memory", "Pin buffers once")],
+    ("name", "every", "rank", "job", "cause", "saving_us", "title"),
+    [
+        (_COLLECTING, 3, 1, {"ranks": 2}, "garbage_collection", 10_000, "for 30 ms in 2 of 6 iterations (mean 10 ms"),
+        # For no recorded reason.
+        ("step", 3, 0, {}, "host_pause", 10_000, "2 of 6"),
+        # In an iteration that does not count.
+        (_COMPILING, 6, 0, {"ranks": 2, "boundary": [12]}, "recompilation", 5_000, "30 ms in 1 of 6 captured iterations"),
+    ],
 )
-def test_memory_from_the_driver_holds_the_host(find: Findings, call: str, operator: str, advice: str) -> None:
-    def step(job: SimulatedJob, _: int) -> None:
-        for _ in range(4):
-            job.busy(kernels=4)
-            job.call(0, call, 3 * MS, operator)
-
-    churn = find(SimulatedJob(step))["allocator_churn"]
-    assert churn.events[0].name == f"{call} in {operator}"
-    assert churn.evidence["calls"] == {"0": 4}
-    # The device has 2 ms of work left each time, and 0.1 ms is what the next launches take.
-    assert churn.recoverable_us_per_iteration == approx(4 * 1_000, rel=0.1)
-    assert advice in churn.action
+def test_a_stop_in_some_iterations_says_how_often_and_how_long(find, name, every, rank, job, cause, saving_us, title):
+    found = find(SimulatedJob(partial(_stops, name=name, every=every, rank=rank), iterations=6, **job))
+    assert not found.keys() & ({"straggler_host", "host_launch_bound", "host_pause"} - {cause})
+    assert title in found[cause].title
+    assert found[cause].ranks == [rank]
+    assert found[cause].recoverable_us_per_iteration == approx(saving_us, rel=0.01)
+    if cause == "garbage_collection":
+        assert found[cause].occurrence.iterations == (12, 15)
+        assert found[cause].evidence["collections"]["1"] == approx(2 / 6, abs=0.01)
+    if cause == "host_pause":
+        assert (found[cause].confidence, "gc.disable" in found[cause].action) == (Confidence.low, True)
 
 
 @pytest.mark.parametrize(
@@ -94,9 +72,7 @@ def test_memory_from_the_driver_holds_the_host(find: Findings, call: str, operat
         ("cudaFree", 9 * MS, False),
     ],
 )
-def test_a_capture_that_mostly_sets_up_libraries_says_so_and_nothing_else(
-    find: Findings, call: str, took_ns: int, initializes: bool
-) -> None:
+def test_a_capture_that_mostly_sets_up_libraries_says_so_and_nothing_else(find, call, took_ns, initializes):
     job = SimulatedJob(None)
     job.busy(kernels=1)
     job.wait(0)
@@ -122,10 +98,10 @@ def test_a_capture_that_mostly_sets_up_libraries_says_so_and_nothing_else(
         ({"name": "torch.save"}, True),
     ],
 )
-def test_states_copied_to_the_host_in_some_iterations_are_saved(find: Findings, changed: dict[str, Any], saves: bool) -> None:
+def test_states_copied_to_the_host_in_some_iterations_are_saved(find, changed, saves):
     known = {"memory": "pageable", "size": 1 << 18, "every": 4, "computes": 0, "name": "step"} | changed
 
-    def step(job: SimulatedJob, iteration: int) -> None:
+    def step(job, iteration):
         job.busy(kernels=20)
         if iteration % known["every"] == 0:
             with job.within(known["name"]):
@@ -145,10 +121,57 @@ def test_states_copied_to_the_host_in_some_iterations_are_saved(find: Findings, 
         assert "host_pause" not in found
 
 
-def test_a_full_queue_is_no_initialization(find: Findings) -> None:
-    def step(job: SimulatedJob, _: int) -> None:
+def test_a_full_queue_is_no_initialization(find):
+    def step(job, _):
         job.busy(kernels=400)
         job.call(0, "cudaLaunchKernel", 200 * MS, "aten::mm")
         job.busy(kernels=10)
 
     assert "initialization" not in find(SimulatedJob(step))
+
+
+def _pausing(pauses_ms, ranks=2, iterations=6):
+    """Rank 1 pauses in some iterations; each takes 20 ms without that."""
+
+    def step(job, number):
+        job.be_in(1, "something", pauses_ms.get(number, 0) * MS)
+        job.busy()
+        job.meet()
+
+    return SimulatedJob(step, ranks, iterations)
+
+
+def test_a_cause_of_every_iteration_strikes_all_of_them(find):
+    found = find(_pausing(dict.fromkeys(range(10, 16), 10) | {12: 20}))
+    assert {finding.occurrence for finding in found.values()} == {None}
+
+
+@pytest.mark.parametrize(
+    ("lost_us", "struck"),
+    [
+        ([0, 0, 9, 0], [2]),
+        ([1, 1, 9, 1, 8], [2, 4]),
+        ([1, 1, 2.5], None),  # not much more than the others
+        ([0, 9], None),  # which of the two is usual?
+        ([9, 9, 9, 0], None),  # most of them
+        ([1, 1, 1, 1, 1, 1, 4], None),  # the others lose more in sum
+        ([0, 0, 0], None),
+    ],
+)
+def test_iterations_are_struck_that_lose_most(lost_us, struck):
+    found = occurrence(range(len(lost_us)), np.array(lost_us, float))
+    assert (list(found.iterations) if found else None) == struck
+
+
+def test_a_captured_iteration_that_medians_leave_out_is_named(find):
+    job = _pausing({12: 900, 10: 30})
+    for rank in job.all:
+        for place in (0, 2):  # the profiler starts in the first, and flushes in the third
+            job.rows[rank]["iterations"][place]["boundary"] = True
+    found = find(job)
+    slow = found["slow_iterations"]
+    assert slow.evidence["iterations"] == [12]
+    assert slow.ranks == [1]
+    assert slow.recoverable_us_per_iteration == approx(900_000 / 6, rel=0.02)
+    assert slow.title.startswith("Iteration 12 takes 920 ms, 45")
+    assert "host_pause" not in found

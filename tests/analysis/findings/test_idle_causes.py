@@ -2,38 +2,31 @@
 
 import random
 from collections import defaultdict
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from operator import itemgetter
 
 import pytest
 
 from bridge_profiling.traces import cache
-from bridge_profiling.traces.types import RankTables
 from tests.analysis.findings.simulated_jobs import MS, US, SimulatedJob
 from tests.analysis.ranks_in_hand import answer, rank, span, work
 
 
-def _tables(job: SimulatedJob, folder: Path) -> list[RankTables]:
+def _tables(job, folder):
     return [cache.open_entry(entry) for entry in sorted(job.write(folder).iterdir())]
 
 
-def _lost(tables: RankTables, key: Callable[[dict[str, Any]], Any]) -> dict[Any, float]:
-    lost: dict[Any, float] = defaultdict(float)
+def _lost(tables, key=itemgetter("cause")):
+    lost = defaultdict(float)
     for row in answer(tables, "idle_causes").to_pylist():
         lost[key(row)] += row["lost_us"]
     return {name: time for name, time in lost.items() if time}
 
 
-def _by_cause(row: dict[str, Any]) -> str:
-    return row["cause"]
-
-
 @pytest.mark.parametrize("seed", range(5))
-def test_causes_add_up_to_the_time_without_compute_of_every_iteration(seed: int, tmp_path: Path) -> None:
+def test_causes_add_up_to_the_time_without_compute_of_every_iteration(seed, tmp_path):
     chance = random.Random(seed)
 
-    def step(job: SimulatedJob, _: int) -> None:
+    def step(job, _):
         for _ in range(60):
             number = chance.randrange(2)
             match chance.randrange(8):
@@ -66,23 +59,21 @@ def test_causes_add_up_to_the_time_without_compute_of_every_iteration(seed: int,
         ((10, 105, -4, 20), 100, {"host_launch": 0.090}),
     ],
 )
-def test_communication_excuses_a_late_host_only_if_compute_waits_for_it(
-    communication: tuple[int, ...], launched_ns: int, lost: dict[str, float]
-) -> None:
+def test_communication_excuses_a_late_host_only_if_compute_waits_for_it(communication, launched_ns, lost):
     start, end, launched, *stream = communication
     events = [
         work("compute", 0, 10, -5),
         work("communication", start, end, launched, stream=stream[0] if stream else 7),
         work("compute", 100, 110, launched_ns),
     ]
-    assert _lost(rank(device_events=events), _by_cause) == pytest.approx(lost)
+    assert _lost(rank(device_events=events)) == pytest.approx(lost)
 
 
 @pytest.mark.parametrize("stop", ["host_sync", "data_loading", "checkpoint_stall"])
-def test_what_a_stop_took_from_the_hosts_lead_is_attributed_to_it_and_no_more(stop: str, tmp_path: Path) -> None:
+def test_what_a_stop_took_from_the_hosts_lead_is_attributed_to_it_and_no_more(stop, tmp_path):
     ranges = {"data_loading": "data-loading", "checkpoint_stall": "checkpoint"}
 
-    def step(job: SimulatedJob, _: int) -> None:
+    def step(job, _):
         job.launch(0, 300 * US)
         # It holds the host for 300 us, in which it would have launched 20 kernels.
         job.be_in(0, ranges[stop], 300 * US) if stop in ranges else job.wait(0)
@@ -90,14 +81,14 @@ def test_what_a_stop_took_from_the_hosts_lead_is_attributed_to_it_and_no_more(st
         job.launch(0, 10 * US, count=100)  # each 5 us late
 
     (tables,) = _tables(SimulatedJob(step, iterations=1), tmp_path)
-    lost = _lost(tables, _by_cause)
+    lost = _lost(tables)
     assert lost[stop] == pytest.approx(300, rel=0.05)
     assert lost["host_launch"] == pytest.approx(100 * 5 + 10 - 300, rel=0.1)
 
 
 @pytest.mark.parametrize(("launched", "lost"), [(150, 50), (500, 210)])
-def test_after_a_wait_the_next_launch_may_take_its_time_however_short_the_wait_was(launched: int, lost: float) -> None:
+def test_after_a_wait_the_next_launch_may_take_its_time_however_short_the_wait_was(launched, lost):
     """In microseconds: the device has done its work at 100, and the wait ends at 110."""
     events = [work("compute", 0, 100 * US, -5), work("compute", 600 * US, 700 * US, launched * US)]
     waits = [span("cudaStreamSynchronize", 100 * US, 110 * US, "runtime")]
-    assert _lost(rank(device_events=events, host_events=waits), _by_cause)["host_sync"] == pytest.approx(lost)
+    assert _lost(rank(device_events=events, host_events=waits))["host_sync"] == pytest.approx(lost)

@@ -28,7 +28,7 @@ NAN = float("nan")
         (np.zeros((0, 0)), np.zeros((0, 0)), None, 0),
     ],
 )
-def test_time_that_every_rank_loses_or_waits_is_saved(waiting: list, lost: list, cost: list | None, saving: float) -> None:
+def test_time_that_every_rank_loses_or_waits_is_saved(waiting, lost, cost, saving):
     how = {} if cost is None else {"cost_us": np.array(cost, float)}
     found, ledger = Ledger.empty(np.array(waiting, float)).attribute(np.array(lost, float), **how)
     assert found == pytest.approx(saving)
@@ -36,17 +36,17 @@ def test_time_that_every_rank_loses_or_waits_is_saved(waiting: list, lost: list,
 
 
 @pytest.mark.parametrize(("numbers", "saving"), [([10, 11], 10), ([10, 12], 0), ([None, 11], 0)])
-def test_waiting_counts_in_the_next_iteration_and_not_in_a_later_one(numbers: list, saving: float) -> None:
+def test_waiting_counts_in_the_next_iteration_and_not_in_a_later_one(numbers, saving):
     ledger = Ledger.empty(np.array([[0.0, 0.0], [0.0, 30.0]]), numbers=numbers)
     assert ledger.attribute(np.array([[20.0, 0.0], [0.0, 0.0]]))[0] == saving
 
 
-def test_two_late_ranks_save_what_both_of_them_lose() -> None:
+def test_two_late_ranks_save_what_both_of_them_lose():
     first, ledger = Ledger.empty(np.array([[50.0, 0, 0]])).attribute(np.array([[0, 40.0, 0]]))
     assert (first, ledger.attribute(np.array([[0, 0, 50.0]]))[0]) == (0, 40)
 
 
-def test_time_below_the_threshold_is_left_for_later_findings() -> None:
+def test_time_below_the_threshold_is_left_for_later_findings():
     empty = Ledger.empty(np.zeros((1, 1)))
     assert empty.attribute(np.array([[2.0]]), at_least_us=5) == (0, empty)
     saving, ledger = empty.attribute(np.array([[6.0]]), at_least_us=5)
@@ -58,7 +58,7 @@ _TIMES = st.lists(st.lists(st.floats(0, 1e6), min_size=3, max_size=3), min_size=
 
 @settings(deadline=None)  # a loaded machine fails no test
 @given(_TIMES, st.lists(st.tuples(_TIMES, st.booleans()), min_size=1, max_size=5))
-def test_savings_add_up_to_no_more_than_any_rank_waits_and_loses(waiting: list, losses: list) -> None:
+def test_savings_add_up_to_no_more_than_any_rank_waits_and_loses(waiting, losses):
     ledger, savings = Ledger.empty(np.array(waiting)), []
     for lost, waited in losses:
         saving, ledger = ledger.attribute(np.array(lost), waited=waited)

@@ -1,27 +1,21 @@
 """What manifests record: the profiler's own cost, which is subtracted from the host's, and slow iterations."""
 
 import json
-from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from bridge_profiling.analysis.findings import Confidence, Finding, Thresholds
+from bridge_profiling.analysis.findings import Confidence, Thresholds
 from bridge_profiling.analysis.findings.iterations import slow_iterations
-from tests.analysis.findings.conftest import RunOf
 from tests.traces.kineto_files import call, complete, kernel, write_capture
-
-Find = Callable[..., dict[str, Finding]]
 
 
 @pytest.fixture
-def find(tmp_path: Path, run_of: RunOf) -> Find:
+def find(tmp_path, run_of):
     """Findings of a rank with iterations 5 to 8 of 30 ms captured: 10 ms loading, 10 ms until the launch, 10 ms kernel."""
 
-    def found(durations_ms: Mapping[int, float], **changed: Any) -> dict[str, Finding]:
+    def found(durations_ms, **changed):
         events = []
         for place, begin in enumerate(range(0, 120_000, 30_000)):
             events += [
@@ -40,7 +34,7 @@ def find(tmp_path: Path, run_of: RunOf) -> Find:
     return found
 
 
-def _durations(plain_ms: float, count: int = 20, **slow_ms: float) -> dict[int, float]:
+def _durations(plain_ms, count=20, **slow_ms):
     """Of `count` iterations; those profiled take 30 ms, and slow ones are named as `at_17=104`."""
     durations = {number: 30.0 if number in range(5, 9) else plain_ms for number in range(count)}
     return durations | {int(name.removeprefix("at_")): duration for name, duration in slow_ms.items()}
@@ -49,7 +43,7 @@ def _durations(plain_ms: float, count: int = 20, **slow_ms: float) -> dict[int, 
 _EVERY_TENTH = _durations(24, 60) | dict.fromkeys((19, 29, 39, 49, 59), 104.0)
 
 
-def test_the_profilers_cost_is_subtracted_from_the_hosts_and_is_a_finding_that_saves_nothing(find: Find) -> None:
+def test_the_profilers_cost_is_subtracted_from_the_hosts_and_is_a_finding_that_saves_nothing(find):
     found = find(_durations(24))
     assert found["host_launch_bound"].recoverable_us_per_iteration == pytest.approx(10_000 - 6_000, rel=0.02)
     assert found["host_launch_bound"].confidence is Confidence.high
@@ -69,7 +63,7 @@ def test_the_profilers_cost_is_subtracted_from_the_hosts_and_is_a_finding_that_s
         (_durations(24, 30, at_0=5_000), "slow_iterations"),  # the first of a run always is
     ],
 )
-def test_what_the_profiler_or_the_start_explains_is_no_finding(find: Find, durations: dict[int, float], not_found: str) -> None:
+def test_what_the_profiler_or_the_start_explains_is_no_finding(find, durations, not_found):
     assert not_found not in find(durations)
 
 
@@ -77,15 +71,13 @@ def test_what_the_profiler_or_the_start_explains_is_no_finding(find: Find, durat
     ("durations", "changed"),
     [(dict.fromkeys(range(5, 9), 30.0), {}), (_durations(24), {"durations_ns": None}), (_durations(24), {"window": None})],
 )
-def test_too_few_unprofiled_iterations_or_a_damaged_manifest_leave_doubt(
-    find: Find, durations: dict[int, float], changed: dict[str, Any]
-) -> None:
+def test_too_few_unprofiled_iterations_or_a_damaged_manifest_leave_doubt(find, durations, changed):
     found = find(durations, **changed)
     assert "profiler_overhead" not in found
     assert found["host_launch_bound"].confidence is Confidence.low
 
 
-def test_slow_iterations_at_a_fixed_distance(find: Find) -> None:
+def test_slow_iterations_at_a_fixed_distance(find):
     found = find(_EVERY_TENTH)["slow_iterations"]
     assert (found.evidence["every"], found.evidence["iterations"]) == (10, [19, 29, 39, 49, 59])
     # 80 ms more each, over the 53 iterations that the profiler left alone.
@@ -93,14 +85,14 @@ def test_slow_iterations_at_a_fixed_distance(find: Find) -> None:
     assert "save_interval" in found.action
 
 
-def test_slow_iterations_now_and_then(find: Find) -> None:
+def test_slow_iterations_now_and_then(find):
     found = find(_durations(24, 60, at_17=104, at_41=64))["slow_iterations"]
     assert (found.evidence["every"], found.confidence) == (None, Confidence.medium)
     assert "manual_gc" in found.action
     assert found.events[0].iteration == 17
 
 
-def test_pauses_in_and_outside_the_window_are_saved_once(find: Find, tmp_path: Path, run_of: RunOf) -> None:
+def test_pauses_in_and_outside_the_window_are_saved_once(find, tmp_path, run_of):
     find(_EVERY_TENTH)
     run = run_of()
     evidence = run.evidence()
@@ -112,7 +104,7 @@ def test_pauses_in_and_outside_the_window_are_saved_once(find: Find, tmp_path: P
     assert [finding.recoverable_us_per_iteration is None for finding in found] == [False, True]
 
 
-def test_manifests_alone_show_slow_iterations_and_the_profilers_cost(find: Find, tmp_path: Path, run_of: RunOf) -> None:
+def test_manifests_alone_show_slow_iterations_and_the_profilers_cost(find, tmp_path, run_of):
     find(_EVERY_TENTH, status="failed", reason="the disk was full")
     next(tmp_path.rglob("*.gz")).unlink()
     run = run_of()

@@ -1,17 +1,10 @@
 """Memory that grows, that fragments, that runs out; and memory that does what memory does."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import pytest
 
-from bridge_profiling.analysis.findings import Confidence, Finding
+from bridge_profiling.analysis.findings import Confidence
 from bridge_profiling.analysis.findings.memory import memory_fragmentation, memory_growth, memory_headroom
 from bridge_profiling.traces.kineto import tables as kineto
-from tests.analysis.findings.conftest import RunOf
 from tests.analysis.findings.simulated_jobs import found_by
 from tests.analysis.ranks_in_hand import write_rank
 from tests.traces.kineto_files import kernel
@@ -34,13 +27,11 @@ class Recording:
     Weights of 2 GB, and activations that come and go in each iteration, unless they are set to 0.
     """
 
-    def __init__(
-        self, iterations: int, *, rank: int = 0, persistent: int = 2 * GB, temporary: int = 3 * GB, reserved: int = _RESERVED
-    ) -> None:
+    def __init__(self, iterations, *, rank=0, persistent=2 * GB, temporary=3 * GB, reserved=_RESERVED):
         self.rank = rank
         self.iterations = range(iterations)
         tables = ("allocations", "segments", "out_of_memory", "iterations")
-        self.rows: dict[str, list[dict[str, Any]]] = {name: [] for name in tables}
+        self.rows = {name: [] for name in tables}
         for number in self.iterations:
             row = {"iteration": number, "start_ns": number * S, "end_ns": (number + 1) * S - 1, "boundary": False}
             self.rows["iterations"].append(row)
@@ -50,30 +41,30 @@ class Recording:
             for number in self.iterations:
                 self.tensor(temporary, number + 0.2, number + 0.8)
 
-    def tensor(self, size: int, begin: float, end: float | None, stack: str = TRAIN) -> None:
+    def tensor(self, size, begin, end, stack=TRAIN):
         """A tensor from one second to another; None for ever."""
         gone = None if end is None else int(end * S)
         row = {"device": 0, "bytes": size, "allocated_ns": int(begin * S), "free_requested_ns": gone, "freed_ns": gone}
         self.rows["allocations"].append(row | {"stack": stack})
 
-    def leak(self, size: int) -> Recording:
+    def leak(self, size):
         """A tensor in each iteration that stays."""
         for number in self.iterations:
             self.tensor(size, number + 0.3, None, LEAK)
         return self
 
-    def block(self, size: int, begin: float, active: int = 0) -> None:
+    def block(self, size, begin, active=0):
         """Memory that the allocator takes of the device, and how much of it is in use at the end."""
         row = {"device": 0, "bytes": size, "allocated_ns": int(begin * S), "active_bytes": active}
         self.rows["segments"].append(row | {"largest_free_bytes": size - active})
 
-    def error(self, size: int, at: float) -> Recording:
+    def error(self, size, at):
         """A request that fails."""
         row = {"device": 0, "time_ns": int(at * S), "requested_bytes": size, "free_bytes": 0, "stack": TRAIN}
         self.rows["out_of_memory"].append(row)
         return self
 
-    def write(self, folder: Path, device_bytes: int | None) -> None:
+    def write(self, folder, device_bytes):
         """As the cache keeps a snapshot, and a trace that knows how large the device is."""
         rows = {name: each for name, each in self.rows.items() if each or name != "out_of_memory"}
         write_rank(folder, self.rank, rows, "memory")
@@ -82,16 +73,14 @@ class Recording:
             write_rank(folder, self.rank, {"device_events": [event]}, device_bytes={0: device_bytes, 1: GB})
 
 
-Find = Callable[..., dict[str, Finding]]
-
 _MEMORY = (memory_headroom, memory_fragmentation, memory_growth)
 
 
 @pytest.fixture
-def find(tmp_path: Path, run_of: RunOf) -> Find:
+def find(tmp_path, run_of):
     """Findings about memory, by id."""
 
-    def found(*recordings: Recording, device_bytes: int | None = None) -> dict[str, Finding]:
+    def found(*recordings, device_bytes=None):
         for recording in recordings:
             recording.write(tmp_path, device_bytes)
         return {finding.id: finding for finding in found_by(run_of(), *_MEMORY)}
@@ -99,7 +88,7 @@ def find(tmp_path: Path, run_of: RunOf) -> Find:
     return found
 
 
-def _setting_up(iterations: int) -> Recording:
+def _setting_up(iterations):
     recording = Recording(iterations, reserved=7 * GB)
     recording.tensor(1 * GB, 0.9, None)
     recording.tensor(500 * MB, 1.3, None)  # as optimizer states are, after the first step
@@ -115,13 +104,13 @@ def _setting_up(iterations: int) -> Recording:
         (Recording(4, persistent=40 * GB, temporary=35 * GB, reserved=76 * GB), None),  # of unknown size
     ],
 )
-def test_memory_that_does_what_memory_does_is_no_finding(find: Find, recording: Recording, device_bytes: int | None) -> None:
+def test_memory_that_does_what_memory_does_is_no_finding(find, recording, device_bytes):
     assert find(recording, device_bytes=device_bytes) == {}
 
 
 # Growth in three iterations leaves doubt.
 @pytest.mark.parametrize(("iterations", "confidence"), [(6, Confidence.high), (3, Confidence.medium)])
-def test_growth_is_found_with_the_line_that_keeps_it(find: Find, iterations: int, confidence: Confidence) -> None:
+def test_growth_is_found_with_the_line_that_keeps_it(find, iterations, confidence):
     found = find(Recording(iterations, reserved=8 * GB).leak(40 * MB), device_bytes=80 * GB)
     assert list(found) == ["memory_growth"]
     finding = found["memory_growth"]
@@ -132,7 +121,7 @@ def test_growth_is_found_with_the_line_that_keeps_it(find: Find, iterations: int
     assert LEAK in finding.events[0].name
 
 
-def test_blocks_taken_while_as_much_is_free_are_fragmentation(find: Find) -> None:
+def test_blocks_taken_while_as_much_is_free_are_fragmentation(find):
     recording = Recording(6)
     for number in range(4):  # a tensor that fits no hole: three gigabytes are free when each is taken
         recording.block(1 * GB, number + 0.9)
@@ -145,7 +134,7 @@ def test_blocks_taken_while_as_much_is_free_are_fragmentation(find: Find) -> Non
     assert "expandable_segments:True" in found["memory_fragmentation"].action
 
 
-def test_blocks_taken_anew_in_each_iteration_are_fragmentation_however_small(find: Find) -> None:
+def test_blocks_taken_anew_in_each_iteration_are_fragmentation_however_small(find):
     recording = Recording(6, persistent=20 * GB, temporary=30 * GB, reserved=50 * GB)
     for number in range(6):
         recording.block(512 * MIB, number + 0.9, active=2 * MIB)
@@ -158,7 +147,7 @@ def test_blocks_taken_anew_in_each_iteration_are_fragmentation_however_small(fin
     assert found["memory_growth"].evidence["devices"][0]["growth_bytes_per_iteration"] == 2 * MIB
 
 
-def test_a_nearly_full_device_is_found_with_what_fills_it(find: Find) -> None:
+def test_a_nearly_full_device_is_found_with_what_fills_it(find):
     found = find(Recording(4, persistent=40 * GB, temporary=35 * GB, reserved=76 * GB), device_bytes=80 * GB)
     assert list(found) == ["memory_headroom"]
     finding = found["memory_headroom"]
@@ -169,31 +158,31 @@ def test_a_nearly_full_device_is_found_with_what_fills_it(find: Find) -> None:
     assert "recompute_granularity" in finding.action
 
 
-def test_a_device_full_of_what_the_allocator_caches_leaves_doubt(find: Find) -> None:
+def test_a_device_full_of_what_the_allocator_caches_leaves_doubt(find):
     finding = find(Recording(4, reserved=76 * GB), device_bytes=80 * GB)["memory_headroom"]
     assert (finding.confidence, finding.severe) == (Confidence.medium, False)
 
 
-def test_an_error_is_a_peak_on_any_device(find: Find) -> None:
+def test_an_error_is_a_peak_on_any_device(find):
     found = find(Recording(3, reserved=5 * GB).error(9 * GB, 2.9))
     assert list(found) == ["memory_headroom"]
     assert found["memory_headroom"].severe
     assert found["memory_headroom"].events[0].name == f"out of memory at {TRAIN}"
 
 
-def test_a_request_that_fails_while_as_much_is_free_is_fragmentation(find: Find) -> None:
+def test_a_request_that_fails_while_as_much_is_free_is_fragmentation(find):
     found = find(Recording(3, reserved=5 * GB).error(1 * GB, 2.9))["memory_fragmentation"]  # three are free at the end
     assert (found.severe, found.evidence["devices"][0]["failed_request_bytes"]) == (True, GB)
 
 
-def test_ranks_are_named_once_all_together(find: Find) -> None:
+def test_ranks_are_named_once_all_together(find):
     recordings = [Recording(6, rank=rank, reserved=8 * GB) for rank in range(3)]
     found = find(recordings[0].leak(10 * MB), recordings[1], recordings[2].leak(30 * MB))["memory_growth"]
     assert (found.ranks, found.evidence["devices"][0]["rank"]) == ([0, 2], 2)
 
 
 @pytest.mark.parametrize("size", [150_109_880_320, "150109880320", None, "unknown"])
-def test_a_trace_says_how_large_its_devices_are_if_it_can(write_trace: Any, size: Any) -> None:
+def test_a_trace_says_how_large_its_devices_are_if_it_can(write_trace, size):
     path = write_trace([kernel("k", 1, 1)], deviceProperties=[{"id": 0, "name": "NVIDIA H200", "totalGlobalMem": size}, "junk"])
     info = kineto.read(path, rank=0, rank_source="file name").info
     assert info.device_bytes == ({0: 150_109_880_320} if size and size != "unknown" else {})

@@ -10,12 +10,12 @@ from bridge_profiling.analysis.findings import ORDER
 PAGE = (Path(__file__).parents[3] / "docs" / "how-to" / "from-symptom-to-setting.md").read_text(encoding="utf-8")
 
 
-def test_every_finding_has_one_row() -> None:
+def test_every_finding_has_one_row():
     assert sorted(re.findall(r"^\| `(\w+)` \|", PAGE, re.MULTILINE)) == sorted(ORDER)
 
 
 @pytest.mark.needs("megatron")
-def test_every_setting_that_it_names_is_one_of_the_recipes() -> None:
+def test_every_setting_that_it_names_is_one_of_the_recipes():
     from recipes.config import ConfigContainer
 
     named = set(re.findall(r"`(model|ddp|optimizer|dataset|train|checkpoint|logger|profiling)\.(\w+)", PAGE))

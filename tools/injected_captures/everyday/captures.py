@@ -9,7 +9,7 @@ from typing import Any
 
 from tools.injected_captures.everyday import columns
 
-FOLDER = Path(__file__).parent
+FOLDER = Path(__file__).parents[3] / "tests" / "everyday"
 
 #: Rounds of captures whose half that was set aside has been looked at.
 OPENED = (1, 2)
