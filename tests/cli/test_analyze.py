@@ -3,7 +3,8 @@
 from tests.cli.ranks import write
 
 
-def test_piped_it_is_plain_text_with_every_number_in_its_place(typed):
+def test_piped_it_is_plain_text_with_every_number_in_its_place(typed, folder):
+    write(folder / "run" / "rank-1.json.gz", 1, device=False)
     done = typed("analyze", "run")
     assert (done.returncode, done.stderr) == (0, "")
     assert not set("\x1b│┃━─") & set(done.stdout)
@@ -14,11 +15,7 @@ def test_piped_it_is_plain_text_with_every_number_in_its_place(typed):
     _, gemm = (line for line in lines if line.endswith("my_gemm_kernel"))
     assert gemm.split() == ["matrix", "product", "2", "0.50", "100%", "250.0", "250.0", "250.0", "my_gemm_kernel"]
     assert any("only 2 iterations were captured" in line for line in lines)
-
-
-def test_a_rank_on_a_cpu_has_iterations_and_no_device_that_was_idle(typed, folder):
-    write(folder / "run" / "rank-1.json.gz", 1, device=False)
-    lines = typed("analyze", "run").stdout.splitlines()
+    # A rank on a CPU has iterations, and no device that was idle.
     typical = lines.index("A typical iteration, ms")
     on_device, on_cpu = (line.split() for line in lines[typical + 2 : typical + 4])
     assert on_device[:3] == ["0", "0.90", "0.25"]

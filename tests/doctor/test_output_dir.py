@@ -1,12 +1,10 @@
 """Whether the output directory can be written, is seen by all nodes, and has room."""
 
 import json
-import os
 from pathlib import Path
 
 import pytest
 
-from bridge_profiling.doctor.checks import Machine
 from bridge_profiling.doctor.profiling import check_output_dir
 from bridge_profiling.doctor.trace_size import estimate
 
@@ -27,11 +25,11 @@ b {place}/two\\040words gpfs rw 0 0
 
 @pytest.fixture
 def verdicts(tmp_path, machine, request_for):
-    """Verdicts by check on a run whose output directory is below the test's own, on a machine, or on one with these fields."""
+    """Verdicts by check on a run whose output directory is below the test's own, on a machine with these fields."""
 
-    def check(*arguments, place="", here=None, fields=None, **request):
+    def check(*arguments, place="", fields=None, **request):
         request = request_for(*arguments, output_dir=tmp_path / place, **request)
-        return {verdict.check: verdict for verdict in check_output_dir(request, here or machine(**fields or {}))}
+        return {verdict.check: verdict for verdict in check_output_dir(request, machine(**fields or {}))}
 
     return check
 
@@ -56,12 +54,6 @@ def test_the_file_system_decides_who_sees_it(tmp_path, verdicts, folder, nodes, 
     found = verdicts(*TORCH, place=folder, nodes=nodes, fields={"recorded": mounts})
     shared = found.get("lasting" if nodes == 1 else "shared by the nodes")
     assert (shared and shared.status, said in (shared.found if shared else "")) == (status, True), shared
-
-
-def test_a_directory_still_to_be_made_is_looked_for_above_and_nothing_is_left_in_it(tmp_path, verdicts):
-    verdict = verdicts(*TORCH, place="a/b", here=Machine(environ=dict(os.environ)))["output directory"]
-    assert (verdict.status, f"will be created in {tmp_path}" in verdict.found) == ("ok", True)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_file_in_its_place_fails(tmp_path, verdicts):

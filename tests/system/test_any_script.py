@@ -1,4 +1,4 @@
-"""`bridge-profiling run` of an unchanged script on a real Slurm, and under a real nsys."""
+"""`bridge-profiling run` of an unchanged script, and `doctor`, on a real Slurm; and `run` under a real nsys."""
 
 from __future__ import annotations
 
@@ -38,6 +38,24 @@ def test_srun_starts_the_ranks_of_two_nodes(slurm_cluster: SlurmCluster, tmp_pat
     assert found[0]["job"]["id"] == found[1]["job"]["id"] is not None
     assert [path.name for path in (tmp_path / "profiles" / "torch").iterdir()] == ["iter-3-6"]
     assert ended.stdout.count("step 15: loss") == 2
+
+
+@pytest.mark.needs("slurm")
+@pytest.mark.parametrize(
+    ("nodes", "verdict"),
+    [
+        ("2", "ok      shared by the nodes: 2 nodes (n1, n2) read a file written here, and this machine sees theirs"),
+        ("3", "unknown shared by the nodes: the nodes could not be reached: `srun"),
+    ],
+)
+def test_a_directory_that_both_nodes_see_is_ok_and_more_nodes_are_unknown(slurm_cluster, tmp_path, nodes, verdict) -> None:
+    # What a user of the cluster exports.
+    exported = {"SLURM_ACCOUNT": slurm_cluster.account, "SLURM_PARTITION": slurm_cluster.partition}
+    command = ("doctor", "--nodes", nodes, "--output-dir", str(tmp_path))
+    done = bridge_profiling(tmp_path, *command, **slurm_cluster.environment, **exported)
+    said = next(text for text in done.stdout.splitlines() if " shared by the nodes: " in text)
+    assert said.startswith(verdict)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.needs("nsys")

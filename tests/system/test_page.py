@@ -29,23 +29,15 @@ _SECTIONS = "verdict budget scorecard phases iterations waits findings work flam
 
 _HOSTILE = "<script>document.title='taken'</script><img src=x onerror=\"document.title='taken'\">\u2028</script>"
 
-Report = Callable[[Path, Path], Path]
+
+def _report(run: Path, page: Path) -> Path:
+    """Make the page of a run as a user does."""
+    cli("report", run, "-o", page, env=os.environ | {"BRIDGE_PROFILING_CACHE": str(page.parent / "cache")})
+    return page
 
 
 @pytest.fixture(scope="module")
-def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
-    """Makes the page of a run as a user does."""
-    environment = os.environ | {"BRIDGE_PROFILING_CACHE": str(tmp_path_factory.getbasetemp() / "page-cache")}
-
-    def make(run: Path, page: Path) -> Path:
-        cli("report", run, "-o", page, env=environment)
-        return page
-
-    return make
-
-
-@pytest.fixture(scope="module")
-def real_page(report: Report, captures: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def real_page(captures: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page of four H200 ranks and a memory snapshot."""
     folder = tmp_path_factory.mktemp("real")
     run = folder / "tp2_dp2"
@@ -53,15 +45,7 @@ def real_page(report: Report, captures: Path, tmp_path_factory: pytest.TempPathF
     for file in (captures / "kineto" / "tp2_dp2").glob("rank-*.json.gz"):
         (run / file.name).symlink_to(file)
     (run / "snapshot_0.pickle.xz").symlink_to(captures / "memory" / "tp2_dp2" / "snapshot_0.pickle.xz")
-    return report(run, folder / "report.html")
-
-
-@pytest.fixture(scope="module")
-def hostile_page(report: Report, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The page of ranks whose kernels, annotations and operators are called what an attacker would call them."""
-    folder = tmp_path_factory.mktemp("hostile")
-    write_ranks_called(_HOSTILE, folder)
-    return report(folder, folder / "report.html")
+    return _report(run, folder / "report.html")
 
 
 @pytest.fixture(scope="module")
@@ -124,12 +108,10 @@ def _numbers(texts: list[str]) -> list[float]:
     return [float(text.replace(",", "").rstrip(" %")) for text in texts]
 
 
-def test_every_section_is_drawn_without_a_network_and_fits_a_laptop(page: Page, real_page: Path) -> None:
+def test_every_section_is_drawn_without_a_network(page: Page, real_page: Path) -> None:
     assert page.requests == []
     assert page.errors == []
     assert page.locator("main > section").evaluate_all("all => all.map((each) => each.id)") == _SECTIONS.split()
-    # Nothing sticks out: a page that scrolls sideways cannot be read on a laptop.
-    assert page.evaluate("document.documentElement.scrollWidth") <= _LAPTOP["width"]
     drawn = page.locator(".figure")
     assert drawn.count() >= 8
     for place in range(drawn.count()):
@@ -166,19 +148,6 @@ def test_labels_do_not_overlap_and_nothing_sticks_out(
     assert overlapping == []
 
 
-def test_kernels_are_sorted_and_filtered_by_the_mouse(page: Page) -> None:
-    totals = _numbers(_rows(page, "kernels", 2))
-    assert totals == sorted(totals, reverse=True)
-    page.locator("#table-kernels th button", has_text="max").click()
-    longest = _numbers(_rows(page, "kernels", 6))
-    assert longest == sorted(longest, reverse=True)
-    page.locator('[data-filter="kernels"]').fill("NCCL reduce")
-    names = _rows(page, "kernels", 7)
-    assert names
-    assert all("nccl" in name.lower() and "reduce" in name.lower() for name in names)
-    assert page.locator("#count-kernels").inner_text() == f"{len(names)} rows"
-
-
 def test_what_is_not_looked_at_is_not_drawn_and_a_long_table_is_sorted_and_filtered_as_a_whole(
     real_page: Path, show: Callable[..., Page], tmp_path: Path
 ) -> None:
@@ -196,7 +165,10 @@ def test_what_is_not_looked_at_is_not_drawn_and_a_long_table_is_sorted_and_filte
     assert highest.count(highest[0]) >= 1000 // 190, "each row is there some times"
     page.locator("#table-operators").evaluate("table => table.parentElement.scrollTo(0, 1e6)")
     rows.nth(200).wait_for(state="attached")
-    page.locator('[data-filter="operators"]').fill("aten::mm")
+    page.locator('[data-filter="operators"]').fill("mm aten::m")
+    shown = rows.all_text_contents()
+    assert shown
+    assert all("aten::mm" in text for text in shown)
     assert page.locator("#count-operators").inner_text() == f"{rows.count()} rows"
 
 
@@ -318,8 +290,11 @@ def test_it_prints_on_white_without_controls_and_within_the_paper(page: Page) ->
     assert wide <= 690
 
 
-def test_hostile_names_stay_text(hostile_page: Path, show: Callable[[Path], Page]) -> None:
-    page = show(hostile_page)
+def test_hostile_names_stay_text(show: Callable[[Path], Page], tmp_path: Path) -> None:
+    """Kernels, annotations and operators are called what an attacker would call them."""
+    (tmp_path / "run").mkdir()
+    write_ranks_called(_HOSTILE, tmp_path / "run")
+    page = show(_report(tmp_path / "run", tmp_path / "report.html"))
     assert page.errors == []
     assert page.requests == []
     assert "taken" not in page.title()
