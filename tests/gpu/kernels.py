@@ -105,6 +105,15 @@ def ended_by_sigterm(job: Job) -> list[int]:
     return found
 
 
+def check_losses(job: Job, reference: Job) -> None:
+    """Both trained to their end, and profiling changed no bit of a loss."""
+    for one in (job, reference):
+        assert one.returncode == 0, one.tail
+        assert max(one.losses) == 19
+    first = job.spec.resumes_at or 0
+    assert job.losses == {iteration: reference.losses[iteration] for iteration in range(first, 20)}
+
+
 def check_same_kernels(job: Job, wanted: list[int] = WINDOW, *kinds: str) -> None:
     """Every kernel belongs to one of these iterations, and each iteration has the same ones."""
     for rank, tables in job.traces().items():
