@@ -1,7 +1,5 @@
 """A machine made of recorded text: what its files and commands said, and nothing of the machine that runs the tests."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

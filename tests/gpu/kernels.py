@@ -1,7 +1,5 @@
 """What ran on a rank's GPU in each iteration of a capture, by the kernels' names."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """A real Chromium without a window, for tests that click what a user clicks: Debian's package, driven by Playwright."""
 
-from __future__ import annotations
-
 import importlib.util
 import shutil
 

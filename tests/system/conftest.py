@@ -1,21 +1,16 @@
 """Real servers and tools for system tests: made once a session, and gone at its end."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from tests.system import browser, debian, jobs, nsys_install, slurm_cluster
 from tests.system.slurm_cluster import SlurmCluster
-
-if TYPE_CHECKING:
-    from playwright.sync_api import Browser
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -41,7 +36,7 @@ def nsys() -> Path:
 
 
 @pytest.fixture(scope="session")
-def chromium() -> Iterator[Browser]:
+def chromium() -> Iterator[Any]:
     """A real browser without a window. Mark its tests `needs("browser")`."""
     from playwright.sync_api import sync_playwright
 

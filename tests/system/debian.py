@@ -3,8 +3,6 @@
 Writes no host into any file, starts no service, and changes nothing on a machine that has the packages already.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import platform

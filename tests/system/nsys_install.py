@@ -3,8 +3,6 @@
 Debian's experimental suite holds a version that records and exports on any Debian; the one of bookworm hangs.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import platform

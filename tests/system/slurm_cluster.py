@@ -4,8 +4,6 @@ Everything it writes lies in one temporary directory; a Slurm that the machine m
 changed, because SLURM_CONF and the sockets point elsewhere. Installs nothing; never signals a process it did not start.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os

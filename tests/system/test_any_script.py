@@ -1,7 +1,5 @@
 """`bridge-profiling run` of an unchanged script, and `doctor`, on a real Slurm; and `run` under a real nsys."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

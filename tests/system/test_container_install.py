@@ -1,7 +1,5 @@
 """docs/how-to/into-a-container.md, command by command, in an environment whose torch must stay byte for byte as it is."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Our ranges reach a real nsys whichever nvtx is installed, or none, in CPU and CUDA builds of torch, without a GPU."""
 
-from __future__ import annotations
-
 import fcntl
 import subprocess
 import sys

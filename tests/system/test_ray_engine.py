@@ -1,7 +1,5 @@
 """The analysis on a real Ray cluster, started here: the same code, the same answers."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

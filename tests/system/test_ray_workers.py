@@ -1,7 +1,5 @@
 """Workers of a real Ray, two groups profiled and one not: what each captured, and what is left of those that end early."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -3,8 +3,6 @@
 A container layout cannot run here, for want of Pyxis: tests/recipes/golden_sbatch holds its batch scripts.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Captures come from another machine through a real SSH server, with NeMo-Run's own tunnel: the server is this machine's."""
 
-from __future__ import annotations
-
 import contextlib
 import getpass
 import json
