@@ -1,6 +1,6 @@
 """A machine made of recorded text: what its files and commands said, and nothing of the machine that runs the tests."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -40,12 +40,12 @@ class RecordedMachine(Machine):
 
 
 @pytest.fixture
-def machine() -> type[RecordedMachine]:
+def machine():
     return RecordedMachine
 
 
 @pytest.fixture
-def request_for() -> Callable[..., Request]:
+def request_for():
     """A request for a run with these settings; further fields by name."""
 
     def make(*arguments: str, **fields: object) -> Request:

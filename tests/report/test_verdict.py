@@ -2,11 +2,11 @@
 
 import pytest
 
-from bridge_profiling.report.verdict import Summary, verdict
+from bridge_profiling.report.verdict import verdict
 from tests.report.summaries import MS, finding, manifest, row, summary
 
 
-def test_it_is_a_headline_three_sentences_and_what_to_do_first() -> None:
+def test_it_is_a_headline_three_sentences_and_what_to_do_first():
     first, other = finding(ranks=[1]), finding(id="host_sync", recoverable_us_per_iteration=10 * MS)
     unknown = finding(id="memory_growth", recoverable_us_per_iteration=None)
     loading = [row(rank, data_loading_us=30 * MS) for rank in range(4)]
@@ -61,7 +61,7 @@ _MANIFESTS = [manifest(0, [150, 152], [100, 100, 102]), manifest(1, [151, 151], 
         (summary(_TWO), ["Nothing to change was found."]),
     ],
 )
-def test_what_is_known_and_what_limits_it_is_said(found: Summary, said: list[str]) -> None:
+def test_what_is_known_and_what_limits_it_is_said(found, said):
     answer = verdict(found)
     text = " ".join((answer.headline, *answer.sentences, *answer.first, *answer.caveats))
     assert [sentence for sentence in said if sentence not in text] == []

@@ -3,8 +3,6 @@
 import json
 import os
 import signal
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -31,7 +29,7 @@ def die_of_three(value: int) -> int:
     return value
 
 
-def test_answers_are_those_of_processes(ray_cluster: Any, captures: Path, tmp_path: Path) -> None:
+def test_answers_are_those_of_processes(ray_cluster, captures, tmp_path):
     with (
         Run(captures / "kineto" / "tp2_dp2", parquet=tmp_path / "processes") as here,
         Run(captures / "kineto" / "tp2_dp2", engine="ray", parquet=tmp_path / "ray") as there,
@@ -41,21 +39,21 @@ def test_answers_are_those_of_processes(ray_cluster: Any, captures: Path, tmp_pa
         assert there.errors == []
 
 
-def test_the_command_finds_a_running_cluster_by_its_address(ray_cluster: Any, captures: Path, tmp_path: Path) -> None:
+def test_the_command_finds_a_running_cluster_by_its_address(ray_cluster, captures, tmp_path):
     address = ray_cluster.get_runtime_context().gcs_address
     where = ["--engine", "ray", "--ray-address", address, "--parquet", tmp_path]
     done = cli("analyze", captures / "kineto" / "pp2_dp2", "--json", *where)
     assert [rank["rank"] for rank in json.loads(done.stdout)["ranks"]] == [0, 1, 2, 3]
 
 
-def test_a_task_that_fails_or_dies_says_so_and_costs_no_other(ray_cluster: Any) -> None:
+def test_a_task_that_fails_or_dies_says_so_and_costs_no_other(ray_cluster):
     for function, said in ((refuse_three, "three is not accepted"), (die_of_three, "died")):
         outcomes = {outcome.task: outcome for outcome in RayEngine().map(function, [1, 3, 5])}
         assert (outcomes[0].answer, outcomes[2].answer) == (1, 5)
         assert said in outcomes[1].error
 
 
-def test_no_cluster_at_an_address_is_an_error_that_says_what_to_type() -> None:
+def test_no_cluster_at_an_address_is_an_error_that_says_what_to_type():
     import ray
 
     ray.shutdown()
