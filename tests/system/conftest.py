@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.system import browser, debian, jobs, nsys_install, slurm_cluster
+from tests.system import debian, jobs, nsys_install, slurm_cluster
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -38,7 +38,7 @@ def chromium():
     from playwright.sync_api import sync_playwright
 
     if not shutil.which("chromium"):
-        debian.install(browser.PACKAGES)
+        debian.install(debian.BROWSER)
     with sync_playwright() as playwright:
         # Root has no sandbox in a container.
         started = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
