@@ -4,14 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import pytest
-
 from bridge_profiling.doctor.checks import Machine, Process, Unavailable
 from bridge_profiling.doctor.request import Request, apply_arguments
 
 
 @dataclass(frozen=True)
-class RecordedMachine(Machine):
+class FakeMachine(Machine):
     """Files and targets of links by path, outputs by command, versions by package; whatever was not recorded is not there."""
 
     environ: Mapping[str, str] = field(default_factory=dict)
@@ -39,18 +37,8 @@ class RecordedMachine(Machine):
         return self.free
 
 
-@pytest.fixture
-def machine():
-    return RecordedMachine
-
-
-@pytest.fixture
-def request_for():
+def request_for(*arguments: str, **fields: object) -> Request:
     """A request for a run with these settings; further fields by name."""
-
-    def make(*arguments: str, **fields: object) -> Request:
-        request = Request(**{"name": "run", **fields})
-        apply_arguments(request, arguments)
-        return request
-
-    return make
+    request = Request(**{"name": "run", **fields})
+    apply_arguments(request, arguments)
+    return request
