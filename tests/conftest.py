@@ -23,8 +23,7 @@ import pytest
 from recipes.releases import hide_old_async_checkpoints
 from tests.integrations.bridge_environment import why_no_bridge
 from tests.leftovers import Leftovers
-from tests.system.browser import why_no_browser
-from tests.system.debian import why_no_packages
+from tests.system.debian import why_no_browser, why_no_packages
 from tests.system.nsys_install import why_no_nsys
 
 # Tests look for megatron-core before they import a recipe.

@@ -1,4 +1,4 @@
-"""Every operation among three real processes: an odd number, so that one has no partner."""
+"""Every operation among three real processes: an odd number, so that one has no partner. And ranks that fail."""
 
 import json
 import os
@@ -11,7 +11,7 @@ import torch
 
 from bridge_profiling.bench import collectives, requests
 from bridge_profiling.bench.__main__ import main
-from bridge_profiling.bench.ranks import World, joined
+from bridge_profiling.bench.ranks import World, joined, run_locally
 from bridge_profiling.bench.results import MeasurementError, UnavailableError
 from bridge_profiling.launch_env import LaunchEnv
 
@@ -67,3 +67,30 @@ def test_a_launcher_that_cannot_measure_is_refused(variables, said, tmp_path, mo
 def test_without_a_device_nccl_is_unavailable():
     with pytest.raises(UnavailableError, match="unavailable"), joined(LaunchEnv(world_size=2), "nccl"):
         pytest.fail("it has joined")
+
+
+#: Stands in for the benchmark: rank 1 fails at once, and rank 0 would run for minutes.
+MODULE = """
+import os, sys, time
+if os.environ["RANK"] == "1":
+    sys.exit("error: rank 1 of " + os.environ["WORLD_SIZE"])
+print("waiting", file=sys.stderr, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.integration
+def test_the_first_rank_that_fails_ends_the_others_and_is_reported(tmp_path, monkeypatch, capsys):
+    package = tmp_path / "bridge_profiling" / "bench"
+    package.mkdir(parents=True)
+    (package / "__main__.py").write_text(MODULE)
+    for folder in (package.parent, package):
+        (folder / "__init__.py").touch()
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    started = []
+    popen = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", lambda *a, **k: started.append(popen(*a, **k)) or started[-1])
+    assert run_locally([], 2, "gloo") == 1
+    assert capsys.readouterr().err == "error: rank 1 of 2\n"
+    assert started[0].returncode < 0

@@ -118,24 +118,22 @@ def test_token_numbers_custom_inputs_and_losses(model, inputs, settings, samples
     assert "too few iterations for bounds" in str(timing)
 
 
+NO_SHAPES = (4, None, "ab", (2.0, 4), (-1, 4), ((6, 2), (6, 3)), {"x": torch.ones(2, 4)})
+
+
 @pytest.mark.parametrize(
     ("model", "shape", "settings", "said"),
     [
         (torch.nn.Linear(2, 2), (0, 2), {}, "holds no sample"),
         (Text(2, 2), (1, 2), {"train": True}, "nothing to differentiate"),
         (torch.nn.Embedding(8, 4), (3, 5), {"dtype": torch.float32}, "of torch.float32. Pass dtype=torch.long"),
+        *((torch.nn.Linear(4, 2), shape, {}, r"is not the shape of one tensor.*the tensors themselves") for shape in NO_SHAPES),
     ],
 )
 def test_what_cannot_be_measured_is_refused(model, shape, settings, said):
     with pytest.raises(ProfilingConfigError, match=said):
         quick_benchmark(model, shape, **settings)
     assert model.training
-
-
-@pytest.mark.parametrize("shape", [4, None, "ab", (2.0, 4), (-1, 4), ((6, 2), (6, 3)), {"x": torch.ones(2, 4)}])
-def test_an_invalid_shape_is_refused_with_an_example(shape):
-    with pytest.raises(ProfilingConfigError, match=r"is not the shape of one tensor.*the tensors themselves"):
-        quick_benchmark(torch.nn.Linear(4, 2), shape)
 
 
 def test_a_model_is_measured_on_another_device_and_returns():

@@ -1,6 +1,8 @@
 """Types commands: in this process, in a process of their own, and on a terminal."""
 
 import contextvars
+import gzip
+import json
 import os
 import subprocess
 import sys
@@ -9,12 +11,19 @@ from unittest import mock
 import pytest
 
 from bridge_profiling import cli
-from tests.cli.ranks import write
 from tests.traces.conftest import captures
+from tests.traces.kineto_files import document, steps
 
 __all__ = ["captures"]
 
 COMMAND = [sys.executable, "-m", "bridge_profiling.cli"]
+
+
+def write(path, rank, cut=None, *, device=True):
+    """A rank's trace of two iterations, cut off after some bytes; with a kernel in each, or on a CPU alone."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    trace = document(steps(*([250] if device else [None]) * 2), distributedInfo={"rank": rank})
+    path.write_bytes(gzip.compress(json.dumps(trace).encode())[:cut])
 
 
 @pytest.fixture

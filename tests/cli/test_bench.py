@@ -34,12 +34,8 @@ def stubborn():
                 pass
     return step
 
-class Data:
-    def __len__(self):
-        return 16
-
-    def __getitem__(self, index):
-        return float(index)
+def data():
+    return [float(index) for index in range(16)]
 """
 
 
@@ -58,7 +54,7 @@ def test_a_step_and_a_loader_are_printed_and_kept_in_one_file(process):
     assert done.stdout.endswith("result: bench.json\n")
     assert "made" in done.stderr, "what the user's code prints is kept apart from the answer"
     loader = (
-        "bench data-loader --loader mine:Data --workers 0 --no-pin-memory --seconds 0.1 --batch-size 4 --json -o bench.json"
+        "bench data-loader --loader mine:data --workers 0 --no-pin-memory --seconds 0.1 --batch-size 4 --json -o bench.json"
     )
     done = process(*loader.split())
     assert json.loads(done.stdout)["rows"][0]["samples_per_batch"] == 4

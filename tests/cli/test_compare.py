@@ -1,6 +1,5 @@
 """`bridge-profiling compare` as it is typed: what it prints, the page, and the exit code a CI job relies on."""
 
-import json
 import re
 
 import pytest
@@ -86,7 +85,3 @@ def test_several_runs_are_one_table_a_sentence_per_change_and_a_line_on_the_page
     page = (runs / "page.html").read_text()
     assert "Run 3 is 12% slower than run 2" in page
     assert 'id="figure-series"' in page
-    found = json.loads(typed("compare", *nights, "--json").stdout)
-    assert [run["against_previous"]["step"]["verdict"] for run in found["runs"][1:]] == ["unchanged", "slower", "unchanged"]
-    assert found["runs"][2]["against_previous"]["explains_most"]["part"] == "host_launch_us"
-    assert found["runs"][3]["step_us"]["value"] == pytest.approx(5600)

@@ -6,7 +6,7 @@ import pytest
 
 from bridge_profiling.report.schemas import schema_text
 from tests.analysis.compared_runs import WrittenRun
-from tests.cli.ranks import write
+from tests.cli.conftest import write
 from tests.report.published import problems
 
 

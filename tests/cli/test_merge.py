@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.analysis.simulated_runs import MS, SimulatedRun
-from tests.cli.ranks import write
+from tests.cli.conftest import write
 
 
 @pytest.fixture(autouse=True)
@@ -59,6 +59,12 @@ def test_without_the_host_there_is_device_work_alone(typed):
     merged = json.loads(Path("all.json").read_text())
     assert {event.get("cat") for event in _phase(merged, "X")} == {"kernel"}
     assert not _phase(merged, "s")
+
+
+def test_it_annotates_what_analyze_finds(typed):
+    found = {each["title"] for each in json.loads(typed("analyze", "run", "--json").stdout)["findings"]}
+    assert f"and {len(found)} findings" in typed("merge", "run", "-o", "all.json.gz").stdout
+    assert {event["name"] for event in _phase(_read("all.json.gz"), "X") if event["cat"] == "finding"} == found
 
 
 def test_matched_collectives_put_ranks_on_one_clock(typed, folder):

@@ -1,7 +1,5 @@
 """`bridge-profiling run` as it is typed: what it starts, and what it refuses."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import re

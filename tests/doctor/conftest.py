@@ -1,19 +1,15 @@
 """A machine made of recorded text: what its files and commands said, and nothing of the machine that runs the tests."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-
-import pytest
 
 from bridge_profiling.doctor.checks import Machine, Process, Unavailable
 from bridge_profiling.doctor.request import Request, apply_arguments
 
 
 @dataclass(frozen=True)
-class RecordedMachine(Machine):
+class FakeMachine(Machine):
     """Files and targets of links by path, outputs by command, versions by package; whatever was not recorded is not there."""
 
     environ: Mapping[str, str] = field(default_factory=dict)
@@ -41,18 +37,8 @@ class RecordedMachine(Machine):
         return self.free
 
 
-@pytest.fixture
-def machine() -> type[RecordedMachine]:
-    return RecordedMachine
-
-
-@pytest.fixture
-def request_for() -> Callable[..., Request]:
+def request_for(*arguments: str, **fields: object) -> Request:
     """A request for a run with these settings; further fields by name."""
-
-    def make(*arguments: str, **fields: object) -> Request:
-        request = Request(**{"name": "run", **fields})
-        apply_arguments(request, arguments)
-        return request
-
-    return make
+    request = Request(**{"name": "run", **fields})
+    apply_arguments(request, arguments)
+    return request

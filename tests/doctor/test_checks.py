@@ -12,6 +12,7 @@ from bridge_profiling.doctor.nsys import check_cpu_sampling, check_gpu_metrics_p
 from bridge_profiling.doctor.profiling import check_profilers, check_ranks_exist, check_window_fits
 from bridge_profiling.doctor.request import Request, apply_arguments, apply_file
 from bridge_profiling.errors import CaptureError, ProfilingConfigError
+from tests.doctor.conftest import FakeMachine, request_for
 
 TORCH, NSYS, METRICS = (f"profiling.{name}=true" for name in ("use_pytorch_profiler", "use_nsys_profiler", "nsys_gpu_metrics"))
 METRICS_ARG = "profiling.nsys_extra_args=[--gpu-metrics-devices=0]"
@@ -112,16 +113,17 @@ CASES = [
 
 
 @pytest.mark.parametrize(("check", "settings", "fields", "here", "status", "said"), CASES)
-def test_a_check_has_one_verdict_or_none(request_for, machine, check, settings, fields, here, status, said):
-    verdicts = list(check(request_for(*settings.split(), **fields), machine(**here)))
+def test_a_check_has_one_verdict_or_none(check, settings, fields, here, status, said):
+    verdicts = list(check(request_for(*settings.split(), **fields), FakeMachine(**here)))
     assert [verdict.status for verdict in verdicts] == ([] if status is None else [status])
     for verdict in verdicts:
         assert said in f"{verdict.found} → {verdict.instead}"
         assert verdict.instead or status == "ok" or check is check_other_profilers
 
 
-def test_a_machine_alone_is_asked_nothing_about_a_run(machine):
-    assert [list(check(Request(), machine())) for check in (check_window_fits, check_ranks_exist, check_profilers)] == [[]] * 3
+def test_a_machine_alone_is_asked_nothing_about_a_run():
+    run_checks = (check_window_fits, check_ranks_exist, check_profilers)
+    assert [list(check(Request(), FakeMachine())) for check in run_checks] == [[]] * 3
 
 
 WELL = """ok GPUs: 2 × NVIDIA H200, driver 580.159.04
@@ -140,31 +142,31 @@ ok NVLink: all 36 links active, 478 GB/s per GPU and direction"""
         ({"nvidia-smi topo -m": TWO_SOCKETS}, {}, "socket (SYS: GPU0-GPU3, GPU1-GPU2, GPU1-GPU3)"),
     ],
 )
-def test_gpus_and_their_links(machine, request_for, recorded, fields, said):
+def test_gpus_and_their_links(recorded, fields, said):
     links = {"nvidia-smi nvlink -s": LINKS.replace(*recorded.get("links", ("", "")), 1)}
-    verdicts = check_gpus(request_for(**fields), machine(recorded=H200X2 | links | recorded))
+    verdicts = check_gpus(request_for(**fields), FakeMachine(recorded=H200X2 | links | recorded))
     assert said in "\n".join(f"{verdict.status} {verdict.check}: {verdict.found}" for verdict in verdicts)
 
 
-def test_dcgm_and_other_profilers_are_seen_in_the_process_table(machine):
+def test_dcgm_and_other_profilers_are_seen_in_the_process_table():
     running = (
         Process(70, "nv-hostengine", ("/usr/bin/nv-hostengine", "-n")),
         Process(71, "python3", ("/opt/nsys/target-linux-x64/nsys", "profile")),
         Process(72, "nsys-helper", ("/usr/bin/nsys-helper",)),
     )
-    dcgm, nsys = check_other_profilers(Request(), machine(running=running))
+    dcgm, nsys = check_other_profilers(Request(), FakeMachine(running=running))
     assert (dcgm.status, nsys.status) == ("warning", "warning")
     assert "nv-hostengine, process 70)" in dcgm.found
     assert "dcgmi profile --pause" in dcgm.instead
     assert "nsys, process 71)" in nsys.found
 
 
-def test_an_nsys_that_does_not_run_is_no_nsys(machine, request_for, monkeypatch):
+def test_an_nsys_that_does_not_run_is_no_nsys(monkeypatch):
     def refuse(executable):
         raise CaptureError(f"{executable} does not answer as nsys does")
 
     monkeypatch.setattr(doctor_nsys, "find_nsys", refuse)
-    words, verdict = check_nsys(request_for(NSYS, "profiling.nsys_trace=[cudn]"), machine(recorded={"nsys --version": ""}))
+    words, verdict = check_nsys(request_for(NSYS, "profiling.nsys_trace=[cudn]"), FakeMachine(recorded={"nsys --version": ""}))
     assert (words.status, words.instead.split(";")[0]) == ("fails", "Type cudnn")
     assert (verdict.status, verdict.found) == ("fails", "/usr/bin/nsys does not answer as nsys does")
 

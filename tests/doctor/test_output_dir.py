@@ -1,14 +1,13 @@
 """Whether the output directory can be written, is seen by all nodes, and has room."""
 
 import json
-import os
 from pathlib import Path
 
 import pytest
 
-from bridge_profiling.doctor.checks import Machine
 from bridge_profiling.doctor.profiling import check_output_dir
 from bridge_profiling.doctor.trace_size import estimate
+from tests.doctor.conftest import FakeMachine, request_for
 
 PROFILED = "profiling.use_pytorch_profiler=true"
 TORCH = (PROFILED, "train.train_iters=50")
@@ -26,12 +25,12 @@ b {place}/two\\040words gpfs rw 0 0
 
 
 @pytest.fixture
-def verdicts(tmp_path, machine, request_for):
-    """Verdicts by check on a run whose output directory is below the test's own, on a machine, or on one with these fields."""
+def verdicts(tmp_path):
+    """Verdicts by check on a run whose output directory is below the test's own, on a machine with these fields."""
 
-    def check(*arguments, place="", here=None, fields=None, **request):
+    def check(*arguments, place="", fields=None, **request):
         request = request_for(*arguments, output_dir=tmp_path / place, **request)
-        return {verdict.check: verdict for verdict in check_output_dir(request, here or machine(**fields or {}))}
+        return {verdict.check: verdict for verdict in check_output_dir(request, FakeMachine(**fields or {}))}
 
     return check
 
@@ -58,12 +57,6 @@ def test_the_file_system_decides_who_sees_it(tmp_path, verdicts, folder, nodes, 
     assert (shared and shared.status, said in (shared.found if shared else "")) == (status, True), shared
 
 
-def test_a_directory_still_to_be_made_is_looked_for_above_and_nothing_is_left_in_it(tmp_path, verdicts):
-    verdict = verdicts(*TORCH, place="a/b", here=Machine(environ=dict(os.environ)))["output directory"]
-    assert (verdict.status, f"will be created in {tmp_path}" in verdict.found) == ("ok", True)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_file_in_its_place_fails(tmp_path, verdicts):
     (tmp_path / "profiles").write_text("")
     verdict = verdicts(*TORCH, place="profiles")["output directory"]
@@ -71,7 +64,7 @@ def test_a_file_in_its_place_fails(tmp_path, verdicts):
 
 
 @pytest.mark.parametrize("profiler", [PROFILED, "profiling.use_nsys_profiler=true"])
-def test_little_room_is_a_warning_and_much_is_ok(verdicts, request_for, profiler):
+def test_little_room_is_a_warning_and_much_is_ok(verdicts, profiler):
     """In the output directory, and in the directory where nsys collects, which is checked last."""
     arguments = (*MODEL, profiler, "profiling.profile_ranks=[0,1]")
     needed = 2 * estimate(request_for(*arguments, world_size=2)).peak
@@ -82,8 +75,8 @@ def test_little_room_is_a_warning_and_much_is_ok(verdicts, request_for, profiler
         assert (found["trace size"].status, "factor of 2" in found["trace size"].found) == ("ok", True)
 
 
-def test_the_environment_says_where_when_the_settings_do_not(tmp_path, machine, request_for):
-    here = machine(environ={"BRIDGE_PROFILING_DIR": str(tmp_path / "named")})
+def test_the_environment_says_where_when_the_settings_do_not(tmp_path):
+    here = FakeMachine(environ={"BRIDGE_PROFILING_DIR": str(tmp_path / "named")})
     (tmp_path / "set").mkdir()
     for arguments, place in (((), "named"), ((f"profiling.output_dir={tmp_path}/set",), "set")):
         assert f"{tmp_path}/{place} can be written" in next(check_output_dir(request_for(*TORCH, *arguments), here)).found
@@ -94,7 +87,7 @@ def test_the_environment_says_where_when_the_settings_do_not(tmp_path, machine, 
 CAPTURES = json.loads((Path(__file__).parents[2] / "benchmarks" / "trace_sizes.json").read_text())
 
 
-def test_no_estimate_is_farther_off_than_said_from_what_was_measured_on_h200s(request_for):
+def test_no_estimate_is_farther_off_than_said_from_what_was_measured_on_h200s():
     assert len(CAPTURES) > 50
     for capture in CAPTURES:
         arguments = f"{capture['settings']} {capture['options']}".split()

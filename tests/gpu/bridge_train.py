@@ -6,8 +6,6 @@ Bridge's defaults wherever nothing is set: Transformer Engine's layers, fused Ad
 OUT/losses.jsonl holds each iteration's loss to the last bit; OUT/profiles what our callback captured, on every rank.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import os

@@ -1,7 +1,5 @@
 """Every training of the GPU tests, by name: a covering set of layouts, profilers and endings, each as short as it can be."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tests.gpu.jobs import BridgeSpec, JobSpec, devices

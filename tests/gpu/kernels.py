@@ -1,7 +1,5 @@
 """What ran on a rank's GPU in each iteration of a capture, by the kernels' names."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -103,6 +101,15 @@ def ended_by_sigterm(job: Job) -> list[int]:
     for rank in reasons.keys() - set(found):
         assert "the process died inside the window" in reasons[rank] or job.spec.profiler == "nsys", reasons
     return found
+
+
+def check_losses(job: Job, reference: Job) -> None:
+    """Both trained to their end, and profiling changed no bit of a loss."""
+    for one in (job, reference):
+        assert one.returncode == 0, one.tail
+        assert max(one.losses) == 19
+    first = job.spec.resumes_at or 0
+    assert job.losses == {iteration: reference.losses[iteration] for iteration in range(first, 20)}
 
 
 def check_same_kernels(job: Job, wanted: list[int] = WINDOW, *kinds: str) -> None:

@@ -1,7 +1,5 @@
 """What the monitor reads of real GPUs while they do work of known size."""
 
-from __future__ import annotations
-
 import threading
 from contextlib import contextmanager
 from time import monotonic, sleep

@@ -1,7 +1,5 @@
 """The published JSON Schemas, and what is wrong with a document."""
 
-from __future__ import annotations
-
 import functools
 import json
 from typing import Any

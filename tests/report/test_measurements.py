@@ -1,7 +1,6 @@
 """What integrations measured, as tables of the page."""
 
 import json
-from pathlib import Path
 
 from bridge_profiling.report.measurements import flops_profile, phase_memory, wall_clock
 from bridge_profiling.run import Run
@@ -20,7 +19,7 @@ _FRAMEWORK = {
 }
 
 
-def test_memory_by_phase_and_deepspeeds_timers() -> None:
+def test_memory_by_phase_and_deepspeeds_timers():
     measured, other, unavailable = (manifest(rank, [100, 100], [90]) for rank in range(3))
     measured.manifest.framework = _FRAMEWORK
     other.manifest.framework = {"phase_memory": {"phase": "forward"}, "wall_clock_breakdown": {"timers_ms": {"fwd": "fast"}}}
@@ -33,7 +32,7 @@ def test_memory_by_phase_and_deepspeeds_timers() -> None:
     ]
 
 
-def test_they_are_on_the_page(tmp_path: Path) -> None:
+def test_they_are_on_the_page(tmp_path):
     write_capture(tmp_path, [complete("user_annotation", "ProfilerStep#4", 4000, 900)], range(4, 6), framework=_FRAMEWORK)
     with Run(tmp_path) as run:
         found = json.loads(run.to_json())["measured"]

@@ -4,10 +4,8 @@ import json
 from dataclasses import replace
 
 import pytest
-from typer.testing import CliRunner
 
 from bridge_profiling.analysis.findings import Event
-from bridge_profiling.cli import app
 from bridge_profiling.report.merged_trace import write_merged_trace
 from tests.report.summaries import finding
 
@@ -59,11 +57,3 @@ def test_each_finding_has_a_track_of_its_own_above_the_threads_and_slices_never_
     first, second = (each for each in mine if names[each["tid"]].startswith("finding 1"))
     assert first["ts"] + first["dur"] <= second["ts"]
     assert second["ts"] + second["dur"] == 400.0
-
-
-def test_merge_annotates_what_report_finds(made, tmp_path):
-    found = made().findings()
-    done = CliRunner().invoke(app, ["merge", str(tmp_path / "run"), "-o", str(tmp_path / "all.json")])
-    assert f"and {len(found)} findings" in done.output
-    events = json.loads((tmp_path / "all.json").read_text())["traceEvents"]
-    assert {event["name"] for event in _slices(events)} == {each.title for each in found}

@@ -6,32 +6,25 @@ import html
 import json
 import re
 import sys
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from bridge_profiling.report.findings_view import Pictures
 from bridge_profiling.report.run_view import NAMED_RANKS, ranks_to_show
 from bridge_profiling.report.timeline import Timeline
-from bridge_profiling.run import Run
 from bridge_profiling.traces.types import RankInfo
 from tests.report.summaries import finding, row, summary
 from tests.traces.kineto_files import call, complete, kernel, write_ranks_called
 
-Made = Callable[..., Run]
-Real = Callable[[str], Run]
 
-
-def _page(run: Run, folder: Path) -> tuple[str, dict[str, Any]]:
+def _page(run, folder):
     """A run's page, and the data in it."""
     text = run.report(folder / "report.html").read_text(encoding="utf-8")
     (packed,) = re.findall(r'id="packed-data">([^<]*)<', text)
     return text, json.loads(gzip.decompress(base64.b64decode(packed)))
 
 
-def test_numbers_on_the_page_are_the_analysis_and_it_asks_no_network_for_anything(real: Real, tmp_path: Path) -> None:
+def test_numbers_on_the_page_are_the_analysis_and_it_asks_no_network_for_anything(real, tmp_path):
     run = real("kineto/tp2_dp2")
     text, data = _page(run, tmp_path)
     budget = {row["rank"]: row["host_launch_us"] / 1e3 for row in run.attribution().to_pylist()}
@@ -45,18 +38,18 @@ def test_numbers_on_the_page_are_the_analysis_and_it_asks_no_network_for_anythin
     assert ("default-src 'none'" in text, "connect-src" in text, len(text) < 5_000_000) == (True, False, True)
 
 
-def test_the_python_line_of_each_table_returns_its_rows(made: Made, tmp_path: Path) -> None:
+def test_the_python_line_of_each_table_returns_its_rows(made, tmp_path):
     text, _ = _page(made(ranks=2), tmp_path)
     lines = [html.unescape(line) for line in re.findall(r'data-copy="(from [^"]*)"', text)]
     assert len(lines) == text.count("<table") >= 8, "a line for each table"
     for line in lines:
         imported, _, expression = line.partition("; ")
-        names: dict[str, Any] = {}
+        names = {}
         exec(imported, names)
         assert len(eval(expression, names)), line
 
 
-def test_names_of_kernels_ranges_and_files_are_text(run_of: Made, tmp_path: Path) -> None:
+def test_names_of_kernels_ranges_and_files_are_text(run_of, tmp_path):
     hostile = "</script><script>alert(1)</script>\u2028<img src=x onerror=alert(2)>"
     folder = tmp_path / "run <b>7"
     folder.mkdir()
@@ -80,22 +73,20 @@ def test_names_of_kernels_ranges_and_files_are_text(run_of: Made, tmp_path: Path
         ),
     ],
 )
-def test_a_page_says_what_was_not_captured_in_place_of_an_empty_picture(
-    made: Made, tmp_path: Path, events: list[dict[str, Any]] | None, said: list[str]
-) -> None:
+def test_a_page_says_what_was_not_captured_in_place_of_an_empty_picture(made, tmp_path, events, said):
     text, data = _page(made(events=events), tmp_path)
     assert [each for each in said if each not in text] == []
     assert (data["timeline"] is None) == ("No range was recorded" in said)
 
 
-def test_a_page_of_memory_alone_names_no_profiler_of_time(real: Real, tmp_path: Path) -> None:
+def test_a_page_of_memory_alone_names_no_profiler_of_time(real, tmp_path):
     text, _ = _page(real("memory/tp2_dp2"), tmp_path)
     facts = re.findall(r"<dt>([^<]*)</dt><dd>([^<]*)</dd>", text)
     assert facts[:2] == [("ranks", "1"), ("captured by", "memory snapshot")]
     assert "These captures hold memory only." in text
 
 
-def test_ranks_in_a_picture_have_the_median_of_the_table() -> None:
+def test_ranks_in_a_picture_have_the_median_of_the_table():
     """Of an even number of iterations it is the mean of the middle two, so that rank 1 is the slower one here."""
     values = [(0, 1), (0, 9), (1, 6), (1, 6)]
     rows = [{"rank": rank, "compute_us": value * 1_000.0, "own_us": 0.0} for rank, value in values]
@@ -105,7 +96,7 @@ def test_ranks_in_a_picture_have_the_median_of_the_table() -> None:
     assert drawn[0]["data"][0]["x"] == [5.0, 6.0]
 
 
-def test_few_ranks_all_have_rows_and_of_many_the_slow_and_one_of_each_stage() -> None:
+def test_few_ranks_all_have_rows_and_of_many_the_slow_and_one_of_each_stage():
     infos = [
         RankInfo(rank=rank, rank_source="trace", source="kineto", files=[], coordinates={"pp": (rank // 256, 4)})
         for rank in range(1024)
@@ -118,7 +109,7 @@ def test_few_ranks_all_have_rows_and_of_many_the_slow_and_one_of_each_stage() ->
     assert len(found) == NAMED_RANKS
 
 
-def test_a_damaged_compiled_template_is_compiled_again(made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_compiled_template_is_compiled_again(made, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "pycache_prefix", str(tmp_path / "compiled"))
     monkeypatch.setattr(sys, "dont_write_bytecode", False)
     run = made()

@@ -1,7 +1,5 @@
 """The published JSON Schemas: current, complete, and of use to someone who checks a document with them."""
 
-from __future__ import annotations
-
 import runpy
 from pathlib import Path
 

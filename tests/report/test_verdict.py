@@ -2,25 +2,22 @@
 
 import pytest
 
-from bridge_profiling.report.verdict import Summary, verdict
+from bridge_profiling.report.verdict import verdict
 from tests.report.summaries import MS, finding, manifest, row, summary
 
 
-def test_it_is_a_headline_three_sentences_and_what_to_do_first() -> None:
-    first = finding(ranks=[1], title="Rank 1 loads data for 30 ms of each iteration")
-    more = [
-        finding(id="host_sync", recoverable_us_per_iteration=10 * MS),
-        finding(id="memory_growth", recoverable_us_per_iteration=None),
-    ]
-    found = verdict(summary([row(rank, data_loading_us=30 * MS) for rank in range(4)], [first, *more, *more]))
-    assert found.headline == "Rank 1 loads data for 30 ms of each iteration."
+def test_it_is_a_headline_three_sentences_and_what_to_do_first():
+    first, other = finding(ranks=[1]), finding(id="host_sync", recoverable_us_per_iteration=10 * MS)
+    unknown = finding(id="memory_growth", recoverable_us_per_iteration=None)
+    loading = [row(rank, data_loading_us=30 * MS) for rank in range(4)]
+    found = verdict(summary(loading, [first, other, unknown, other, unknown]))
+    assert found.headline == f"{first.title}."
     assert found.sentences == [
         "An iteration takes 100 ms (median of 10 on 4 ranks).",
         "Its parts: 70% compute, 30% data loading.",
         "Potential saving: up to 30 ms per iteration (30%); all 5 findings together up to 50 ms per iteration (50%).",
     ]
-    assert len(found.first) == 3
-    assert found.first[0] == "Rank 1: Raise dataset.num_workers."
+    assert (len(found.first), found.first[0]) == (3, "Rank 1: Raise dataset.num_workers.")
 
 
 _TWO = [row(0), row(1)]
@@ -64,7 +61,7 @@ _MANIFESTS = [manifest(0, [150, 152], [100, 100, 102]), manifest(1, [151, 151], 
         (summary(_TWO), ["Nothing to change was found."]),
     ],
 )
-def test_what_is_known_and_what_limits_it_is_said(found: Summary, said: list[str]) -> None:
+def test_what_is_known_and_what_limits_it_is_said(found, said):
     answer = verdict(found)
     text = " ".join((answer.headline, *answer.sentences, *answer.first, *answer.caveats))
     assert [sentence for sentence in said if sentence not in text] == []

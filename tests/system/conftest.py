@@ -1,27 +1,19 @@
 """Real servers and tools for system tests: made once a session, and gone at its end."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.system import browser, debian, jobs, nsys_install, slurm_cluster
-from tests.system.slurm_cluster import SlurmCluster
-
-if TYPE_CHECKING:
-    from playwright.sync_api import Browser
+from tests.system import debian, jobs, nsys_install, slurm_cluster
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(name="slurm_cluster", scope="session")
-def _slurm_cluster() -> Iterator[SlurmCluster]:
+def _slurm_cluster():
     """A running Slurm with two nodes, n1 and n2, on this machine; see SlurmCluster. Mark its tests `needs("slurm")`.
 
     Give `slurm_cluster.environment` to whatever shall use it. Its jobs, servers and files are gone after the session.
@@ -32,7 +24,7 @@ def _slurm_cluster() -> Iterator[SlurmCluster]:
 
 
 @pytest.fixture(scope="session")
-def nsys() -> Path:
+def nsys():
     """The path of a real nsys, made of Debian's packages where PATH has none. Mark its tests `needs("nsys")`.
 
     For a job, put its directory first on PATH: `{"PATH": f"{nsys.parent}:{os.environ['PATH']}"}`. It is kept in `.cache/`.
@@ -41,12 +33,12 @@ def nsys() -> Path:
 
 
 @pytest.fixture(scope="session")
-def chromium() -> Iterator[Browser]:
+def chromium():
     """A real browser without a window. Mark its tests `needs("browser")`."""
     from playwright.sync_api import sync_playwright
 
     if not shutil.which("chromium"):
-        debian.install(browser.PACKAGES)
+        debian.install(debian.BROWSER)
     with sync_playwright() as playwright:
         # Root has no sandbox in a container.
         started = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
@@ -55,7 +47,7 @@ def chromium() -> Iterator[Browser]:
 
 
 @pytest.fixture(name="ray_cluster", scope="module")
-def _ray_cluster(request: pytest.FixtureRequest) -> Iterator[Any]:
+def _ray_cluster(request):
     """Ray on this machine, with a real nsys on its PATH where there can be one. Mark its tests `needs("ray")`."""
     import ray
 
@@ -71,7 +63,7 @@ def _ray_cluster(request: pytest.FixtureRequest) -> Iterator[Any]:
 
 
 @pytest.fixture(scope="session")
-def committed_checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def committed_checkout(tmp_path_factory):
     """A repository with this working tree as its one commit: NeMo-Run sends a job what is committed, and nothing else."""
     copy = tmp_path_factory.mktemp("checkout") / "bridge_profiling"
     listed = subprocess.run(

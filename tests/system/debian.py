@@ -3,9 +3,8 @@
 Writes no host into any file, starts no service, and changes nothing on a machine that has the packages already.
 """
 
-from __future__ import annotations
-
 import fcntl
+import importlib.util
 import os
 import platform
 import shutil
@@ -35,6 +34,17 @@ def why_no_packages(*, root: bool) -> str | None:
     if root and os.geteuid() != 0:
         return "only root may install Debian packages"
     return None
+
+
+#: A real Chromium without a window, and fonts for what it draws; Playwright drives it.
+BROWSER = ("chromium", "fonts-dejavu-core")
+
+
+def why_no_browser() -> str | None:
+    """Why no browser can be had here, or None when one can."""
+    if importlib.util.find_spec("playwright") is None:
+        return "playwright is not installed"
+    return None if shutil.which("chromium") else why_no_packages(root=True)
 
 
 def install(packages: Sequence[str]) -> None:

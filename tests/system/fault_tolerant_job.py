@@ -5,8 +5,6 @@ fault_tolerant_job.py section.field=value …
 Exit code 1 if the job fails. Runs as a program, because NeMo-Run's fdl_runner imports a driver's module in every rank.
 """
 
-from __future__ import annotations
-
 import sys
 
 import nemo_run as run

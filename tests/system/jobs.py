@@ -1,7 +1,5 @@
 """What system tests share: a job's environment, waiting for it, ending it, and reading what its ranks left."""
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import json

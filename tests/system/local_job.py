@@ -3,8 +3,6 @@
 local_job.py '{"script": …, "ranks": 2, "launcher": "torchrun", "plugin": "NsysPlugin", "settings": {…}}'
 """
 
-from __future__ import annotations
-
 import json
 import sys
 

@@ -3,10 +3,7 @@
 Debian's experimental suite holds a version that records and exports on any Debian; the one of bookworm hangs.
 """
 
-from __future__ import annotations
-
 import fcntl
-import glob
 import os
 import platform
 import shutil
@@ -20,16 +17,6 @@ from tests.system.debian import InstallationError, run, why_no_packages
 _EXPERIMENTAL = ("nsight-systems", "nsight-systems-target", "libarrow500", "libparquet500")
 _OF_THIS_DEBIAN = ("libssh-4", "libpfm4")
 _LIBRARIES = ("libarrow.so.500", "libparquet.so.500", "libssh.so.4", "libpfm.so.4")
-
-#: What CUDA, NVTX and the OS runtime are traced without: half of the size, which counts where a bundle is carried about.
-_UNUSED = (
-    "libcupti.so.1[01]*",
-    "libnvperf_grfx_host.so",
-    "libToolsInjection[MOU]*64.so",
-    "python/packages",
-    "vulkan-layers",
-    "NvTraceFormat",
-)
 
 _KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 
@@ -110,11 +97,14 @@ def _mirror() -> tuple[str, str]:
 
 
 def _assemble(root: Path, bundle: Path) -> Path:
-    """nsys looks for its two halves beside each other, and for its libraries among the host's half."""
-    packages, libraries = root / "usr" / "lib", root / "usr" / "lib" / "x86_64-linux-gnu"
+    """nsys looks for its two halves beside each other, and for its libraries among the host's half.
+
+    What makes its own reports is left out: nothing here asks for them.
+    """
+    libraries = root / "usr" / "lib" / "x86_64-linux-gnu"
     host, target = bundle / "host-linux-x64", bundle / "target-linux-x64"
     shutil.copytree(libraries / "nsight-systems" / "target-linux-x64", target, symlinks=True)
-    packaged = packages / "nsight-systems" / "host-linux-x64"
+    packaged = root / "usr" / "lib" / "nsight-systems" / "host-linux-x64"
     host.mkdir()
     for library in _LIBRARIES:
         shutil.copy(libraries / library, host / library)
@@ -124,18 +114,8 @@ def _assemble(root: Path, bundle: Path) -> Path:
     for library in _needed(importer, [packaged, libraries]):
         if library.parent == packaged and library.name.split(".")[0] not in ("libssh", "libarrow", "libparquet"):
             shutil.copy(library, host)
-    for name in ("reports", "rules", "python", "sqlite3", "config.ini"):
-        source = packaged / name
-        if source.is_dir():
-            shutil.copytree(source, host / name, dirs_exist_ok=True)
-        elif source.exists():
-            shutil.copy(source, host / name)
-    for module in (packages / "python3" / "dist-packages").glob("*.py"):
-        (host / "python" / "lib").mkdir(parents=True, exist_ok=True)
-        shutil.copy(module, host / "python" / "lib")
-    for pattern in _UNUSED:
-        for unused in glob.glob(str(target / pattern)):
-            shutil.rmtree(unused) if os.path.isdir(unused) and not os.path.islink(unused) else os.unlink(unused)
+    if (packaged / "config.ini").exists():
+        shutil.copy(packaged / "config.ini", host)
     (bundle / "bin").mkdir()
     (bundle / "bin" / "nsys").symlink_to("../target-linux-x64/nsys")
     return bundle

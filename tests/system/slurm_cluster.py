@@ -4,8 +4,6 @@ Everything it writes lies in one temporary directory; a Slurm that the machine m
 changed, because SLURM_CONF and the sockets point elsewhere. Installs nothing; never signals a process it did not start.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os
@@ -157,9 +155,7 @@ DbdHost={host}
 DbdAddr=127.0.0.1
 DbdPort={accounting_port}
 StorageType=accounting_storage/mysql
-StorageHost=localhost
 StorageUser=root
-StorageLoc=slurm_acct_db
 PidFile={directory}/slurmdbd.pid
 """
     )
@@ -169,34 +165,31 @@ PidFile={directory}/slurmdbd.pid
         f"NodeName={node} NodeHostname={node} NodeAddr=127.0.0.1 Port={port} CPUs={_CPUS} RealMemory=8000 State=UNKNOWN"
         for node, port in zip(cluster.nodes, node_ports, strict=True)
     )
+    # proctrack/linuxproc and task/none: a container has no cgroups of its own. config_overrides: take the nodes' sizes for
+    # true, whatever the machine has. KillWait: with ten times as much to do as there are processors, 30 s are too few to write
+    # in. What AccountingStoragePass calls a password is, for munge, its socket.
     (directory / "slurm.conf").write_text(
         f"""{common}
 ClusterName=tests
 SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={controller_port}
-SlurmdUser=root
 StateSaveLocation={directory}/controller
 SlurmdSpoolDir={directory}/spool/%n
 SlurmctldPidFile={directory}/slurmctld.pid
 SlurmdPidFile={directory}/slurmd.%n.pid
 PlugStackConfig={directory}/plugstack.conf
-# No cgroups and no root of its own: what a container has.
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/linux
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
-# Take the sizes below for true, whatever the machine has.
 SlurmdParameters=config_overrides
 SchedulerParameters=sched_min_interval=0,batch_sched_delay=0,bf_interval=1
 ReturnToService=2
-# On a machine with ten times as much to do as it has processors, 30 s are too few to write in.
 KillWait=120
-MpiDefault=none
 AccountingStorageType=accounting_storage/slurmdbd
 AccountingStorageHost=127.0.0.1
 AccountingStoragePort={accounting_port}
-# What this calls a password is, for munge, its socket.
 AccountingStoragePass={directory}/munge.socket
 {nodes}
 PartitionName={cluster.partition} Nodes=ALL Default=YES MaxTime=INFINITE State=UP

@@ -1,16 +1,12 @@
-"""`bridge-profiling run` of an unchanged script on a real Slurm, and under a real nsys."""
-
-from __future__ import annotations
+"""`bridge-profiling run` of an unchanged script, and `doctor`, on a real Slurm; and `run` under a real nsys."""
 
 import os
 import sys
-from pathlib import Path
 
 import pytest
 
 from tests.easy.scripts import bridge_profiling
 from tests.system.jobs import ROOT, ended_well, environment, manifests, nvtx_ranges
-from tests.system.slurm_cluster import SlurmCluster
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 
@@ -27,7 +23,7 @@ RUN = [sys.executable, "-m", "bridge_profiling.cli", "run", "--steps", "3:6"]
     ],
     ids=["tasks are ranks", "a torchrun on each node"],
 )
-def test_srun_starts_the_ranks_of_two_nodes(slurm_cluster: SlurmCluster, tmp_path: Path, started: list[str]) -> None:
+def test_srun_starts_the_ranks_of_two_nodes(slurm_cluster, tmp_path, started):
     # Its nodes n1 and n2 are names of this machine that only Slurm knows.
     address = {} if "--nproc" in started else {"MASTER_ADDR": "127.0.0.1"}
     meeting = ["--rdzv-endpoint", "127.0.0.1:29517"] if "--nproc" in started else []
@@ -40,8 +36,26 @@ def test_srun_starts_the_ranks_of_two_nodes(slurm_cluster: SlurmCluster, tmp_pat
     assert ended.stdout.count("step 15: loss") == 2
 
 
+@pytest.mark.needs("slurm")
+@pytest.mark.parametrize(
+    ("nodes", "verdict"),
+    [
+        ("2", "ok      shared by the nodes: 2 nodes (n1, n2) read a file written here, and this machine sees theirs"),
+        ("3", "unknown shared by the nodes: the nodes could not be reached: `srun"),
+    ],
+)
+def test_a_directory_that_both_nodes_see_is_ok_and_more_nodes_are_unknown(slurm_cluster, tmp_path, nodes, verdict):
+    # What a user of the cluster exports.
+    exported = {"SLURM_ACCOUNT": slurm_cluster.account, "SLURM_PARTITION": slurm_cluster.partition}
+    command = ("doctor", "--nodes", nodes, "--output-dir", str(tmp_path))
+    done = bridge_profiling(tmp_path, *command, **slurm_cluster.environment, **exported)
+    said = next(text for text in done.stdout.splitlines() if " shared by the nodes: " in text)
+    assert said.startswith(verdict)
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.needs("nsys")
-def test_the_rank_asked_for_runs_under_nsys_and_its_report_holds_the_phases(nsys: Path, tmp_path: Path) -> None:
+def test_the_rank_asked_for_runs_under_nsys_and_its_report_holds_the_phases(nsys, tmp_path):
     options = ("--nproc", "2", "--profiler", "nsys", "--ranks", "1", "--steps", "3:6")
     ended = bridge_profiling(
         tmp_path, "run", *options, str(PLAIN_LOOP), PATH=f"{nsys.parent}:{os.environ['PATH']}", PYTHONPATH=str(ROOT)

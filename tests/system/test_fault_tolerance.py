@@ -1,7 +1,5 @@
 """Under ft_launcher, started by NeMo-Run as a user starts it: ranks die, hang and are told to stop, and the window survives."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -22,21 +22,17 @@ def why_no_python(version: str) -> str | None:
     return made.stderr.decode() if made.returncode else None
 
 
-def clean_environment(**more: str) -> dict[str, str]:
-    """The environment of somebody who has not built this project yet."""
-    ours = ["VIRTUAL_ENV", "PYTHONPATH", "NEMORUN_HOME", "UV_CACHE_DIR", "MAKEFLAGS", "MAKELEVEL", "TMPDIR"]
-    ours.append("TORCHDYNAMO_DISABLE")
-    return {name: value for name, value in os.environ.items() if name not in ours} | more
-
+#: What somebody who has not built this project yet does not have in the environment.
+OURS = {"VIRTUAL_ENV", "PYTHONPATH", "NEMORUN_HOME", "MAKEFLAGS", "MAKELEVEL", "TMPDIR", "TORCHDYNAMO_DISABLE"}
 
 #: What `make setup` installs on each Python.
 MEGATRON_CORE = {"3.11": "0.16.1", "3.12": "0.19.2", "3.13": "0.19.2"}
 
 
-def make_profile(clone: Path, *arguments: str, **environment: str) -> str:
+def make_profile(clone: Path, *arguments: str) -> str:
     """Run `make profile`; what it prints. Packages that the checkout has downloaded are not downloaded again."""
     cache = os.environ.get("UV_CACHE_DIR") or str(ROOT / ".cache" / "uv")
-    environment = clean_environment(UV_CACHE_DIR=cache, **environment)
+    environment = {name: value for name, value in os.environ.items() if name not in OURS} | {"UV_CACHE_DIR": cache}
     done = ended_well(["make", "profile", *arguments], cwd=clone, env=environment, timeout=1200)
     assert "window 4-6" in done.stdout
     return done.stdout

@@ -1,7 +1,5 @@
 """Real nsys: the ranks asked for start themselves under it, and whatever becomes of nsys, the training and the truth go on."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

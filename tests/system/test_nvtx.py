@@ -1,7 +1,5 @@
 """Our ranges reach a real nsys whichever nvtx is installed, or none, in CPU and CUDA builds of torch, without a GPU."""
 
-from __future__ import annotations
-
 import fcntl
 import subprocess
 import sys
@@ -36,7 +34,7 @@ def installed(release: str) -> Path:
 
 
 @pytest.mark.parametrize("release", [*RELEASES, None])
-def test_every_range_of_the_window_is_there_with_any_nvtx_and_without(nsys: Path, tmp_path: Path, release: str | None) -> None:
+def test_every_range_of_the_window_is_there_with_any_nvtx_and_without(nsys, tmp_path, release):
     (tmp_path / "nvtx.py").write_text("raise ImportError('not installed')")
     # Its own range must not disturb ours, or be disturbed.
     theirs = {"OWN_RANGE": "theirs"} if release else {}

@@ -1,11 +1,6 @@
 """The page in a real browser: what a user clicks, types and prints. tools/page_pictures.py makes pictures of it."""
 
-from __future__ import annotations
-
 import os
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -14,9 +9,6 @@ from tests.analysis.compared_runs import WrittenRun
 from tests.system.jobs import cli
 from tests.traces.conftest import captures
 from tests.traces.kineto_files import write_ranks_called
-
-if TYPE_CHECKING:
-    from playwright.sync_api import Browser, BrowserContext, Page
 
 __all__ = ["captures"]
 
@@ -29,23 +21,15 @@ _SECTIONS = "verdict budget scorecard phases iterations waits findings work flam
 
 _HOSTILE = "<script>document.title='taken'</script><img src=x onerror=\"document.title='taken'\">\u2028</script>"
 
-Report = Callable[[Path, Path], Path]
+
+def _report(run, page):
+    """Make the page of a run as a user does."""
+    cli("report", run, "-o", page, env=os.environ | {"BRIDGE_PROFILING_CACHE": str(page.parent / "cache")})
+    return page
 
 
 @pytest.fixture(scope="module")
-def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
-    """Makes the page of a run as a user does."""
-    environment = os.environ | {"BRIDGE_PROFILING_CACHE": str(tmp_path_factory.getbasetemp() / "page-cache")}
-
-    def make(run: Path, page: Path) -> Path:
-        cli("report", run, "-o", page, env=environment)
-        return page
-
-    return make
-
-
-@pytest.fixture(scope="module")
-def real_page(report: Report, captures: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def real_page(captures, tmp_path_factory):
     """The page of four H200 ranks and a memory snapshot."""
     folder = tmp_path_factory.mktemp("real")
     run = folder / "tp2_dp2"
@@ -53,19 +37,11 @@ def real_page(report: Report, captures: Path, tmp_path_factory: pytest.TempPathF
     for file in (captures / "kineto" / "tp2_dp2").glob("rank-*.json.gz"):
         (run / file.name).symlink_to(file)
     (run / "snapshot_0.pickle.xz").symlink_to(captures / "memory" / "tp2_dp2" / "snapshot_0.pickle.xz")
-    return report(run, folder / "report.html")
+    return _report(run, folder / "report.html")
 
 
 @pytest.fixture(scope="module")
-def hostile_page(report: Report, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The page of ranks whose kernels, annotations and operators are called what an attacker would call them."""
-    folder = tmp_path_factory.mktemp("hostile")
-    write_ranks_called(_HOSTILE, folder)
-    return report(folder, folder / "report.html")
-
-
-@pytest.fixture(scope="module")
-def series_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def series_page(tmp_path_factory):
     """The page of twenty runs in order, of which one is slower."""
     folder = tmp_path_factory.mktemp("series")
     runs = [folder / f"nightly-{night:02}" for night in range(20)]
@@ -76,7 +52,7 @@ def series_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def context(chromium: Browser) -> Iterator[BrowserContext]:
+def context(chromium):
     """A browser without a past, whose every request to a network is refused and remembered."""
     opened = chromium.new_context(viewport=_LAPTOP, color_scheme="light")
     yield opened
@@ -84,17 +60,17 @@ def context(chromium: Browser) -> Iterator[BrowserContext]:
 
 
 @pytest.fixture
-def show(context: BrowserContext) -> Callable[..., Page]:
+def show(context):
     """Opens a page, and waits until it has drawn everything. Its errors and requests are in `page.errors`, `page.requests`."""
 
-    def show(path: Path, width: int = _LAPTOP["width"], draw: bool = True) -> Page:
+    def show(path, width=_LAPTOP["width"], draw=True):
         page = context.new_page()
         page.set_viewport_size({**_LAPTOP, "width": width})
-        page.errors, page.requests = [], []  # type: ignore[attr-defined]
+        page.errors, page.requests = [], []
         page.on("pageerror", lambda error: page.errors.append(str(error)))
         page.on("console", lambda said: page.errors.append(said.text) if said.type == "error" else None)
 
-        def refuse(route) -> None:
+        def refuse(route):
             page.requests.append(route.request.url)
             route.abort()
 
@@ -110,26 +86,24 @@ def show(context: BrowserContext) -> Callable[..., Page]:
 
 
 @pytest.fixture
-def page(real_page: Path, show: Callable[..., Page]) -> Page:
+def page(real_page, show):
     """The page of the real run, drawn."""
     return show(real_page)
 
 
-def _rows(page: Page, table: str, column: int) -> list[str]:
+def _rows(page, table, column):
     cells = page.locator(f"#table-{table} tbody tr:not([hidden]) td:nth-child({column + 1})")
     return cells.all_inner_texts()
 
 
-def _numbers(texts: list[str]) -> list[float]:
+def _numbers(texts):
     return [float(text.replace(",", "").rstrip(" %")) for text in texts]
 
 
-def test_every_section_is_drawn_without_a_network_and_fits_a_laptop(page: Page, real_page: Path) -> None:
+def test_every_section_is_drawn_without_a_network(page, real_page):
     assert page.requests == []
     assert page.errors == []
     assert page.locator("main > section").evaluate_all("all => all.map((each) => each.id)") == _SECTIONS.split()
-    # Nothing sticks out: a page that scrolls sideways cannot be read on a laptop.
-    assert page.evaluate("document.documentElement.scrollWidth") <= _LAPTOP["width"]
     drawn = page.locator(".figure")
     assert drawn.count() >= 8
     for place in range(drawn.count()):
@@ -141,9 +115,7 @@ def test_every_section_is_drawn_without_a_network_and_fits_a_laptop(page: Page, 
 
 @pytest.mark.parametrize("width", [_LAPTOP["width"], 420])
 @pytest.mark.parametrize("made", ["real_page", "series_page"])
-def test_labels_do_not_overlap_and_nothing_sticks_out(
-    made: str, request: pytest.FixtureRequest, show: Callable[..., Page], width: int
-) -> None:
+def test_labels_do_not_overlap_and_nothing_sticks_out(made, request, show, width):
     page = show(request.getfixturevalue(made), width)
     assert page.errors == []
     sticking_out = page.evaluate(
@@ -166,22 +138,7 @@ def test_labels_do_not_overlap_and_nothing_sticks_out(
     assert overlapping == []
 
 
-def test_kernels_are_sorted_and_filtered_by_the_mouse(page: Page) -> None:
-    totals = _numbers(_rows(page, "kernels", 2))
-    assert totals == sorted(totals, reverse=True)
-    page.locator("#table-kernels th button", has_text="max").click()
-    longest = _numbers(_rows(page, "kernels", 6))
-    assert longest == sorted(longest, reverse=True)
-    page.locator('[data-filter="kernels"]').fill("NCCL reduce")
-    names = _rows(page, "kernels", 7)
-    assert names
-    assert all("nccl" in name.lower() and "reduce" in name.lower() for name in names)
-    assert page.locator("#count-kernels").inner_text() == f"{len(names)} rows"
-
-
-def test_what_is_not_looked_at_is_not_drawn_and_a_long_table_is_sorted_and_filtered_as_a_whole(
-    real_page: Path, show: Callable[..., Page], tmp_path: Path
-) -> None:
+def test_what_is_not_looked_at_is_not_drawn_and_a_long_table_is_sorted_and_filtered_as_a_whole(real_page, show, tmp_path):
     long = tmp_path / "long.html"
     long.write_text(lengthened(real_page.read_text(encoding="utf-8"), 1000), encoding="utf-8")
     page = show(long, draw=False)
@@ -196,11 +153,14 @@ def test_what_is_not_looked_at_is_not_drawn_and_a_long_table_is_sorted_and_filte
     assert highest.count(highest[0]) >= 1000 // 190, "each row is there some times"
     page.locator("#table-operators").evaluate("table => table.parentElement.scrollTo(0, 1e6)")
     rows.nth(200).wait_for(state="attached")
-    page.locator('[data-filter="operators"]').fill("aten::mm")
+    page.locator('[data-filter="operators"]').fill("mm aten::m")
+    shown = rows.all_text_contents()
+    assert shown
+    assert all("aten::mm" in text for text in shown)
     assert page.locator("#count-operators").inner_text() == f"{rows.count()} rows"
 
 
-def test_the_keyboard_alone_reaches_and_sorts(page: Page) -> None:
+def test_the_keyboard_alone_reaches_and_sorts(page):
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.textContent") == "Skip to the verdict"
     page.keyboard.press("Enter")
@@ -222,7 +182,7 @@ def test_the_keyboard_alone_reaches_and_sorts(page: Page) -> None:
     assert heading.get_attribute("aria-sort") == "ascending"
 
 
-def test_another_iteration_and_rank_of_the_timeline(page: Page) -> None:
+def test_another_iteration_and_rank_of_the_timeline(page):
     lanes = page.locator("#figure-timeline .ytick text")
     assert {text.split(" · ")[0] for text in lanes.all_text_contents()} == {f"rank {rank}" for rank in range(4)}
     before = page.evaluate("JSON.stringify(document.getElementById('figure-timeline').data[0].x.slice(0, 50))")
@@ -234,7 +194,7 @@ def test_another_iteration_and_rank_of_the_timeline(page: Page) -> None:
     assert all("rank" not in text for text in lanes.all_text_contents())
 
 
-def test_a_row_leads_to_its_longest_bar_and_a_bar_back_to_its_row(page: Page) -> None:
+def test_a_row_leads_to_its_longest_bar_and_a_bar_back_to_its_row(page):
     row = page.locator("#table-kernels tbody tr").first
     name = row.locator("td.name span").text_content().strip()
     row.locator(".show-bar").press("Enter")
@@ -269,7 +229,7 @@ def test_a_row_leads_to_its_longest_bar_and_a_bar_back_to_its_row(page: Page) ->
     assert page.locator("#timeline-chosen code").text_content() == name
 
 
-def test_an_event_of_a_finding_is_shown_in_the_timeline_and_the_budget_adds_up_either_way(page: Page) -> None:
+def test_an_event_of_a_finding_is_shown_in_the_timeline_and_the_budget_adds_up_either_way(page):
     button = page.locator(".to-timeline").first
     rank, start = button.get_attribute("data-rank"), float(button.get_attribute("data-start"))
     button.click()
@@ -285,7 +245,7 @@ def test_an_event_of_a_finding_is_shown_in_the_timeline_and_the_budget_adds_up_e
     assert page.evaluate(total) == pytest.approx(by_cause, rel=2e-3)
 
 
-def test_dark_and_light_and_the_systems_choice(page: Page) -> None:
+def test_dark_and_light_and_the_systems_choice(page):
     ink = "document.querySelector('#figure-budget .legendtext').style.fill"
     ground = "getComputedStyle(document.body).backgroundColor"
     light = page.evaluate(ground), page.evaluate(ink)
@@ -303,7 +263,7 @@ def test_dark_and_light_and_the_systems_choice(page: Page) -> None:
         assert page.evaluate(ground) == expected[0]
 
 
-def test_it_prints_on_white_without_controls_and_within_the_paper(page: Page) -> None:
+def test_it_prints_on_white_without_controls_and_within_the_paper(page):
     page.locator("#theme").click()
     page.set_viewport_size({"width": 688, "height": 1000})  # A4 less its margins
     page.emulate_media(media="print")
@@ -318,8 +278,11 @@ def test_it_prints_on_white_without_controls_and_within_the_paper(page: Page) ->
     assert wide <= 690
 
 
-def test_hostile_names_stay_text(hostile_page: Path, show: Callable[[Path], Page]) -> None:
-    page = show(hostile_page)
+def test_hostile_names_stay_text(show, tmp_path):
+    """Kernels, annotations and operators are called what an attacker would call them."""
+    (tmp_path / "run").mkdir()
+    write_ranks_called(_HOSTILE, tmp_path / "run")
+    page = show(_report(tmp_path / "run", tmp_path / "report.html"))
     assert page.errors == []
     assert page.requests == []
     assert "taken" not in page.title()
@@ -337,14 +300,14 @@ def test_hostile_names_stay_text(hostile_page: Path, show: Callable[[Path], Page
     assert page.locator("img").count() == 0
 
 
-def test_a_trace_goes_to_perfetto_only_when_clicked(page: Page, context: BrowserContext, tmp_path: Path) -> None:
+def test_a_trace_goes_to_perfetto_only_when_clicked(page, context, tmp_path):
     answering = """<script>addEventListener("message", (event) => {
         if (event.data === "PING") event.source.postMessage("PONG", "*");
         else document.title = event.data.perfetto.title + " " + event.data.perfetto.buffer.byteLength;
     });</script>"""
     asked = []
 
-    def perfetto(route) -> None:
+    def perfetto(route):
         asked.append(route.request.url)
         route.fulfill(body=answering, content_type="text/html")
 

@@ -3,8 +3,6 @@
 A container layout cannot run here, for want of Pyxis: tests/recipes/golden_sbatch holds its batch scripts.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
@@ -15,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from tests.system.jobs import by_rank, end_tree, manifests, nvtx_iterations, trace_iterations, wait_until
-from tests.system.slurm_cluster import SlurmCluster
 
 pytestmark = [pytest.mark.system, pytest.mark.needs("slurm", "nemo_run", "megatron"), pytest.mark.timeout(600)]
 
@@ -77,7 +74,7 @@ class Submission:
 
 
 @pytest.fixture
-def submit(slurm_cluster: SlurmCluster, committed_checkout: Path, tmp_path: Path):
+def submit(slurm_cluster, committed_checkout, tmp_path):
     """Starts launch/experiment.py for gpt_tiny on two nodes of two ranks, TP=2 DP=2, ranks 0 and 3 under the profiler."""
     processes = []
 

@@ -1,14 +1,11 @@
 """Captures come from another machine through a real SSH server, with NeMo-Run's own tunnel: the server is this machine's."""
 
-from __future__ import annotations
-
 import contextlib
 import getpass
 import json
 import os
 import socket
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,7 +24,7 @@ pytestmark = [pytest.mark.system, pytest.mark.needs("ssh")]
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, Path]]:
+def server(tmp_path_factory):
     """The port of an SSH server on the loopback interface, and a key that opens it; both are gone afterwards."""
     debian.install(["openssh-server", "openssh-client"])
     folder = tmp_path_factory.mktemp("ssh")
@@ -60,7 +57,7 @@ def _answers(port: int) -> bool:
     return False
 
 
-def test_an_experiments_captures_come_through_its_tunnel(server: tuple[int, Path], tmp_path: Path) -> None:
+def test_an_experiments_captures_come_through_its_tunnel(server, tmp_path):
     port, key = server
     far, home = tmp_path / "far", tmp_path / "home"
     environment = os.environ | {"NEMORUN_HOME": str(home), "PYTHONPATH": str(ROOT)}

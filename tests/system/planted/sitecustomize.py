@@ -5,8 +5,6 @@ stays as it is: Python imports this module when a rank starts. Only a job's firs
 launcher starts after it can finish.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys
