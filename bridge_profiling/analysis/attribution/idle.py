@@ -150,6 +150,8 @@ def idle_causes(
     often = len(evidence[Cause.host_sync].name) >= SEVERAL * len(spans.start_ns)
     for cause, time in _times_by_cause(gaps, device_events, host, profiler, initializing_ranges.time, often=often).items():
         ranges = evidence.get(cause)
+        if not len(time) and (ranges is None or not len(ranges.name)):
+            continue  # most causes of most ranks
         if ranges is None:
             pieces = _Pieces(names, time, launched_by[np.searchsorted(gaps.gaps.end_ns, time.end_ns)])
         else:
@@ -358,7 +360,7 @@ class _Pieces:
         begin, length, code = self._time.between(start_ns, end_ns)
         _, spent, spent_in = self._host.between(start_ns, end_ns)
         if not len(code) and not len(spent):
-            return  # most causes of most windows
+            return
         lost = np.bincount(code, weights=length, minlength=len(self.names))
         host = np.bincount(spent_in, weights=spent.astype(np.float64), minlength=len(self.names)).astype(np.float64)
         first, last = np.searchsorted(self.ranges.start_ns, (start_ns, end_ns))

@@ -56,6 +56,8 @@ class Codes:
 
     def encode(self, values: Sequence[Hashable]) -> NDArray[np.int32]:
         """The number of each value."""
+        if values and values[0] is None and values.count(None) == len(values):  # such as stacks that were not recorded
+            return np.full(len(values), self.values[None], np.int32)
         return np.fromiter(map(self.values.__getitem__, values), np.int32, len(values))
 
 
