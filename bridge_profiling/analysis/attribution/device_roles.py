@@ -160,7 +160,8 @@ class _Kernels:
 
     def launched_by(self, *wanted: str) -> NDArray[np.bool_]:
         """The kernels that one of some operators launched."""
-        return np.array([*(name in wanted for name in self.operators), False])[self.operator]
+        names = frozenset(wanted)
+        return np.array([*(name in names for name in self.operators), False])[self.operator]
 
 
 def device_roles(device_events: pa.Table, kernel_names: pa.Table, host_events: pa.Table, gaps: IdleGaps) -> pa.Table:
