@@ -196,9 +196,9 @@ def _between(starts_ns: Sequence[Nanoseconds], ends_ns: Sequence[Nanoseconds]) -
 def rows_of(column: pa.ChunkedArray, *values: str) -> NDArray[np.bool_]:
     """Which rows of a column of names hold one of some values. Compares each distinct name once."""
     encoded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
-    found = [np.zeros(0, np.bool_)]
+    names, found = frozenset(values), [np.zeros(0, np.bool_)]
     for chunk in encoded.chunks:
-        wanted = np.array([name in values for name in chunk.dictionary.to_pylist()] + [False])
+        wanted = np.array([name in names for name in chunk.dictionary.to_pylist()] + [False])
         # Index of null: the place after the last name.
         indices = chunk.indices.fill_null(len(wanted) - 1) if chunk.null_count else chunk.indices
         found.append(wanted[indices.to_numpy(zero_copy_only=False)])

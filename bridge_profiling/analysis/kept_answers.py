@@ -21,7 +21,7 @@ import pyarrow as pa
 from isal import isal_zlib
 
 from bridge_profiling.analysis.attribution import kernel_groups
-from bridge_profiling.analysis.questions import Answer, Asked
+from bridge_profiling.analysis.questions import Answer, Asked, as_stream, table_of
 from bridge_profiling.atomic import write_atomically
 from bridge_profiling.errors import TraceError
 from bridge_profiling.regular_files import read_regular
@@ -74,7 +74,7 @@ class KeptAnswers:
     def get(self, asked: Asked) -> Answer | None:
         """The answer to a question with these options; None if it is not kept."""
         kept = self._answers.get(_key(asked))
-        return None if kept is None else Answer(pa.ipc.open_stream(self._stream(kept)).read_all(), kept.caveats)
+        return None if kept is None else Answer(table_of(self._stream(kept)), kept.caveats)
 
     def add(self, answers: Mapping[Asked, Answer]) -> None:
         """Keep these answers too. Without space or permission, the file stays as it is."""
@@ -82,7 +82,7 @@ class KeptAnswers:
         if added.keys() <= self._answers.keys():
             return
         streams = {key: (kept.caveats, self._stream(kept)) for key, kept in self._answers.items() if key not in added}
-        streams |= {key: (answer.caveats, _stream(answer.table)) for key, answer in added.items()}
+        streams |= {key: (answer.caveats, as_stream(answer.table)) for key, answer in added.items()}
         ends = itertools.accumulate(len(stream) for _, stream in streams.values())
         places = zip(streams.items(), ends, strict=True)
         kept = {key: _Kept(caveats, end - len(stream), end) for (key, (caveats, stream)), end in places}
@@ -107,13 +107,6 @@ class KeptAnswers:
         except (OSError, TraceError, ValueError):
             pass
         return {}, pa.py_buffer(b"")
-
-
-def _stream(table: pa.Table) -> pa.Buffer:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as stream:
-        stream.write_table(table)
-    return sink.getvalue()
 
 
 def _key(asked: Asked) -> str:

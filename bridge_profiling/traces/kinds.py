@@ -7,6 +7,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
+
+#: Names whose answers are kept: the ranks that a process reads have the same.
+_NAMES = 1 << 13
 
 COMPUTE, COMMUNICATION, MEMCPY, MEMSET = "compute", "communication", "memcpy", "memset"
 
@@ -82,6 +86,7 @@ _MEMORIES = re.compile(r"\(\s*(\w+)\s*->\s*(\w+)\s*\)")
 _MEMORY_KINDS = {"pageable", "pinned", "device", "managed", "array"}
 
 
+@lru_cache(maxsize=_NAMES)
 def kernel_kind(name: str, *, rocm: bool = False) -> Kernel:
     """What a kernel is, from its demangled name. On an AMD device, NCCL's kernels are RCCL's."""
     for backend, pattern in _BACKENDS:
@@ -92,12 +97,14 @@ def kernel_kind(name: str, *, rocm: bool = False) -> Kernel:
     return Kernel(COMPUTE)
 
 
+@lru_cache(maxsize=_NAMES)
 def torch_operation(name: str) -> str:
     """torch's name of a collective (`allgather_into_tensor_coalesced`, `_reduce_scatter_base`) as `collectives.operation`."""
     plain = re.sub(r"_(?:base|tensor|into|coalesced|single|v)(?=_|$)", "", name.lower()).replace("_", "")
     return _TORCH_OPERATIONS.get(plain.removesuffix("v"), _TORCH_OPERATIONS.get(plain, name))
 
 
+@lru_cache(maxsize=_NAMES)
 def copy_kind(name: str) -> Copy:
     """What a copy is, from a name like `Memcpy HtoD (Pinned -> Device)` or ROCm's `CopyHostToDevice`."""
     found = _COPY.search(name)

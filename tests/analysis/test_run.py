@@ -1,6 +1,7 @@
 """The facade: one run, whatever its ranks look like, asked as a user asks."""
 
 import os
+import pickle
 import shutil
 import sys
 from pathlib import Path
@@ -10,9 +11,11 @@ import pytest
 
 from bridge_profiling.analysis import kept_answers, session
 from bridge_profiling.analysis.attribution import kernel_groups
+from bridge_profiling.analysis.questions import Answer
 from bridge_profiling.analysis.workers import RayEngine
 from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.traces import kineto
+from bridge_profiling.traces.types import Caveat
 from tests.analysis.ranks_in_hand import values
 from tests.traces.kineto_files import kernel, steps
 
@@ -106,6 +109,15 @@ def test_where_nothing_can_be_kept_everything_is_answered(write_ranks, run_of, t
     assert scratch.is_dir()
     run.close()
     assert not scratch.exists()
+
+
+def test_an_answer_is_the_same_in_another_process():
+    names = pa.chunked_array([pa.array(["a", None, "a"]).dictionary_encode(), pa.array(["b"]).dictionary_encode()])
+    stacks = pa.array([["a"], [], None, ["a", "b"]], pa.list_(pa.string()))
+    table = pa.table({"name": names, "stack": stacks, "us": pa.array([1.5, None, 2.0, 3.0])})
+    for each in (table, table.slice(1, 2), table.slice(0, 0)):
+        answer = Answer(each, (Caveat("clocks_unrelated", "Two sets of ranks.", ranks=(0, 3)),))
+        assert pickle.loads(pickle.dumps(answer)) == answer
 
 
 def test_without_ray_installed_the_error_says_what_to_type(monkeypatch):

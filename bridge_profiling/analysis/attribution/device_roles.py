@@ -160,7 +160,8 @@ class _Kernels:
 
     def launched_by(self, *wanted: str) -> NDArray[np.bool_]:
         """The kernels that one of some operators launched."""
-        return np.array([*(name in wanted for name in self.operators), False])[self.operator]
+        names = frozenset(wanted)
+        return np.array([*(name in names for name in self.operators), False])[self.operator]
 
 
 def device_roles(device_events: pa.Table, kernel_names: pa.Table, host_events: pa.Table, gaps: IdleGaps) -> pa.Table:
@@ -180,13 +181,16 @@ def device_roles(device_events: pa.Table, kernel_names: pa.Table, host_events: p
         return _ROLES.empty_table()
     length = kernels.end_ns - kernels.start_ns
     taken = np.zeros(len(length), bool)
-    found = []
+    found: dict[str, pa.Table] = {}
     for role, mine, names, idle in _roles(kernels, host_events, gaps):
         own = mine & ~taken
         taken |= mine & (role not in _DESCRIBE)
+        if not mine.any():
+            continue
         rows = np.flatnonzero(mine)
         rows = rows[np.argsort(-length[rows], kind="stable")]
         columns = {
+            "role": np.full(len(rows), len(found), np.int8),
             "iteration": kernels.iteration.take(rows),
             "name": names.take(pa.array(rows if role == "optimizer_sweep" else kernels.name[rows])),
             "start_ns": kernels.start_ns[rows],
@@ -195,17 +199,19 @@ def device_roles(device_events: pa.Table, kernel_names: pa.Table, host_events: p
             "short": np.where(own, np.minimum(length, _LEAST_NS), 0)[rows],
             "idle": idle[rows],
         }
-        found.append(_summed(role, pa.table(columns)))
-    return pa.concat_tables(found)
+        found[role] = pa.table(columns)
+    return _summed(pa.concat_tables(found.values()), list(found)) if found else _ROLES.empty_table()
 
 
-def _summed(role: str, kernels: pa.Table) -> pa.Table:
-    """The kernels of a role, the longest first, by iteration and name."""
+def _summed(kernels: pa.Table, roles: list[str]) -> pa.Table:
+    """Kernels by role, an index of `roles`, iteration and name. Of each role, the longest kernel comes first."""
     times = ("device", "own", "short", "idle")
     sums = [("device", "count"), ("start_ns", "first"), *((name, "sum") for name in times)]
-    table = kernels.group_by(["iteration", "name"], use_threads=False).aggregate(sums).sort_by([("device_sum", "descending")])
+    table = kernels.group_by(["role", "iteration", "name"], use_threads=False).aggregate(sums)
+    table = table.sort_by([("role", "ascending"), ("device_sum", "descending")])
+    role = pa.array(roles, pa.string()).take(table["role"].combine_chunks())
     return pa.table(
-        {"iteration": table["iteration"], "role": pa.repeat(pa.scalar(role), table.num_rows), "name": table["name"]}
+        {"iteration": table["iteration"], "role": role, "name": table["name"]}
         | {"count": table["device_count"], "start_ns": table["start_ns_first"]}
         | {f"{name}_us": table[f"{name}_sum"].to_numpy() / 1e3 for name in times}
     ).cast(_ROLES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from bridge_profiling.analysis.caveats import caveat
-from bridge_profiling.analysis.intervals import Nanoseconds, rows_of, run_starts
+from bridge_profiling.analysis.intervals import Nanoseconds, coded, rows_of, run_starts
 from bridge_profiling.analysis.questions import Answer
 from bridge_profiling.analysis.stacks import DEEPEST, Stacks, stacks
 from bridge_profiling.traces.joins import rows_by_key, taken
@@ -76,19 +77,13 @@ class _Frames:
 
 def _frames(host_events: pa.Table, iterations: pa.Table) -> _Frames:
     first_ns, last_ns = _window(iterations)
-    chosen = np.flatnonzero(
-        rows_of(host_events["category"], *CATEGORIES)
-        & (to_int64(host_events["start_ns"]) < last_ns)
-        & (to_int64(host_events["end_ns"]) > first_ns)
-    )
-    events = host_events.take(chosen)
-    category = np.zeros(len(chosen), np.int8)
-    for place, each in enumerate(CATEGORIES):
-        category[rows_of(events["category"], each)] = place
-    name, names, marks = _named_alike(events["name"])
-    thread = to_int64(events["thread"])
-    start = np.maximum(to_int64(events["start_ns"]), first_ns)
-    end = np.minimum(to_int64(events["end_ns"]), last_ns)
+    code, categories = coded(host_events["category"])
+    category = np.array([*(CATEGORIES.index(each) if each in CATEGORIES else -1 for each in categories), -1], np.int8)[code]
+    thread, start, end = (to_int64(host_events[name]) for name in ("thread", "start_ns", "end_ns"))
+    name, names, marks = _named_alike(host_events["name"])
+    chosen = np.flatnonzero((category >= 0) & (start < last_ns) & (end > first_ns))
+    category, name, thread = category[chosen], name[chosen], thread[chosen]
+    start, end = np.maximum(start[chosen], first_ns), np.minimum(end[chosen], last_ns)
     rows = np.lexsort((category, -end, start, thread))
     if (category == _PYTHON).any():
         rows = rows[~(marks[name] & (category == _ANNOTATION))[rows]]
@@ -108,13 +103,20 @@ def _named_alike(column: pa.ChunkedArray) -> tuple[Integers, list[str], NDArray[
     known: dict[str, int] = {}
     code_of, marks = [], set()
     for each in [*encoded.dictionary.to_pylist(), "?"]:
-        name = _ADDRESS.sub("", each or "?")
-        mark = _ITERATION.fullmatch(name)
-        code_of.append(known.setdefault(mark[1] if mark else name, len(known)))
-        if mark:
+        name, is_mark = _frame(each or "?")
+        code_of.append(known.setdefault(name, len(known)))
+        if is_mark:
             marks.add(code_of[-1])
     codes = np.array(code_of)[encoded.indices.fill_null(len(code_of) - 1).to_numpy(zero_copy_only=False)]
     return codes, list(known), np.isin(np.arange(len(known)), list(marks))
+
+
+@lru_cache(maxsize=1 << 14)
+def _frame(name: str) -> tuple[str, bool]:
+    """An event's name as a frame, and whether it marks an iteration."""
+    name = _ADDRESS.sub("", name)
+    mark = _ITERATION.fullmatch(name)
+    return (mark[1], True) if mark else (name, False)
 
 
 class _Calls:
@@ -160,9 +162,10 @@ def _launches(host_events: pa.Table, device_events: pa.Table, iterations: pa.Tab
     start, thread, time = (to_int64(device_events[name]).copy() for name in ("start_ns", "launch_thread", "launch_start_ns"))
     duration = to_int64(device_events["end_ns"]) - start
     unknown = np.flatnonzero((time == NULL) | (thread == NULL))
-    operators = host_events.filter(pa.array(rows_of(host_events["category"], "operator", "annotation")))
-    row = rows_by_key(to_int64(operators["operator"]), to_int64(device_events["operator"])[unknown])
-    thread[unknown], time[unknown] = (taken(to_int64(operators[name]), row) for name in ("thread", "start_ns"))
+    if len(unknown):
+        operators = host_events.filter(pa.array(rows_of(host_events["category"], "operator", "annotation")))
+        row = rows_by_key(to_int64(operators["operator"]), to_int64(device_events["operator"])[unknown])
+        thread[unknown], time[unknown] = (taken(to_int64(operators[name]), row) for name in ("thread", "start_ns"))
     first_ns, last_ns = _window(iterations)
     issued = np.where(time == NULL, start, time)
     inside = (issued >= first_ns) & (issued < last_ns)

@@ -150,6 +150,8 @@ def idle_causes(
     often = len(evidence[Cause.host_sync].name) >= SEVERAL * len(spans.start_ns)
     for cause, time in _times_by_cause(gaps, device_events, host, profiler, initializing_ranges.time, often=often).items():
         ranges = evidence.get(cause)
+        if not len(time) and (ranges is None or not len(ranges.name)):
+            continue  # most causes of most ranks
         if ranges is None:
             pieces = _Pieces(names, time, launched_by[np.searchsorted(gaps.gaps.end_ns, time.end_ns)])
         else:
@@ -356,10 +358,13 @@ class _Pieces:
     def by_name(self, start_ns: int, end_ns: int) -> Iterator[dict[str, object]]:
         """A row for each of the names with most time between two moments, and one for the others."""
         begin, length, code = self._time.between(start_ns, end_ns)
-        if not len(code) and not len(self.ranges.name):
-            return  # most causes of most windows
+        _, spent, spent_in = self._host.between(start_ns, end_ns)
+        if not len(code) and not len(spent):
+            return
         lost = np.bincount(code, weights=length, minlength=len(self.names))
-        host, calls = self._on_the_host(start_ns, end_ns)
+        host = np.bincount(spent_in, weights=spent.astype(np.float64), minlength=len(self.names)).astype(np.float64)
+        first, last = np.searchsorted(self.ranges.start_ns, (start_ns, end_ns))
+        calls = np.bincount(self.range_code[first:last], minlength=len(self.names))
         order = np.lexsort((-host, -lost))
         order = order[(lost[order] > 0) | (host[order] > 0)]
         row_of_name = np.full(len(self.names), -1)
@@ -383,14 +388,6 @@ class _Pieces:
         began = (self.ranges.start_ns >= start_ns) & (self.ranges.start_ns < end_ns)
         lost = self.time.within_ns(self.ranges.start_ns[began], self.ranges.end_ns[began]) / 1e3
         return [*lost[: _RANGES - 1].tolist(), *([float(lost[_RANGES - 1 :].sum())] if len(lost) >= _RANGES else [])]
-
-    def _on_the_host(self, start_ns: int, end_ns: int) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """Time in the ranges of each name between two moments, and how many started there."""
-        _, spent, code = self._host.between(start_ns, end_ns)
-        first, last = np.searchsorted(self.ranges.start_ns, (start_ns, end_ns))
-        began = self.range_code[first:last]
-        host = np.bincount(code, weights=spent.astype(np.float64), minlength=len(self.names)).astype(np.float64)
-        return host, np.bincount(began, minlength=len(self.names)).astype(np.int64)
 
 
 def _launchers(gaps: IdleGaps, device_events: pa.Table, host_events: pa.Table) -> tuple[list[str | None], NDArray[np.int64]]:

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from bridge_profiling.analysis.attribution.host import SYNCHRONIZING, Ranges, on_launching_threads, outermost_ranges
+from bridge_profiling.analysis.attribution.host import NO_RANGES, SYNCHRONIZING, Ranges, on_launching_threads, outermost_ranges
 from bridge_profiling.analysis.intervals import Intervals, rows_of, union
 from bridge_profiling.traces.tables import NULL, to_int64
 
@@ -31,6 +31,8 @@ def initializing(host_events: pa.Table, device_events: pa.Table, starved: Interv
     """
     took = host_events["end_ns"].to_numpy() - host_events["start_ns"].to_numpy()
     long = np.flatnonzero((took >= _SETS_UP_NS) & on_launching_threads(host_events, device_events))
+    if not len(long):
+        return NO_RANGES, NO_RANGES
     events = host_events.take(pa.array(long))
     calls = rows_of(events["category"], "runtime") & ~rows_of(events["name"], *SYNCHRONIZING)
     calls &= np.array([not any(part in name for part in _BY_SIZE) for name in events["name"].to_pylist()], bool)

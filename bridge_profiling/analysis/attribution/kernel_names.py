@@ -61,9 +61,15 @@ def is_product(name: str) -> bool:
 
 
 @lru_cache(maxsize=_NAMES)
+def is_product_or_attention(name: str) -> bool:
+    """Whether it is a matrix product, a convolution or fused attention."""
+    return bool(MATRIX_PRODUCT.search(name) or FUSED_ATTENTION.search(name))
+
+
+@lru_cache(maxsize=_NAMES)
 def product_precision(name: str) -> str | None:
     """`fp32`, `tf32` or `reduced` (16 or 8 bits) for a matrix product or a convolution whose name says it, else None."""
-    if not (MATRIX_PRODUCT.search(name) or FUSED_ATTENTION.search(name)):
+    if not is_product_or_attention(name):
         return None
     if _TF32.search(name):
         return "tf32"

@@ -36,6 +36,8 @@ def system_calls(calls: pa.Table, device_events: pa.Table, iterations: pa.Table)
         capture, `iterations` 0 and `share` null. Of calls inside each other the outermost counts. `longest_…`: the longest
         call. Empty unless recorded.
     """
+    if not calls.num_rows:
+        return _SYSTEM_CALLS.empty_table()
     launching = np.setdiff1d(to_int64(device_events["launch_thread"]), [NULL])
     thread, start, end = (to_int64(calls[name]) for name in ("thread", "start_ns", "end_ns"))
     mine = np.isin(thread, launching) if len(launching) else np.ones(len(thread), bool)
@@ -80,6 +82,8 @@ def cuda_memory(events: pa.Table, iterations: pa.Table) -> pa.Table:
         window's start as their time. `in_iterations`: allocations and frees in the `iterations` that count. `peak_bytes` and
         `end_bytes`: allocated less freed, as far as reported. Empty unless recorded.
     """
+    if not events.num_rows:
+        return _CUDA_MEMORY.empty_table()
     marked, count = _counted(iterations)
     time, device, amount = (to_int64(events[name]) for name in ("time_ns", "device", "bytes"))
     code, names = coded(events["memory"])

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from bridge_profiling.analysis.attribution.launches import launched_inside, sums_inside
 from bridge_profiling.analysis.intervals import coded, parents, rows_of, self_times_ns
-from bridge_profiling.traces.tables import to_int64
+from bridge_profiling.traces.tables import fields, to_int64
 
 #: A step and its unit, as fully_shard names its ranges, and our integrations those of libraries that name none.
 #: With several parameter groups in a module, fully_shard appends the group's size.
@@ -22,6 +22,17 @@ _MODULE = re.compile(r"nn\.Module: (.+)")
 
 #: Columns of memory, in the order of own and total, host and device.
 MEMORY = ("cpu_memory_self_bytes", "cpu_memory_total_bytes", "device_memory_self_bytes", "device_memory_total_bytes")
+
+
+_UNITS = pa.schema(
+    [
+        *fields(pa.string(), "unit", "step"),
+        ("count", pa.int64()),
+        ("host_us", pa.float64()),
+        ("communication_count", pa.int64()),
+        ("device_us", pa.float64()),
+    ]
+)
 
 
 def operators(
@@ -168,6 +179,8 @@ def units(host_events: pa.Table, device_events: pa.Table) -> pa.Table:
     """
     annotations = host_events.filter(pa.array(rows_of(host_events["category"], "annotation")))
     steps = {name: match for name in annotations["name"].unique().to_pylist() if (match := _STEP.fullmatch(name or ""))}
+    if not steps:
+        return _UNITS.empty_table()
     chosen = annotations.filter(pa.array(rows_of(annotations["name"], *steps)))
     thread, start, end = (chosen[name].to_numpy() for name in ("thread", "start_ns", "end_ns"))
     communication = device_events.filter(pa.array(rows_of(device_events["kind"], "communication")))

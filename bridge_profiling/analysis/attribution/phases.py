@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 import pyarrow as pa
@@ -153,8 +154,9 @@ class _Ranges:
         events = host_events.filter(pa.array(rows_of(host_events["category"], category)))
         code, names = coded(events["name"])
         columns = (to_int64(events[name]) for name in ("thread", "start_ns", "end_ns", "sequence"))
-        known = {name: place for place, name in enumerate(dict.fromkeys(_COMPILED.sub(r"\1", name or "") for name in names))}
-        same = np.array([*(known[_COMPILED.sub(r"\1", name or "")] for name in names), 0], np.int64)
+        alike = [_without_hash(name or "") for name in names]
+        known = {name: place for place, name in enumerate(dict.fromkeys(alike))}
+        same = np.array([*(known[name] for name in alike), 0], np.int64)
         return cls(same[code], *columns), list(known)
 
     def __len__(self) -> int:
@@ -223,6 +225,11 @@ class _Launches:
             at_ns=self.at_ns,
             amounts=self.amounts,
         )
+
+
+@lru_cache(maxsize=1 << 14)
+def _without_hash(name: str) -> str:
+    return _COMPILED.sub(r"\1", name)
 
 
 def _loop_thread(annotations: _Ranges, marks: _Ranges) -> int:

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from bridge_profiling.analysis.attribution.counters import MEASURES, Counted, means, memory_tb_s, traffic
-from bridge_profiling.analysis.attribution.kernel_names import FUSED_ATTENTION, is_product, product_precision
+from bridge_profiling.analysis.attribution.kernel_names import is_product_or_attention, product_precision
 from bridge_profiling.analysis.attribution.launches import launched_inside, sums_inside
 from bridge_profiling.analysis.intervals import coded, rows_of
 from bridge_profiling.peaks import peaks
@@ -203,7 +203,7 @@ def _first_products(
     names: list[str | None],
 ) -> pa.Array:
     """For each call, the name of the first matrix product or fused attention launched in it; null if there is none."""
-    has_product = [bool(name and (is_product(name) or FUSED_ATTENTION.search(name))) for name in names]
+    has_product = [bool(name and is_product_or_attention(name)) for name in names]
     rows = np.flatnonzero(np.array([*has_product, False])[code])
     at, at_thread = (to_int64(events[name])[rows] for name in ("launch_start_ns", "launch_thread"))
     found = np.full(len(thread), -1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import struct
 import sys
 from collections.abc import Hashable, Sequence
 from decimal import Decimal, DecimalException
@@ -23,6 +24,9 @@ _MAX_INTEGER = (1 << 63) - 1
 _MAX_EXPONENT = 18
 
 _FIRST_ROWS = 1 << 12
+
+#: Values that are not all numbers.
+_NOT_ALL = (TypeError, ValueError, OverflowError)
 
 _DIGITS = re.compile(r"\d+")
 
@@ -52,6 +56,8 @@ class Codes:
 
     def encode(self, values: Sequence[Hashable]) -> NDArray[np.int32]:
         """The number of each value."""
+        if values and values[0] is None and values.count(None) == len(values):  # such as stacks that were not recorded
+            return np.full(len(values), self.values[None], np.int32)
         return np.fromiter(map(self.values.__getitem__, values), np.int32, len(values))
 
 
@@ -86,6 +92,20 @@ class Columns:
         return self._rows
 
 
+def _array(values: Sequence[Any], kind: type[np.int64 | np.float64]) -> NDArray[Any]:
+    """Numbers as an array.
+
+    Raises:
+        TypeError: or another one of `_NOT_ALL`: some are not numbers.
+    """
+    found = np.empty(len(values), kind)
+    try:
+        struct.pack_into(f"{len(values)}{found.dtype.char}", found, 0, *values)  # half the time of `fromiter`
+    except struct.error:
+        return np.fromiter(values, kind, len(values))
+    return found
+
+
 class Identifiers:
     """Numbers of threads, processes and streams, which some versions write as text: 17, "17", "stream 17"."""
 
@@ -95,8 +115,8 @@ class Identifiers:
     def of(self, values: Sequence[Any]) -> Integers:
         """The number in each value. NULL stands for None, and a negative number of its own for each text without digits."""
         try:
-            return np.fromiter(values, np.int64, len(values))
-        except (TypeError, ValueError, OverflowError):
+            return _array(values, np.int64)
+        except _NOT_ALL:
             return np.fromiter(map(self._number, values), np.int64, len(values))
 
     def _number(self, value: Any) -> int:
@@ -115,8 +135,8 @@ class Identifiers:
 def integers(values: list[Any]) -> Integers:
     """Values as integers; NULL where one is missing or not an integer."""
     try:
-        return np.fromiter(values, np.int64, len(values))
-    except (TypeError, ValueError, OverflowError):
+        return _array(values, np.int64)
+    except _NOT_ALL:
         return np.fromiter(map(integer, values), np.int64, len(values))
 
 
@@ -140,8 +160,8 @@ def starts_ns(values: list[Any], *, exact: bool) -> Integers:
     if exact:
         return _exactly(values, _MAX_START_US)
     try:
-        microseconds = np.fromiter(values, np.float64, len(values))
-    except (TypeError, ValueError, OverflowError):
+        microseconds = _array(values, np.float64)
+    except _NOT_ALL:
         if any(isinstance(value, float) and abs(value) >= _EXACT_BELOW_US for value in values):
             raise InexactTimes from None
         return _exactly(values, _MAX_START_US)
@@ -155,8 +175,8 @@ def starts_ns(values: list[Any], *, exact: bool) -> Integers:
 def durations_ns(values: list[Any]) -> Integers:
     """Durations in microseconds as nanoseconds; NULL where one is not a duration."""
     try:
-        return _nanoseconds(np.fromiter(values, np.float64, len(values)), _MAX_DURATION_US)
-    except (TypeError, ValueError, OverflowError):
+        return _nanoseconds(_array(values, np.float64), _MAX_DURATION_US)
+    except _NOT_ALL:
         return _exactly(values, _MAX_DURATION_US)
 
 

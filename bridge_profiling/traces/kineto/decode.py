@@ -1,109 +1,17 @@
-"""Events of a Kineto file: decoded, repaired where they are not quite JSON, and sorted into columns by what they are.
-
-A piece's event objects live until its columns are made; about 60 bytes an event remain.
-"""
+"""Events of a Kineto file: decoded, and repaired where they are not quite JSON."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
-from bridge_profiling.traces.bounds import MAX_NAME
-from bridge_profiling.traces.joins import Operation, ranks_of
-from bridge_profiling.traces.kinds import torch_operation
-from bridge_profiling.traces.kineto.columns import (
-    Codes,
-    Columns,
-    Identifiers,
-    durations_ns,
-    integer,
-    integers,
-    starts_ns,
-)
+from bridge_profiling.traces.kineto.events import AnyEvent, Args, Event, Number, decoders
 from bridge_profiling.traces.kineto.stream import Stream
-from bridge_profiling.traces.tables import NULL, Integers
-
-# Field types are permissive: ROCm writes numbers as strings, torch 1.8 wrote process and thread ids as text.
-Number = int | float | str | None
-
-#: An argument that is missing: an integer, so that a column of them stays a column of integers.
-ABSENT = -(1 << 63)
-
-NO_TEXT = msgspec.Raw(b"")
-
-
-class Args(msgspec.Struct, gc=False):
-    """The arguments that some table needs. Names are Kineto's; alternatives are those of torch 1.8 and of ROCm."""
-
-    external_id: Number = msgspec.field(default=ABSENT, name="External id")
-    old_external_id: Number = msgspec.field(default=ABSENT, name="external id")
-    sequence: Number = msgspec.field(default=ABSENT, name="Sequence number")
-    input_dims: msgspec.Raw = msgspec.field(default=NO_TEXT, name="Input Dims")
-    old_input_dims: msgspec.Raw = msgspec.field(default=NO_TEXT, name="Input dims")
-    call_stack: str | None = msgspec.field(default=None, name="Call stack")
-    device: Number = ABSENT
-    stream: Number = ABSENT
-    # The stream that the work ran on, where torch 2.15 has moved work of CUDA graphs to lanes and calls the lane its stream.
-    original_stream: Number = ABSENT
-    correlation: Number = ABSENT
-    graph: Number = msgspec.field(default=ABSENT, name="graph id")
-    bytes: Number = ABSENT
-    collective: str | None = msgspec.field(default=None, name="Collective name")
-    in_elements: Number = msgspec.field(default=ABSENT, name="In msg nelems")
-    out_elements: Number = msgspec.field(default=ABSENT, name="Out msg nelems")
-    group_size: Number = msgspec.field(default=ABSENT, name="Group size")
-    dtype: str | None = None
-    group_name: str | int | None = msgspec.field(default=None, name="Process Group Name")
-    group_description: str | None = msgspec.field(default=None, name="Process Group Description")
-    group_ranks: str | None = msgspec.field(default=None, name="Process Group Ranks")
-    source_rank: Number = msgspec.field(default=ABSENT, name="Src Rank")
-    destination_rank: Number = msgspec.field(default=ABSENT, name="Dst Rank")
-    producer_stream: Number = msgspec.field(default=ABSENT, name="wait_on_stream")
-    producer_correlation: Number = msgspec.field(default=ABSENT, name="wait_on_cuda_event_record_corr_id")
-    memory_bytes: Number = msgspec.field(default=ABSENT, name="Bytes")
-    address: Number = msgspec.field(default=ABSENT, name="Addr")
-    device_type: Number = msgspec.field(default=ABSENT, name="Device Type")
-    device_id: Number = msgspec.field(default=ABSENT, name="Device Id")
-    total_allocated: Number = msgspec.field(default=ABSENT, name="Total Allocated")
-    total_reserved: Number = msgspec.field(default=ABSENT, name="Total Reserved")
-
-
-class Event(msgspec.Struct, gc=False):
-    """One event. Times are in microseconds, as written."""
-
-    ph: str = ""
-    cat: str | None = None
-    name: str = ""
-    pid: Number = None
-    tid: Number = None
-    ts: Number = None
-    dur: Number = None
-    args: Args | None = None
-
-
-class ExactEvent(msgspec.Struct, gc=False):
-    """The same with its start as text, for files whose times have more digits than a float holds."""
-
-    ph: str = ""
-    cat: str | None = None
-    name: str = ""
-    pid: Number = None
-    tid: Number = None
-    ts: msgspec.Raw = NO_TEXT
-    dur: Number = None
-    args: Args | None = None
-
-
-AnyEvent = Event | ExactEvent
 
 _FAILURES = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
@@ -131,8 +39,7 @@ class EventReader:
         self.hole_bytes = 0  # of damaged text that does not show how many events it held
         self._error: str | None = None
         self._path, self._stream = path, Stream(path)
-        decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(list[ExactEvent] if exact else list[Event])
-        self._decode: Callable[[bytes | bytearray], list[AnyEvent]] = decoder.decode
+        self._decode_usual, self._decode = decoders(exact=exact)
 
     def pieces(self) -> Iterator[list[AnyEvent]]:
         """The file's events, a piece at a time. A file that ends early yields what it holds."""
@@ -141,10 +48,9 @@ class EventReader:
             self._add_keys(stream.head + b"]}", "before the events")
         for text in stream.pieces():
             try:
-                events = self._decode(text)
+                yield self._decode_usual(text)
             except _FAILURES:
-                events = self._one_by_one()
-            yield events
+                yield self._unusual(text)
         if stream.tail is None:
             end = self._of_end() if not stream.bare and stream.error is None else None
             if end is not None:
@@ -175,6 +81,15 @@ class EventReader:
             self.keys |= {name: msgspec.json.decode(raw) for name, raw in keys.items()}
         except _FAILURES:
             return None
+        return events
+
+    def _unusual(self, text: bytearray) -> list[AnyEvent]:
+        """Events of a piece that does not hold only those of the usual phases."""
+        try:
+            events = self._decode(text)
+        except _FAILURES:
+            return self._one_by_one()
+        self._decode_usual = self._decode  # the file holds more of them
         return events
 
     def _one_by_one(self, *, last: bool = False) -> list[AnyEvent]:
@@ -224,9 +139,9 @@ class EventReader:
 
     def _add_keys(self, text: bytes | bytearray, where: str) -> None:
         """All keys of a document but its events."""
-        for candidate in (text, _repaired(bytes(text))):
+        for repair in (bytes, _repaired):
             try:
-                keys = msgspec.json.decode(candidate, type=dict[str, Any])
+                keys = msgspec.json.decode(repair(bytes(text)), type=dict[str, Any])
             except _FAILURES as error:
                 failure = error
             else:
@@ -278,299 +193,3 @@ def _coerced_args(args: dict[str, Any]) -> Args:
 def _is_number_or_text(value: object) -> bool:
     """Python takes `True` for 1."""
     return isinstance(value, int | float | str) and not isinstance(value, bool)
-
-
-HOST = ("operator", "runtime", "annotation", "python", "overhead")
-DEVICE = ("kernel", "memcpy", "memset")
-_OTHER = ("synchronization", "span", "instant", "known", "unknown")
-MEANINGS = (*HOST, *DEVICE, *_OTHER)
-
-#: Kineto's categories since torch 1.8, in lower case. Another category says what a "known" one says, and better.
-_CATEGORIES = {
-    "kernel": "kernel",
-    **dict.fromkeys(("gpu_memcpy", "memcpy"), "memcpy"),
-    **dict.fromkeys(("gpu_memset", "memset"), "memset"),
-    **dict.fromkeys(("cpu_op", "operator"), "operator"),
-    "user_annotation": "annotation",
-    **dict.fromkeys(("cuda_runtime", "cuda_driver", "runtime", "hip_runtime"), "runtime"),
-    "python_function": "python",
-    "overhead": "overhead",
-    "cuda_sync": "synchronization",
-    "trace": "span",
-    **dict.fromkeys(("gpu_user_annotation", "ac2g", "fwdbwd", "async_cpu_to_gpu", "forward_backward"), "known"),
-    "cpu_instant_event": "instant",
-}
-
-#: Phases of the trace event format (`ph`). A complete event has a duration; some writers name no phase.
-_COMPLETE = frozenset(("X", ""))
-_INSTANT = frozenset(("i", "I", "R", ""))
-#: Arrows between events, and names of processes and threads.
-_NO_EVENT = frozenset(("s", "t", "f", "M"))
-#: No table holds these; they are counted.
-_LEFT_OUT = {
-    "C": "counter samples",
-    **dict.fromkeys("bneSTpF", "asynchronous events"),
-    **dict.fromkeys("BE", "begin and end events"),
-    **dict.fromkeys("NOD", "object events"),
-}
-
-#: torch 1.8 writes iterations as operators.
-_ITERATION = "ProfilerStep"
-
-#: Characters of a category or phase that caveats show.
-_SHOWN = 50
-
-_MEMORY = "[memory]"
-_CALL = "record_param_comms"
-_NO_TRANSFER = ("wait", "coalesced", "init")
-_MARKS = ("Iteration Start", "Record Window End")
-_NO_ARGS = Args()
-
-_ranks_of = lru_cache(maxsize=1 << 10)(ranks_of)
-
-
-class Collector:
-    """Sorts a file's events into columns, a piece at a time.
-
-    Args:
-        exact: whether the events' starts are text.
-        operators: keep operators and Python frames; runtime calls, annotations and the profiler's own work are always kept.
-    """
-
-    def __init__(self, *, exact: bool, operators: bool) -> None:
-        self._exact, self._operators = exact, operators
-        self.host, self.device, self.synchronizations, self.memory = Columns(), Columns(), Columns(), Columns()
-        self.names, self.shapes, self.stacks = Codes(MAX_NAME), Codes(), Codes()
-        # Descriptions of communication kernels, by row of `device`.
-        self.collectives: dict[int, Operation] = {}
-        # Descriptions of the host's calls for them, by row of `host`: all there is for operations issued as a batch.
-        self.calls: dict[int, Operation] = {}
-        self.marks: list[int] = []  # when the profiler starts and ends recording
-        # What no table holds: complete and instant events by category, and those of other phases by kind and category.
-        self.unknown: Counter[str] = Counter()
-        self.left_out: Counter[tuple[str, str]] = Counter()
-        self.events = 0  # seen
-        self.negative = 0  # left out because they end before they start
-        self.untimed = 0  # left out because a time is invalid, or a duration is missing
-        self.lost_device = 0  # device events among the last three
-        self._categories = Codes()
-        self._meaning_of: list[int] = []
-        self._identifiers = Identifiers()
-
-    def add_all(self, reader: EventReader) -> None:
-        """Read a file. No event outlives this call: those of one piece are as large as a fifth of the tables.
-
-        Raises:
-            InexactTimes: read the file again, with `exact=True`.
-        """
-        for events in reader.pieces():
-            self._add(events)
-
-    def _add(self, events: list[AnyEvent]) -> None:
-        self.events += len(events)
-        # Comparing with the usual phase first saves hashing it.
-        complete = [event for event in events if event.dur is not None and (event.ph == "X" or event.ph in _COMPLETE)]
-        if len(complete) < len(events):
-            self._add_others([event for event in events if event.dur is None or event.ph not in _COMPLETE])
-        if not complete:
-            return
-        meanings = self._meanings(complete)
-        device = (meanings >= len(HOST)) & (meanings < len(HOST) + len(DEVICE))
-        self._add_device(*_chosen(complete, meanings, device))
-        self._add_host(*_chosen(complete, meanings, self._wanted(complete, meanings)))
-        self._add_synchronizations(_chosen(complete, meanings, meanings == MEANINGS.index("synchronization"))[0])
-        for event in _chosen(complete, meanings, meanings == MEANINGS.index("span"))[0]:
-            good, start, end = self._times([event])
-            self.marks += [int(start[0]), int(end[0])] if good[0] else []
-        # torch 2.13's exporter in Python gives them a duration.
-        self._add_instants(_chosen(complete, meanings, meanings == MEANINGS.index("instant"))[0])
-
-    def _wanted(self, events: list[AnyEvent], meanings: NDArray[np.int8]) -> NDArray[np.bool_]:
-        """Which events are host events to keep."""
-        host = meanings < len(HOST)
-        if self._operators:
-            return host
-        named = np.array([event.name[: len(_ITERATION)] == _ITERATION for event in events])
-        return host & (named | ((meanings != MEANINGS.index("operator")) & (meanings != MEANINGS.index("python"))))
-
-    def _meanings(self, events: Sequence[AnyEvent]) -> NDArray[np.int8]:
-        codes = self._categories.encode([event.cat for event in events])
-        known = list(self._categories.values)
-        for name in known[len(self._meaning_of) :]:
-            self._meaning_of.append(MEANINGS.index(_CATEGORIES.get(str(name or "").lower(), "unknown")))
-        meanings = np.array(self._meaning_of, np.int8)[codes]
-        strange = codes[meanings == MEANINGS.index("unknown")]
-        if len(strange):
-            for code, count in enumerate(np.bincount(strange).tolist()):
-                if count:
-                    self.unknown[str(known[code])[:_SHOWN]] += count
-        return meanings
-
-    def _times(self, events: Sequence[AnyEvent]) -> tuple[NDArray[np.bool_], Integers, Integers]:
-        """Which events have usable times, and all starts and ends."""
-        duration = durations_ns([event.dur for event in events])
-        start = starts_ns([event.ts for event in events], exact=self._exact)
-        timed = (start != NULL) & (duration != NULL)
-        good = timed & (duration >= 0)
-        self.untimed += int(len(events) - timed.sum())
-        self.negative += int(timed.sum() - good.sum())
-        return good, start, start + duration
-
-    def _add_host(self, events: list[AnyEvent], meanings: NDArray[np.int8]) -> None:
-        if not events:
-            return
-        good, start, end = self._times(events)
-        args = [event.args or _NO_ARGS for event in events]
-        names = self.names.encode([event.name for event in events])
-        if _CALL in self.names.values:
-            row_of = len(self.host) + np.cumsum(good) - 1
-            for place in np.flatnonzero(good & (names == self.names.values[_CALL])).tolist():
-                if args[place].collective is not None and args[place].collective not in _NO_TRANSFER:
-                    self.calls[int(row_of[place])] = _operation(args[place])
-        self.host.add(
-            category=meanings[good],
-            name=names[good],
-            process=self._identifiers.of([event.pid for event in events])[good],
-            thread=self._identifiers.of([event.tid for event in events])[good],
-            start_ns=start[good],
-            end_ns=end[good],
-            correlation=integers([arg.correlation for arg in args])[good],
-            operator=_operators(args)[good],
-            sequence=integers([arg.sequence for arg in args])[good],
-            shapes=self.shapes.encode([bytes(arg.input_dims or arg.old_input_dims) for arg in args])[good],
-            stack=self.stacks.encode([arg.call_stack for arg in args])[good],
-        )
-
-    def _add_device(self, events: list[AnyEvent], meanings: NDArray[np.int8]) -> None:
-        if not events:
-            return
-        good, start, end = self._times(events)
-        self.lost_device += int(len(good) - good.sum())
-        args = [event.args or _NO_ARGS for event in events]
-        row_of = len(self.device) + np.cumsum(good) - 1
-        for place, arg in enumerate(args):
-            if arg.collective is not None and good[place]:
-                self.collectives[int(row_of[place])] = _operation(arg)
-        stream, device = integers([arg.stream for arg in args]), integers([arg.device for arg in args])
-        moved = integers([arg.original_stream for arg in args])
-        stream = np.where(moved == NULL, stream, moved)
-        if (stream == NULL).any():
-            # Kineto's rows on a device's track: the process is the device, the thread is the stream.
-            stream = np.where(stream == NULL, self._identifiers.of([event.tid for event in events]), stream)
-        if (device == NULL).any():
-            device = np.where(device == NULL, self._identifiers.of([event.pid for event in events]), device)
-        self.device.add(
-            category=meanings[good],
-            name=self.names.encode([event.name for event in events])[good],
-            device=device[good],
-            stream=stream[good],
-            start_ns=start[good],
-            end_ns=end[good],
-            operator=_operators(args)[good],
-            correlation=integers([arg.correlation for arg in args])[good],
-            graph=integers([arg.graph for arg in args])[good],
-            bytes=integers([arg.bytes for arg in args])[good],
-        )
-
-    def _add_synchronizations(self, events: list[AnyEvent]) -> None:
-        if not events:
-            return
-        good, start, end = self._times(events)
-        args = [event.args or _NO_ARGS for event in events]
-        self.synchronizations.add(
-            name=self.names.encode([event.name for event in events])[good],
-            start_ns=start[good],
-            end_ns=end[good],
-            device=integers([arg.device for arg in args])[good],
-            stream=integers([arg.stream for arg in args])[good],
-            correlation=integers([arg.correlation for arg in args])[good],
-            producer_stream=integers([arg.producer_stream for arg in args])[good],
-            producer_correlation=integers([arg.producer_correlation for arg in args])[good],
-        )
-
-    def _add_others(self, events: list[AnyEvent]) -> None:
-        """Take the instants among events that are not complete, and count what is not read."""
-        instants = []
-        # Nearly all of them are arrows.
-        for event in [event for event in events if event.ph not in _NO_EVENT]:
-            of_device = _CATEGORIES.get(str(event.cat or "").lower()) in DEVICE
-            if event.ph in _COMPLETE and (of_device or event.ph not in _INSTANT):
-                self.untimed += 1
-                self.lost_device += of_device
-            elif event.ph in _INSTANT:
-                instants.append(event)
-            else:
-                self.left_out[
-                    _LEFT_OUT.get(event.ph, f"events of the phase {event.ph[:_SHOWN]!r}"), str(event.cat or "")[:_SHOWN]
-                ] += 1
-                self.lost_device += of_device and event.ph != "E"  # an end has a beginning
-        # The profiler's own marks have no category. Of the others, those are counted whose category is not known.
-        self._meanings([event for event in instants if event.cat])
-        self._add_instants(instants)
-
-    def _add_instants(self, instants: list[AnyEvent]) -> None:
-        marks = starts_ns([event.ts for event in instants if event.name.startswith(_MARKS)], exact=self._exact)
-        self.marks += marks[marks != NULL].tolist()
-        found = [event for event in instants if event.name == _MEMORY and event.args is not None]
-        if not found:
-            return
-        args: list[Args] = [event.args for event in found if event.args is not None]
-        time_ns = starts_ns([event.ts for event in found], exact=self._exact)
-        good = time_ns != NULL
-        self.untimed += int(len(good) - good.sum())
-        self.memory.add(
-            time_ns=time_ns[good],
-            thread=self._identifiers.of([event.tid for event in found])[good],
-            address=np.fromiter((_address(arg.address) for arg in args), np.uint64, len(args))[good],
-            device_type=integers([arg.device_type for arg in args])[good],
-            device_id=integers([arg.device_id for arg in args])[good],
-            memory_bytes=integers([arg.memory_bytes for arg in args])[good],
-            total_allocated=integers([arg.total_allocated for arg in args])[good],
-            total_reserved=integers([arg.total_reserved for arg in args])[good],
-        )
-
-
-def _chosen(
-    events: list[AnyEvent], meanings: NDArray[np.int8], which: NDArray[np.bool_]
-) -> tuple[list[AnyEvent], NDArray[np.int8]]:
-    if which.all():
-        return events, meanings
-    rows = np.flatnonzero(which)
-    return [events[row] for row in rows.tolist()], meanings[rows]
-
-
-def _operators(args: Sequence[Args]) -> Integers:
-    """External ids; NULL for none, which CUPTI writes as 0."""
-    found = integers([arg.external_id for arg in args])
-    without = np.flatnonzero(found == NULL)
-    found[without] = integers([args[row].old_external_id for row in without.tolist()])
-    return np.where(found == 0, NULL, found)
-
-
-def _operation(arg: Args) -> Operation:
-    operation = torch_operation(arg.collective or "")
-    peer = {"send": arg.destination_rank, "recv": arg.source_rank}.get(operation)
-    return Operation(
-        operation=operation,
-        group_name=None if arg.group_name is None else str(arg.group_name),
-        group=arg.group_description or None,
-        group_ranks=_ranks_of(arg.group_ranks),
-        group_size=_known(arg.group_size),
-        in_elements=_known(arg.in_elements),
-        out_elements=_known(arg.out_elements),
-        dtype=arg.dtype,
-        peer=_known(peer),
-    )
-
-
-def _known(value: Number) -> int | None:
-    return None if (number := integer(value)) == NULL else number
-
-
-def _address(value: object) -> int:
-    if isinstance(value, str):
-        try:
-            value = int(value, 0)
-        except ValueError:
-            return 0
-    return value if isinstance(value, int) and 0 <= value < 1 << 64 and value != ABSENT else 0

@@ -30,8 +30,9 @@ from bridge_profiling.traces.joins import (
     wait_columns,
 )
 from bridge_profiling.traces.kinds import COMMUNICATION, COMPUTE, MEMCPY, MEMSET, copy_kind, kernel_kind, synchronization_kind
+from bridge_profiling.traces.kineto.collect import MEANINGS, Collector
 from bridge_profiling.traces.kineto.columns import Columns, InexactTimes, integer
-from bridge_profiling.traces.kineto.decode import MEANINGS, Collector, EventReader
+from bridge_profiling.traces.kineto.decode import EventReader
 from bridge_profiling.traces.tables import NULL, Integers, build, coded_column, integer_column
 from bridge_profiling.traces.types import Caveat, LostRecords, ProcessGroup, RankInfo, RankSource, RankTables
 
