@@ -1,8 +1,6 @@
 """What each plugin does to an executor: launcher fields, retries, environment, and the arguments that reach a process."""
 
 import copy
-import importlib
-import os
 from unittest.mock import MagicMock
 
 import nemo_run as run
@@ -11,31 +9,10 @@ import pytest
 from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.plugins import FaultTolerancePlugin, PreemptionPlugin
 from tests.plugins.conftest import nsys, pytorch
+from tests.plugins.remote import package
 
 DEFAULTS = ["--force-overwrite=true", "--capture-range=cudaProfilerApi", "--capture-range-end=stop"]
 DEFAULTS += ["--cuda-graph-trace=node", "--cuda-event-trace=false"]
-
-
-def package(name, task, executor):
-    """The command NeMo-Run makes of a task."""
-    packaging = importlib.import_module("nemo_run.run.torchx_backend.packaging")
-    role = packaging.package(name, task, executor=executor).roles[0]
-    return [role.entrypoint, *role.args]
-
-
-@pytest.mark.parametrize("launcher", [None, "torchrun", run.Torchrun(rdzv_port=1)])
-def test_nsys_sets_the_launchers_fields_and_keeps_its_kind(launcher, task, slurm):
-    executor = run.LocalExecutor(launcher=copy.deepcopy(launcher))
-    nsys().setup(task, slurm)
-    assert slurm.launcher.nsys_filename == "profile_%p_%q{SLURM_JOB_ID}_node%q{SLURM_NODEID}_rank%q{SLURM_PROCID}"
-    nsys().setup(task, executor)
-    made = executor.get_launcher()
-    assert (made.nsys_profile, made.nsys_trace, made.nsys_gpu_metrics) == (True, ["nvtx", "cuda"], False)
-    assert made.nsys_extra_args == DEFAULTS
-    assert made.nsys_filename == "profile_%p"
-    assert isinstance(made, run.Torchrun) == (launcher is not None)
-    if isinstance(launcher, run.Torchrun):
-        assert made.rdzv_port == 1
 
 
 @pytest.mark.parametrize(
@@ -113,34 +90,15 @@ def test_fault_tolerance_on_slurm_is_set_up_also_after_someone_asked_for_the_lau
     assert (slurm.ntasks_per_node, slurm.torchrun_nproc_per_node) == (1, 4)
 
 
-@pytest.mark.parametrize("container", [None, "image"])
-@pytest.mark.parametrize(("variables", "assigned"), [({}, True), ({}, False), ({"BRIDGE_PROFILING_DIR": "/mine"}, True)])
-def test_profiles_go_to_the_jobs_directory_unless_the_user_names_another(container, variables, assigned, task, local, slurm):
-    slurm.container_image = container
-    for executor in (local, slurm):
-        executor.env_vars = dict(variables)
-        if assigned:
-            executor.assign("exp_1", "/runs/exp_1", "t", "t")
-        pytorch().setup(task, executor)
-        assert executor.launcher is None
-    there = "/nemo_run" if container else os.path.join(slurm.tunnel.job_dir, "t")
-    for executor, job in ((local, "/runs/exp_1/t"), (slurm, there)):
-        set_here = {"BRIDGE_PROFILING_DIR": f"{job}/profiles"} if assigned else {}
-        assert executor.env_vars == set_here | variables
-
-
 @pytest.mark.parametrize("launcher", [None, "torchrun"])
 def test_nsys_starts_through_a_script_that_knows_where_its_options_end(launcher, tmp_path):
     executor = run.LocalExecutor(launcher=launcher, job_dir=str(tmp_path))
     script = run.Script(path="train.py", entrypoint="python")
     nsys(nsys_extra_args=["--delay", "5"]).setup(script, executor)
-    command = package("t", script, executor)
-    assert command[:2] == ["bash", "-c"]
-    assert command[3] == "nsys"
-    count = int(command[4])
-    assert command[5:8] == ["", f"{tmp_path}/nsys_profile", "--gpu-metrics-devices,--gpu-metrics-device"]
-    options, application = command[8 : 8 + count], command[8 + count :]
-    assert options[:5] == ["profile", "-s", "none", "-t", "nvtx,cuda"]
-    assert options[-1] == "--delay=5"
-    assert application[0] == ("torchrun" if launcher else "python")
-    assert application[-1] == ""
+    role = package(script, executor).roles[0]
+    mark, name, count, *words = role.args[0], *role.args[2:]
+    assert (role.entrypoint, mark, name) == ("bash", "-c", "nsys")
+    assert words[:3] == ["", f"{tmp_path}/nsys_profile", "--gpu-metrics-devices,--gpu-metrics-device"]
+    options, application = words[3 : 3 + int(count)], words[3 + int(count) :]
+    assert (options[:5], options[-1]) == (["profile", "-s", "none", "-t", "nvtx,cuda"], "--delay=5")
+    assert (application[0], application[-1]) == ("torchrun" if launcher else "python", "")

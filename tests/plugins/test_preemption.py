@@ -35,8 +35,11 @@ def handlers(config) -> tuple[bool, bool]:
 def test_the_signal_and_the_handlers_are_set_once(task, slurm, built, asked, loader):
     for _ in range(2):
         PreemptionPlugin(**asked).setup(task, slurm)
-    assert slurm.signal == "TERM@60"
     assert handlers(built(task)) == (True, loader)
+    # torchrun leaves its ranks the whole time, unless the user says otherwise.
+    assert (slurm.signal, slurm.env_vars) == ("TERM@60", {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "60"})
+    PreemptionPlugin(preempt_time=120).setup(task, slurm)
+    assert (slurm.signal, slurm.env_vars) == ("TERM@120", {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "60"})
 
 
 def test_a_config_without_the_loaders_field_is_refused_only_where_it_is_asked_for(slurm):
@@ -54,14 +57,6 @@ def test_where_nothing_sends_the_signal_a_warning_says_so(script, built, executo
     PreemptionPlugin().setup(script, executor)
     assert "nothing sends a signal 60 seconds before the end of this job" in caplog.text
     assert handlers(built(script)) == (True, False)
-
-
-def test_torchrun_leaves_its_ranks_the_whole_time(script, slurm):
-    PreemptionPlugin(preempt_time=120).setup(script, slurm)
-    assert slurm.env_vars == {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "120"}
-    slurm.env_vars["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = "10"
-    PreemptionPlugin().setup(script, slurm)
-    assert slurm.env_vars == {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "10"}
 
 
 @pytest.mark.parametrize(

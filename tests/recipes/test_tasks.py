@@ -12,6 +12,7 @@ from nemo_run.core.serialization.zlib_json import ZlibJSONSerializer
 from bridge_profiling.doctor.request import SETTINGS_KEY
 from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.plugins import FaultTolerancePlugin, NsysPlugin, PyTorchProfilerPlugin
+from bridge_profiling.plugins.task import STARTS_NSYS_KEY, starts_nsys
 from launch.tasks import pretrain_partial, pretrain_script
 from recipes.tasks import as_config
 
@@ -70,3 +71,11 @@ def test_doctor_finds_the_settings_of_the_recipe_in_both_kinds_of_task():
     assert pretrain_script("gpt_125m").metadata[SETTINGS_KEY].split() == known_settings(recipe("gpt_125m"))
     lengths = pretrain_partial("gpt_125m").config.train.__arguments__
     assert lengths.items() >= {"train_iters": 50, "micro_batch_size": 2, "global_batch_size": 32}.items()
+
+
+@pytest.mark.needs("megatron")
+def test_both_kinds_of_task_say_by_a_mark_that_they_start_nsys_and_others_do_not():
+    assert starts_nsys(pretrain_script("gpt_tiny"))
+    assert starts_nsys(pretrain_partial("gpt_tiny"))
+    assert not starts_nsys(run.Script(path="a.py", metadata={STARTS_NSYS_KEY: "no"}))
+    assert not starts_nsys(run.Partial(print))
