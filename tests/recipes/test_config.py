@@ -1,5 +1,7 @@
 """The container of every setting: what finalize() derives, and what it refuses."""
 
+from operator import attrgetter
+
 import pytest
 
 from bridge_profiling import ProfilingConfigError
@@ -16,32 +18,32 @@ PIPELINE = "model.pipeline_model_parallel_size=2"
 VIRTUAL = f"{PIPELINE} model.virtual_pipeline_model_parallel_size=2"
 
 
-def test_an_empty_container_says_what_is_missing():
-    with pytest.raises(ProfilingConfigError, match=r"model.num_layers=0 is too small.*start from a recipe"):
-        finalize(ConfigContainer(), 1)
-
-
-def test_derived_sizes_follow_overrides():
-    config = tiny("model.hidden_size=128")
-    assert config.model.ffn_hidden_size is None
-    finalize(config, 1)
-    assert (config.model.ffn_hidden_size, config.model.kv_channels) == (512, 32)
+def precision(kind: str, dtype: object) -> tuple[int, str, dict[str, object]]:
+    names = ("model.params_dtype", "model.pipeline_dtype", "optimizer.params_dtype")
+    return 1, f"model.{kind}=true", dict.fromkeys(names, dtype) | {f"optimizer.{kind}": True}
 
 
 @pytest.mark.parametrize(
-    ("override", "dtype"),
-    [("model.bf16=true", torch.bfloat16), ("model.fp16=true", torch.float16), ("model.bf16=false", torch.float32)],
+    ("ranks", "overrides", "derived"),
+    [
+        (1, "model.hidden_size=128", {"model.ffn_hidden_size": 512, "model.kv_channels": 32}),
+        precision("bf16", torch.bfloat16),
+        precision("fp16", torch.float16),
+        (1, "ddp.use_distributed_optimizer=true", {"optimizer.use_distributed_optimizer": True}),
+        (1, "optimizer.use_distributed_optimizer=true", {"ddp.use_distributed_optimizer": True}),
+        (2, f"model.num_layers=4 {PIPELINE}", {"model.batch_p2p_comm": True}),
+        # Batched, megatron-core 0.16.1 mixes messages up on GPUs, and trains on wrong activations without a word.
+        (2, f"model.num_layers=4 {VIRTUAL}", {"model.batch_p2p_comm": False}),
+    ],
 )
-def test_the_precision_of_everything_follows_the_models(override, dtype):
-    config = finalized("gpt_tiny", override)
-    assert {config.model.params_dtype, config.model.pipeline_dtype, config.optimizer.params_dtype} == {dtype}
-    assert (config.optimizer.bf16, config.optimizer.fp16) == (config.model.bf16, config.model.fp16)
+def test_settings_are_derived_from_others(ranks, overrides, derived):
+    config = finalized("gpt_tiny", overrides, ranks)
+    assert {name: attrgetter(name)(config) for name in derived} == derived
 
 
-@pytest.mark.parametrize("section", ["ddp", "optimizer"])
-def test_the_distributed_optimizer_is_on_in_both_sections_or_in_none(section):
-    config = finalized("gpt_tiny", f"{section}.use_distributed_optimizer=true")
-    assert (config.ddp.use_distributed_optimizer, config.optimizer.use_distributed_optimizer) == (True, True)
+def test_an_empty_container_says_what_is_missing():
+    with pytest.raises(ProfilingConfigError, match=r"model.num_layers=0 is too small.*start from a recipe"):
+        finalize(ConfigContainer(), 1)
 
 
 @pytest.mark.parametrize(
@@ -94,11 +96,3 @@ def test_what_a_release_of_megatron_core_adds_and_the_loop_cannot_do_is_refused(
         pytest.skip(f"this megatron-core has no {section}.{name}")
     with pytest.raises(ProfilingConfigError, match=f"{setting} is not supported"):
         checks.check_supported(tiny(setting))
-
-
-@pytest.mark.parametrize(("virtual", "batched"), [("null", True), ("2", False)])
-def test_interleaved_stages_send_their_messages_one_by_one(virtual, batched):
-    """Batched, megatron-core 0.16.1 mixes them up on GPUs, and trains on wrong activations without a word."""
-    overrides = f"model.num_layers=4 {PIPELINE} model.virtual_pipeline_model_parallel_size={virtual}"
-    config = finalized("gpt_tiny", overrides, 2)
-    assert config.model.batch_p2p_comm is batched

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import fiddle as fdl
 import nemo_run as run
 import pytest
@@ -11,7 +9,6 @@ from nemo_run.core.serialization.zlib_json import ZlibJSONSerializer
 
 from bridge_profiling.doctor.request import SETTINGS_KEY
 from bridge_profiling.errors import ProfilingConfigError
-from bridge_profiling.plugins import FaultTolerancePlugin, NsysPlugin, PyTorchProfilerPlugin
 from bridge_profiling.plugins.task import STARTS_NSYS_KEY, starts_nsys
 from launch.tasks import pretrain_partial, pretrain_script
 from recipes.tasks import as_config
@@ -41,26 +38,6 @@ def test_what_cannot_be_sent_to_the_job_is_refused():
 
     with pytest.raises(ProfilingConfigError, match=r"torch\.bfloat16"):
         pretrain_partial(lambda: tiny("model.params_dtype=bfloat16"))
-
-
-WINDOW = {"profile_step_start": 4, "profile_step_end": 6, "profile_ranks": [0, 1]}
-PLUGINS = {
-    "nsys": NsysPlugin(**WINDOW),
-    "pytorch": PyTorchProfilerPlugin(**WINDOW, record_shapes=True, memory_snapshot_path="/a/b.pickle"),
-    "ft": FaultTolerancePlugin(),
-}
-
-
-@pytest.mark.needs("megatron")
-@pytest.mark.parametrize("names", ["pytorch", "nsys ft", "ft nsys", "pytorch ft"])
-def test_a_partial_and_a_script_end_in_the_same_training(names):
-    from tests.recipes.builders import tiny
-
-    partial, script = pretrain_partial("gpt_tiny"), pretrain_script("gpt_tiny")
-    for name in names.split():
-        for task in (partial, script):
-            copy.deepcopy(PLUGINS[name]).setup(task, run.LocalExecutor(ntasks_per_node=2, launcher="torchrun"))
-    assert fdl.build(partial.config) == tiny(" ".join(script.args[2:]))
 
 
 @pytest.mark.needs("megatron")
