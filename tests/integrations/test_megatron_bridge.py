@@ -16,7 +16,7 @@ from tests.integrations.captured import Captured
 
 @dataclass(kw_only=True)
 class Section:
-    """The fields and defaults of `profiling` in Megatron Bridge 0.6, which test_bridge_keys.py compares, and one more."""
+    """The fields and defaults of `profiling` in Megatron Bridge 0.6, which test_bridge_pretrain.py compares, and one more."""
 
     use_nsys_profiler: bool = False
     use_pytorch_profiler: bool = True

@@ -112,14 +112,14 @@ def test_a_model_is_copied_and_saved_whole_without_what_watches_it(seen, range_o
     assert b"bridge_profiling" not in saved, "it is to be loaded where this package is not"
     for copied in (pickle.loads(saved), copy.deepcopy(model)):
         copied(torch.randn(2, 4))
+    assert seen == []
+    train_once(model)
+    assert seen == FORWARD
     # DataParallel copies the model's `__dict__` for each device, as the Hugging Face Trainer does on several GPUs.
     replica = model._replicate_for_data_parallel()
     replica.weight, replica.bias = torch.zeros(1, 4), torch.full((1,), 7.0)
     assert replica(torch.ones(2, 4)).tolist() == [[7.0], [7.0]]
-    assert seen == []
-    train_once(model)
     watch.detach()
-    assert seen == FORWARD
 
 
 def test_each_phase_has_its_own_peak_and_an_outer_one_the_highest_inside():

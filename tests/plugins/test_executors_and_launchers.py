@@ -1,14 +1,19 @@
-"""What each plugin does to an executor: launcher fields, retries, environment, and the arguments that reach a process."""
+"""What each plugin does to an executor: launcher fields, retries, signal, environment, and the arguments of a process."""
 
 import copy
+import logging
+from dataclasses import dataclass, field
 from unittest.mock import MagicMock
 
+import fiddle as fdl
 import nemo_run as run
 import pytest
 
+from bridge_profiling.config import ProfilingConfig
 from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.plugins import FaultTolerancePlugin, PreemptionPlugin
-from tests.plugins.conftest import nsys, pytorch
+from bridge_profiling.plugins.preemption import time_limit_seconds
+from tests.plugins.conftest import nsys, pretrain, pytorch
 from tests.plugins.remote import package
 
 DEFAULTS = ["--force-overwrite=true", "--capture-range=cudaProfilerApi", "--capture-range-end=stop"]
@@ -32,33 +37,6 @@ def test_nsys_options_of_the_user_win_by_name(launcher, asked, merged, task):
     for each in (task, run.Script(path="b.py", entrypoint="python")):
         nsys(**asked).setup(each, executor)
     assert executor.launcher.nsys_extra_args == merged
-
-
-@pytest.mark.parametrize(
-    ("plugin", "wrong"),
-    [
-        *((nsys, {"nsys_extra_args": wrong}) for wrong in ("--wait=all", [1], ["graph"], ["--env-var=A='b c'"])),
-        *((nsys, {"nsys_extra_args": wrong}) for wrong in (["--output=x"], ["-t", "cuda"])),
-        (nsys, {"nsys_extra_args": ["--export=json"], "export_sqlite": True}),
-        *((nsys, {"nsys_trace": wrong}) for wrong in ("nvtx,cuda", [], ["nvtx,cuda"])),
-        (nsys, {"script_args_converter_fn": "convert"}),
-        (nsys, {"record_shapes": "no"}),
-        (pytorch, {"record_memory_history": 2}),
-        (pytorch, {"memory_snapshot_path": 3}),
-        (FaultTolerancePlugin, {"calc_ft_timeouts": "no"}),
-        (PreemptionPlugin, {"enable_exit_handler": "false"}),
-        (FaultTolerancePlugin, {"num_in_job_restarts": -1}),
-        (FaultTolerancePlugin, {"rank_heartbeat_timeout": 0}),
-        (FaultTolerancePlugin, {"num_job_retries_on_failure": "2"}),
-    ],
-)
-def test_options_that_cannot_work_are_refused_and_nothing_is_changed(plugin, wrong, task, torchrun):
-    before = copy.deepcopy((task, torchrun))
-    with pytest.raises(ProfilingConfigError, match="|".join(wrong)):
-        plugin(**wrong).setup(task, torchrun)
-    assert (task, torchrun) == before
-    with pytest.raises(ProfilingConfigError, match="'torch-run'"):
-        nsys().setup(task, run.LocalExecutor(launcher="torch-run"))
 
 
 def test_gpu_metrics_where_there_are_none_say_so(task, local, slurm, caplog):
@@ -102,3 +80,114 @@ def test_nsys_starts_through_a_script_that_knows_where_its_options_end(launcher,
     options, application = words[3 : 3 + int(count)], words[3 + int(count) :]
     assert (options[:5], options[-1]) == (["profile", "-s", "none", "-t", "nvtx,cuda"], "--delay=5")
     assert (application[0], application[-1]) == ("torchrun" if launcher else "python", "")
+
+
+WARNING = "Nsys not supported with the FaultTolerancePlugin"
+
+
+def switch_on(task, name):
+    """As a user would by hand."""
+    if isinstance(task, run.Script):
+        task.args.append(f"profiling.{name}=true")
+    else:
+        task.config.profiling = run.Config(ProfilingConfig, **{name: True})
+
+
+@pytest.mark.parametrize("launcher", [None, "torchrun"])
+@pytest.mark.parametrize("plugins", [(nsys, FaultTolerancePlugin), (FaultTolerancePlugin, nsys)])
+def test_fault_tolerance_switches_nsys_off_in_either_order(plugins, launcher, task, built, caplog):
+    executor, ended = run.LocalExecutor(ntasks_per_node=2, launcher=launcher), []
+    for _ in range(2):
+        for plugin in plugins:
+            plugin().setup(task, executor)
+        ended.append(copy.deepcopy((task, executor)))
+    assert ended[0] == ended[1]
+    assert isinstance(executor.launcher, run.FaultTolerance)
+    assert (executor.launcher.nsys_profile, built(task).profiling.use_nsys_profiler) == (False, False)
+    assert WARNING in caplog.text
+    assert caplog.records[0].levelno == logging.WARNING
+
+
+@pytest.mark.parametrize("by_hand", [True, False])
+def test_fault_tolerance_switches_nsys_off_that_was_set_by_hand_and_warns_of_nothing_else(by_hand, task, built, caplog):
+    if by_hand:
+        switch_on(task, "use_nsys_profiler")
+    executor = run.LocalExecutor(launcher=run.Torchrun(nsys_profile=by_hand))
+    FaultTolerancePlugin().setup(task, executor)
+    assert executor.launcher.nsys_profile is False
+    assert built(task).profiling.use_nsys_profiler is False
+    FaultTolerancePlugin().setup(task, MagicMock())
+    pytorch().setup(task, MagicMock())  # a mocked launcher is not taken for nsys
+    assert (WARNING in caplog.text) is by_hand
+
+
+@dataclass
+class WithoutLoader:
+    exit_signal_handler: bool = False
+
+
+@dataclass
+class Container:
+    train: WithoutLoader = field(default_factory=WithoutLoader)
+
+
+def handlers(config) -> tuple[bool, bool]:
+    return config.train.exit_signal_handler, config.train.exit_signal_handler_for_dataloader
+
+
+@pytest.mark.parametrize(("asked", "loader"), [({}, False), ({"enable_exit_handler_for_data_loader": True}, True)])
+def test_the_signal_and_the_handlers_are_set_once(task, slurm, built, asked, loader):
+    for _ in range(2):
+        PreemptionPlugin(**asked).setup(task, slurm)
+    assert handlers(built(task)) == (True, loader)
+    # torchrun leaves its ranks the whole time, unless the user says otherwise.
+    assert (slurm.signal, slurm.env_vars) == ("TERM@60", {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "60"})
+    PreemptionPlugin(preempt_time=120).setup(task, slurm)
+    assert (slurm.signal, slurm.env_vars) == ("TERM@120", {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "60"})
+
+
+def test_a_config_without_the_loaders_field_is_refused_only_where_it_is_asked_for(slurm):
+    task = run.Partial(pretrain, config=run.Config(Container))
+    before = copy.deepcopy((task, slurm))
+    with pytest.raises(ProfilingConfigError, match="'exit_signal_handler_for_dataloader' in WithoutLoader"):
+        PreemptionPlugin(enable_exit_handler_for_data_loader=True).setup(task, slurm)
+    assert (task, slurm) == before
+    PreemptionPlugin().setup(task, slurm)
+    assert fdl.build(task.config).train.exit_signal_handler
+
+
+@pytest.mark.parametrize("executor", [run.LocalExecutor(), MagicMock()])
+def test_where_nothing_sends_the_signal_a_warning_says_so(script, built, executor, caplog):
+    PreemptionPlugin().setup(script, executor)
+    assert "nothing sends a signal 60 seconds before the end of this job" in caplog.text
+    assert handlers(built(script)) == (True, False)
+
+
+@pytest.mark.parametrize(("value", "asked"), [("SIGTERM", {}), ("15", {}), ("SIGUSR1", {"enable_exit_handler": False})])
+def test_a_signal_that_the_training_does_not_handle_otherwise_is_sent(value, asked, script, slurm):
+    script.args = [f"train.exit_signal={value}"]
+    PreemptionPlugin(preempt_time=120, **asked).setup(script, slurm)
+    assert (len(script.args) == 1, slurm.signal) == (bool(asked), "TERM@120")
+
+
+@pytest.mark.parametrize(
+    ("workers", "asked", "warned"),
+    [
+        ("2", {}, True),
+        ("0", {}, False),
+        ("2", {"enable_exit_handler_for_data_loader": True}, False),
+        ("2", {"enable_exit_handler": False}, False),
+    ],
+)
+def test_data_loader_processes_that_the_signal_would_kill_are_warned_of(workers, asked, warned, script, slurm, caplog):
+    script.args = [f"dataset.num_workers={workers}"]
+    PreemptionPlugin(**asked).setup(script, slurm)
+    assert ("enable_exit_handler_for_data_loader=True" in caplog.text) == warned
+
+
+LIMITS = {"5": 300, "5:30": 330, "01:10:00": 4200, "1-0": 86400, "1-12:30": 131400, "2-00:00:01": 172801}
+
+
+@pytest.mark.parametrize(("limit", "seconds"), [*LIMITS.items(), ("UNLIMITED", None), ("", None), (None, None)])
+def test_slurms_forms_of_a_time_limit(limit, seconds):
+    assert time_limit_seconds(limit) == seconds
