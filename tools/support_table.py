@@ -55,7 +55,7 @@ TABLE: list[tuple[str, str, dict[str, tuple[str, ...]]]] = [
     *((name, "torch", {_ALONE: (file,), _TORCHRUN: (file, "gpu/test_frameworks.py")}) for name, file in (
         ("Lightning", "integrations/test_lightning.py"),
         ("Hugging Face Trainer", "integrations/test_hugging_face.py"),
-        ("Accelerate", "integrations/test_accelerate.py"),
+        ("Accelerate", "integrations/test_hugging_face.py"),
     )),
     ("Workers of Ray (NeMo RL's variables)", "torch", {_RAY: ("system/test_ray_workers.py",)}),
     ("", "nsys", {_RAY: ("system/test_ray_workers.py",)}),

@@ -25,6 +25,20 @@ from tests.system.jobs import manifests
 pytestmark = [pytest.mark.system, pytest.mark.needs("bridge")]
 
 
+@pytest.fixture(scope="session")
+def bridge(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of all trainings in Megatron Bridge: see bridge_pretrain.py. Mark its tests `needs("bridge")`."""
+    folder = tmp_path_factory.mktemp("bridge")
+    train_every_case(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def about(bridge: Path) -> dict[str, Any]:
+    """What the release of Megatron Bridge under test offers: see `describe` in bridge_pretrain.py."""
+    return json.loads((bridge / "about.json").read_text())
+
+
 class Training:
     """What a case has left in its folder."""
 
@@ -137,17 +151,3 @@ def test_the_callback_listens_to_events_that_the_release_has(about):
     assert listened <= set(about["events"])
     # No event tells of an exception or an early exit, which is why the callback is a context manager.
     assert not {event for event in about["events"] if "exception" in event or "exit" in event or "error" in event}
-
-
-@pytest.fixture(scope="session")
-def bridge(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of all trainings in Megatron Bridge: see bridge_pretrain.py. Mark its tests `needs("bridge")`."""
-    folder = tmp_path_factory.mktemp("bridge")
-    train_every_case(folder)
-    return folder
-
-
-@pytest.fixture(scope="session")
-def about(bridge: Path) -> dict[str, Any]:
-    """What the release of Megatron Bridge under test offers: see `describe` in bridge_pretrain.py."""
-    return json.loads((bridge / "about.json").read_text())

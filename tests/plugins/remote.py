@@ -1,12 +1,10 @@
 """Executors of jobs on other machines, as their users configure them. No cluster and no network."""
 
 import importlib
-import json
-import os
-from pathlib import Path
 
 import nemo_run as run
 import pytest
+from nemo_run.config import get_nemorun_home
 from torchx.specs import AppDef
 
 KINDS = ["docker", "skypilot", "skypilot_jobs", "dgxcloud", "lepton", "kubeflow"]
@@ -14,16 +12,10 @@ BUCKET = {"/bucket": {"name": "my-profiles", "store": "s3", "mode": "MOUNT"}}
 
 
 @pytest.fixture
-def kubeflow(tmp_path, monkeypatch):
-    """Its constructor reads a kubeconfig; this one leads nowhere."""
+def kubeflow(monkeypatch):
+    """Its constructor would read a kubeconfig."""
     pytest.importorskip("kubernetes")
-    cluster = {"clusters": [{"name": "none", "cluster": {"server": "https://127.0.0.1:1"}}]}
-    context = {"contexts": [{"name": "none", "context": {"cluster": "none", "user": "none"}}], "current-context": "none"}
-    users = {"users": [{"name": "none", "user": {"token": "none"}}]}
-    (tmp_path / "kubeconfig").write_text(json.dumps({"apiVersion": "v1", "kind": "Config", **cluster, **context, **users}))
-    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
-    config = importlib.import_module("kubernetes.config.kube_config")
-    monkeypatch.setattr(config, "KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "kubeconfig"))
+    monkeypatch.setattr("kubernetes.config.load_kube_config", lambda: None)
     return lambda **more: run.KubeflowExecutor(image="image", num_nodes=2, gpus_per_node=2, **more)
 
 
@@ -31,8 +23,7 @@ def kubeflow(tmp_path, monkeypatch):
 def skypilot(monkeypatch):
     """NeMo-Run builds these only beside SkyPilot itself, of which packaging uses nothing."""
     for name in ("skypilot", "skypilot_jobs"):
-        module = importlib.import_module(f"nemo_run.core.execution.{name}")
-        monkeypatch.setattr(module, "_SKYPILOT_AVAILABLE", True)
+        monkeypatch.setattr(f"nemo_run.core.execution.{name}._SKYPILOT_AVAILABLE", True)
     return lambda kind=run.SkypilotExecutor, **more: kind(gpus="H200", gpus_per_node=2, num_nodes=2, **more)
 
 
@@ -65,16 +56,14 @@ def executors(kubeflow, skypilot):
 
 
 def assigned(executor):
-    executor.assign("exp_1", str(Path(os.environ["NEMORUN_HOME"], "experiments", "title", "exp_1")), "t", "t")
+    executor.assign("exp_1", f"{get_nemorun_home()}/experiments/title/exp_1", "t", "t")
     return executor
 
 
 @pytest.fixture(autouse=True)
 def nemorun_home(tmp_path, monkeypatch):
     monkeypatch.delenv("LOGLEVEL", raising=False)  # NeMo-Run passes it on
-    monkeypatch.setenv("NEMORUN_HOME", str(tmp_path))
-    for module in ("nemo_run.config", "nemo_run.core.execution.dgxcloud", "nemo_run.core.execution.lepton"):
-        monkeypatch.setattr(importlib.import_module(module), "get_nemorun_home", lambda: str(tmp_path))
+    monkeypatch.setattr("nemo_run.config._NEMORUN_HOME", str(tmp_path))
 
 
 def package(task, executor) -> AppDef:

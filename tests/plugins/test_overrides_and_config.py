@@ -1,6 +1,7 @@
 """What each plugin does to a task: the overrides of a Script, word by word, and the same config for a Partial."""
 
 import functools
+import sys
 from unittest.mock import MagicMock
 
 import fiddle as fdl
@@ -11,6 +12,7 @@ from bridge_profiling.config import FaultToleranceConfig, ProfilingConfig
 from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.plugins import FaultTolerancePlugin, NsysPlugin, PyTorchProfilerPlugin
 from tests.plugins.conftest import pretrain
+from tests.system.jobs import ended_well
 
 WINDOW = {"profile_step_start": 50, "profile_step_end": 55, "profile_ranks": [0, 1, 2]}
 MEMORY = {"record_memory_history": True, "memory_snapshot_path": "/data/snapshot.pickle"}
@@ -126,3 +128,25 @@ def test_ranks_are_held_against_slurm_nodes_times_tasks(launcher, partial, slurm
         with pytest.raises(ProfilingConfigError, match="8 ranks"):
             plugin.setup(partial, slurm)
         slurm.get_launcher()  # rewrites ntasks_per_node under torchrun
+
+
+#: Sets up a script on a submit host.
+SUBMIT = """
+import sys
+sys.modules |= {"torch": None, "megatron": None}
+import bridge_profiling.plugins
+assert "nemo_run" not in sys.modules
+import nemo_run as run
+from bridge_profiling.plugins import FaultTolerancePlugin, NsysPlugin, PyTorchProfilerPlugin
+
+window = {"profile_step_start": 1, "profile_step_end": 2}
+for plugin in (NsysPlugin(**window), PyTorchProfilerPlugin(**window), FaultTolerancePlugin()):
+    script = run.Script(path="a.py", entrypoint="python")
+    plugin.setup(script, run.LocalExecutor(launcher="torchrun"))
+    assert script.args, plugin
+"""
+
+
+@pytest.mark.integration
+def test_the_plugins_set_up_a_script_where_torch_and_megatron_are_missing():
+    ended_well([sys.executable, "-c", SUBMIT])
