@@ -93,7 +93,6 @@ async def _coroutine() -> None: ...
 @pytest.mark.parametrize(
     ("ask", "said"),
     [
-        (lambda: auto_profile(profile_stack=True), "profile_stack"),
         (lambda: auto_profile(_coroutine), "coroutine or generator"),
         (lambda: auto_profile(5), "5, which is not a function. Name what you set"),
     ],

@@ -94,7 +94,6 @@ def invoke(monkeypatch, home, capfd):
         ("--profiler none --report", "a report is about captures"),
         ("--light --record-shapes", "--light and --record-shapes exclude each other"),
         ("--set nothing", "--set nothing is not FIELD=VALUE"),
-        ("--set profile_evry=3", "Type profiling.profile_every=3"),
         ("--set profile_step_start=3", "Type --steps A:B without --set"),
         ("--profiler torch --gpu-metrics", "Type --profiler nsys as well"),
         ("profiling.use_nsys_profiler=true", "Keep one of them"),

@@ -92,9 +92,6 @@ class Loop:
         self.criterion = torch.nn.functional.mse_loss
         self.dataloader = [self.batch] * 12
 
-    def names(self):
-        return {name: getattr(self, name) for name in ("model", "optimizer", "criterion", "dataloader")}
-
 
 def test_every_block_runs_or_has_a_reason_on_the_page():
     assert {name: begin for name, (begin, _) in listed().items()} == {name: begins(text) for name, text in blocks().items()}
@@ -240,7 +237,7 @@ def test_easy_profiler(tmp_path, monkeypatch, capsys):
 def test_training_monitor():
     """On the CPU the guide's figure of memory is 0."""
     loop = Loop()
-    space = execute("nemo-rl-performance 9", **loop.names() | {"model": lambda batch: loop.model(batch).mean()})
+    space = execute("nemo-rl-performance 9", **vars(loop) | {"model": lambda batch: loop.model(batch).mean()})
     summary = space["monitor"].get_summary()
     assert (summary["iterations"], summary["metrics"]["throughput"] > 0) == (12, True)
     assert isinstance(summary["loss"], float)
