@@ -13,8 +13,7 @@ from bridge_profiling.config import ProfilingConfig
 from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.plugins import FaultTolerancePlugin, PreemptionPlugin
 from bridge_profiling.plugins.preemption import time_limit_seconds
-from tests.plugins.conftest import nsys, pretrain, pytorch
-from tests.plugins.remote import package
+from tests.plugins.conftest import nsys, package, pretrain, pytorch
 
 DEFAULTS = ["--force-overwrite=true", "--capture-range=cudaProfilerApi", "--capture-range-end=stop"]
 DEFAULTS += ["--cuda-graph-trace=node", "--cuda-event-trace=false"]
