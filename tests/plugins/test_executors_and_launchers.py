@@ -107,17 +107,17 @@ def test_fault_tolerance_switches_nsys_off_in_either_order(plugins, launcher, ta
     assert caplog.records[0].levelno == logging.WARNING
 
 
-@pytest.mark.parametrize("by_hand", [True, False])
+@pytest.mark.parametrize("by_hand", ["task", "launcher", None])
 def test_fault_tolerance_switches_nsys_off_that_was_set_by_hand_and_warns_of_nothing_else(by_hand, task, built, caplog):
-    if by_hand:
+    if by_hand == "task":
         switch_on(task, "use_nsys_profiler")
-    executor = run.LocalExecutor(launcher=run.Torchrun(nsys_profile=by_hand))
+    executor = run.LocalExecutor(launcher=run.Torchrun(nsys_profile=by_hand == "launcher"))
     FaultTolerancePlugin().setup(task, executor)
     assert executor.launcher.nsys_profile is False
     assert built(task).profiling.use_nsys_profiler is False
     FaultTolerancePlugin().setup(task, MagicMock())
     pytorch().setup(task, MagicMock())  # a mocked launcher is not taken for nsys
-    assert (WARNING in caplog.text) is by_hand
+    assert (WARNING in caplog.text) == (by_hand is not None)
 
 
 @dataclass
