@@ -9,20 +9,25 @@ import functools
 import gc
 import importlib.util
 import logging
+import multiprocessing.forkserver
 import multiprocessing.process
+import multiprocessing.resource_tracker
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
+import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from recipes.releases import hide_old_async_checkpoints
 from tests.integrations.bridge_environment import why_no_bridge
-from tests.leftovers import Leftovers
 from tests.system.debian import why_no_browser, why_no_packages
 from tests.system.nsys_install import why_no_nsys
 
@@ -158,6 +163,53 @@ def _importing() -> bool:
     while frame is not None and frame.f_code.co_filename != "<frozen importlib._bootstrap>":
         frame = frame.f_back
     return frame is not None
+
+
+#: In the environment of every process that a test run starts, directly or not.
+_VARIABLE = "TEST_RUN_ID"
+
+#: Seconds that processes may take to end after the last test: daemons that notice that their parent is gone.
+_PATIENCE_S = 20.0
+
+#: Where programs leave files.
+_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm", "~", "~/.cache", "~/.config", "~/.local/share")
+
+
+class Leftovers:
+    """Knows what was there before a test run, and so what the run left. Create it before anything is started."""
+
+    def __init__(self) -> None:
+        self._mark = os.environ[_VARIABLE] = uuid.uuid4().hex
+        self._entries = self._list()
+
+    def processes(self) -> list[str]:
+        """Processes of this run that still exist after some seconds: process id and command line."""
+        # These two live as long as pytest's own process, if that runs the tests.
+        multiprocessing.forkserver._forkserver._stop()
+        multiprocessing.resource_tracker._resource_tracker._stop()
+        deadline = time.monotonic() + _PATIENCE_S
+        while (found := self._running()) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        return found
+
+    def _running(self) -> list[str]:
+        # Pytest's own process set the variable after it had started, so it is not among them. A zombie has no environment.
+        running = [process.info for process in psutil.process_iter(["pid", "cmdline", "environ"])]
+        marked = [each for each in running if (each["environ"] or {}).get(_VARIABLE) == self._mark]
+        return [f"{each['pid']} {' '.join(each['cmdline'] or ())}" for each in marked]
+
+    def files(self) -> list[Path]:
+        """What appeared since the start where programs leave files, and in the checkout."""
+        return sorted(self._list() - self._entries)
+
+    @staticmethod
+    def _list() -> set[Path]:
+        inside = Path(tempfile.gettempdir()).resolve()
+        folders = [Path(folder).expanduser() for folder in _FOLDERS]
+        outside = [folder for folder in folders if os.access(folder, os.R_OK) and not inside.is_relative_to(folder.resolve())]
+        # Hidden ones are caches.
+        checkout = {entry for entry in Path(__file__).parents[1].iterdir() if not entry.name.startswith(".")}
+        return checkout.union(*(folder.iterdir() for folder in outside))
 
 
 _LEFTOVERS = pytest.StashKey[Leftovers]()

@@ -51,7 +51,3 @@ def test_a_layout_that_cannot_be_is_refused(sizes, told):
 def test_of_many_scattered_ranks_the_first_are_named_and_the_others_counted():
     assert name_ranks([7, 0, 1, 2, 1]) == "ranks 0-2, 7"
     assert name_ranks([*range(0, 24, 2), 30, 31, 32]) == "ranks 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22 and 3 more"
-
-
-def test_a_training_without_a_layout_has_one_rank():
-    assert select_ranks("all", ParallelLayout()) == [0]

@@ -70,9 +70,3 @@ def test_extra_options_that_nsys_cannot_be_given_are_refused(written, said):
     with pytest.raises(ProfilingConfigError, match=said) as raised:
         asked(NRL_NSYS_EXTRA_OPTIONS=written)
     assert "NRL_NSYS_EXTRA_OPTIONS" in str(raised.value)
-
-
-def test_a_request_asks_for_itself():
-    for more in ({}, {"BRIDGE_PROFILING_RAY_PROFILER": "torch"}, {"NRL_NSYS_EXTRA_OPTIONS": '{"t": "nvtx", "o": "/a/%p"}'}):
-        request = asked(**more)
-        assert RayRequest.from_environment(request.variables()) == request

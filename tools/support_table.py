@@ -2,7 +2,7 @@
 
   python tools/support_table.py
 
-tests/test_support_table.py checks that the page is current.
+tests/test_repository.py checks that the page is current.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ TABLE: list[tuple[str, str, dict[str, tuple[str, ...]]]] = [
     }),
     ("", "nsys", {_TORCHRUN: ("system/test_nsys.py",)}),
     ("Any script (`bridge-profiling run`)", "torch", {
-        _ALONE: ("easy/test_iterations.py",), _TORCHRUN: ("easy/test_launchers.py",), _SEVERAL: _ANY_SCRIPT,
+        _ALONE: ("easy/test_iterations.py",), _TORCHRUN: ("easy/test_unchanged_scripts.py",), _SEVERAL: _ANY_SCRIPT,
         _SRUN: _ANY_SCRIPT,
     }),
     ("", "nsys", {_TORCHRUN: _ANY_SCRIPT}),
@@ -55,7 +55,7 @@ TABLE: list[tuple[str, str, dict[str, tuple[str, ...]]]] = [
     *((name, "torch", {_ALONE: (file,), _TORCHRUN: (file, "gpu/test_frameworks.py")}) for name, file in (
         ("Lightning", "integrations/test_lightning.py"),
         ("Hugging Face Trainer", "integrations/test_hugging_face.py"),
-        ("Accelerate", "integrations/test_accelerate.py"),
+        ("Accelerate", "integrations/test_hugging_face.py"),
     )),
     ("Workers of Ray (NeMo RL's variables)", "torch", {_RAY: ("system/test_ray_workers.py",)}),
     ("", "nsys", {_RAY: ("system/test_ray_workers.py",)}),

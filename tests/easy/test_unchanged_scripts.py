@@ -11,6 +11,7 @@ from bridge_profiling import __file__ as package
 from bridge_profiling.cli import app
 from tests.easy.scripts import EVERYTHING, HEAD, bridge_profiling, manifest, python, ranges, start
 from tests.forked_ranks import run_ranks
+from tests.ports import free_port
 
 pytestmark = pytest.mark.integration
 
@@ -143,4 +144,24 @@ def test_a_script_without_the_window_says_what_to_type(tmp_path: Path, train, sc
     profiled = train(f"{HEAD}{script}", "--steps", "3:6")
     assert profiled.exit_codes == [0], profiled.stderr
     assert f"nothing was captured: {said}" in profiled.stderr
+    assert not list(tmp_path.glob("profiles/torch/*/*"))
+
+
+@pytest.mark.system
+def test_torchrun_may_start_the_ranks_itself(tmp_path: Path) -> None:
+    torchrun = ("-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_port()}")
+    ours = python(tmp_path, *torchrun, "-m", "bridge_profiling.cli", "run", "--steps", "3:6", str(PLAIN_LOOP))
+    assert ours.returncode == 0, ours.stderr
+    assert [manifest(tmp_path / "profiles", rank)["status"] for rank in (0, 1)] == ["complete"] * 2
+
+
+@pytest.mark.system
+def test_a_script_that_starts_its_ranks_itself_runs_and_is_told_what_to_type(tmp_path: Path) -> None:
+    lines = f'{HEAD}if __name__ == "__main__":\n    torch.multiprocessing.spawn(rank, nprocs=2)\n'
+    (tmp_path / "train.py").write_text(f'def rank(number):\n    train(8)\n    print("rank done")\n{lines}')
+    done = bridge_profiling(tmp_path, "run", "train.py")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("rank done") == 2
+    assert "no optimizer stepped in this process" in done.stderr
+    assert "Then let --nproc start them" in done.stderr
     assert not list(tmp_path.glob("profiles/torch/*/*"))

@@ -23,10 +23,12 @@ _NOT_PASSED_ON = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "BRIDGE_PROFILING_DIR", "T
 
 
 @functools.cache
-def why_no_bridge() -> str | None:
-    """Why no Megatron Bridge can be imported here, with what to type, or None. May install one into `.cache`."""
-    if os.environ.get("BRIDGE_PYTHON") or _distribution("megatron-bridge"):
-        return None
+def _found() -> tuple[str, list[str]] | str:
+    """A Python that can import Megatron Bridge, and the folders to put on its path; or why there is none, with what to type."""
+    if named := os.environ.get("BRIDGE_PYTHON"):
+        return named, []
+    if _distribution("megatron-bridge"):
+        return sys.executable, []
     core = _distribution("megatron-core")
     if core is None:
         return "megatron-core is not installed"
@@ -34,22 +36,14 @@ def why_no_bridge() -> str | None:
     if release is None:
         return f"no release of Megatron Bridge is known for megatron-core {core}; name a Python that has both: BRIDGE_PYTHON=…"
     try:
-        _overlay(release)
+        return sys.executable, [str(_overlay(release))]
     except subprocess.CalledProcessError as error:
         return f"pip install --no-deps -r tests/versions/bridge-{release}.txt failed: {error.stderr[-300:]}"
-    return None
 
 
-def interpreter() -> tuple[str, list[str]]:
-    """The Python that can import Megatron Bridge, and the folders to put on its path."""
-    missing = why_no_bridge()
-    assert missing is None, missing
-    if named := os.environ.get("BRIDGE_PYTHON"):
-        return named, []
-    if _distribution("megatron-bridge"):
-        return sys.executable, []
-    core = metadata.version("megatron-core")
-    return sys.executable, [str(_overlay(BRIDGE_FOR_CORE[core.rpartition(".")[0]]))]
+def why_no_bridge() -> str | None:
+    """Why no Megatron Bridge can be imported here, or None. May install one into `.cache`."""
+    return _found() if isinstance(_found(), str) else None
 
 
 def _distribution(name: str) -> str | None:
@@ -77,7 +71,8 @@ def _overlay(release: str) -> Path:
 
 def train_every_case(folder: Path) -> None:
     """What `bridge_pretrain.py` leaves in a folder."""
-    python, path = interpreter()
+    assert not isinstance(_found(), str), _found()
+    python, path = _found()
     environment = {name: value for name, value in os.environ.items() if name not in _NOT_PASSED_ON}
     environment |= {
         "PYTHONPATH": os.pathsep.join([*path, str(ROOT)]),

@@ -31,10 +31,6 @@ class ExampleRun:
         lines = (self._folder / kind / f"rank-{rank}.out").read_text().splitlines()
         return [line for line in lines if line.startswith(f"rank {rank} loss")]
 
-    def analysis(self) -> dict:
-        """What `bridge-profiling analyze --json` says of the capture."""
-        return json.loads(CliRunner().invoke(app, ["analyze", str(self.captured.root), "--json"]).stdout)
-
     def check(self, name: str, phases: list[str]) -> None:
         """What holds for every framework: the window, whole, on each rank; each phase in its place; the same training."""
         assert len(self.script.read_text().splitlines()) <= 30
@@ -49,6 +45,6 @@ class ExampleRun:
             assert self.losses("with", rank)
             assert self.losses("with", rank) == self.losses("without", rank)
         assert not (self._folder / "without" / "profiles").exists()
-        analysis = self.analysis()
+        analysis = json.loads(CliRunner().invoke(app, ["analyze", str(self.captured.root), "--json"]).stdout)
         assert [[one["iteration"] for one in rank["iterations"]] for rank in analysis["ranks"]] == [[3, 4], [3, 4]]
         assert [rank["coordinates"]["dp"] for rank in analysis["ranks"]] == [[0, 2], [1, 2]]

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import copy
+import io
 import signal
+from pathlib import Path
 
 import pytest
+import torch
 
 from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.integrations.driver import ProfilingDriver, config_from, name_launch
+from bridge_profiling.launch_env import LAUNCH_VARIABLE
+from tests.integrations.captured import Captured
 from tests.integrations.trainings import Accelerate, HuggingFace, Lightning, Loop
 
 FRAMEWORKS = [
@@ -60,3 +67,86 @@ def test_a_setting_that_does_not_exist_is_refused_before_it_trains(training):
     with pytest.raises(ProfilingConfigError, match="profile_rank"):
         training.train(profile_rank=[0])
     assert training.losses == []
+
+
+STEP = ["forward", "backward", "optimizer"]
+
+
+@pytest.fixture
+def loop(tmp_path, monkeypatch):
+    monkeypatch.delenv("BRIDGE_PROFILING_DIR", raising=False)
+    return Loop(tmp_path)
+
+
+def test_a_loop_of_its_own_form_has_the_same_ranges(loop):
+    with loop.profiling() as profiling:
+        for iteration in range(8):
+            with profiling.step(iteration):
+                with profiling.phase("data-loading"):
+                    batch = torch.randn(1, 16)
+                loop.step(batch)
+                if iteration == 4:
+                    torch.save(loop.model.state_dict(), io.BytesIO())
+    assert loop.captured.phases() == {3: ["data-loading", *STEP], 4: ["data-loading", *STEP, "checkpoint"]}
+
+
+@pytest.mark.parametrize(
+    ("epochs", "batches", "accumulated", "ending", "iterations"),
+    [
+        (3, 2, 1, ("complete", [3, 4], []), 6),
+        # Batches that run out make no iteration.
+        (2, 2, 1, ("partial", [3], []), 4),
+        (1, 11, 2, ("complete", [3, 4], []), 6),
+    ],
+)
+def test_epochs_count_on_and_accumulated_batches_share_an_iteration(loop, epochs, batches, accumulated, ending, iterations):
+    before = torch.autograd.backward, torch.save, torch.utils.data.dataloader._BaseDataLoaderIter.__next__
+    with loop.profiling() as profiling:
+        for _ in range(epochs):
+            for batch in profiling.steps(loop.batches(batches), micro_batches=accumulated):
+                loop.step(batch)
+    assert loop.ending() == ending
+    assert loop.iterations() == list(range(iterations))
+    assert loop.captured.manifest()["framework"]["name"] == "torch"
+    assert loop.captured.phases()[3][: 4 * accumulated] == [*STEP, "data-loading"] * accumulated
+    # Torch is left as it was.
+    assert (torch.autograd.backward, torch.save, torch.utils.data.dataloader._BaseDataLoaderIter.__next__) == before
+    assert not loop.model._forward_pre_hooks
+    assert not loop.optimizer._optimizer_step_pre_hooks
+
+
+@pytest.fixture
+def driver(tmp_path: Path) -> ProfilingDriver:
+    window = {"use_pytorch_profiler": True, "profile_step_start": 3, "profile_step_end": 5}
+    return ProfilingDriver(config_from("Test", window), tmp_path)
+
+
+def test_a_failure_of_an_adapter_is_logged_and_an_iteration_that_is_open_at_the_end_does_not_count(
+    driver: ProfilingDriver, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert driver.open(watch=lambda phases: phases.function(None, "missing", "forward"))
+    assert "AttributeError" in caplog.text
+    copied = copy.deepcopy(driver)
+    assert (copied.config, copied.hook) == (driver.config, None)
+    for iteration in range(5):
+        driver.begin_iteration(iteration)
+    driver.close()
+    manifest = Captured(tmp_path, "iter-3-5").manifest()
+    assert (manifest["captured"]["iterations"], manifest["interrupted"]) == ([3], [4])
+
+
+def test_a_training_that_starts_again_in_the_process_is_another_attempt(driver: ProfilingDriver, tmp_path: Path) -> None:
+    for _ in range(2):
+        assert driver.open()
+        for iteration in range(5):
+            driver.begin_iteration(iteration)
+    driver.close()
+    first, second = (Captured(tmp_path, folder).manifest() for folder in ("iter-3-5", "iter-3-5.1"))
+    assert (first["captured"]["iterations"], first["interrupted"], second["captured"]["iterations"]) == ([3], [4], [3])
+    assert "the training was started again in the same process" in first["reason"]
+
+
+def test_a_slurm_step_has_its_name_already() -> None:
+    given = {"SLURM_JOB_ID": "4711", "SLURM_STEP_ID": "0"}
+    name_launch(given)
+    assert LAUNCH_VARIABLE not in given

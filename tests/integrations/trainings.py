@@ -28,7 +28,7 @@ class Training:
     sigterm_in = 4
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.losses, self.objects = folder, [], {}
+        self.folder, self.losses, self.objects = folder, [], []
         self.captured = Captured(folder / "profiles", "iter-3-5")
 
     def made(self, name, *arguments, **settings):
@@ -36,12 +36,9 @@ class Training:
         integration = getattr(importlib.import_module(f"bridge_profiling.integrations.{self.module}"), name)
         return integration(*arguments, **WINDOW | {"output_dir": self.folder / "profiles"} | settings)
 
-    def remember(self, *objects):
-        self.objects = {id(one): (one, set(vars(one))) for one in objects}
-
     def still_watched(self):
         """Functions that an integration has left on what it watched."""
-        return set().union(*((vars(one).keys() - before) & self.watched for one, before in self.objects.values()))
+        return {name for one in self.objects for name in vars(one).keys() & self.watched}
 
     def ending(self):
         """Status, captured and interrupted iterations."""
@@ -99,7 +96,7 @@ class Accelerate(Training):
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
         loader = torch.utils.data.DataLoader(torch.randn(4 * batches, 16), batch_size=4)
         self.model, self.optimizer, self.loader = self.accelerator.prepare(model, optimizer, loader)
-        self.remember(self.accelerator)
+        self.objects = [self.accelerator]
         return self
 
     def profiling(self, **settings):
@@ -148,7 +145,7 @@ class HuggingFace(Training):
         arguments = transformers.TrainingArguments(self.folder / "checkpoints", **quiet | asked)
         data = [{"x": row} for row in torch.ones(64, 16).cumsum(0)]
         trainer = transformers.Trainer(Model(), arguments, train_dataset=data, eval_dataset=data[:8])
-        self.remember(trainer, trainer.accelerator)
+        self.objects = [trainer, trainer.accelerator]
         return trainer
 
     def profiling(self, *trainer, **settings):

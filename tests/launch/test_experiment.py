@@ -1,7 +1,6 @@
-"""launch/experiment.py: a Script and a Partial train alike under NeMo-Run, and a wrong request is refused beforehand."""
+"""Jobs under NeMo-Run: launch/experiment.py and NeMo-Run's own command line train, and refuse a wrong request beforehand."""
 
 import io
-import os
 import re
 import subprocess
 import sys
@@ -9,25 +8,40 @@ from pathlib import Path
 
 import pytest
 
+from bridge_profiling.cli.common import exit_code
+from bridge_profiling.errors import ProfilingConfigError
+from launch.shown_log import without_the_profilers_own_lines
 from tests.system.jobs import manifests
 
-pytestmark = pytest.mark.needs("megatron", "nemo_run")
+pytest.importorskip("nemo_run")
+pytest.importorskip("megatron.core")
 
-SCRIPT = Path(__file__).resolve().parents[2] / "launch" / "experiment.py"
+from launch.experiment import app
+from launch.nemorun_cli import check_arguments, main
+
+SCRIPTS = Path(__file__).resolve().parents[2] / "launch"
 
 
-def experiment(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "NEMORUN_HOME": str(home), "PATH": "/usr/bin:/bin"}  # no environment is activated
-    return subprocess.run([sys.executable, SCRIPT, *arguments], env=environment, cwd=home, capture_output=True, text=True)
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """A NEMORUN_HOME of its own, and no environment is activated."""
+    monkeypatch.setenv("NEMORUN_HOME", str(tmp_path))
+    monkeypatch.setattr("nemo_run.config._NEMORUN_HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    return tmp_path
+
+
+def launched(script: str, home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, SCRIPTS / script, *arguments], cwd=home, capture_output=True, text=True)
 
 
 @pytest.mark.parametrize(
     "kind", [pytest.param("script", marks=pytest.mark.integration), pytest.param("partial", marks=pytest.mark.system)]
 )
-def test_two_ranks_train_and_their_captures_and_a_report_are_shown(tmp_path, kind):
-    losses = tmp_path / "losses.jsonl"
+def test_two_ranks_train_and_their_captures_and_a_report_are_shown(home, kind):
+    losses = home / "losses.jsonl"
     window = ["--task", kind, "--steps", "2:4", "--ranks", "0,1", "--record-shapes", "--report"]
-    done = experiment(tmp_path, *window, "train.train_iters=6", f"logger.loss_file={losses}")
+    done = launched("experiment.py", home, *window, "train.train_iters=6", f"logger.loss_file={losses}")
     assert done.returncode == 0, done.stdout + done.stderr
     assert len(losses.read_text().splitlines()) == 6
     # The table of what was captured, the paths of the traces, and the report at the end.
@@ -45,26 +59,22 @@ def test_two_ranks_train_and_their_captures_and_a_report_are_shown(tmp_path, kin
     assert re.search(r"iteration +5/6 .* tokens/s", done.stdout)
     assert not re.search("profiler_start|gpuGetDeviceCount", done.stdout + done.stderr)
     # Every rank was asked for the same.
-    for rank, manifest in manifests(tmp_path, "iter-2-4").items():
+    for rank, manifest in manifests(home, "iter-2-4").items():
         assert (manifest["status"], manifest["coordinates"]["dp"]) == ("complete", [rank, 2])
         assert (manifest["config"]["record_shapes"], manifest["config"]["profile_ranks"]) == (True, [0, 1])
 
 
 @pytest.fixture
-def invoke(monkeypatch, tmp_path, capfd):
+def invoke(monkeypatch, home, capfd):
     """Runs the command in this process, where nothing is trained; gives what it printed."""
-    monkeypatch.setattr("nemo_run.config._NEMORUN_HOME", str(tmp_path))
-    monkeypatch.setenv("PATH", "/usr/bin:/bin")
     monkeypatch.setenv("COLUMNS", "300")
     # NeMo-Run's packager runs git with this process's standard input, and pytest's own refuses to be read.
     monkeypatch.setattr("sys.stdin", io.StringIO())
-    from bridge_profiling.cli.common import exit_code
-    from launch.experiment import app
 
     def command(arguments: str, code: int) -> str:
         monkeypatch.setattr(sys, "argv", ["experiment.py", *arguments.split(" ")])
         assert exit_code(app) == code
-        assert not list(tmp_path.rglob("*" if code else "rank-*.json"))
+        assert not list(home.rglob("*" if code else "rank-*.json"))
         return " ".join("".join(capfd.readouterr()).split())
 
     return command
@@ -84,7 +94,6 @@ def invoke(monkeypatch, tmp_path, capfd):
         ("--profiler none --report", "a report is about captures"),
         ("--light --record-shapes", "--light and --record-shapes exclude each other"),
         ("--set nothing", "--set nothing is not FIELD=VALUE"),
-        ("--set profile_evry=3", "Type profiling.profile_every=3"),
         ("--set profile_step_start=3", "Type --steps A:B without --set"),
         ("--profiler torch --gpu-metrics", "Type --profiler nsys as well"),
         ("profiling.use_nsys_profiler=true", "Keep one of them"),
@@ -103,3 +112,89 @@ def test_a_dry_run_prints_what_would_run(invoke):
     assert "launch/pretrain.py --recipe gpt_tiny" in printed
     assert "profiling.profile_ranks=all" in printed
     assert "env A=1" in printed
+
+
+MARK = "USDT:2026-11-23 09:03:51 1990:1990 SyncActivityProfilerHandler.cpp:52] profiler_start\n"
+NO_DRIVER = "ERROR:2026-11-23 09:03:51 1990:1990 DeviceProperties.cpp:56] gpuGetDeviceCount failed with code 35\n"
+STOPPED = MARK.replace("start", "stop")
+
+
+HIDDEN = (MARK, "profile/0 " + NO_DRIVER, "\x1b[32mprofile/0\x1b[0m [default1]:" + STOPPED)
+SHOWN = (
+    NO_DRIVER.replace("35", "2"),
+    "profile/0 [default0]:ERROR:2026-11-23 09:03:51 1:1 output_json.cpp:468] Failed to open the trace file\n",
+)
+
+
+def test_lines_of_a_jobs_log_that_are_the_profilers_own_are_left_out_and_no_others(capsys):
+    with without_the_profilers_own_lines():
+        for line in (*HIDDEN, *SHOWN):
+            print(line, end="")
+        assert sys.stdout.isatty() is False
+    print("and after", end="")
+    assert capsys.readouterr().out == "".join(SHOWN) + "and after"
+
+
+#: NeMo-Run's own command line.
+TINY = ("--yes", "--factory=gpt_tiny")
+
+
+@pytest.mark.system
+def test_nemo_runs_own_command_line_trains_and_profiles(home):
+    window = ["run.plugins.profile_step_start=2", "run.plugins.profile_step_end=3", "run.plugins.profile_ranks=[0,1]"]
+    plugin = ["run.executor=local_torchrun", "run.plugins=pytorch_profiler", *window]
+    done = launched("nemorun_cli.py", home, *TINY, *plugin, "config.train.train_iters=4")
+    assert done.returncode == 0, done.stdout + done.stderr
+    traces = sorted(path.name for path in home.glob("experiments/**/profiles/torch/iter-2-3/*.json.gz"))
+    assert traces == ["rank-0.pt.trace.json.gz", "rank-1.pt.trace.json.gz"]
+
+
+@pytest.mark.system
+def test_a_job_that_fails_exits_with_1(home):
+    done = launched("nemorun_cli.py", home, *TINY, "run.executor=local", "config.train.micro_batch_size=3")
+    assert done.returncode == 1
+    assert "ended as FAILED" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ("--factory=gpt_tiny run.plugins=nsys", "no executor is given"),
+        ("run.executor=local", "no recipe is given"),
+        ("--factory=gpt_tiny run.executor=lokal", "Type local, local_torchrun"),
+        ("--factory=gpt_tiny run.executor=local run.plugins=[nsys,pytorch_profiler]", "exclude each other"),
+        ("--factory=gpt_tiny run.executor=local config.train.train_itrs=4", "train_iters"),
+        ("--factory=gpt_tiny run.executor=local train.train_iters=4", "Type config.train.train_iters=4"),
+    ],
+)
+def test_a_usage_error_exits_with_2_before_anything_runs(home, monkeypatch, capsys, arguments, named):
+    monkeypatch.setattr(sys, "argv", ["nemorun_cli.py", "--yes", *arguments.split()])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert named in capsys.readouterr().err
+    assert not list(home.glob("experiments/**/*"))
+
+
+def test_a_dry_run_applies_the_plugins(home, monkeypatch, capfd):
+    arguments = ["--dryrun", "--factory=gpt_tiny", "run.executor=local", "run.plugins=fault_tolerance"]
+    monkeypatch.setattr(sys, "argv", ["nemorun_cli.py", *arguments])
+    main()
+    assert "ft_launcher" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [
+        "--bogus",
+        "run.plugins.memory_snapshot_path=/data/run.1/a",
+        "run.plugins.memory_snapshot_path=/plugins.d/a",
+        "run.executor.job_dir=/executor.d",
+        "run.plugins[0].memory_snapshot_path=/plugins/a",
+        "run.plugins=nsys(profile_step_start=3)",
+    ],
+)
+def test_arguments_that_nemo_run_would_mangle_are_refused_and_no_others(argument):
+    with pytest.raises(ProfilingConfigError):
+        check_arguments([argument])
+    check_arguments(["run.plugins=plugins.NsysPlugin", "run.plugins[0].x=1", "config.a=run.b", "run.executor.time=1"])

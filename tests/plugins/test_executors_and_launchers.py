@@ -1,41 +1,22 @@
-"""What each plugin does to an executor: launcher fields, retries, environment, and the arguments that reach a process."""
+"""What each plugin does to an executor: launcher fields, retries, signal, environment, and the arguments of a process."""
 
 import copy
-import importlib
-import os
+import logging
+from dataclasses import dataclass, field
 from unittest.mock import MagicMock
 
+import fiddle as fdl
 import nemo_run as run
 import pytest
 
+from bridge_profiling.config import ProfilingConfig
 from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.plugins import FaultTolerancePlugin, PreemptionPlugin
-from tests.plugins.conftest import nsys, pytorch
+from bridge_profiling.plugins.preemption import time_limit_seconds
+from tests.plugins.conftest import nsys, package, pretrain, pytorch
 
 DEFAULTS = ["--force-overwrite=true", "--capture-range=cudaProfilerApi", "--capture-range-end=stop"]
 DEFAULTS += ["--cuda-graph-trace=node", "--cuda-event-trace=false"]
-
-
-def package(name, task, executor):
-    """The command NeMo-Run makes of a task."""
-    packaging = importlib.import_module("nemo_run.run.torchx_backend.packaging")
-    role = packaging.package(name, task, executor=executor).roles[0]
-    return [role.entrypoint, *role.args]
-
-
-@pytest.mark.parametrize("launcher", [None, "torchrun", run.Torchrun(rdzv_port=1)])
-def test_nsys_sets_the_launchers_fields_and_keeps_its_kind(launcher, task, slurm):
-    executor = run.LocalExecutor(launcher=copy.deepcopy(launcher))
-    nsys().setup(task, slurm)
-    assert slurm.launcher.nsys_filename == "profile_%p_%q{SLURM_JOB_ID}_node%q{SLURM_NODEID}_rank%q{SLURM_PROCID}"
-    nsys().setup(task, executor)
-    made = executor.get_launcher()
-    assert (made.nsys_profile, made.nsys_trace, made.nsys_gpu_metrics) == (True, ["nvtx", "cuda"], False)
-    assert made.nsys_extra_args == DEFAULTS
-    assert made.nsys_filename == "profile_%p"
-    assert isinstance(made, run.Torchrun) == (launcher is not None)
-    if isinstance(launcher, run.Torchrun):
-        assert made.rdzv_port == 1
 
 
 @pytest.mark.parametrize(
@@ -55,33 +36,6 @@ def test_nsys_options_of_the_user_win_by_name(launcher, asked, merged, task):
     for each in (task, run.Script(path="b.py", entrypoint="python")):
         nsys(**asked).setup(each, executor)
     assert executor.launcher.nsys_extra_args == merged
-
-
-@pytest.mark.parametrize(
-    ("plugin", "wrong"),
-    [
-        *((nsys, {"nsys_extra_args": wrong}) for wrong in ("--wait=all", [1], ["graph"], ["--env-var=A='b c'"])),
-        *((nsys, {"nsys_extra_args": wrong}) for wrong in (["--output=x"], ["-t", "cuda"])),
-        (nsys, {"nsys_extra_args": ["--export=json"], "export_sqlite": True}),
-        *((nsys, {"nsys_trace": wrong}) for wrong in ("nvtx,cuda", [], ["nvtx,cuda"])),
-        (nsys, {"script_args_converter_fn": "convert"}),
-        (nsys, {"record_shapes": "no"}),
-        (pytorch, {"record_memory_history": 2}),
-        (pytorch, {"memory_snapshot_path": 3}),
-        (FaultTolerancePlugin, {"calc_ft_timeouts": "no"}),
-        (PreemptionPlugin, {"enable_exit_handler": "false"}),
-        (FaultTolerancePlugin, {"num_in_job_restarts": -1}),
-        (FaultTolerancePlugin, {"rank_heartbeat_timeout": 0}),
-        (FaultTolerancePlugin, {"num_job_retries_on_failure": "2"}),
-    ],
-)
-def test_options_that_cannot_work_are_refused_and_nothing_is_changed(plugin, wrong, task, torchrun):
-    before = copy.deepcopy((task, torchrun))
-    with pytest.raises(ProfilingConfigError, match="|".join(wrong)):
-        plugin(**wrong).setup(task, torchrun)
-    assert (task, torchrun) == before
-    with pytest.raises(ProfilingConfigError, match="'torch-run'"):
-        nsys().setup(task, run.LocalExecutor(launcher="torch-run"))
 
 
 def test_gpu_metrics_where_there_are_none_say_so(task, local, slurm, caplog):
@@ -113,34 +67,126 @@ def test_fault_tolerance_on_slurm_is_set_up_also_after_someone_asked_for_the_lau
     assert (slurm.ntasks_per_node, slurm.torchrun_nproc_per_node) == (1, 4)
 
 
-@pytest.mark.parametrize("container", [None, "image"])
-@pytest.mark.parametrize(("variables", "assigned"), [({}, True), ({}, False), ({"BRIDGE_PROFILING_DIR": "/mine"}, True)])
-def test_profiles_go_to_the_jobs_directory_unless_the_user_names_another(container, variables, assigned, task, local, slurm):
-    slurm.container_image = container
-    for executor in (local, slurm):
-        executor.env_vars = dict(variables)
-        if assigned:
-            executor.assign("exp_1", "/runs/exp_1", "t", "t")
-        pytorch().setup(task, executor)
-        assert executor.launcher is None
-    there = "/nemo_run" if container else os.path.join(slurm.tunnel.job_dir, "t")
-    for executor, job in ((local, "/runs/exp_1/t"), (slurm, there)):
-        set_here = {"BRIDGE_PROFILING_DIR": f"{job}/profiles"} if assigned else {}
-        assert executor.env_vars == set_here | variables
-
-
 @pytest.mark.parametrize("launcher", [None, "torchrun"])
 def test_nsys_starts_through_a_script_that_knows_where_its_options_end(launcher, tmp_path):
     executor = run.LocalExecutor(launcher=launcher, job_dir=str(tmp_path))
     script = run.Script(path="train.py", entrypoint="python")
     nsys(nsys_extra_args=["--delay", "5"]).setup(script, executor)
-    command = package("t", script, executor)
-    assert command[:2] == ["bash", "-c"]
-    assert command[3] == "nsys"
-    count = int(command[4])
-    assert command[5:8] == ["", f"{tmp_path}/nsys_profile", "--gpu-metrics-devices,--gpu-metrics-device"]
-    options, application = command[8 : 8 + count], command[8 + count :]
-    assert options[:5] == ["profile", "-s", "none", "-t", "nvtx,cuda"]
-    assert options[-1] == "--delay=5"
-    assert application[0] == ("torchrun" if launcher else "python")
-    assert application[-1] == ""
+    role = package(script, executor).roles[0]
+    mark, name, count, *words = role.args[0], *role.args[2:]
+    assert (role.entrypoint, mark, name) == ("bash", "-c", "nsys")
+    assert words[:3] == ["", f"{tmp_path}/nsys_profile", "--gpu-metrics-devices,--gpu-metrics-device"]
+    options, application = words[3 : 3 + int(count)], words[3 + int(count) :]
+    assert (options[:5], options[-1]) == (["profile", "-s", "none", "-t", "nvtx,cuda"], "--delay=5")
+    assert (application[0], application[-1]) == ("torchrun" if launcher else "python", "")
+
+
+WARNING = "Nsys not supported with the FaultTolerancePlugin"
+
+
+def switch_on(task, name):
+    """As a user would by hand."""
+    if isinstance(task, run.Script):
+        task.args.append(f"profiling.{name}=true")
+    else:
+        task.config.profiling = run.Config(ProfilingConfig, **{name: True})
+
+
+@pytest.mark.parametrize("launcher", [None, "torchrun"])
+@pytest.mark.parametrize("plugins", [(nsys, FaultTolerancePlugin), (FaultTolerancePlugin, nsys)])
+def test_fault_tolerance_switches_nsys_off_in_either_order(plugins, launcher, task, built, caplog):
+    executor, ended = run.LocalExecutor(ntasks_per_node=2, launcher=launcher), []
+    for _ in range(2):
+        for plugin in plugins:
+            plugin().setup(task, executor)
+        ended.append(copy.deepcopy((task, executor)))
+    assert ended[0] == ended[1]
+    assert isinstance(executor.launcher, run.FaultTolerance)
+    assert (executor.launcher.nsys_profile, built(task).profiling.use_nsys_profiler) == (False, False)
+    assert WARNING in caplog.text
+    assert caplog.records[0].levelno == logging.WARNING
+
+
+@pytest.mark.parametrize("by_hand", ["task", "launcher", None])
+def test_fault_tolerance_switches_nsys_off_that_was_set_by_hand_and_warns_of_nothing_else(by_hand, task, built, caplog):
+    if by_hand == "task":
+        switch_on(task, "use_nsys_profiler")
+    executor = run.LocalExecutor(launcher=run.Torchrun(nsys_profile=by_hand == "launcher"))
+    FaultTolerancePlugin().setup(task, executor)
+    assert executor.launcher.nsys_profile is False
+    assert built(task).profiling.use_nsys_profiler is False
+    FaultTolerancePlugin().setup(task, MagicMock())
+    pytorch().setup(task, MagicMock())  # a mocked launcher is not taken for nsys
+    assert (WARNING in caplog.text) == (by_hand is not None)
+
+
+@dataclass
+class WithoutLoader:
+    exit_signal_handler: bool = False
+
+
+@dataclass
+class Container:
+    train: WithoutLoader = field(default_factory=WithoutLoader)
+
+
+def handlers(config) -> tuple[bool, bool]:
+    return config.train.exit_signal_handler, config.train.exit_signal_handler_for_dataloader
+
+
+@pytest.mark.parametrize(("asked", "loader"), [({}, False), ({"enable_exit_handler_for_data_loader": True}, True)])
+def test_the_signal_and_the_handlers_are_set_once(task, slurm, built, asked, loader):
+    for _ in range(2):
+        PreemptionPlugin(**asked).setup(task, slurm)
+    assert handlers(built(task)) == (True, loader)
+    # torchrun leaves its ranks the whole time, unless the user says otherwise.
+    assert (slurm.signal, slurm.env_vars) == ("TERM@60", {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "60"})
+    PreemptionPlugin(preempt_time=120).setup(task, slurm)
+    assert (slurm.signal, slurm.env_vars) == ("TERM@120", {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "60"})
+
+
+def test_a_config_without_the_loaders_field_is_refused_only_where_it_is_asked_for(slurm):
+    task = run.Partial(pretrain, config=run.Config(Container))
+    before = copy.deepcopy((task, slurm))
+    with pytest.raises(ProfilingConfigError, match="'exit_signal_handler_for_dataloader' in WithoutLoader"):
+        PreemptionPlugin(enable_exit_handler_for_data_loader=True).setup(task, slurm)
+    assert (task, slurm) == before
+    PreemptionPlugin().setup(task, slurm)
+    assert fdl.build(task.config).train.exit_signal_handler
+
+
+@pytest.mark.parametrize("executor", [run.LocalExecutor(), MagicMock()])
+def test_where_nothing_sends_the_signal_a_warning_says_so(script, built, executor, caplog):
+    PreemptionPlugin().setup(script, executor)
+    assert "nothing sends a signal 60 seconds before the end of this job" in caplog.text
+    assert handlers(built(script)) == (True, False)
+
+
+@pytest.mark.parametrize(("value", "asked"), [("SIGTERM", {}), ("15", {}), ("SIGUSR1", {"enable_exit_handler": False})])
+def test_a_signal_that_the_training_does_not_handle_otherwise_is_sent(value, asked, script, slurm):
+    script.args = [f"train.exit_signal={value}"]
+    PreemptionPlugin(preempt_time=120, **asked).setup(script, slurm)
+    assert (len(script.args) == 1, slurm.signal) == (bool(asked), "TERM@120")
+
+
+@pytest.mark.parametrize(
+    ("workers", "asked", "warned"),
+    [
+        ("2", {}, True),
+        ("0", {}, False),
+        ("2", {"enable_exit_handler_for_data_loader": True}, False),
+        ("2", {"enable_exit_handler": False}, False),
+    ],
+)
+def test_data_loader_processes_that_the_signal_would_kill_are_warned_of(workers, asked, warned, script, slurm, caplog):
+    script.args = [f"dataset.num_workers={workers}"]
+    PreemptionPlugin(**asked).setup(script, slurm)
+    assert ("enable_exit_handler_for_data_loader=True" in caplog.text) == warned
+
+
+LIMITS = {"5": 300, "5:30": 330, "01:10:00": 4200, "1-0": 86400, "1-12:30": 131400, "2-00:00:01": 172801}
+
+
+@pytest.mark.parametrize(("limit", "seconds"), [*LIMITS.items(), ("UNLIMITED", None), ("", None), (None, None)])
+def test_slurms_forms_of_a_time_limit(limit, seconds):
+    assert time_limit_seconds(limit) == seconds

@@ -18,9 +18,9 @@ import pytest
 from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.plugins import NsysPlugin, PyTorchProfilerPlugin
 from tests.batch_scripts import check_golden
-from tests.plugins.remote import KINDS, assigned, executors, kubeflow, nemorun_home, package, skypilot
+from tests.plugins.conftest import KINDS, assigned, package
 
-__all__ = ["executors", "kubeflow", "nemorun_home", "skypilot"]
+pytestmark = pytest.mark.usefixtures("nemorun_home")
 
 GOLDEN = Path(__file__).parent / "golden_roles"
 PLUGINS = {

@@ -1,11 +1,10 @@
 """NeMo RL's variables through NeMo-Run: what its SlurmRay launcher starts sees them as they were asked for.
 
-golden_ray/ holds the batch scripts. One also runs here, by bash, with stand-ins for Slurm's and Ray's commands.
+The batch script runs here, by bash, with stand-ins for Slurm's and Ray's commands.
 """
 
 import re
 import subprocess
-from pathlib import Path
 
 import nemo_run as run
 import pytest
@@ -15,9 +14,7 @@ from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.plugins import RayWorkersPlugin
 from bridge_profiling.ray_request import RayRequest
 from recipes import executors
-from tests.batch_scripts import batch_script, check_golden, comparable
-
-GOLDEN = Path(__file__).with_name("golden_ray")
+from tests.batch_scripts import batch_script
 
 #: Commas, stars, quotes, spaces, and a path that NeMo-Run takes for the job's directory.
 VARIABLES = {
@@ -46,15 +43,10 @@ def slurm(**options) -> run.SlurmExecutor:
     return run.SlurmExecutor(**settings | options)
 
 
-def submitted(home: Path, executor: run.SlurmExecutor) -> Path:
-    """The script that NeMo-Run would submit of a job with the plugin."""
-    script = run.Script(path="train.py", entrypoint="python", args=["grpo.max_num_steps=5"])
-    return batch_script(home, executor, script, [RayWorkersPlugin(**ASKED)])
-
-
 @pytest.mark.integration
 def test_a_program_that_slurm_ray_starts_sees_what_was_asked_for(tmp_path):
-    script = submitted(tmp_path / "home", slurm())
+    task = run.Script(path="train.py", entrypoint="python", args=["grpo.max_num_steps=5"])
+    script = batch_script(tmp_path / "home", slurm(), task, [RayWorkersPlugin(**ASKED)])
     (tmp_path / "bin").mkdir()
     for name, text in STAND_INS.items():
         (tmp_path / "bin" / name).write_text(f"#!/bin/bash\n{text}\n")
@@ -83,18 +75,8 @@ def test_a_ray_job_of_nemo_run_carries_them_by_our_own_executor():
     assert done.stdout.split("\0")[:-1] == list(VARIABLES.values())
 
 
-@pytest.mark.integration
-@pytest.mark.parametrize("layout", ["bare", "container"])
-def test_the_batch_script_is_the_golden_one(layout, tmp_path):
-    options = {"container_image": "image.sqsh", "container_mounts": ["/data:/data"]} if layout == "container" else {}
-    check_golden(GOLDEN / f"{layout}.sh", comparable(submitted(tmp_path, slurm(nodes=2, **options)), tmp_path))
-
-
 @pytest.mark.parametrize(("changed", "said"), [
     ({"profile_step_start": 0}, "counted from 1"),
-    ({"profile_step_end": 2}, "window is empty"),
-    ({"worker_patterns": " ,"}, "holds no pattern"),
-    ({"profiler": "kineto"}, "nsys or torch"),
     ({"nsys_extra_options": {"o": "a b"}}, "nsys_extra_options.*shell"),
 ])  # fmt: skip
 def test_a_request_that_cannot_work_changes_nothing(changed, said):

@@ -20,13 +20,12 @@ def test_a_checkpoint_that_was_never_finished_has_no_name_and_is_begun_anew(tmp_
     (files.unfinished(tmp_path, 10) / "half").touch()
     assert files.latest_iteration(tmp_path) == 5
     assert [folder.name for folder in tmp_path.glob("iter_*")] == ["iter_0000005"]
-    assert sorted(os.listdir(write(tmp_path, 10))) == ["training.json", "weights"]
-
-
-def test_a_checkpoint_of_the_same_iteration_is_replaced(tmp_path):
-    (write(tmp_path, 5) / "old").touch()
-    assert not (write(tmp_path, 5) / "old").exists()
-    assert sorted(os.listdir(tmp_path)) == ["iter_0000005", "latest_checkpointed_iteration.txt"]
+    for _ in range(2):
+        # One of the same iteration is replaced as well.
+        folder = write(tmp_path, 10)
+        assert sorted(os.listdir(folder)) == ["training.json", "weights"]
+        (folder / "old").touch()
+    assert sorted(os.listdir(tmp_path)) == ["iter_0000005", "iter_0000010", "latest_checkpointed_iteration.txt"]
 
 
 def test_the_checkpoints_written_last_are_kept_though_others_have_more_iterations(tmp_path):

@@ -1,8 +1,12 @@
-"""The container of every setting: what finalize() derives, and what it refuses."""
+"""The container of every setting: what finalize() derives and refuses, and what the device of a rank changes."""
+
+import os
+from operator import attrgetter
 
 import pytest
 
 from bridge_profiling import ProfilingConfigError
+from bridge_profiling.launch_env import LaunchEnv
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("megatron.core")
@@ -10,38 +14,40 @@ pytest.importorskip("megatron.core")
 from recipes import checks  # noqa: E402
 from recipes.config import ConfigContainer  # noqa: E402
 from recipes.finalize import finalize  # noqa: E402
-from tests.recipes.builders import finalized, tiny  # noqa: E402
+from recipes.megatron import layers, setup  # noqa: E402
+from recipes.megatron.cpu import adapt_to_cpu, megatron_on_cpu  # noqa: E402
+from tests.recipes.builders import finalized, recipe, tiny  # noqa: E402
 
 PIPELINE = "model.pipeline_model_parallel_size=2"
 VIRTUAL = f"{PIPELINE} model.virtual_pipeline_model_parallel_size=2"
 
 
-def test_an_empty_container_says_what_is_missing():
-    with pytest.raises(ProfilingConfigError, match=r"model.num_layers=0 is too small.*start from a recipe"):
-        finalize(ConfigContainer(), 1)
-
-
-def test_derived_sizes_follow_overrides():
-    config = tiny("model.hidden_size=128")
-    assert config.model.ffn_hidden_size is None
-    finalize(config, 1)
-    assert (config.model.ffn_hidden_size, config.model.kv_channels) == (512, 32)
+def precision(kind: str, dtype: object) -> tuple[int, str, dict[str, object]]:
+    names = ("model.params_dtype", "model.pipeline_dtype", "optimizer.params_dtype")
+    return 1, f"model.{kind}=true", dict.fromkeys(names, dtype) | {f"optimizer.{kind}": True}
 
 
 @pytest.mark.parametrize(
-    ("override", "dtype"),
-    [("model.bf16=true", torch.bfloat16), ("model.fp16=true", torch.float16), ("model.bf16=false", torch.float32)],
+    ("ranks", "overrides", "derived"),
+    [
+        (1, "model.hidden_size=128", {"model.ffn_hidden_size": 512, "model.kv_channels": 32}),
+        precision("bf16", torch.bfloat16),
+        precision("fp16", torch.float16),
+        (1, "ddp.use_distributed_optimizer=true", {"optimizer.use_distributed_optimizer": True}),
+        (1, "optimizer.use_distributed_optimizer=true", {"ddp.use_distributed_optimizer": True}),
+        (2, f"model.num_layers=4 {PIPELINE}", {"model.batch_p2p_comm": True}),
+        # Batched, megatron-core 0.16.1 mixes messages up on GPUs, and trains on wrong activations without a word.
+        (2, f"model.num_layers=4 {VIRTUAL}", {"model.batch_p2p_comm": False}),
+    ],
 )
-def test_the_precision_of_everything_follows_the_models(override, dtype):
-    config = finalized("gpt_tiny", override)
-    assert {config.model.params_dtype, config.model.pipeline_dtype, config.optimizer.params_dtype} == {dtype}
-    assert (config.optimizer.bf16, config.optimizer.fp16) == (config.model.bf16, config.model.fp16)
+def test_settings_are_derived_from_others(ranks, overrides, derived):
+    config = finalized("gpt_tiny", overrides, ranks)
+    assert {name: attrgetter(name)(config) for name in derived} == derived
 
 
-@pytest.mark.parametrize("section", ["ddp", "optimizer"])
-def test_the_distributed_optimizer_is_on_in_both_sections_or_in_none(section):
-    config = finalized("gpt_tiny", f"{section}.use_distributed_optimizer=true")
-    assert (config.ddp.use_distributed_optimizer, config.optimizer.use_distributed_optimizer) == (True, True)
+def test_an_empty_container_says_what_is_missing():
+    with pytest.raises(ProfilingConfigError, match=r"model.num_layers=0 is too small.*start from a recipe"):
+        finalize(ConfigContainer(), 1)
 
 
 @pytest.mark.parametrize(
@@ -96,9 +102,95 @@ def test_what_a_release_of_megatron_core_adds_and_the_loop_cannot_do_is_refused(
         checks.check_supported(tiny(setting))
 
 
-@pytest.mark.parametrize(("virtual", "batched"), [("null", True), ("2", False)])
-def test_interleaved_stages_send_their_messages_one_by_one(virtual, batched):
-    """Batched, megatron-core 0.16.1 mixes them up on GPUs, and trains on wrong activations without a word."""
-    overrides = f"model.num_layers=4 {PIPELINE} model.virtual_pipeline_model_parallel_size={virtual}"
-    config = finalized("gpt_tiny", overrides, 2)
-    assert config.model.batch_p2p_comm is batched
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+
+
+@pytest.mark.parametrize(
+    ("importable", "device", "asked", "chosen"),
+    [
+        (True, GPU, "null", "transformer_engine"),
+        (True, CPU, "null", "local"),
+        (False, GPU, "null", "local"),
+        (True, GPU, "local", "local"),
+    ],
+)
+def test_transformer_engine_is_chosen_where_it_works(monkeypatch, importable, device, asked, chosen):
+    monkeypatch.setattr(layers, "HAVE_TE", importable)
+    config = tiny(f"model.transformer_impl={asked}")
+    layers.choose_transformer_impl(config, device)
+    assert config.model.transformer_impl == chosen
+    own = "megatron-core's own (local spec), which exclude: no sequence, context"
+    assert (own if chosen == "local" else "Transformer Engine's") in layers.describe_layers(config.model)
+
+
+@pytest.mark.parametrize(("importable", "why"), [(False, "cannot be imported"), (True, "this machine has no GPU")])
+def test_forcing_what_is_not_there_is_refused(monkeypatch, importable, why):
+    monkeypatch.setattr(layers, "HAVE_TE", importable)
+    with pytest.raises(ProfilingConfigError, match=f"{why}.*model.transformer_impl=null"):
+        layers.choose_transformer_impl(tiny("model.transformer_impl=transformer_engine"), CPU)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "overrides"),
+    [
+        (1, "model.num_moe_experts=4"),
+        (2, "model.sequence_parallel=true model.tensor_model_parallel_size=2"),
+        (2, "model.context_parallel_size=2"),
+        (1, "model.fp8=hybrid model.bf16=true"),
+        (1, "model.apply_rope_fusion=true model.position_embedding_type=rope"),
+        (1, "model.attention_backend=flash"),
+    ],
+)
+def test_what_needs_transformer_engine_is_refused_in_the_job_and_not_on_a_submit_host(monkeypatch, ranks, overrides):
+    config = finalized("gpt_tiny", overrides, ranks)
+    monkeypatch.setattr(layers, "HAVE_TE", False)
+    with pytest.raises(ProfilingConfigError, match=f"{overrides.split()[0]} needs Transformer Engine's.*this machine has"):
+        layers.choose_transformer_impl(config, GPU)
+
+
+def test_the_tasks_of_a_slurm_step_meet_without_torchrun(monkeypatch):
+    given = {}
+    monkeypatch.setattr(torch.distributed, "init_process_group", lambda **options: given.update(options))
+    step = {"SLURM_JOB_ID": "7", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NODELIST": "node1", "MASTER_PORT": "1234"}
+    env = LaunchEnv.read(step | {"SLURM_PROCID": "1", "SLURM_LOCALID": "1"})
+    setup._init_process_group("gloo", tiny(), env)
+    assert given.items() >= {"init_method": "tcp://node1:1234", "rank": 1, "world_size": 2}.items()
+
+
+@pytest.mark.parametrize(("graphs", "teardown"), [("none", None), ("local", "0")])
+def test_cupti_stays_up_where_cuda_graphs_are_captured(monkeypatch, graphs, teardown):
+    monkeypatch.setattr(os, "environ", {})
+    setup._set_cuda_environment(tiny(f"model.cuda_graph_impl={graphs}"))
+    assert os.environ.get("TEARDOWN_CUPTI") == teardown
+
+
+def test_compiling_takes_over_each_layer_but_what_sets_random_states_and_keeps_the_names_of_its_weights():
+    block = torch.nn.ModuleList(torch.nn.Linear(2, 2) for _ in range(2))
+    names = list(block.state_dict())
+    layers.compile_layers(block)
+    assert all(layer._compiled_call_impl is not None for layer in block)
+    assert list(block.state_dict()) == names
+    # Torch sets them under a lock, and would take it again while it compiles.
+    assert layers.random._set_cuda_rng_state._torchdynamo_disable
+
+
+def test_torch_is_as_it_was_afterwards_also_after_an_error():
+    before = torch.cuda.current_device, torch.cuda.synchronize
+    with pytest.raises(RuntimeError, match="training failed"), megatron_on_cpu():
+        raise RuntimeError("training failed")
+    assert (torch.cuda.current_device, torch.cuda.synchronize) == before
+    assert torch.zeros(1).type() == "torch.FloatTensor"
+
+
+def test_cuda_only_settings_are_changed_and_named():
+    config = recipe("gpt_125m", "model.tensor_model_parallel_size=2 model.hidden_dropout=0.1")
+    fusions = "model.bias_activation_fusion=false model.bias_dropout_fusion=false"
+    changed = f"model.use_cpu_initialization=true model.batch_p2p_comm=false {fusions} model.hidden_dropout=0.0"
+    assert adapt_to_cpu(config) == changed.split()
+    assert adapt_to_cpu(config) == []
+
+
+@pytest.mark.parametrize("setting", ["model.recompute_granularity=selective", "optimizer.optimizer_cpu_offload=true"])
+def test_what_has_no_form_without_cuda_is_refused(setting):
+    with pytest.raises(ProfilingConfigError, match=f"{setting.partition('=')[0]} is set, and there is no GPU here"):
+        adapt_to_cpu(tiny(setting))

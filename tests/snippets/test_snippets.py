@@ -6,6 +6,8 @@ import inspect
 import json
 import re
 import shlex
+from functools import cache
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +22,55 @@ from bridge_profiling.nsys.command import check_extra_args, check_trace
 from bridge_profiling.ray_request import VARIABLES, RayRequest
 from bridge_profiling.run import Run
 from tests.monitor.conftest import driver  # noqa: F401 - a fixture
-from tests.snippets.blocks import begins, blocks, listed, source
+
+_DOCUMENTS = Path(__file__).parent / "documents"
+
+#: The page, whose sections are these documents in this order.
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "snippets.md"
+DOCUMENTS = ("megatron-bridge", "nemo-rl-profiling", "nemo-rl-performance", "profiling-tools", "gpu-profiling-guide")
+
+#: Imports of the documents' own utilities, and ours.
+IMPORTS = {
+    "from megatron.bridge.training.config import": "from bridge_profiling import",
+    "from megatron.bridge.recipes.run_plugins import": "from bridge_profiling.plugins import",
+    "from profiling_lab.utils.easy_profiler import": "from bridge_profiling.easy import",
+    "from nemo_rl.utils.monitoring import": "from bridge_profiling.easy import",
+}
+
+
+@cache
+def blocks() -> dict[str, str]:
+    """The text of every block, by document and number."""
+    found: dict[str, str] = {}
+    for document in DOCUMENTS:
+        text = (_DOCUMENTS / f"{document}.md.txt").read_text(encoding="utf-8")
+        for number, match in enumerate(re.finditer(r"^```[^\n`]*\n(.*?)^```", text, re.DOTALL | re.MULTILINE)):
+            found[f"{document} {number}"] = match[1]
+    return found
+
+
+def source(name: str) -> str:
+    """A block with its imports adapted."""
+    text = blocks()[name]
+    for theirs, ours in IMPORTS.items():
+        text = text.replace(theirs, ours)
+    return text
+
+
+def listed() -> dict[str, tuple[str, str]]:
+    """Each block that the page lists, as `blocks` names it: how it begins, and what becomes of it."""
+    _, *sections = PAGE.read_text(encoding="utf-8").split("\n## ")
+    return {
+        f"{document} {number}": (begin, fate)
+        for document, section in zip(DOCUMENTS, sections, strict=True)
+        for number, begin, fate in re.findall(r"^\| (\d+) \| `(.*?)` \| (.*) \|$", section, re.MULTILINE)
+    }
+
+
+def begins(text: str) -> str:
+    """How the page shows a block: its first line."""
+    first = next((line.strip() for line in text.splitlines() if line.strip()), "")
+    return first[:60].replace("|", "¦").replace("`", "'")
 
 
 def execute(name, **names):
@@ -41,9 +91,6 @@ class Loop:
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3)
         self.criterion = torch.nn.functional.mse_loss
         self.dataloader = [self.batch] * 12
-
-    def names(self):
-        return {name: getattr(self, name) for name in ("model", "optimizer", "criterion", "dataloader")}
 
 
 def test_every_block_runs_or_has_a_reason_on_the_page():
@@ -190,7 +237,7 @@ def test_easy_profiler(tmp_path, monkeypatch, capsys):
 def test_training_monitor():
     """On the CPU the guide's figure of memory is 0."""
     loop = Loop()
-    space = execute("nemo-rl-performance 9", **loop.names() | {"model": lambda batch: loop.model(batch).mean()})
+    space = execute("nemo-rl-performance 9", **vars(loop) | {"model": lambda batch: loop.model(batch).mean()})
     summary = space["monitor"].get_summary()
     assert (summary["iterations"], summary["metrics"]["throughput"] > 0) == (12, True)
     assert isinstance(summary["loss"], float)

@@ -1,0 +1,87 @@
+"""What cannot work is refused with what to do instead, and neither the task nor the executor is changed."""
+
+import copy
+
+import nemo_run as run
+import pytest
+
+from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.overrides import apply_overrides
+from bridge_profiling.plugins import FaultTolerancePlugin, NsysPlugin, PreemptionPlugin, PyTorchProfilerPlugin
+from tests.plugins.conftest import nsys, pytorch
+
+EXCLUDE = "NsysPlugin.*PyTorchProfilerPlugin"
+
+EXECUTORS = {
+    "torchrun": lambda: run.LocalExecutor(ntasks_per_node=2, launcher="torchrun"),
+    "unknown launcher": lambda: run.LocalExecutor(launcher="torch-run"),
+    "nsys by hand": lambda: run.LocalExecutor(launcher=run.Torchrun(nsys_profile=True)),
+    "slurm": lambda: run.SlurmExecutor(account="team", time="00:10:00"),
+}
+
+
+def case(plugin, message, *settings, on="torchrun", after=()):
+    """A plugin for a task with these settings, on that executor, after other plugins."""
+    return plugin, message, settings, on, after
+
+
+def windows(plugin, start, end, ranks, message):
+    return case(plugin(profile_step_start=start, profile_step_end=end, profile_ranks=ranks), message, "train.train_iters=100")
+
+
+CASES = [
+    case(pytorch(), EXCLUDE, after=[nsys()]),
+    case(nsys(), EXCLUDE, after=[pytorch()]),
+    case(nsys(), EXCLUDE, after=[FaultTolerancePlugin(), pytorch()]),
+    case(pytorch(), EXCLUDE, "profiling.use_nsys_profiler=true"),
+    # Of two overrides the last counts.
+    case(nsys(), EXCLUDE, "profiling.use_pytorch_profiler=false", "'++profiling.use_pytorch_profiler=True'"),
+    case(pytorch(), EXCLUDE, on="nsys by hand"),
+    case(nsys(), "'torch-run'", on="unknown launcher"),
+    *(case(nsys(nsys_extra_args=wrong), "extra_args") for wrong in ("--wait=all", [1], ["graph"], ["--env-var=A='b c'"])),
+    *(case(nsys(nsys_extra_args=wrong), "extra_args") for wrong in (["--output=x"], ["-t", "cuda"])),
+    case(nsys(nsys_extra_args=["--export=json"], export_sqlite=True), "nsys_extra_args|export_sqlite"),
+    *(case(nsys(nsys_trace=wrong), "nsys_trace") for wrong in ("nvtx,cuda", [], ["nvtx,cuda"])),
+    *(case(plugin(script_args_converter_fn="convert"), "script_args_converter_fn") for plugin in (nsys, PreemptionPlugin)),
+    case(nsys(record_shapes="no"), "record_shapes"),
+    case(pytorch(record_memory_history=2), "record_memory_history"),
+    case(pytorch(memory_snapshot_path=3), "memory_snapshot_path"),
+    case(FaultTolerancePlugin(calc_ft_timeouts="no"), "calc_ft_timeouts"),
+    case(FaultTolerancePlugin(num_in_job_restarts=-1), "num_in_job_restarts"),
+    case(FaultTolerancePlugin(rank_heartbeat_timeout=0), "rank_heartbeat_timeout"),
+    case(FaultTolerancePlugin(num_job_retries_on_failure="2"), "num_job_retries_on_failure"),
+    case(PreemptionPlugin(enable_exit_handler="false"), "enable_exit_handler"),
+    *(case(PreemptionPlugin(preempt_time=wrong), f"preempt_time={wrong!r}") for wrong in (0, -60, "60", True, 1.5, 65536)),
+    case(PreemptionPlugin(preempt_time=600), "time limit of 600 seconds", on="slurm"),
+    *(
+        case(PreemptionPlugin(), "handles another signal", f"train.exit_signal={signal}", on="slurm")
+        for signal in ("SIGUSR1", "Signals.SIGUSR1", "10")
+    ),
+    *(
+        windows(plugin, *steps, [0], "profile_step")
+        for plugin in (NsysPlugin, PyTorchProfilerPlugin)
+        for steps in [(5, 5), (7, 5), (-1, 5), (1.0, 5), (True, 5), ("1", 5), (99, 101)]
+    ),
+    *(
+        windows(plugin, 1, 2, ranks, "profile_ranks")
+        for plugin in (NsysPlugin, PyTorchProfilerPlugin)
+        for ranks in ([], [-1], [True], "some", [0, 2], 1.5)
+    ),
+]
+
+
+@pytest.mark.parametrize(("plugin", "message", "settings", "on", "after"), CASES)
+def test_what_cannot_work_is_refused_and_nothing_is_changed(plugin, message, settings, on, after, task, built):
+    executor = EXECUTORS[on]()
+    if isinstance(task, run.Script):
+        task.args = list(settings)
+    elif settings:
+        task.config = built(task)
+        apply_overrides(task.config, settings)
+    for other in after:
+        other.setup(task, executor)
+    before = copy.deepcopy((task, executor))
+    with pytest.raises(ProfilingConfigError, match=message) as error:
+        plugin.setup(task, executor)
+    assert (task, executor) == before
+    assert error.value.instead
