@@ -16,7 +16,7 @@ from bridge_profiling.capture import torch_profiler
 from bridge_profiling.capture.torch_profiler import TorchProfiler
 from bridge_profiling.capture.window import CaptureWindow
 from bridge_profiling.errors import ProfilingConfigError
-from tests.capture.conftest import iterations_in, raising
+from tests.capture.conftest import at, iterations_in, raising
 
 
 @pytest.mark.parametrize(
@@ -71,42 +71,25 @@ def test_an_output_directory_that_cannot_be_made_is_one_line_and_training_goes_o
     assert said in error
 
 
-def test_training_goes_on_while_a_trace_is_compressed(run, monkeypatch):
-    """Compression here ends only after iteration 5 has begun: a training that waited for it would wait for ever."""
-    reached, compress = threading.Event(), torch_profiler._compress
-
-    def held_up(*arguments):
-        assert reached.wait(timeout=60), "training waited for the compression"
-        compress(*arguments)
-
-    monkeypatch.setattr(torch_profiler, "_compress", held_up)
-    statuses = []
-
-    def on_iteration(iteration):
-        if iteration == 4:
-            statuses.append(run.manifest("iter-1-3")["status"])
-        if iteration == 5:
-            reached.set()
-
-    run.train(run.config(1, 3), range(7), on_iteration=on_iteration)
-    assert statuses == ["failed"], "the manifest said more than was true before the trace was there"
-    assert run.outcome("iter-1-3") == ("complete", [1, 2])
-
-
 @pytest.mark.parametrize(("iterations", "status"), [(12, "complete"), (5, "partial")])
-def test_a_process_killed_while_it_compresses_leaves_the_whole_trace_and_says_where(run, monkeypatch, iterations, status):
-    """What a launcher's SIGKILL would leave at that moment, while training goes on and at its end, is read instead."""
-    left = []
+def test_training_goes_on_while_a_trace_is_compressed_and_a_process_killed_then_leaves_it_whole(
+    run, monkeypatch, iterations, status
+):
+    """What a launcher's SIGKILL would leave at that moment, while training goes on and at its end, is read instead.
 
-    def compress(raw, *arguments):
+    Compression ends only after a later iteration has begun: a training that waited for it would wait for ever.
+    """
+    reached, compress, left = threading.Event(), torch_profiler._compress, []
+
+    def held_up(raw, *arguments):
+        assert reached.wait(timeout=60), "training waited for the compression"
         manifest = run.manifest("iter-1-9")
         where = Path(manifest["reason"].partition("the whole trace is in ")[2])
         left.append((manifest["status"], where == raw, iterations_in(json.loads(where.read_text())["traceEvents"])))
-        real(raw, *arguments)
+        compress(raw, *arguments)
 
-    real = torch_profiler._compress
-    monkeypatch.setattr(torch_profiler, "_compress", compress)
-    run.train(run.config(1, 9), range(iterations))
+    monkeypatch.setattr(torch_profiler, "_compress", held_up)
+    run.train(run.config(1, 9), range(iterations), on_iteration=at(min(11, iterations - 1), reached.set))
     captured = list(range(1, min(iterations, 9)))
     assert left == [("failed", True, captured)]
     assert run.outcome("iter-1-9") == (status, captured)

@@ -9,11 +9,8 @@ import pytest
 
 from bridge_profiling.traces import run_files
 from bridge_profiling.traces.discover import find_run
-from tests.cli.conftest import folder, typed
 from tests.cli.ranks import write
 from tests.traces.kineto_files import document, steps
-
-__all__ = ["folder", "typed"]
 
 RANK = "run/rank-1.json.gz"
 

@@ -12,7 +12,7 @@ from bridge_profiling.traces.bounds import MAX_NAME
 from bridge_profiling.traces.nsys import database
 from bridge_profiling.traces.nsys import tables as nsys
 from tests.traces.conftest import caveats
-from tests.traces.nsys_files import KERNEL, nccl_report, small_report
+from tests.traces.nsys_files import KERNEL, Report, nccl_report, small_report
 
 ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i AS id, 'x' AS value FROM n"
 COPIED = f"CREATE TABLE old AS SELECT * FROM {KERNEL}; DROP TABLE {KERNEL}"
@@ -72,6 +72,21 @@ def test_a_report_without_what_names_its_work_is_an_error_that_says_so(report, s
     path = report(sql)
     with pytest.raises(TraceError, match=f"{path} cannot be read: .*{why}"):
         nsys.read(path)
+
+
+@pytest.mark.parametrize(
+    ("report", "why"),
+    [
+        (Report().add("users", name="x", password=None), "holds no event"),
+        (small_report().kernel("gemm", 1 << 61, (1 << 61) + 10), "cannot be read: its times are not nanoseconds"),
+        (small_report().kernel("gemm", -(1 << 61), 10 - (1 << 61)), "cannot be read: its times are not nanoseconds"),
+        (small_report().kernel("gemm", 1, 2, deviceId=1 << 40), "cannot be read"),
+        (small_report().range("iteration_2", 9000, 9900), "cannot be read: its iterations do not follow"),
+    ],
+)
+def test_a_report_that_no_nsys_writes_is_one_error_that_names_it(tmp_path, report, why):
+    with pytest.raises(TraceError, match=f"rank-1.sqlite {why}"):
+        nsys.read(report.write(tmp_path / "rank-1.sqlite"))
 
 
 @pytest.mark.parametrize(("sql", "lost"), LOST.values(), ids=LOST)
