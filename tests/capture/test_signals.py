@@ -83,9 +83,7 @@ class _Handler:
         ("stop", raising(RuntimeError("worker is killed by signal")), ("complete", [4, 5])),
     ],
 )
-def test_a_handler_that_raises_in_the_hook_ends_the_training_and_not_the_capture(
-    run, monkeypatch, step, handler, outcome
-) -> None:
+def test_a_handler_that_raises_in_the_hook_ends_the_training_and_no_capture(run, monkeypatch, step, handler, outcome) -> None:
     """As a data loader of PyTorch does on SIGCHLD. By another signal here: children of other tests end too."""
     real = getattr(TorchProfiler, step)
 

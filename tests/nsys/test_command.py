@@ -13,20 +13,12 @@ from bridge_profiling.config import ProfilingConfig
 from bridge_profiling.errors import CaptureError, ProfilingConfigError
 from bridge_profiling.nsys import command as nsys_command
 from bridge_profiling.nsys import launch as nsys_launch
-from bridge_profiling.nsys.command import (
-    DIRECTIVES_VARIABLE,
-    NsysVersion,
-    captures_of,
-    directives,
-    find_nsys,
-    reports_with_range,
-)
 
 ALL = "--trace --output --sample --cpuctxsw --cuda-graph-trace --force-overwrite --kill --wait --capture-range"
 ALL += " --capture-range-end --nvtx-capture --delay --export"
-OLD = NsysVersion("/opt/nsys", "2024.2", frozenset([*ALL.split(), "--gpu-metrics-device"]))
-NEW = NsysVersion("/opt/nsys", "2025.5", frozenset([*ALL.split(), "--gpu-metrics-devices", "--cuda-event-trace"]))
-DETACHES = NsysVersion("/opt/nsys", "2024.2.3.38-242334140272v0", OLD.options)
+OLD = nsys_command.NsysVersion("/opt/nsys", "2024.2", frozenset([*ALL.split(), "--gpu-metrics-device"]))
+NEW = nsys_command.NsysVersion("/opt/nsys", "2025.5", frozenset([*ALL.split(), "--gpu-metrics-devices", "--cuda-event-trace"]))
+DETACHES = nsys_command.NsysVersion("/opt/nsys", "2024.2.3.38-242334140272v0", OLD.options)
 
 DEVICES = "Possible --gpu-metrics-device values are:\n\t0: NVIDIA H100 80GB\n\t3: NVIDIA H100 80GB\n\tall: Select all\n"
 REFUSED = (
@@ -43,16 +35,16 @@ def command(version=NEW, cuda=True, **settings):
 def test_a_version_and_its_options_are_as_the_program_prints_them(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(CaptureError, match="not on PATH here"):
-        find_nsys()
+        nsys_command.find_nsys()
     monkeypatch.setattr("shutil.which", lambda name: f"/opt/{name}")
     version, known = "NVIDIA Nsight Systems version 2024.2.3.38", "\t-t, --trace=\n\t--sample=<how>\n\t--gpu-metrics-device=\n"
     answers = {}
     monkeypatch.setattr(nsys_command, "run_nsys", lambda executable, *arguments: answers[arguments[-1]])
     for answers["--version"], answers["--help"] in (("hello", known), (version, "--sample=<how>"), ("hello", "hello")):
         with pytest.raises(CaptureError, match="does not answer as nsys does"):
-            find_nsys()
+            nsys_command.find_nsys()
     answers |= {"--version": version, "--help": known}
-    found = find_nsys()
+    found = nsys_command.find_nsys()
     assert (found.text, found.options) == ("2024.2.3.38", {"--trace", "--sample", "--gpu-metrics-device"})
 
 
@@ -154,7 +146,8 @@ def test_options_that_cannot_work_are_refused_before_anything_starts():
     ],
 )
 def test_cupti_is_detached_after_the_only_capture_unless_the_user_says_otherwise(version, settings, own, expected):
-    assert directives(version, command(version, **settings)[0][2:], {DIRECTIVES_VARIABLE: own}) == expected
+    options, environ = command(version, **settings)[0][2:], {nsys_command.DIRECTIVES_VARIABLE: own}
+    assert nsys_command.directives(version, options, environ) == expected
 
 
 @pytest.mark.parametrize(
@@ -169,7 +162,7 @@ def test_cupti_is_detached_after_the_only_capture_unless_the_user_says_otherwise
 def test_a_rank_starts_nsys_once_and_sets_its_directives_if_there_is_cuda(cuda, variable, expected, monkeypatch, tmp_path):
     started = []
     monkeypatch.setattr(nsys_launch, "find_nsys", lambda: DETACHES)
-    monkeypatch.setattr(os, "execv", lambda path, arguments: started.append(os.environ.get(DIRECTIVES_VARIABLE)))
+    monkeypatch.setattr(os, "execv", lambda path, arguments: started.append(os.environ.get(nsys_command.DIRECTIVES_VARIABLE)))
     monkeypatch.setenv(variable, "1")
     monkeypatch.setattr(os, "environ", {**os.environ, "BRIDGE_PROFILING_DIR": str(tmp_path)})
     monkeypatch.setattr("sys.orig_argv", ["python", "train.py"])
@@ -226,9 +219,12 @@ def test_a_report_is_complete_when_no_process_writes_it(writers, written, messag
 
 
 @pytest.mark.parametrize(
-    ("options", "captures", "at_the_end_of_a_range"),
+    ("options", "captures", "at_its_end"),
     [("", 1, True), ("-end=repeat:3", 3, True), ("-end=stop", 1, True), ("-end=none", 1, False)],
 )
-def test_options_say_how_many_ranges_are_captured_and_when_the_report_is_written(options, captures, at_the_end_of_a_range):
+def test_options_say_how_many_ranges_are_captured_and_when_the_report_is_written(options, captures, at_its_end):
     arguments = ["--capture-range=nvtx", *([f"--capture-range{options}"] if options else [])]
-    assert (captures_of(arguments), reports_with_range(arguments)) == (captures, at_the_end_of_a_range)
+    assert (nsys_command.captures_of(arguments), nsys_command.reports_with_range(arguments)) == (
+        captures,
+        at_its_end,
+    )
