@@ -11,6 +11,7 @@ import pytest
 
 from bridge_profiling.config import ProfilingConfig
 from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.nsys.command import prefix_command
 from bridge_profiling.overrides import apply_overrides
 from bridge_profiling.plugins import NsysPlugin, PyTorchProfilerPlugin
 from bridge_profiling.plugins.task import STARTS_NSYS_KEY
@@ -124,6 +125,14 @@ def test_every_argument_of_nsys_and_of_the_script_arrives_as_one(programs, tmp_p
     assert container == case["image"]
 
 
+@pytest.mark.integration
+def test_an_empty_last_argument_is_dropped(programs):
+    """NeMo-Run adds it."""
+    prefix = prefix_command(["profile", "--trace", "nvtx", "$GPU_METRICS_FLAG"], gpu_metrics="")
+    calls = programs("bash", *prefix, "python", "a b.py", "")
+    assert calls["nsys"][-1] == ["profile", "--trace=nvtx", "python", "a b.py"]
+
+
 def _check_calls(calls: dict[str, list[list[str]]], case: dict[str, object], *, prefixed: bool) -> None:
     profiled = [arguments for arguments in calls.get("nsys", []) if "--help" not in arguments and arguments[-1] != "true"]
     assert len(profiled) == prefixed
@@ -133,7 +142,6 @@ def _check_calls(calls: dict[str, list[list[str]]], case: dict[str, object], *, 
         application = next(place for place, one in enumerate(arguments) if os.path.basename(one) == launched)
         options, arguments = arguments[:application], arguments[application + 1 :]
         assert not [one for one in options if "FLAG" in one or "cuda-event-trace" in one or one == ""]
-        assert arguments[-1] != "", "NeMo-Run adds an empty argument"
         gpus = {"all"} if case["launcher"] else {"1"}
         sampled = {one.partition("=")[2] for one in options if one.startswith("--gpu-metrics-device=")}
         assert sampled == (gpus if case["nsys_gpu_metrics"] else set())
