@@ -107,17 +107,30 @@ def test_a_process_that_ends_leaves_its_capture_and_a_true_manifest(run, tmp_pat
     assert "Traceback" not in ended.stderr
 
 
-def test_an_interpreter_that_exits_with_an_open_window_writes_it_first(run):
-    """It would crash with a live trace."""
-    source = "from tests.capture.test_endings import *\n"
-    source += f"hook = hooked(Run(Path({str(run.root)!r})))\nhook.__enter__()\n"
-    source += (
-        "for iteration in range(5):\n    with hook.iteration(iteration):\n        terminate() if iteration == 4 else None\n"
+def test_an_interpreter_that_exits_with_an_open_window_writes_it_first(run, tmp_path):
+    """It would crash with a live trace. Hooks that were opened before torch was imported say so once."""
+    source = f"""
+from bridge_profiling import ProfilingConfig
+from bridge_profiling.capture import ProfilingHook
+for _ in range(2):
+    with ProfilingHook(ProfilingConfig(use_pytorch_profiler=True, on_demand=False), rank=0, output_dir="early") as hook:
+        with hook.iteration(0):
+            pass
+from tests.capture.test_endings import *
+hook = hooked(Run(Path({str(run.root)!r})))
+hook.__enter__()
+for iteration in range(5):
+    with hook.iteration(iteration):
+        terminate() if iteration == 4 else None
+"""
+    environ = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(
+        [sys.executable, "-c", source], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=240
     )
-    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=240)
     assert (done.returncode, run.outcome("iter-2-6")) == (TERMINATED, HALF), done.stderr
     reason = EXITED.replace("(code 143)", "without leaving the hook")
     assert run.manifest("iter-2-6")["reason"] == reason
+    assert done.stderr.count("before torch was imported") == 1
 
 
 def open_ranges_across_recordings(run: Run) -> None:

@@ -9,7 +9,7 @@ from contextlib import nullcontext
 import pytest
 
 from bridge_profiling.capture.hook import ProfilingHook
-from bridge_profiling.capture.signals import exit_is_pending, raised_by_handler, signals_held, unwind_on
+from bridge_profiling.capture.signals import exit_is_pending, signals_held, unwind_on
 from bridge_profiling.capture.torch_profiler import TorchProfiler
 from tests.capture.conftest import at, iterations_in, raising
 
@@ -50,23 +50,6 @@ def test_an_installed_handler_is_replaced_only_on_request_and_one_installed_in_b
     assert signal.getsignal(USR) is handler
 
 
-class _Handlers:
-    def method(self, number: int, frame: object) -> None:
-        raise RuntimeError("injected")
-
-    __call__ = method
-
-
-@pytest.mark.parametrize("handler", [raising(RuntimeError("injected")), _Handlers().method, _Handlers()])
-def test_an_error_of_a_handler_is_distinguished_from_one_of_the_code_it_interrupts(handler) -> None:
-    signal.signal(USR, handler)
-    with pytest.raises(RuntimeError) as held, signals_held():
-        signal.raise_signal(USR)
-    with pytest.raises(RuntimeError) as own:
-        raise RuntimeError("injected")
-    assert (raised_by_handler(held.value), raised_by_handler(own.value)) == (True, False)
-
-
 @pytest.mark.parametrize(
     "number", [signal.SIGCHLD, signal.SIGALRM, signal.SIGHUP, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT]
 )
@@ -84,16 +67,23 @@ def test_a_signal_with_a_handler_is_held_and_delivered_once(number) -> None:
         signal.signal(number, before)
 
 
+class _Handler:
+    def method(self, number: int, frame: object) -> None:
+        raise RuntimeError("DataLoader worker is killed by signal: Terminated")
+
+    __call__ = method
+
+
 @pytest.mark.parametrize(
-    ("step", "outcome"),
+    ("step", "handler", "outcome"),
     [
-        ("warm_up", ("missed", None)),
-        ("start", ("partial", [])),
-        ("phase_range", ("partial", [4])),
-        ("stop", ("complete", [4, 5])),
+        ("warm_up", _Handler().method, ("missed", None)),
+        ("start", _Handler(), ("partial", [])),
+        ("phase_range", _Handler(), ("partial", [4])),
+        ("stop", raising(RuntimeError("worker is killed by signal")), ("complete", [4, 5])),
     ],
 )
-def test_a_handler_that_raises_in_the_hook_ends_the_training_and_not_the_capture(run, monkeypatch, step, outcome) -> None:
+def test_a_handler_that_raises_in_the_hook_ends_the_training_and_no_capture(run, monkeypatch, step, handler, outcome) -> None:
     """As a data loader of PyTorch does on SIGCHLD. By another signal here: children of other tests end too."""
     real = getattr(TorchProfiler, step)
 
@@ -102,7 +92,7 @@ def test_a_handler_that_raises_in_the_hook_ends_the_training_and_not_the_capture
             signal.raise_signal(USR)
         return real(self, *arguments)
 
-    signal.signal(USR, raising(RuntimeError("DataLoader worker is killed by signal: Terminated")))
+    signal.signal(USR, handler)
     monkeypatch.setattr(TorchProfiler, step, interrupted)
     with pytest.raises(RuntimeError, match="is killed by signal"):
         run.train(run.config(4, 6), range(9))

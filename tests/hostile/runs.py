@@ -4,19 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from bridge_profiling.manifest import (
-    Artifact,
-    Captured,
-    Clock,
-    Durations,
-    GarbageCollection,
-    Manifest,
-    ProfilerRecord,
-    Trigger,
-    Window,
-    Work,
-    write_manifest,
-)
+from bridge_profiling import manifest
 from tests.traces.kineto_files import steps, write_capture
 
 FOLDER = "iter-0-2"
@@ -34,7 +22,7 @@ def write_run(root: Path) -> Path:
     """Two ranks of two iterations."""
     for rank in (0, 1):
         path = write_capture(root, steps(250, 300 + rank), range(2), rank, 2)
-        write_manifest(manifest_of(root, rank), manifest_with_everything(rank, path.relative_to(root)))
+        manifest.write_manifest(manifest_of(root, rank), manifest_with_everything(rank, path.relative_to(root)))
     return root
 
 
@@ -50,16 +38,16 @@ def change_manifest(root: Path, rank: int, /, **changed: Any) -> None:
     path.write_text(json.dumps(content))
 
 
-def manifest_with_everything(rank: int, trace: Path) -> Manifest:
+def manifest_with_everything(rank: int, trace: Path) -> manifest.Manifest:
     """A manifest that has a value for each of its keys."""
-    return Manifest(
+    return manifest.Manifest(
         status="complete",
-        window=Window(0, 2),
-        trigger=Trigger(number=1),
+        window=manifest.Window(0, 2),
+        trigger=manifest.Trigger(number=1),
         other_windows=[[20, 22]],
-        captured=Captured(first=0, last=1, iterations=[0, 1]),
+        captured=manifest.Captured(first=0, last=1, iterations=[0, 1]),
         interrupted=[5],
-        profilers=[ProfilerRecord(name="torch", artifacts=[Artifact(path=str(trace), bytes=1)], notes=["n"])],
+        profilers=[manifest.ProfilerRecord(name="torch", artifacts=[manifest.Artifact(path=str(trace), bytes=1)], notes=["n"])],
         rank=rank,
         world_size=2,
         local_rank=rank,
@@ -70,8 +58,8 @@ def manifest_with_everything(rank: int, trace: Path) -> Manifest:
         config={"profile_ranks": "all"},
         versions={"torch": "2.15.0"},
         framework={"name": "ddp", "phase_memory": {"phase": ["f"], "before_bytes": [1], "after_bytes": [1], "peak_bytes": [1]}},
-        work=Work(model_flops=1e12, tokens=4, devices=2, precision="bf16"),
-        durations_ns=Durations(iteration=list(range(9)), duration_ns=[900_000] * 9, mfu=[0.5] * 9),
-        garbage_collection=GarbageCollection(),
-        clock=Clock(unix_ns=10**18, perf_counter_ns=5),
+        work=manifest.Work(model_flops=1e12, tokens=4, devices=2, precision="bf16"),
+        durations_ns=manifest.Durations(iteration=list(range(9)), duration_ns=[900_000] * 9, mfu=[0.5] * 9),
+        garbage_collection=manifest.GarbageCollection(),
+        clock=manifest.Clock(unix_ns=10**18, perf_counter_ns=5),
     )

@@ -3,20 +3,18 @@
 import json
 import os
 import shutil
+from unittest import mock
 
 import pytest
 
 from bridge_profiling.analysis.session import connect
 from bridge_profiling.traces import cache, kineto
 from bridge_profiling.traces.cache import load
-from bridge_profiling.traces.discover import Capture
+from bridge_profiling.traces.discover import Capture, find_run
 from bridge_profiling.traces.seal import SEAL
-from tests.cli.conftest import folder, typed
-from tests.traces.conftest import contents, values, write_trace
+from tests.traces.conftest import contents, values
 from tests.traces.kineto_files import kernel
 from tests.traces.nsys_files import small_report
-
-__all__ = ["folder", "typed", "write_trace"]
 
 
 @pytest.fixture
@@ -32,7 +30,7 @@ def entry(capture, tmp_path):
 
 def _edit(name, change):
     def edit(entry):
-        path = entry / name
+        [path] = entry.glob(name)
         path.write_bytes(change(path.read_bytes()))
 
     return edit
@@ -48,10 +46,11 @@ def _other_rows(entry):
     cache.write_table(table.slice(0, 0), entry / "device_events.parquet")
 
 
-def _replaced(make):
+def _replaced(make, name="device_events.parquet"):
     def replace(entry):
-        (entry / "device_events.parquet").unlink()
-        make(entry / "device_events.parquet")
+        [path] = entry.glob(name)
+        path.unlink()
+        make(path)
 
     return replace
 
@@ -82,22 +81,12 @@ DAMAGE = {
 }
 
 
-def _in_answers(change):
-    """Damage the kept answers, next to the entry."""
-
-    def damage(entry):
-        [path] = entry.parent.glob("answers-*.arrow")
-        change(path)
-
-    return damage
-
-
+#: The kept answers, next to an entry.
+ANSWERS = "../answers-*.arrow"
 ANSWERS_DAMAGE = [
-    _in_answers(lambda path: path.write_bytes(path.read_bytes()[:-9])),
-    _in_answers(
-        lambda path: path.write_bytes(path.read_bytes().replace(b'"caveats":[', b'"caveats":[{"code":"x","text":"x"}', 1))
-    ),
-    _in_answers(lambda path: (path.unlink(), os.mkfifo(path))),
+    _edit(ANSWERS, lambda raw: raw[:-9]),
+    _edit(ANSWERS, lambda raw: raw.replace(b'"caveats":[', b'"caveats":[{"code":"x","text":"x"}', 1)),
+    _replaced(os.mkfifo, ANSWERS),
 ]
 
 
@@ -141,6 +130,26 @@ def test_a_file_that_changes_while_it_is_read_is_not_kept(capture, tmp_path, mon
         patch.setattr(kineto, "read", changed)
         assert load(capture, directory=tmp_path / "cache").entry is None
     assert values(load(capture, directory=tmp_path / "cache").device_events, "name") == ["x"]
+
+
+def test_a_damaged_capture_stays_damaged_in_the_cache(write_trace, tmp_path):
+    capture = Capture(write_trace([kernel("good", 1, 1), kernel("bad", 5, -1)]), "kineto", 0, "order")
+    first, second = [load(capture, directory=tmp_path / "cache").info.error for _ in range(2)]
+    assert first == second
+    assert str(capture.path) in first
+
+
+def test_the_cache_is_next_to_the_capture_where_possible_and_no_capture_itself(capture, monkeypatch):
+    monkeypatch.delenv(cache.DIRECTORY_VARIABLE, raising=False)
+    load(capture)
+    assert list(capture.path.parent.glob(f"{cache.FOLDER}/*/device_events.parquet"))
+    assert [each.path for each in find_run(capture.path.parent).captures] == [capture.path]
+
+
+def test_an_entry_is_whole_or_not_there(capture, tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "replace", mock.Mock(side_effect=OSError(28, "No space left on device")))
+    load(capture, directory=tmp_path / "cache")
+    assert list((tmp_path / "cache").iterdir()) == []
 
 
 def test_a_report_with_changes_that_are_pending_is_not_kept_nor_answered_from_an_entry(tmp_path):

@@ -54,28 +54,21 @@ WRITERS: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("write", WRITERS.values(), ids=WRITERS)
-def test_a_link_under_any_name_that_was_used_before_is_not_followed(root, secret, write, monkeypatch):
-    """The names that a first write used, and those of earlier releases, lead to the secret in a second one."""
+@pytest.mark.parametrize("to", ["secret", "missing"])
+def test_a_link_under_any_name_that_was_used_before_is_not_followed(root, secret, write, to, monkeypatch):
+    """In a second write, the file's own name, those that a first one used and those of earlier releases are links."""
     names, create, mkdir = set(), os.open, os.mkdir
     monkeypatch.setattr(os, "open", lambda path, *a, **k: (names.add(Path(path).name), create(path, *a, **k))[1])
     monkeypatch.setattr(os, "mkdir", lambda path, *a, **k: (names.add(Path(path).name), mkdir(path, *a, **k))[1])
     write(root / "file")
     monkeypatch.undo()
-    (root / "file").unlink()
     assert names
-    for name in {*names, ".file.tmp", f".file.{os.getpid()}.tmp", "file.tmp", f".file.{os.getpid()}.json"} - {"file"}:
-        assert not (root / name).exists()
-        (root / name).symlink_to(secret)
+    assert os.listdir(root) == ["file"]
+    (root / "file").unlink()
+    for name in {*names, "file", ".file.tmp", f".file.{os.getpid()}.tmp", "file.tmp", f".file.{os.getpid()}.json"}:
+        (root / name).symlink_to(secret.with_name(to))
     write(root / "file")
-    assert secret.read_text() == "secret"
-    assert not (root / "file").is_symlink()
-
-
-@pytest.mark.parametrize("write", WRITERS.values(), ids=WRITERS)
-@pytest.mark.parametrize("to", ["secret", "missing"])
-def test_a_link_in_place_of_a_file_is_replaced_or_kept_and_never_followed(root, secret, write, to):
-    (root / "file").symlink_to(secret.with_name(to))
-    write(root / "file")
+    assert (root / "file").is_symlink() == (write is WRITERS["create_exclusively"])
     assert secret.read_text() == "secret"
     assert not secret.with_name("missing").exists()
 
@@ -141,40 +134,32 @@ def test_a_forged_message_is_no_message(root, name, message, key, value):
     assert read() is None
 
 
-def _make(requests: RequestDirectory, how: str, content: dict, secret: Path) -> None:
-    path = requests.path / "request.json"
-    if how == "link":
-        secret.write_text(json.dumps(content))
-        path.symlink_to(secret)
-        return
-    if how in ("pipe", "directory"):
-        (os.mkfifo if how == "pipe" else os.mkdir)(path)
-        return
-    path.write_text(json.dumps(content) + " " * (1 << 17 if how == "long" else 0))
-    if how == "everyone":
-        path.chmod(0o666)
-    elif how == "stranger":
-        os.chown(path, STRANGER, STRANGER)
-    elif how == "owner":
-        os.chown(requests.root, STRANGER, STRANGER)
+def _to_stranger(*paths: Path) -> None:
+    for path in paths:
         os.chown(path, STRANGER, STRANGER)
 
 
 @pytest.mark.parametrize(
-    ("how", "reason"),
+    ("change", "reason"),
     [
-        ("own", ""), ("link", "symbolic link"), ("pipe", "not a regular file"), ("directory", "Is a directory"),
-        ("long", "bytes"), ("everyone", "can be written by every user"),
-        pytest.param("stranger", f"belongs to user {STRANGER}", marks=as_root), pytest.param("owner", "", marks=as_root),
+        (lambda path: None, ""),
+        (lambda path: path.symlink_to(path.rename(path.with_name("moved"))), "symbolic link"),
+        (lambda path: (path.unlink(), os.mkfifo(path)), "not a regular file"),
+        (lambda path: (path.unlink(), path.mkdir()), "Is a directory"),
+        (lambda path: path.write_text(path.read_text() + " " * (1 << 17)), "bytes"),
+        (lambda path: path.chmod(0o666), "can be written by every user"),
+        pytest.param(_to_stranger, f"belongs to user {STRANGER}", marks=as_root),
+        pytest.param(lambda path: _to_stranger(path, path.parents[1]), "", marks=as_root),
     ],
-)  # fmt: skip
-def test_a_request_counts_from_its_job_s_user_the_directory_s_owner_and_root(root, secret, how, reason):
+)
+def test_a_request_counts_from_its_job_s_user_the_directory_s_owner_and_root(root, change, reason):
     requests = RequestDirectory(root)
     requests.open()
-    _make(requests, how, asdict(REQUEST), secret)
+    (requests.path / "request.json").write_text(json.dumps(asdict(REQUEST)))
+    change(requests.path / "request.json")
     text, problem = requests.take()
     assert (bool(text), reason in problem, bool(problem)) == (not reason, True, bool(reason))
-    assert os.listdir(requests.path) == []
+    assert set(os.listdir(requests.path)) <= {"moved"}
 
 
 @pytest.mark.parametrize(
@@ -232,36 +217,35 @@ def test_a_training_whose_directory_others_can_write_to_says_so(run, caplog, mod
 # -- the lock of nsys --------------------------------------------------------------------------------------------------
 
 
-def _squat(folder: Path, how: str) -> None:
-    if how == "open":
-        folder.mkdir()
-        folder.chmod(0o777)
-    elif how == "stranger":
-        folder.mkdir(mode=0o700)
-        os.chown(folder, STRANGER, STRANGER)
-    elif how == "lock is a link":
-        folder.mkdir(mode=0o700)
-        (folder / "nsys.lock").symlink_to(folder.parent / "secret")
-
-
-@pytest.mark.parametrize("how", ["nothing", "open", pytest.param("stranger", marks=as_root), "lock is a link"])
-def test_the_lock_is_in_a_folder_of_this_user_alone_or_there_is_none(tmp_path, monkeypatch, capsys, how):
+@pytest.fixture
+def locks(tmp_path: Path, monkeypatch) -> Path:
+    """The folder of the lock, which is not there yet."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    folder = tmp_path / f"bridge_profiling-{os.getuid()}"
-    _squat(folder, how)
+    return tmp_path / f"bridge_profiling-{os.getuid()}"
+
+
+@pytest.mark.parametrize(
+    "squat",
+    [
+        lambda folder: (folder.mkdir(), folder.chmod(0o777)),
+        pytest.param(lambda folder: (folder.mkdir(mode=0o700), _to_stranger(folder)), marks=as_root),
+        lambda folder: (folder.mkdir(mode=0o700), (folder / "nsys.lock").symlink_to(folder.parent / "secret")),
+    ],
+    ids=["open", "stranger", "lock is a link"],
+)
+def test_there_is_no_lock_in_a_folder_that_is_not_this_user_s_alone(locks, capsys, squat):
+    squat(locks)
     with supervisor.one_start_at_a_time():
         pass
-    assert ("without waiting for other ranks" in capsys.readouterr().err) == (how != "nothing")
-    assert not (tmp_path / "secret").exists()
-    if how == "nothing":
-        assert (folder.stat().st_mode & 0o777, (folder / "nsys.lock").stat().st_mode & 0o777) == (0o700, 0o600)
+    assert "without waiting for other ranks" in capsys.readouterr().err
+    assert not locks.with_name("secret").exists()
 
 
-def test_a_lock_that_is_held_keeps_others_waiting_but_not_forever(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+def test_a_lock_that_is_held_keeps_others_waiting_but_not_forever(locks, monkeypatch, capsys):
     with supervisor.one_start_at_a_time():
         pass
-    with open(tmp_path / f"bridge_profiling-{os.getuid()}" / "nsys.lock") as held:
+    assert (locks.stat().st_mode & 0o777, (locks / "nsys.lock").stat().st_mode & 0o777) == (0o700, 0o600)
+    with open(locks / "nsys.lock") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         release = threading.Timer(0.5, fcntl.flock, (held, fcntl.LOCK_UN))
         release.start()

@@ -11,6 +11,7 @@ import pytest
 
 from bridge_profiling.monitor import server
 from bridge_profiling.monitor.outputs import Prometheus
+from tests.system.jobs import wait_until
 
 
 @pytest.fixture
@@ -25,14 +26,6 @@ def port(monkeypatch):
 
 def _descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
-
-
-def _until(condition, what: str) -> None:
-    for _ in range(600):
-        if condition():
-            return
-        threading.Event().wait(0.05)
-    raise AssertionError(what)
 
 
 @pytest.mark.parametrize(
@@ -53,9 +46,9 @@ def test_many_clients_that_stay_take_few_descriptors_and_are_gone_soon(port, fir
 
     send(first)
     few = server.MAX_CONNECTIONS + server.MetricsServer.request_queue_size
-    _until(lambda: _descriptors() - before - len(clients) <= few, "connections are unbounded")
+    wait_until(lambda: _descriptors() - before - len(clients) <= few, 30, lambda: "connections are unbounded")
     assert threading.active_count() - threads <= server.MAX_CONNECTIONS
-    _until(gone, "connections stay open")
+    wait_until(gone, 30, lambda: "connections stay open")
     for client in clients:
         client.close()
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:

@@ -12,8 +12,6 @@ from bridge_profiling.traces.discover import find_run
 from tests.cli.conftest import folder, typed, write
 from tests.traces.kineto_files import document, steps
 
-__all__ = ["folder", "typed"]
-
 RANK = "run/rank-1.json.gz"
 
 

@@ -2,17 +2,16 @@
 
 import gzip
 import json
+from random import Random
 
 import pytest
 
 from bridge_profiling.analysis.findings import Confidence
+from bridge_profiling.errors import TraceError
 from bridge_profiling.traces import kineto
 from bridge_profiling.traces.kineto.recut import recut
-from tests.cli.conftest import folder, typed
-from tests.traces.conftest import caveats, values, write_trace
+from tests.traces.conftest import caveats, values
 from tests.traces.kineto_files import call, complete, document, kernel, steps
-
-__all__ = ["folder", "typed", "write_trace"]
 
 STEPS = 15
 
@@ -149,27 +148,68 @@ def test_the_text_of_a_large_trace_with_one_bad_character_is_read_once(write_tra
     assert sum(searched) < 3 << 20
 
 
+@pytest.mark.parametrize(
+    ("name", "damage", "rows", "said"),
+    [
+        ("rank-3.json.gz", lambda raw: raw[: len(raw) // 2], range(500, 1500), "is cut off"),
+        ("rank-3.json.gz", lambda raw: raw[:-1] + bytes([raw[-1] ^ 0xFF]), [2000], "is damaged"),
+        ("rank-3.json", lambda raw: raw[: len(raw) // 2], range(900, 1100), "is cut off"),
+    ],
+    ids=["gzip cut off", "wrong checksum", "JSON cut off"],
+)
+def test_a_damaged_trace_keeps_what_comes_before_the_damage(write_trace, name, damage, rows, said):
+    random = Random(0)
+    path = write_trace([kernel(f"k{random.random()}", 10 * number, 5) for number in range(2000)], name)
+    path.write_bytes(damage(path.read_bytes()))
+    tables = kineto.read(path)
+    assert tables.device_events.num_rows in rows
+    assert f"{path} {said}" in tables.info.error
+    assert (tables.info.partial, tables.info.rank) == (True, 3)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{}", b"[1, 2", b'{"traceEvents": [1, "x", null]}', b'[{"ph": "C"}]', b"\x1f\x8b\x08\x00junk", b"\xfd7zXZ\0junk",
+     b"not json", b'{"traceEvents": 5}', b'[{"ph": "X", "cat": "kernel", "name": "k", "ts": null, "dur": 1}]',
+     b'[{"ph": "X", "cat": "kernel", "name": "k", "ts": 1e300, "dur": 1}]', b"[" * 100_000, b"[" + b'{"a":' * 100_000],
+)  # fmt: skip
+def test_what_holds_no_event_is_one_error_that_names_the_file(tmp_path, content):
+    path = tmp_path / "rank-0.json"
+    path.write_bytes(content)
+    with pytest.raises(TraceError, match=str(path)):
+        kineto.read(path)
+
+
+def test_a_missing_file_and_a_directory_are_errors_that_name_them(tmp_path):
+    for path in (tmp_path / "none.json", tmp_path):
+        with pytest.raises(TraceError, match=f"{path} cannot be read"):
+            kineto.read(path)
+
+
+def test_iterations_that_go_back_in_time_are_an_error(write_trace):
+    path = write_trace([complete("user_annotation", f"ProfilerStep#{step}", 1000 - 100 * step, 90) for step in (1, 2)])
+    with pytest.raises(TraceError, match=rf"{path}.*backwards"):
+        kineto.read(path)
+
+
 # What a run says of a rank that is not judged.
 
 
-@pytest.mark.parametrize("form", ["--json", "terminal"])
-def test_a_rank_that_lost_too_much_is_not_judged(folder, typed, form):
+def test_a_rank_that_lost_too_much_is_not_judged(folder, typed):
     for number, damage, count in ((0, EVENTS["a list as duration"], 3), (1, None, 0)):
         (folder / "run" / f"rank-{number}.json.gz").write_bytes(gzip.compress(json.dumps(rank(number, damage, count)).encode()))
     said = "rank-0.json.gz: 3 of its 15 device events could not be used, so rank 0 is not judged"
-    for command in (["analyze"], ["report", "-o", "page.html"]):
-        done = typed(*command, "run", *(["--json"] if form == "--json" else []))
-        assert (done.returncode, said in done.stderr) == (1, True)
+    for command in (["analyze", "run"], ["report", "run", "-o", "page.html"]):
+        shown, as_json = typed(*command), typed(*command, "--json")
+        assert [(done.returncode, said in done.stderr) for done in (shown, as_json)] == [(1, True)] * 2
     assert said in (folder / "page.html").read_text()
-    if form == "--json":
-        answer = json.loads(done.stdout)
-        assert [(each["judged"], each["lost"]["device"]) for each in answer["ranks"]] == [(False, 3), (True, 0)]
-        assert {tuple(finding["ranks"]) for finding in answer["findings"]} == {(1,)}
-        assert {finding["confidence"] for finding in answer["findings"]} <= {Confidence.medium, Confidence.low}
-        assert all("rank 0 lost too many device events" in each["confidence_reason"] for each in answer["findings"])
-        assert [row["rank"] for row in answer["budget"]["ranks"]] == [1]
-    else:
-        assert "Rank 0 is not judged: 3 of 15 device events could not be used." in done.stdout
+    assert "Rank 0 is not judged: 3 of 15 device events could not be used." in shown.stdout
+    answer = json.loads(as_json.stdout)
+    assert [(each["judged"], each["lost"]["device"]) for each in answer["ranks"]] == [(False, 3), (True, 0)]
+    assert {tuple(finding["ranks"]) for finding in answer["findings"]} == {(1,)}
+    assert {finding["confidence"] for finding in answer["findings"]} <= {Confidence.medium, Confidence.low}
+    assert all("rank 0 lost too many device events" in each["confidence_reason"] for each in answer["findings"])
+    assert [row["rank"] for row in answer["budget"]["ranks"]] == [1]
 
 
 def test_a_run_of_unjudged_ranks_has_no_verdict(folder, typed):

@@ -15,12 +15,11 @@ from bridge_profiling.bench import results
 from bridge_profiling.errors import ProfilingConfigError, TraceError
 from bridge_profiling.manifest import read_manifest
 from bridge_profiling.traces import bounds, kineto
+from bridge_profiling.traces.kineto import stream
 from bridge_profiling.traces.memory import snapshot
 from bridge_profiling.traces.nsys import tables as nsys
-from tests.traces.conftest import values, write_trace
+from tests.traces.conftest import values
 from tests.traces.kineto_files import call, complete, document, kernel, steps
-
-__all__ = ["write_trace"]
 
 READERS = {
     "rank-0.json": kineto.read,
@@ -54,6 +53,28 @@ def test_one_ratio_for_every_reader_and_packing(tmp_path, name, pack):
     (tmp_path / name).write_bytes(pack(b'{"traceEvents": [' + bytes(40 << 20)))
     with pytest.raises(TraceError, match=f"{name} is refused: it unpacks to more than 200 times its size"):
         READERS[name](tmp_path / name)
+
+
+@pytest.mark.parametrize("name", ["rank-0.json.xz", "rank-0.sqlite.xz", "rank-0.pickle.xz"])
+def test_a_packed_file_that_is_cut_off_is_one_error_that_names_it(tmp_path, name):
+    (tmp_path / name).write_bytes(lzma.compress(bytes(100))[:-20])
+    with pytest.raises(TraceError, match=f"{name} is cut off"):
+        READERS[name](tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("limits", "why"),
+    [
+        ({"KINETO": bounds.Bounds(max_bytes=1000)}, "is refused"),
+        ({"PIECE_BYTES": 1 << 10, "MAX_PART_BYTES": 1 << 14}, "is not a trace: one event is larger"),
+    ],
+)
+def test_a_trace_and_an_event_larger_than_the_limit_are_refused(write_trace, monkeypatch, limits, why):
+    for name, limit in limits.items():
+        monkeypatch.setattr(stream, name, limit)
+    path = write_trace([kernel("k", 1, 1, text="x" * (1 << 16))], "rank-0.json")
+    with pytest.raises(TraceError, match=f"{path} {why}"):
+        kineto.read(path)
 
 
 def test_an_xz_file_that_asks_for_gigabytes_of_memory_is_refused(tmp_path):

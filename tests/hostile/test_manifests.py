@@ -11,10 +11,7 @@ from bridge_profiling.errors import TraceError
 from bridge_profiling.manifest import RankCapture, read_manifest
 from bridge_profiling.run import Run
 from bridge_profiling.traces.discover import find_run
-from tests.cli.conftest import folder, typed
 from tests.hostile.runs import FOLDER, change_manifest, manifest_of, trace_of, write_run
-
-__all__ = ["folder", "typed"]
 
 _ARTIFACT = "profilers__0__artifacts__0__path"
 
@@ -29,7 +26,7 @@ def _nested(depth):
 
 
 @pytest.mark.parametrize(
-    ("changed", "entry"),
+    ("change", "entry"),
     [
         ({"status": "done"}, "manifest.status"),
         ({"host": "\ud800"}, "manifest.host"),
@@ -46,35 +43,21 @@ def _nested(depth):
         ({"durations_ns__duration_ns": [-1] * 9}, "durations_ns"),
         ({"garbage_collection__collections": [1]}, "garbage_collection"),
         ({"schema_version": 2}, "newer release: its schema version is 2"),
+        (lambda path: path.write_bytes(b"\0" * 512), ""),
+        (lambda path: path.write_bytes(path.read_bytes()[:-30]), ""),
+        (lambda path: path.write_bytes(b"[" * 100_000), ""),
+        (lambda path: (path.unlink(), path.symlink_to("nowhere")), ""),
+        (lambda path: (path.unlink(), path.mkdir()), ""),
+        (lambda path: (path.unlink(), os.mkfifo(path)), ""),
     ],
 )
-def test_a_manifest_that_no_rank_wrote_is_refused_by_name(run, changed, entry):
-    change_manifest(run, 1, **changed)
-    with pytest.raises(TraceError, match=f"{manifest_of(run, 1)} is (not )?a manifest.*{entry}"):
+def test_a_manifest_that_no_rank_wrote_is_refused_by_name(run, change, entry):
+    change(manifest_of(run, 1)) if callable(change) else change_manifest(run, 1, **change)
+    with pytest.raises(TraceError, match=f"{manifest_of(run, 1)} is (not )?a (manifest|regular file).*{entry}"):
         read_manifest(manifest_of(run, 1))
     found = find_run(run)
     assert [capture.manifest is None for capture in found.captures] == [False, True]
     assert ("manifest_unreadable", str(manifest_of(run, 1))) in [(each.code, each.file) for each in found.caveats]
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda path: path.write_bytes(b"\0" * 512),
-        lambda path: path.write_bytes(path.read_bytes()[:-30]),
-        lambda path: path.write_bytes(b"[" * 100_000),
-        lambda path: (path.unlink(), path.symlink_to("nowhere")),
-        lambda path: (path.unlink(), path.mkdir()),
-        lambda path: (path.unlink(), os.mkfifo(path)),
-    ],
-    ids=["zeros", "cut", "nested", "dangling", "directory", "pipe"],
-)
-def test_a_manifest_that_cannot_be_read_is_named_by_the_report(typed, run, make):
-    make(manifest_of(run, 1))
-    done = typed("report", "two", "--no-page")
-    assert done.returncode == 0
-    assert "two/manifest/iter-0-2/rank-1.json is not a" in done.stdout
-    assert "Both ranks" in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,12 @@ from bridge_profiling.traces.bounds import MAX_NAME
 from bridge_profiling.traces.nsys import database
 from bridge_profiling.traces.nsys import tables as nsys
 from tests.traces.conftest import caveats
-from tests.traces.nsys_files import KERNEL, nccl_report, small_report
+from tests.traces.nsys_files import KERNEL, THREAD, Report, nccl_report, small_report
 
 ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i AS id, 'x' AS value FROM n"
 COPIED = f"CREATE TABLE old AS SELECT * FROM {KERNEL}; DROP TABLE {KERNEL}"
+
+ITERATION = f"INSERT INTO NVTX_EVENTS (eventType, globalTid, text, start, end) VALUES (59, {THREAD}"
 
 #: What is done to a report, and what its error says.
 REFUSED = {
@@ -29,6 +31,10 @@ REFUSED = {
     ),
     "kernels without names": (f"ALTER TABLE {KERNEL} DROP COLUMN demangledName", "neither demangledName nor shortName"),
     "kernels without start": (f"ALTER TABLE {KERNEL} DROP COLUMN start", f"{KERNEL} has no column start"),
+    "times far in the future": (f"UPDATE {KERNEL} SET start = {1 << 61}, end = {1 << 61} + 10", "times are not nanoseconds"),
+    "times far in the past": (f"UPDATE {KERNEL} SET start = -{1 << 61}, end = 10 - {1 << 61}", "times are not nanoseconds"),
+    "an enormous device": (f"UPDATE {KERNEL} SET deviceId = {1 << 40}", ""),
+    "iterations backwards": (f"{ITERATION}, 'iteration_3', 0, 9); {ITERATION}, 'iteration_2', 10, 19)", "do not follow"),
     "texts as times": (f"UPDATE {KERNEL} SET start = 'soon'", f"{KERNEL}.start holds something other than integers"),
     "an enormous text": (f"UPDATE {KERNEL} SET start = printf('%.*c', 1000000, 'x')", "holds something other than integers"),
 }
@@ -71,6 +77,12 @@ def report(tmp_path):
 def test_a_report_without_what_names_its_work_is_an_error_that_says_so(report, sql, why):
     path = report(sql)
     with pytest.raises(TraceError, match=f"{path} cannot be read: .*{why}"):
+        nsys.read(path)
+
+
+def test_a_report_without_events_is_an_error_that_names_it(tmp_path):
+    path = Report().add("users", name="x", password=None).write(tmp_path / "rank-1.sqlite")
+    with pytest.raises(TraceError, match=f"{path} holds no event"):
         nsys.read(path)
 
 

@@ -1,9 +1,6 @@
 """What is typed keeps its text in a text field, and is refused as a number in a notation that YAML alone reads so."""
 
-import subprocess
-import sys
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -118,18 +115,3 @@ def test_what_grows_beyond_all_bounds_is_one_error(text, name):
     with pytest.raises(ProfilingConfigError) as refused:
         given(f"s.{name}={text}")
     assert len(str(refused.value)) < 1000
-
-
-@pytest.mark.integration
-def test_a_hook_that_is_opened_before_torch_says_so_once(tmp_path):
-    code = """
-from bridge_profiling import ProfilingConfig
-from bridge_profiling.capture import ProfilingHook
-for _ in range(2):
-    with ProfilingHook(ProfilingConfig(use_pytorch_profiler=True, on_demand=False), rank=0, output_dir="profiles") as hook:
-        with hook.iteration(0):
-            pass
-"""
-    environ = {"PYTHONPATH": str(Path(__file__).parents[2])}
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environ, capture_output=True, text=True, check=True)
-    assert done.stderr.count("before torch was imported") == 1

@@ -11,6 +11,7 @@ import pytest
 
 from bridge_profiling.config import ProfilingConfig
 from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.nsys.command import prefix_command
 from bridge_profiling.overrides import apply_overrides
 from bridge_profiling.plugins import NsysPlugin, PyTorchProfilerPlugin
 from bridge_profiling.plugins.task import STARTS_NSYS_KEY
@@ -36,8 +37,9 @@ if name == "hostname":
 elif name == "scontrol":
     print("node1")
 elif name == "nsys" and "--help" in arguments:
-    print("--gpu-metrics-devices= --trace --output --export --cuda-graph-trace --duration --env-var --nvtx-capture --sample")
-elif name == "nsys" and "--gpu-metrics-devices=help" in arguments:
+    # An older one: it knows --gpu-metrics-devices as --gpu-metrics-device, and no --cuda-event-trace.
+    print("--gpu-metrics-device= --trace --output --export --cuda-graph-trace --duration --env-var --nvtx-capture --sample")
+elif name == "nsys" and "--gpu-metrics-device=help" in arguments:
     print("devices:\n  0: a GPU")
 elif name == "srun":
     # As srun does: its own options come first, some with a value of their own.
@@ -68,7 +70,8 @@ def programs(tmp_path: Path, monkeypatch):
             "SLURM_JOB_NODELIST": "node1",
             "HOME": str(tmp_path),
         }
-        subprocess.run(command, env=environ, cwd=tmp_path, check=True, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(command, env=environ, cwd=tmp_path, check=True, capture_output=True, text=True, timeout=120)
+        (tmp_path / "stderr").write_text(done.stderr)
         for line in log.read_text().splitlines():
             name, *arguments = json.loads(line)
             calls.setdefault(name, []).append(arguments)
@@ -113,9 +116,21 @@ def test_every_argument_of_nsys_and_of_the_script_arrives_as_one(programs, tmp_p
     executor = slurm("me", ntasks_per_node=2, launcher=case["launcher"], container_image=case["image"], venv="/venv")
     script = batch_script(tmp_path / "home", executor, _task(case["task"]), [_plugin(case)])
     calls = programs("bash", str(script))
-    _check_calls(calls, case, prefixed=case["task"] != "own nsys" and case["launcher"] != "ft")
+    prefixed = case["task"] != "own nsys" and case["launcher"] != "ft"
+    _check_calls(calls, case, prefixed=prefixed)
+    said = (tmp_path / "stderr").read_text()
+    left_out = "this nsys does not know --cuda-event-trace: left out --cuda-event-trace=false"
+    assert (left_out in said, "nsys left no report under" in said) == (prefixed, prefixed)
     (container,) = {one for arguments in calls["srun"] for one in arguments if "nvcr.io" in one} or {None}
     assert container == case["image"]
+
+
+@pytest.mark.integration
+def test_an_empty_last_argument_is_dropped(programs):
+    """NeMo-Run adds it."""
+    prefix = prefix_command(["profile", "--trace", "nvtx", "$GPU_METRICS_FLAG"], gpu_metrics="")
+    calls = programs("bash", *prefix, "python", "a b.py", "")
+    assert calls["nsys"][-1] == ["profile", "--trace=nvtx", "python", "a b.py"]
 
 
 def _check_calls(calls: dict[str, list[list[str]]], case: dict[str, object], *, prefixed: bool) -> None:
@@ -126,9 +141,9 @@ def _check_calls(calls: dict[str, list[list[str]]], case: dict[str, object], *, 
     if prefixed:
         application = next(place for place, one in enumerate(arguments) if os.path.basename(one) == launched)
         options, arguments = arguments[:application], arguments[application + 1 :]
-        assert not [one for one in options if "FLAG" in one or one == ""]
+        assert not [one for one in options if "FLAG" in one or "cuda-event-trace" in one or one == ""]
         gpus = {"all"} if case["launcher"] else {"1"}
-        sampled = {one.partition("=")[2] for one in options if one.startswith("--gpu-metrics-device")}
+        sampled = {one.partition("=")[2] for one in options if one.startswith("--gpu-metrics-device=")}
         assert sampled == (gpus if case["nsys_gpu_metrics"] else set())
         assert options.count("--export=sqlite") == case["export_sqlite"]
         assert options[options.index("-t") + 1] == ",".join(case["nsys_trace"] or ["nvtx", "cuda"])

@@ -13,11 +13,8 @@ from bridge_profiling.monitor.outputs import Terminal
 from bridge_profiling.printable import printable
 from bridge_profiling.report.terminal import print_tables
 from bridge_profiling.report.views import Cell, TableView
-from tests.cli.conftest import folder, typed
 from tests.hostile.runs import change_manifest, write_run
 from tests.traces.kineto_files import write_ranks_called
-
-__all__ = ["folder", "typed"]
 
 #: What a terminal would obey, and what reorders, hides or breaks a line.
 HOSTILE = {
@@ -100,24 +97,16 @@ def test_an_argument_is_repeated_in_errors_without_its_controls(typed, capsys, m
     assert "\\x1b" in shown[-1]
 
 
-def test_a_manifest_cannot_type_on_the_terminal(typed, folder):
-    run = write_run(folder / "two")
+def test_a_manifest_and_a_path_cannot_type_on_the_terminal(typed, folder):
+    run = write_run(folder / "two\x1b[31m\u202e\x9b")
     hostile = "".join(HOSTILE.values())
     change_manifest(run, 1, host=hostile, status="partial", reason=hostile, command=[hostile], coordinates={hostile: [0, 1]})
     change_manifest(run, 0, rank=1, **{"window": hostile})
-    for command in (("report", "two", "-o", "page.html"), ("analyze", "two"), ("merge", "two", "-o", "all.json")):
+    for command in (("report", run.name, "-o", "page.html"), ("analyze", run.name), ("merge", run.name, "-o", "all.json")):
         done = typed(*command)
         assert done.returncode == 0
         assert not _unsafe(done.stdout + done.stderr)
     assert not _unsafe((folder / "page.html").read_text(), allowed="\n\t")
-
-
-def test_a_path_cannot_type_on_the_terminal(typed, folder):
-    hostile = "run\x1b[31m\u202e\x9b"
-    (folder / "run").rename(folder / hostile)
-    for command in ("report", "analyze", "merge"):
-        done = typed(command, hostile, *(["-o", "page.html"] if command != "analyze" else []))
-        assert (done.returncode, _unsafe(done.stdout + done.stderr)) == (0, set())
 
 
 def test_logs_of_ranks_and_of_the_monitor_are_lines_of_text(capsys):

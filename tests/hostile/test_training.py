@@ -79,12 +79,9 @@ FACTS = [
 
 
 def test_facts_of_any_type_are_written(run):
-    with ProfilingHook(run.config(1, 2), rank=0, output_dir=run.root) as hook:
-        hook.facts |= {"cycle": CYCLE, "large": torch.zeros(100_000), "lock": threading.Lock()}
-        hook.facts |= {str(number): fact for number, (fact, _) in enumerate(FACTS)}
-        for iteration in range(3):
-            with hook.iteration(iteration):
-                pass
+    facts = {"cycle": CYCLE, "large": torch.zeros(100_000), "lock": threading.Lock()}
+    facts |= {str(number): fact for number, (fact, _) in enumerate(FACTS)}
+    run.train(run.config(1, 2), range(3), between=lambda iteration, hook: hook.facts.update(facts))
     found = run.manifest("iter-1-2")
     assert found["status"] == "complete"
     assert [found["framework"][str(number)] for number in range(len(FACTS))] == [written for _, written in FACTS]

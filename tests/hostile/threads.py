@@ -16,7 +16,6 @@ from torch.profiler import profile
 
 from bridge_profiling import ProfilingConfig
 from bridge_profiling.capture import ProfilingHook
-from bridge_profiling.easy import auto_profile
 
 
 def work() -> None:
@@ -36,9 +35,8 @@ def loop(hook: ProfilingHook, iterations: Iterable[int], inside: Callable[[int],
             work()
 
 
-def hooked(*settings: str) -> ProfilingHook:
-    flags = dict.fromkeys(settings, True)
-    config = ProfilingConfig(use_pytorch_profiler=True, profile_step_start=2, profile_step_end=4, **flags)
+def hooked() -> ProfilingHook:
+    config = ProfilingConfig(use_pytorch_profiler=True, profile_step_start=2, profile_step_end=4)
     return ProfilingHook(config, rank=0, output_dir="profiles")
 
 
@@ -124,23 +122,6 @@ def a_stop_that_fails() -> None:
         loop(hook, range(8))
 
 
-def four_threads_with_auto_profile() -> None:
-    """The first caller is profiled, and the others are told once."""
-    step = auto_profile(warmup=2, iterations=2, output_dir="profiles", summary=False)(work)
-    start = threading.Barrier(4)
-
-    def run() -> None:
-        start.wait()
-        for _ in range(6):
-            step()
-
-    threads = [threading.Thread(target=run) for _ in range(4)]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join()
-
-
 CASES = {
     # Status of the window and what its reason says.
     opened_elsewhere: ("failed", "opened in Thread-1 (loop) and ended in MainThread"),
@@ -152,7 +133,6 @@ CASES = {
     ranges_for_itt: ("failed", "another profiler was started"),
     a_stop_that_fails: ("failed", "it did not stop"),
     a_stop_without_a_start: ("failed", "other code of this process has ended the recording"),
-    four_threads_with_auto_profile: ("complete", ""),
 }
 
 

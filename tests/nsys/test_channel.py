@@ -6,21 +6,10 @@ from dataclasses import replace
 import pytest
 
 from bridge_profiling.errors import CaptureError
-from bridge_profiling.nsys.channel import CHANNEL_VARIABLE, Capture, Channel, Delivery, Spec, Training
+from bridge_profiling.nsys.channel import CHANNEL_VARIABLE, Capture, Channel, Spec, Training
 
 PATHS = {"nsys": ["nsys", "profile"], "command": ["python", "train.py"], "report": "report.nsys-rep"}
 SPEC = Spec(rank=0, supervisor=1, notes=[], export_sqlite=False, captures=2, reports_with_range=False, **PATHS)
-
-
-def test_a_message_is_read_as_it_was_written_and_a_damaged_one_is_none(tmp_path):
-    channel = Channel(tmp_path)
-    assert channel.read(Spec) is None
-    for message, number in ((SPEC, None), (Delivery(["a.nsys-rep"], "no SQLite file"), 2)):
-        channel.write(message, number)
-        assert channel.read(type(message), number) == message
-    assert channel.read(Delivery, 1) is None
-    (tmp_path / "training.json").write_text('{"pid": 1, "more": 2}')
-    assert channel.read(Training) is None
 
 
 def test_captures_are_numbered_and_one_that_never_stopped_is_replaced(tmp_path):
@@ -36,8 +25,11 @@ def test_captures_are_numbered_and_one_that_never_stopped_is_replaced(tmp_path):
 
 
 def test_a_process_that_the_training_started_has_no_channel(tmp_path):
+    """A message that is damaged is none."""
     channel, environ = Channel(tmp_path), {CHANNEL_VARIABLE: str(tmp_path)}
     assert Channel.of_this_process({}) is None
+    assert Channel.of_this_process(environ) == channel
+    (tmp_path / "training.json").write_text(f'{{"pid": {os.getppid()}, "more": 2}}')
     assert Channel.of_this_process(environ) == channel
     for pid, expected in ((os.getpid(), channel), (os.getppid(), None)):
         channel.write(Training(pid))

@@ -1,7 +1,6 @@
 """The command lines of nsys, fitted to the nsys of a machine; tests/system/test_nsys.py runs them with a real one."""
 
 import os
-import subprocess
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,29 +13,12 @@ from bridge_profiling.config import ProfilingConfig
 from bridge_profiling.errors import CaptureError, ProfilingConfigError
 from bridge_profiling.nsys import command as nsys_command
 from bridge_profiling.nsys import launch as nsys_launch
-from bridge_profiling.nsys.command import (
-    DIRECTIVES_VARIABLE,
-    NsysVersion,
-    captures_of,
-    directives,
-    find_nsys,
-    prefix_command,
-    reports_with_range,
-)
 
 ALL = "--trace --output --sample --cpuctxsw --cuda-graph-trace --force-overwrite --kill --wait --capture-range"
 ALL += " --capture-range-end --nvtx-capture --delay --export"
-OLD = NsysVersion("/opt/nsys", "2024.2", frozenset([*ALL.split(), "--gpu-metrics-device"]))
-NEW = NsysVersion("/opt/nsys", "2025.5", frozenset([*ALL.split(), "--gpu-metrics-devices", "--cuda-event-trace"]))
-DETACHES = NsysVersion("/opt/nsys", "2024.2.3.38-242334140272v0", OLD.options)
-
-#: Stands in for an nsys of 2024: prints its version, the options it knows, the GPUs it samples, and its arguments.
-NSYS = """#!/bin/bash
-if [[ "$1" == --version ]]; then echo NVIDIA Nsight Systems version 2024.2.3.38; exit; fi
-if [[ "$2" == --help ]]; then printf '\\t-t, --trace=\\n\\t--sample=<how>\\n\\t--gpu-metrics-device=\\n'; exit; fi
-if [[ "$2" == *=help ]]; then printf 'Possible values of %s are:\\n\\t0: a GPU\\n' "$2"; exit; fi
-printf '%s\\n' "$@"
-"""
+OLD = nsys_command.NsysVersion("/opt/nsys", "2024.2", frozenset([*ALL.split(), "--gpu-metrics-device"]))
+NEW = nsys_command.NsysVersion("/opt/nsys", "2025.5", frozenset([*ALL.split(), "--gpu-metrics-devices", "--cuda-event-trace"]))
+DETACHES = nsys_command.NsysVersion("/opt/nsys", "2024.2.3.38-242334140272v0", OLD.options)
 
 DEVICES = "Possible --gpu-metrics-device values are:\n\t0: NVIDIA H100 80GB\n\t3: NVIDIA H100 80GB\n\tall: Select all\n"
 REFUSED = (
@@ -50,30 +32,19 @@ def command(version=NEW, cuda=True, **settings):
     return nsys_command.profile_command(request, version, report=Path("/out/report"))
 
 
-@pytest.fixture
-def program(tmp_path, monkeypatch):
-    """Puts a program called nsys on PATH."""
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-
-    def write(text):
-        (tmp_path / "nsys").write_text(text)
-        (tmp_path / "nsys").chmod(0o755)
-
-    return write
-
-
-def test_a_version_and_its_options_are_as_the_program_prints_them(program, monkeypatch):
+def test_a_version_and_its_options_are_as_the_program_prints_them(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(CaptureError, match="not on PATH here"):
-        find_nsys()
-    program("")
+        nsys_command.find_nsys()
+    monkeypatch.setattr("shutil.which", lambda name: f"/opt/{name}")
     version, known = "NVIDIA Nsight Systems version 2024.2.3.38", "\t-t, --trace=\n\t--sample=<how>\n\t--gpu-metrics-device=\n"
     answers = {}
     monkeypatch.setattr(nsys_command, "run_nsys", lambda executable, *arguments: answers[arguments[-1]])
     for answers["--version"], answers["--help"] in (("hello", known), (version, "--sample=<how>"), ("hello", "hello")):
         with pytest.raises(CaptureError, match="does not answer as nsys does"):
-            find_nsys()
+            nsys_command.find_nsys()
     answers |= {"--version": version, "--help": known}
-    found = find_nsys()
+    found = nsys_command.find_nsys()
     assert (found.text, found.options) == ("2024.2.3.38", {"--trace", "--sample", "--gpu-metrics-device"})
 
 
@@ -175,7 +146,8 @@ def test_options_that_cannot_work_are_refused_before_anything_starts():
     ],
 )
 def test_cupti_is_detached_after_the_only_capture_unless_the_user_says_otherwise(version, settings, own, expected):
-    assert directives(version, command(version, **settings)[0][2:], {DIRECTIVES_VARIABLE: own}) == expected
+    options, environ = command(version, **settings)[0][2:], {nsys_command.DIRECTIVES_VARIABLE: own}
+    assert nsys_command.directives(version, options, environ) == expected
 
 
 @pytest.mark.parametrize(
@@ -190,7 +162,7 @@ def test_cupti_is_detached_after_the_only_capture_unless_the_user_says_otherwise
 def test_a_rank_starts_nsys_once_and_sets_its_directives_if_there_is_cuda(cuda, variable, expected, monkeypatch, tmp_path):
     started = []
     monkeypatch.setattr(nsys_launch, "find_nsys", lambda: DETACHES)
-    monkeypatch.setattr(os, "execv", lambda path, arguments: started.append(os.environ.get(DIRECTIVES_VARIABLE)))
+    monkeypatch.setattr(os, "execv", lambda path, arguments: started.append(os.environ.get(nsys_command.DIRECTIVES_VARIABLE)))
     monkeypatch.setenv(variable, "1")
     monkeypatch.setattr(os, "environ", {**os.environ, "BRIDGE_PROFILING_DIR": str(tmp_path)})
     monkeypatch.setattr("sys.orig_argv", ["python", "train.py"])
@@ -246,37 +218,13 @@ def test_a_report_is_complete_when_no_process_writes_it(writers, written, messag
     assert (len(writers), len(list(commands))) == (0, 1 if written else 0)
 
 
-@pytest.mark.integration
-@pytest.mark.parametrize(("gpu_metrics", "sampled"), [("", []), ("all", ["all"]), ("local", ["3"])])
-def test_the_prefix_fits_options_and_drops_the_empty_argument(gpu_metrics, sampled, program, tmp_path):
-    program(NSYS)
-    prefix = ["profile", "-s", "none", "-o", f"{tmp_path}/reports/profile_%p", "--trace", "nvtx"]
-    prefix += ["--gpu-metrics-devices=0", "--cuda-event-trace=false", "$GPU_METRICS_FLAG"]
-    command = ["bash", *prefix_command(prefix, gpu_metrics=gpu_metrics), "python", "a b.py", ""]
-    environment = {"PATH": os.environ["PATH"], "SLURM_LOCALID": "3"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
-    fitted = ["profile", "-s", "none", "-o", f"{tmp_path}/reports/profile_%p", "--trace=nvtx", "--gpu-metrics-device=0"]
-    assert done.stdout.splitlines() == [*fitted, *(f"--gpu-metrics-device={device}" for device in sampled), "python", "a b.py"]
-    assert "this nsys does not know --cuda-event-trace: left out --cuda-event-trace=false" in done.stderr
-    assert "nsys left no report under" in done.stderr
-    assert list((tmp_path / "reports").iterdir()) == []
-
-
 @pytest.mark.parametrize(
-    ("options", "captures", "at_the_end_of_a_range"),
+    ("options", "captures", "at_its_end"),
     [("", 1, True), ("-end=repeat:3", 3, True), ("-end=stop", 1, True), ("-end=none", 1, False)],
 )
-def test_options_say_how_many_ranges_are_captured_and_when_the_report_is_written(options, captures, at_the_end_of_a_range):
+def test_options_say_how_many_ranges_are_captured_and_when_the_report_is_written(options, captures, at_its_end):
     arguments = ["--capture-range=nvtx", *([f"--capture-range{options}"] if options else [])]
-    assert (captures_of(arguments), reports_with_range(arguments)) == (captures, at_the_end_of_a_range)
-
-
-@pytest.mark.parametrize(
-    ("output", "reports", "place"),
-    [("/mine/all", Path("/runs"), "/mine/all_w"), (None, Path("/runs"), "/runs/w_%p"), (None, None, "w_%p")],
-)
-def test_ray_gets_options_without_dashes_and_a_report_for_each_worker(output, reports, place):
-    given = [("env-var", "A=1"), ("y", "5"), *([("o", output)] if output else [])]
-    options, warnings = nsys_command.ray_options(given, cuda=True, report="w", reports=reports, version=None)
-    expected = {"env-var": "A=1", "delay": "5", "trace": "cuda,nvtx", "capture-range-end": "stop", "o": place}
-    assert ({name: options[name] for name in expected}, warnings) == (expected, [])
+    assert (nsys_command.captures_of(arguments), nsys_command.reports_with_range(arguments)) == (
+        captures,
+        at_its_end,
+    )

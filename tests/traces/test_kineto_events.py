@@ -68,16 +68,6 @@ def test_a_kernel_that_kineto_describes_as_a_collective_is_one(read_trace):
     assert values(tables.collectives, "message_bytes") == [32]
 
 
-def test_a_kernel_belongs_to_the_iteration_that_launched_it_and_the_last_iteration_is_kept(read_trace):
-    events = []
-    for number in range(3):
-        launch = call("cudaLaunchKernel", 100 * number + 10, 2, number + 1)
-        # It runs when the next iteration has begun.
-        events += [step(number, 100 * number), launch, kernel("gemm", 100 * number + 95, 30, correlation=number + 1)]
-    tables = read_trace(events)
-    assert values(tables.iterations, "iteration") == values(tables.device_events, "iteration") == [0, 1, 2]
-
-
 def test_work_without_a_recorded_launch_belongs_where_it_starts(read_trace):
     tables = read_trace([step(7, 100), kernel("graphed", 120, 5, correlation=3), kernel("before", 50, 5)])
     assert values(tables.device_events, "iteration") == [None, 7]

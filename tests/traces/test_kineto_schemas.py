@@ -1,8 +1,13 @@
-"""Every way in which torch, Kineto and ROCm have written traces since torch 1.8 is read, to the same tables."""
+"""Every way in which torch, Kineto and ROCm have written traces since torch 1.8 is read, to the same tables.
+
+tools/kineto_traces.py makes the traces of torch 2.11, 2.13 and 2.15 on a CPU.
+"""
 
 import gzip
 import json
 import lzma
+from decimal import Decimal
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -10,6 +15,7 @@ from hypothesis import strategies as st
 
 from bridge_profiling.traces import kineto
 from bridge_profiling.traces.kineto import stream
+from bridge_profiling.traces.tables import SCHEMAS
 from tests.traces.conftest import contents, values
 from tests.traces.kineto_files import call, complete, document, kernel
 
@@ -23,6 +29,38 @@ EVENTS = [
     complete("gpu_memcpy", "Memcpy HtoD (Pageable -> Device)", 1030.5, 2.25, pid=0, tid=7, device=0, stream=7, bytes=4096),
 ]
 RAW = json.dumps(document(EVENTS)).encode()
+
+
+FOLDER = Path(__file__).parent / "torch_versions"
+VERSIONS = {"hook": "2.11.0 2.13.0 2.15.0", "plain": "2.11.0 2.13.0 2.15.0", "python_export": "2.13.0 2.15.0"}
+
+#: Recorded by torch 2.11 with CUDA 13.0 on an H200.
+CUDA = Path(__file__).parents[1] / "planted" / "witness_pp2_dp2" / "torch" / "iter-5-7" / "rank-0.pt.trace.json.xz"
+
+#: Tables, what an event's place is called there, and the categories of their events.
+PLACES = [
+    ("host_events", "thread", "cpu_op user_annotation python_function cuda_runtime cuda_driver overhead"),
+    ("device_events", "stream", "kernel gpu_memcpy gpu_memset"),
+]
+
+
+@pytest.mark.parametrize("kind", [*VERSIONS, "cuda"])
+def test_every_event_is_in_its_table_exact_to_the_nanosecond(kind):
+    for path in [FOLDER / f"{kind}-{version}.json.xz" for version in VERSIONS[kind].split()] if kind in VERSIONS else [CUDA]:
+        written = json.loads(lzma.decompress(path.read_bytes()), parse_float=Decimal)
+        tables, base, events = kineto.read(path), written.get("baseTimeNanoseconds", 0), written["traceEvents"]
+        for table, place, categories in PLACES:
+            expected = []
+            for event in events:
+                if event["ph"] == "X" and event.get("cat") in categories.split():
+                    times = (base + int(time * 1000) for time in (event["ts"], event["ts"] + event["dur"]))
+                    expected.append((*times, event["name"], event["args"]["stream"] if place == "stream" else event["tid"]))
+            assert sorted(values(tables[table], "start_ns", "end_ns", "name", place)) == sorted(expected)
+        memory = tables["memory_events"].num_rows if "memory_events" in tables.tables else 0
+        assert memory == sum(event["name"] == "[memory]" for event in events)
+        assert all(table.schema.equals(SCHEMAS[name]) for name, table in tables.tables.items())
+        assert tables.info.error is None
+        assert not [caveat for caveat in tables.info.caveats if "left out" in caveat.text]
 
 
 @pytest.fixture
@@ -80,28 +118,31 @@ def test_names_are_shown_as_well_as_can_be(read_trace, written, name):
 
 
 def test_torch_1_8_capitals_and_numbers_as_text(write_trace):
+    """It wrote iterations as operators: they are there without operators, too."""
+    began, host, device = 1621401187223000, {"pid": 24572, "tid": "24572"}, {"pid": 0, "tid": "stream 9"}
+    shapes, work = {"External id": 2, "Input dims": [[1], []]}, {"correlation": 7, "external id": 2}
     events = [
-        {"ph": "X", "cat": "Operator", "name": "aten::mm", "pid": 24572, "tid": "24572", "ts": 1621401187223005, "dur": 300,
-         "args": {"Device": 24572, "External id": 2, "Input dims": [[1], []], "Trace name": "PyTorch Profiler"}},
-        {"ph": "X", "cat": "Runtime", "name": "cudaLaunchKernel", "pid": 24572, "tid": "24572", "ts": 1621401187223105,
-         "dur": 5, "args": {"cbid": 211, "correlation": 7, "external id": 2}},
-        {"ph": "X", "cat": "Kernel", "name": "gemm", "pid": 0, "tid": "stream 7", "ts": 1621401187223205, "dur": 17,
-         "args": {"queued": 0, "device": 0, "context": 1, "stream": 7, "correlation": 7, "external id": 2}},
-        {"ph": "X", "cat": "Memcpy", "name": "Memcpy DtoD (Device -> Device)", "pid": 0, "tid": "stream 9",
-         "ts": 1621401187223305, "dur": 1, "args": {"bytes": "128"}},
-        {"ph": "X", "cat": "Memset", "name": "Memset (Device)", "pid": 0, "tid": "stream 9", "ts": 1621401187223405, "dur": 1},
-    ]  # fmt: skip
-    tables = kineto.read(write_trace({"schemaVersion": 1, "traceEvents": events}), rank=2, rank_source="file name")
-    assert (tables.info.rank, tables.info.rank_source, tables.info.clock) == (2, "file name", "unix")
-    assert values(tables.device_events, "kind", "device", "stream", "bytes", "direction") == [
-        ("compute", 0, 7, None, None),
-        ("memcpy", 0, 9, 128, "DtoD"),
-        ("memset", 0, 9, None, None),
+        complete("Operator", "ProfilerStep#2", began, 250, **host),
+        complete("Operator", "aten::mm", began + 5, 300, **host, Device=24572, **shapes),
+        complete("Runtime", "cudaLaunchKernel", began + 105, 5, **host, **work),
+        complete("Kernel", "gemm", began + 205, 17, pid=0, tid="stream 7", device=0, stream=7, **work),
+        complete("Memcpy", "Memcpy DtoD (Device -> Device)", began + 305, 1, **device, bytes="128"),
+        complete("Memset", "Memset (Device)", began + 405, 1, **device),
     ]
-    assert values(tables.device_events, "start_ns", "end_ns", "operator", "launch_start_ns", "launch_thread")[0] == (
-        1621401187223205000, 1621401187223222000, 2, 1621401187223105000, 24572,
-    )  # fmt: skip
-    assert values(tables.host_events, "shapes") == ["[[1],[]]", None]
+    path = write_trace({"schemaVersion": 1, "traceEvents": events})
+    tables = kineto.read(path, rank=2, rank_source="file name")
+    assert (tables.info.rank, tables.info.rank_source, tables.info.clock) == (2, "file name", "unix")
+    assert values(tables.device_events, "kind", "device", "stream", "bytes", "direction", "iteration") == [
+        ("compute", 0, 7, None, None, 2),
+        ("memcpy", 0, 9, 128, "DtoD", None),
+        ("memset", 0, 9, None, None, None),
+    ]
+    row = (1621401187223205000, 1621401187223222000, 2, 1621401187223105000, 24572)
+    assert values(tables.device_events, "start_ns", "end_ns", "operator", "launch_start_ns", "launch_thread")[0] == row
+    assert values(tables.host_events, "shapes") == [None, "[[1],[]]", None]
+    without = kineto.read(path, operators=False)
+    assert values(without.iterations, "iteration") == [2]
+    assert "aten::mm" not in values(without.host_events, "name")
 
 
 def test_rocm_numbers_as_text_and_rccl(read_trace):
@@ -182,11 +223,3 @@ def test_pieces_are_cut_between_events_only(write_trace, monkeypatch, nested, pi
     monkeypatch.setattr(stream, "PIECE_BYTES", piece_bytes)
     again = kineto.read(path)
     assert (contents(again), again.info) == (contents(whole), whole.info)
-
-
-def test_without_operators_torch_1_8_still_has_its_iterations(write_trace):
-    """It wrote them as operators."""
-    events = [complete("Operator", "ProfilerStep#2", 0, 50), complete("Operator", "aten::mm", 1, 5), kernel("gemm", 9, 1)]
-    tables = kineto.read(write_trace(events), operators=False)
-    assert values(tables.iterations, "iteration") == values(tables.device_events, "iteration") == [2]
-    assert values(tables.host_events, "name") == ["ProfilerStep#2"]

@@ -4,20 +4,46 @@ import io
 import json
 import os
 import shlex
-import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 
+from bridge_profiling import ProfilingConfig
+from bridge_profiling.capture import ProfilingHook
 from bridge_profiling.cli import main
 from tests.capture.conftest import Run
-from tests.capture.control import triggered_training
-from tests.system.jobs import end_tree, environment, wait_until
+from tests.forked_ranks import run_ranks
+from tests.system.jobs import wait_until
 
 pytestmark = pytest.mark.integration
+
+
+def step(state: torch.Tensor, gradients: torch.Tensor) -> torch.Tensor:
+    return torch.sin(state + gradients)
+
+
+def train(folder: Path) -> None:
+    """Until FOLDER/stop is there, on two connected ranks; writes FOLDER/losses-RANK.json."""
+    rank, state, losses, stop = dist.get_rank(), torch.zeros(8), [], torch.zeros(1)
+    # Ten polls a second, so that a request is carried out within half a second.
+    config = ProfilingConfig(on_demand_seconds=0.1)
+    with ProfilingHook(config, rank=rank, world_size=2, output_dir=folder / "profiles") as hook:
+        while not stop:
+            with hook.iteration(len(losses)):
+                gradients = torch.full((8,), float(len(losses) + rank))
+                dist.all_reduce(gradients)
+                state = step(state, gradients)
+                losses.append(state.sum().item().hex())
+                time.sleep(0.02)
+            stop = torch.tensor(float((folder / "stop").exists()))
+            dist.all_reduce(stop)
+    (folder / f"losses-{rank}.json").write_text(json.dumps(losses))
 
 
 def type_trigger(folder: Path, *words: object) -> tuple[int, str, str]:
@@ -35,10 +61,7 @@ def story(tmp_path_factory):
     """Everything typed at one running job, in order; each test checks one part."""
     folder = tmp_path_factory.mktemp("job")
     run, typed = Run(folder / "profiles"), {}
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d"]
-    command += ["--rdzv-endpoint", "localhost:0", triggered_training.__file__, str(folder)]
-    with (folder / "output").open("w") as output:
-        process = subprocess.Popen(command, env=environment(), stdout=output, stderr=subprocess.STDOUT)
+    job = ThreadPoolExecutor(1).submit(run_ranks, train, folder, folder=folder, ranks=2)
     try:
         wait_until(lambda: (status := run.requests.status()) and status.completed >= 20)
 
@@ -59,11 +82,10 @@ def story(tmp_path_factory):
         recorded = ["--record-shapes", "--with-stack", "--set", "pytorch_profiler_profile_memory=true"]
         typed["second"] = type_trigger(folder, "--iterations", 1, "--ranks", "all", *recorded, "--wait")
 
-        (folder / "stop").touch()
-        typed["exit"] = process.wait(timeout=240)
-        refused["the job has ended: training ended after iteration"] = type_trigger(folder)
     finally:
-        end_tree(process)
+        (folder / "stop").touch()
+        typed["ended"] = job.result()
+    refused["the job has ended: training ended after iteration"] = type_trigger(folder)
     typed["refused"] = refused
     return run, typed
 
@@ -96,17 +118,17 @@ def test_with_wait_the_command_ends_when_all_is_written_and_prints_how_to_read_i
 
 def test_there_are_no_other_captures_and_training_is_unchanged(story):
     run, typed = story
-    output = (run.root.parent / "output").read_text()
-    assert typed["exit"] == 0, output
-    assert "Traceback" not in output
-    assert output.count("Unterminated string") == 1, "each refusal is logged once"
+    ended = typed["ended"]
+    assert ended.exit_codes == [0, 0], ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert ended.stderr.count("Unterminated string") == 1, "each refusal is logged once"
     assert len(run.folders()) == len(list((run.root / "torch").iterdir())) == 2
     assert sorted(path.name for path in run.requests.path.iterdir()) == ["answers", "done", "progress.json", "refused"]
     assert not list((run.requests.path / "answers").iterdir())
     losses = [json.loads((run.root.parent / f"losses-{rank}.json").read_text()) for rank in (0, 1)]
     state, alone = torch.zeros(8), []
     for iteration in range(len(losses[0])):
-        state = triggered_training.step(state, torch.full((8,), 2.0 * iteration + 1))
+        state = step(state, torch.full((8,), 2.0 * iteration + 1))
         alone.append(state.sum().item().hex())
     assert losses == [alone, alone]
 
