@@ -9,7 +9,7 @@ import pytest
 
 from bridge_profiling.traces import run_files
 from bridge_profiling.traces.discover import find_run
-from tests.cli.conftest import folder, typed, write
+from tests.cli.conftest import write
 from tests.traces.kineto_files import document, steps
 
 RANK = "run/rank-1.json.gz"
