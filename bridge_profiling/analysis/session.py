@@ -108,7 +108,7 @@ class RankQuestions:
 
     def _value(self, item: Input, options: dict[str, Any]) -> Any:
         if isinstance(item, Columns) and not item.shared:
-            return self._tables.columns(item.table, [*item.names, *(name for option, name in item.optional if options[option])])
+            return self._columns(item.table, [*item.names, *(name for option, name in item.optional if options[option])])
         if item not in self._kept:
             if isinstance(item, Columns):
                 self._kept[item] = self._tables.columns(item.table, item.names)
@@ -117,6 +117,13 @@ class RankQuestions:
             else:
                 raise TypeError(f"{item} is not an input of a question about one capture")
         return self._kept[item]
+
+    def _columns(self, table: str, names: Sequence[str]) -> pa.Table:
+        """Some columns. Those that are kept anyway are not read again."""
+        kept = [value for item, value in self._kept.items() if isinstance(item, Columns) and item.table == table]
+        found = {name: value[name] for value in kept for name in value.column_names if name in names}
+        fresh = self._tables.columns(table, [name for name in names if name not in found])
+        return pa.table({name: found[name] if name in found else fresh[name] for name in names})
 
 
 class Session:
@@ -444,7 +451,7 @@ def _load(task: RankTask) -> tuple[RankTables, Path | None]:
         cache.write(tables, entry)
     except OSError:
         return tables, None
-    return tables, entry
+    return cache.reopened(tables, entry), entry
 
 
 def _find(path: Path) -> tuple[list[Capture | Path], list[Caveat], list[RankCapture], list[str]]:
