@@ -10,6 +10,7 @@ and the capture; otherwise the capture is read again. The entries of a directory
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import hashlib
 import importlib
 import os
@@ -135,7 +136,14 @@ def _load_cached(capture: Capture, folders: Sequence[Path]) -> RankTables:
 
 def reopened(tables: RankTables, entry: Path) -> RankTables:
     """Tables that an entry was written of; from the entry where they are made in blocks, since they may not fit into memory."""
-    return RankTables(tables.info, ParquetTables(entry) if isinstance(tables.tables, BlockTables) else tables.tables, entry)
+    if not isinstance(tables.tables, BlockTables):
+        return RankTables(tables.info, tables.tables, entry)
+    tables.tables = ParquetTables(entry)
+    # What was read in small pieces is free now: 0.4 GB after an nsys export of 1 GB, which the C library would keep.
+    pa.default_memory_pool().release_unused()
+    with contextlib.suppress(OSError, AttributeError):  # AttributeError: not the GNU C library
+        ctypes.CDLL(None).malloc_trim(0)
+    return RankTables(tables.info, tables.tables, entry)
 
 
 def _kept(entry: Path, capture: Capture, origin: Origin) -> RankTables | None:
