@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from bridge_profiling.traces.joins import distinct, start_order
 from bridge_profiling.traces.tables import NULL
 
 Nanoseconds = NDArray[np.int64]
@@ -134,8 +135,9 @@ def parents(thread: NDArray[np.int64], start_ns: Nanoseconds, end_ns: Nanosecond
     Of ranges that start together the longer one is the parent; of equal ranges, the earlier row.
     """
     found = np.full(len(start_ns), -1)
-    order = np.lexsort((-end_ns, start_ns, thread))
-    for rows in np.split(order, run_starts(thread[order])[1:]):
+    order = by_thread(thread)
+    for each in np.split(order, run_starts(thread[order])[1:]):
+        rows = each[start_order(start_ns[each], end_ns[each])]
         start, end = start_ns[rows], end_ns[rows]
         place = _nested(start, end)
         inside = place >= 0
@@ -144,6 +146,13 @@ def parents(thread: NDArray[np.int64], start_ns: Nanoseconds, end_ns: Nanosecond
             inside = place >= 0
         found[rows[inside]] = rows[place[inside]]
     return found
+
+
+def by_thread(thread: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The order of rows by thread; those of one thread keep their order."""
+    known, place = distinct(thread)
+    # NumPy sorts 16 bits by counting, in a tenth of the time of 64 bits.
+    return np.argsort(place.astype(np.int16) if len(known) < 1 << 15 else place, kind="stable")
 
 
 def run_starts(values: NDArray[np.int64]) -> NDArray[np.int64]:

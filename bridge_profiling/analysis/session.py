@@ -51,6 +51,10 @@ OnProgress = Callable[[int, int], None]
 _FEW_TASKS, _SMALL_BYTES = 4, 5_000_000
 
 
+#: With so much in memory, what a question has freed is given back before the next one.
+_LARGE_BYTES = 256 << 20
+
+
 @dataclass(frozen=True)
 class RankTask:
     """A capture, or the folder of its Parquet, and the questions to answer about it."""
@@ -108,7 +112,7 @@ class RankQuestions:
 
     def _value(self, item: Input, options: dict[str, Any]) -> Any:
         if isinstance(item, Columns) and not item.shared:
-            return self._tables.columns(item.table, [*item.names, *(name for option, name in item.optional if options[option])])
+            return self._columns(item.table, [*item.names, *(name for option, name in item.optional if options[option])])
         if item not in self._kept:
             if isinstance(item, Columns):
                 self._kept[item] = self._tables.columns(item.table, item.names)
@@ -117,6 +121,13 @@ class RankQuestions:
             else:
                 raise TypeError(f"{item} is not an input of a question about one capture")
         return self._kept[item]
+
+    def _columns(self, table: str, names: Sequence[str]) -> pa.Table:
+        """Some columns. Those that are kept anyway are not read again."""
+        kept = [value for item, value in self._kept.items() if isinstance(item, Columns) and item.table == table]
+        found = {name: value[name] for value in kept for name in value.column_names if name in names}
+        fresh = self._tables.columns(table, [name for name in names if name not in found])
+        return pa.table({name: found[name] if name in found else fresh[name] for name in names})
 
 
 class Session:
@@ -415,8 +426,12 @@ def _as_answer(found: Answer | pa.Table) -> Answer:
 
 
 def _answers(tables: RankTables, questions: Sequence[tuple[str, dict[str, Any]]]) -> tuple[Answer, ...]:
-    rank = RankQuestions(tables)
-    return tuple(rank.answer(name, **options) for name, options in questions)
+    rank, answers = RankQuestions(tables), []
+    for name, options in questions:
+        answers.append(rank.answer(name, **options))
+        if pa.total_allocated_bytes() > _LARGE_BYTES:
+            pa.default_memory_pool().release_unused()
+    return tuple(answers)
 
 
 def _names(asked: Iterable[Asked]) -> tuple[tuple[str, dict[str, Any]], ...]:
@@ -444,7 +459,7 @@ def _load(task: RankTask) -> tuple[RankTables, Path | None]:
         cache.write(tables, entry)
     except OSError:
         return tables, None
-    return tables, entry
+    return cache.reopened(tables, entry), entry
 
 
 def _find(path: Path) -> tuple[list[Capture | Path], list[Caveat], list[RankCapture], list[str]]:

@@ -226,10 +226,13 @@ def without_pandas() -> Iterator[None]:
         sys.meta_path.remove(finder)
 
 
-#: Ctrl-C signals every process of a terminal; workers ignore it, since their parent ends them.
+#: Ctrl-C signals every process of a terminal; workers ignore it, since their parent ends them. Variables of the C library have
+#: been read when Python starts, and are not for processes that a worker starts, such as `nsys export`.
 _WORKER = """
-import json, signal, sys
+import json, os, signal, sys
 signal.signal(signal.SIGINT, signal.SIG_IGN)
+for name in sys.argv[3:]:
+    del os.environ[name]
 sys.path[:] = json.loads(sys.argv[1])
 from bridge_profiling.analysis.workers import serve, without_pandas
 with without_pandas():
@@ -249,7 +252,8 @@ class _Worker:
     def __init__(self) -> None:
         self._connection, theirs = Pipe()
         # -P: a file in the current directory named like a library must not be imported in its place.
-        command = [sys.executable, "-P", "-c", _WORKER, json.dumps(sys.path), str(theirs.fileno())]
+        ours = [name for name in _UNLESS_SET if name not in os.environ]
+        command = [sys.executable, "-P", "-c", _WORKER, json.dumps(sys.path), str(theirs.fileno()), *ours]
         environment = _UNLESS_SET | os.environ | _ENVIRONMENT
         # What tasks print goes to standard error, not among the caller's output.
         self._process = subprocess.Popen(

@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -250,6 +250,29 @@ def build(name: str, rank: int, columns: Mapping[str, pa.Array]) -> pa.Table:
         else:
             arrays.append(pa.nulls(rows, column.type))
     return pa.table(arrays, schema=schema)
+
+
+class BlockTables(Mapping[str, pa.Table]):
+    """Tables, some of which are made in blocks of rows on each use: they need not fit into memory as a whole."""
+
+    def __init__(self, tables: Mapping[str, pa.Table], made: Mapping[str, Callable[[], Iterator[pa.Table]]]) -> None:
+        self._tables, self._made = dict(tables), made
+
+    def blocks(self, name: str) -> Iterator[pa.Table]:
+        """A table's rows, as one table after another."""
+        return iter([self._tables[name]]) if name in self._tables else self._made[name]()
+
+    def __getitem__(self, name: str) -> pa.Table:
+        if name not in self._tables:
+            found = pa.concat_tables([SCHEMAS[name].empty_table(), *self._made[name]()])
+            self._tables[name] = found.unify_dictionaries().combine_chunks()
+        return self._tables[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([*self._tables, *(name for name in self._made if name not in self._tables)])
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
 
 
 def coded_column(codes: NDArray[Any], values: Sequence[str | None]) -> pa.Array:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -104,6 +104,11 @@ class RankTables:
         """Some columns of a table. From Parquet, only these are read."""
         read = getattr(self.tables, "columns", None)
         return self[name].select(list(wanted)) if read is None or name not in self.tables else read(name, wanted)
+
+    def blocks(self, name: str) -> Iterator[pa.Table]:
+        """The rows of a table, in one or more tables: not all of them need to fit into memory."""
+        read = getattr(self.tables, "blocks", None)
+        return iter([self[name]]) if read is None else read(name)
 
     @property
     def device_events(self) -> pa.Table:

@@ -12,21 +12,29 @@ BUSY = [work("compute", 0, 15_000), work("compute", 10_000, 20_000, device=1)]
 COLUMNS = ("unit", "step", "count", "host_us", "communication_count", "device_us")
 
 
-def test_own_time_is_without_operators_inside():
+@pytest.mark.parametrize("rows", [1, 1 << 20])
+def test_own_time_is_without_operators_inside(monkeypatch, rows):
+    """However many calls are summed up at a time."""
+    monkeypatch.setattr("bridge_profiling.analysis.attribution.operators._BLOCK_ROWS", rows)
     events = [
         span("aten::linear", 0, 10_000, "operator", operator=1),
         span("aten::mm", 2000, 8000, "operator", operator=2),
         span("aten::mm", 0, 1000, "operator", operator=3, thread=2),
         span("cudaLaunchKernel", 3000, 4000, "runtime", operator=2),
+        span("aten::add", 10_000, 11_000, "operator", operator=4),
+        span("aten::mul", 10_500, 11_000, "operator", operator=5),
+        span("aten::add", 11_000, 13_000, "operator", operator=6),
     ]
     launch = {"launch_thread": 1, "launch_start_ns": 3000}
     launched = [
         work("compute", 5000, 9000, operator=2, **launch),
         work("compute", 9000, 9500, operator=3),
         work("compute", 9500, 9600),
+        work("compute", 9600, 9700, operator=6, launch_thread=1, launch_start_ns=12_000),
     ]
     found = answer(rank(host_events=events, device_events=launched), "operators")
-    expected = [("aten::mm", 2, 7, 7, 4.5, 4.5), ("aten::linear", 1, 4, 10, 0, 4)]
+    of_add, of_mul = ("aten::add", 2, 2.5, 3, 0.1, 0.1), ("aten::mul", 1, 0.5, 0.5, 0, 0)
+    expected = [("aten::mm", 2, 7, 7, 4.5, 4.5), ("aten::linear", 1, 4, 10, 0, 4), of_add, of_mul]
     assert values(found, "name", "count", "self_us", "total_us", "device_self_us", "device_total_us") == expected
 
 

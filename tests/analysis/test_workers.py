@@ -52,6 +52,18 @@ def test_a_task_that_kills_its_process_costs_no_other():
     assert "memory" in outcomes[1].error
 
 
+def variables(prefix):
+    return {name: value for name, value in os.environ.items() if name.startswith(prefix)}
+
+
+def test_what_a_worker_starts_inherits_only_the_users_variables_of_the_c_library(monkeypatch):
+    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "1000000")
+    engine = ProcessEngine(workers=2)
+    found = [each.answer for each in engine.map(variables, ["MALLOC_", "MALLOC_"])]
+    engine.close()
+    assert found == [{"MALLOC_TRIM_THRESHOLD_": "1000000"}] * 2
+
+
 def children():
     """Processes whose parent is this one."""
     tasks = Path("/proc/self/task").glob("*/children")

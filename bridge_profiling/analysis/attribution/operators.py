@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -10,8 +11,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from bridge_profiling.analysis.attribution.launches import launched_inside, sums_inside
-from bridge_profiling.analysis.intervals import coded, parents, rows_of, self_times_ns
-from bridge_profiling.traces.tables import fields, to_int64
+from bridge_profiling.analysis.intervals import Nanoseconds, coded, parents, rows_of, self_times_ns
+from bridge_profiling.traces.tables import NULL, fields, to_int64
 
 #: A step and its unit, as fully_shard names its ranges, and our integrations those of libraries that name none.
 #: With several parameter groups in a module, fully_shard appends the group's size.
@@ -19,6 +20,9 @@ _STEP = re.compile(r"(?:FSDP|ZeRO)::(all_gather|post_backward_reduce|reduce)(?: 
 
 #: How torch names a call of a module among Python frames: "nn.Module: Linear_3".
 _MODULE = re.compile(r"nn\.Module: (.+)")
+
+#: Calls whose times are summed up at a time: some 100 MB.
+_BLOCK_ROWS = 1 << 20
 
 #: Columns of memory, in the order of own and total, host and device.
 MEMORY = ("cpu_memory_self_bytes", "cpu_memory_total_bytes", "device_memory_self_bytes", "device_memory_total_bytes")
@@ -61,22 +65,22 @@ def operators(
     rows = rows_of(host_events["category"], category)
     module = _modules(host_events, rows) if category == "operator" else pa.nulls(int(rows.sum()), pa.string())
     memory = _memory_bytes(host_events, rows, memory_events)
-    events = host_events.filter(pa.array(rows)).append_column("module", module)
-    thread, start, end = (events[name].to_numpy() for name in ("thread", "start_ns", "end_ns"))
-    device_ns = _device_ns(events["operator"], device_events) if category != "runtime" else np.zeros(len(start), np.int64)
-    table = pa.table(
-        {key: events[key].cast(pa.string()) for key in dict.fromkeys([*keys, "module"])}
-        | {
-            "duration_ns": end - start,
-            "self_ns": self_times_ns(parents(thread, start, end), start, end),
-            "device_ns": device_ns,
-            # What an operator launched counts even if the time of the launch was not recorded.
-            "device_total_ns": np.maximum(device_ns, launched_inside(thread, start, end, device_events)[1]),
-        }
-        | memory
+    chosen = np.flatnonzero(rows)
+    launched = device_events.select(["operator", "start_ns", "end_ns", "launch_start_ns", "launch_thread"])
+    by_module = pa.concat_tables(
+        _sums(
+            host_events.take(pa.array(chosen[block])).append_column("module", module[block]),
+            launched,
+            list(dict.fromkeys([*keys, "module"])),
+            {name: values[block] for name, values in memory.items()},
+            launches_operators=category != "runtime",
+        )
+        for block in _blocks(*(host_events[name].to_numpy()[chosen] for name in ("start_ns", "end_ns")))
     )
-    wanted = [("duration_ns", "count"), *((name, "sum") for name in ("self_ns", "duration_ns", "device_ns", "device_total_ns"))]
-    found = table.group_by(keys).aggregate([*wanted, ("duration_ns", "max"), *((name, "sum") for name in memory)])
+    summed = [name for name in by_module.column_names if name not in (*keys, "module")]
+    sums = [(name, "max" if name.endswith("_max") else "sum") for name in summed]
+    found = by_module.group_by(keys).aggregate(sums)
+    found = found.rename_columns([*keys, *summed])
     found = found.sort_by([("self_ns_sum", "descending"), *((key, "ascending") for key in keys)])
 
     count = found["duration_ns_count"]
@@ -92,8 +96,45 @@ def operators(
             "device_total_us": _microseconds(found["device_total_ns_sum"]),
         }
         | {name: found[f"{name}_sum"] if name in memory else pa.nulls(found.num_rows, pa.int64()) for name in MEMORY}
-        | ({} if modules else {"module": _most_often(table, found, keys)})
+        | ({} if modules else {"module": _most_often(by_module, found, keys)})
     )
+
+
+def _blocks(start_ns: Nanoseconds, end_ns: Nanoseconds) -> list[slice]:
+    """Runs of ranges that are by start, each of about `_BLOCK_ROWS`: no range reaches into the next run."""
+    closed = np.flatnonzero(start_ns[1:] >= np.maximum.accumulate(end_ns)[:-1]) + 1
+    places = np.searchsorted(closed, np.arange(_BLOCK_ROWS, len(start_ns), _BLOCK_ROWS))
+    bounds = np.unique([0, *np.append(closed, len(start_ns))[places].tolist(), len(start_ns)]).tolist()
+    return [slice(*bound) for bound in pairwise(bounds)] or [slice(0)]
+
+
+def _sums(
+    events: pa.Table,
+    device_events: pa.Table,
+    keys: list[str],
+    memory: dict[str, NDArray[np.int64]],
+    *,
+    launches_operators: bool,
+) -> pa.Table:
+    """Sums over some calls, by `keys`; none of them is open before the first one or after the last one of these."""
+    thread, start, end = (events[name].to_numpy() for name in ("thread", "start_ns", "end_ns"))
+    device_ns = _device_ns(events["operator"], device_events) if launches_operators else np.zeros(len(start), np.int64)
+    at_ns = to_int64(device_events["launch_start_ns"])
+    meanwhile = (at_ns >= start.min(initial=0)) & (at_ns <= end.max(initial=0))
+    launched = device_events.filter(pa.array(meanwhile))
+    table = pa.table(
+        {key: events[key].cast(pa.string()) for key in keys}
+        | {
+            "duration_ns": end - start,
+            "self_ns": self_times_ns(parents(thread, start, end), start, end),
+            "device_ns": device_ns,
+            # What an operator launched counts even if the time of the launch was not recorded.
+            "device_total_ns": np.maximum(device_ns, launched_inside(thread, start, end, launched)[1]),
+        }
+        | memory
+    )
+    wanted = [("duration_ns", "count"), *((name, "sum") for name in ("self_ns", "duration_ns", "device_ns", "device_total_ns"))]
+    return table.group_by(keys).aggregate([*wanted, ("duration_ns", "max"), *((name, "sum") for name in memory)])
 
 
 def longest_calls(host_events: pa.Table) -> pa.Table:
@@ -128,12 +169,12 @@ def _modules(host_events: pa.Table, operators: NDArray[np.bool_]) -> pa.Array:
     return pa.array([None if name is None else modules[name] for name in names.to_pylist()], pa.string())
 
 
-def _most_often(table: pa.Table, found: pa.Table, keys: list[str]) -> pa.Array:
+def _most_often(by_module: pa.Table, found: pa.Table, keys: list[str]) -> pa.Array:
     """The module with the most own time of each row."""
-    if table["module"].null_count == len(table):
+    if by_module["module"].null_count == len(by_module):
         return pa.nulls(len(found), pa.string())
-    by_module = table.filter(table["module"].is_valid()).group_by([*keys, "module"]).aggregate([("self_ns", "sum")])
-    ordered = by_module.sort_by([("self_ns_sum", "ascending"), ("module", "descending")])
+    known = by_module.filter(by_module["module"].is_valid()).group_by([*keys, "module"]).aggregate([("self_ns_sum", "sum")])
+    ordered = known.sort_by([("self_ns_sum_sum", "ascending"), ("module", "descending")])
     last = {tuple(row[key] for key in keys): row["module"] for row in ordered.to_pylist()}
     return pa.array([last.get(tuple(row[key] for key in keys)) for row in found.select(keys).to_pylist()], pa.string())
 
@@ -217,11 +258,12 @@ def _microseconds(time_ns: pa.ChunkedArray) -> pa.ChunkedArray:
 
 def _device_ns(operator: pa.ChunkedArray, device_events: pa.Table) -> NDArray[np.int64]:
     """Device time that each operator launched itself."""
-    launched = device_events.filter(device_events["operator"].is_valid())
     ids = operator.fill_null(-1).to_numpy()
     spent = np.zeros(len(ids), np.int64)
     if not len(ids):
         return spent
+    by = to_int64(device_events["operator"])
+    launched = device_events.filter(pa.array((by != NULL) & (by >= ids.min()) & (by <= ids.max())))
     order = np.argsort(ids, kind="stable")
     wanted = launched["operator"].to_numpy()
     place = order[np.minimum(np.searchsorted(ids[order], wanted), len(ids) - 1)]

@@ -87,12 +87,13 @@ def phases(host_events: pa.Table, device_events: pa.Table, iterations: pa.Table,
     """
     steps, launches = _Steps.of(iterations, host_events), _Launches.of(device_events, counted)
     annotations, names = _Ranges.of(host_events, "annotation")
-    operators, operator_names = _Ranges.of(host_events, "operator")
+    operators, operator_names = _Ranges.of(host_events.filter(pa.array(_of_autograd(host_events))), "operator")
     whole = annotations.named(names, WHOLE)
     nodes = _nodes(operators, operator_names)
     loop = _loop_thread(annotations, annotations[whole] if iterations.num_rows else annotations)
     # Autograd has a thread for each device. Without operators, it is every other thread that launches compute.
-    threads = np.setdiff1d(nodes.thread if len(operators) else launches.thread[launches.compute], [loop, NULL])
+    recorded = bool(rows_of(host_events["category"], "operator").any())
+    threads = np.setdiff1d(nodes.thread if recorded else launches.thread[launches.compute], [loop, NULL])
 
     ranges = annotations[~whole].outermost
     forward = operators[~operators.named(operator_names, _OF_NODE)]
@@ -259,6 +260,15 @@ def _nodes(operators: _Ranges, names: list[str]) -> _Ranges:
         within = inside.end_ns[first] <= nodes.end_ns[mine]
         sequence[mine[within]] = inside.sequence[first[within]]
     return replace(nodes, sequence=sequence)
+
+
+def _of_autograd(host_events: pa.Table) -> NDArray[np.bool_]:
+    """Which events can be autograd's nodes, what these run, or what made them: a fifth of the operators."""
+    alike = {name: _COMPILED.sub(r"\1", name) for name in host_events["name"].unique().to_pylist() if name}
+    matches = [match for name in alike.values() if (match := _NODE.match(name))]
+    wanted = {each for match in matches for each in (match.string, match[1])}
+    named = [name for name, text in alike.items() if text in wanted]
+    return rows_of(host_events["name"], *named) | host_events["sequence"].is_valid().to_numpy()
 
 
 def _backward_of(ranges: _Ranges, forward: _Ranges, nodes: _Ranges, device_ns: NDArray[np.int64]) -> NDArray[np.int64]:

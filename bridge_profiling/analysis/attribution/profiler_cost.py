@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from bridge_profiling.analysis.attribution.device import DeviceWork, IdleGaps, Windows
 from bridge_profiling.analysis.attribution.host import FREEING, SYNCHRONIZING, on_launching_threads
 from bridge_profiling.analysis.caveats import texts
-from bridge_profiling.analysis.intervals import EMPTY, Intervals, Nanoseconds, rows_of, union
+from bridge_profiling.analysis.intervals import EMPTY, Intervals, Nanoseconds, by_thread, rows_of, union
 from bridge_profiling.traces.tables import NULL, to_int64
 
 #: Categories of host events that cost time, and the names of their columns in `recorded`.
@@ -213,7 +213,7 @@ def recorded(cost: ProfilerCost, spans: Windows, iterations: pa.Table) -> pa.Tab
 def _gaps_ns(thread: NDArray[np.int64], start: Nanoseconds, end: Nanoseconds, codes: NDArray[np.int8]) -> Nanoseconds:
     """From the end of each operator that contains no other one to the start of its thread's next one."""
     rows = np.flatnonzero(codes == 0)
-    rows = rows[np.lexsort((start[rows], thread[rows]))]
+    rows = rows[by_thread(thread[rows])]
     gaps = start[rows][1:] - end[rows][:-1]
     return gaps[(gaps >= 0) & (thread[rows][1:] == thread[rows][:-1])]
 

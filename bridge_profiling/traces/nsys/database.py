@@ -218,14 +218,18 @@ class Database:
             raise TraceError(f"{self.name} cannot be read: {column} holds something other than integers")
         return found
 
-    def not_integers(self, table: str, column: str, where: Sequence[Among] = ()) -> int:
-        """How many rows of a table have something other than an integer in a column that the table has."""
-        if not self.has(table, column):
-            return 0
-        ((count,),) = self.rows(
-            f"SELECT count(*) FROM {quoted(table)} WHERE typeof({quoted(column)}) != 'integer' AND {sql_of(where)}"
-        )
-        return int(count)
+    def not_integers(self, table: str, columns: Mapping[str, Sequence[Among]]) -> int:
+        """How many rows that meet the conditions of a column have something other than an integer in it; each row counts once.
+
+        Columns that the table lacks count nothing.
+        """
+        # One pass over the table: a million rows take SQLite 0.1 s.
+        wrong = [
+            f"typeof({quoted(name)}) != 'integer' AND {sql_of(where)}"
+            for name, where in columns.items()
+            if self.has(table, name)
+        ]
+        return int(self.rows(f"SELECT count(*) FROM {quoted(table)} WHERE {' OR '.join(wrong)}")[0][0]) if wrong else 0
 
     def strings(self, ids: Integers) -> dict[int, str]:
         """Some texts of `StringIds`, which can hold millions.

@@ -12,7 +12,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from bridge_profiling.errors import TraceError
-from bridge_profiling.traces.joins import distinct, rows_by_key, start_order, taken
+from bridge_profiling.traces.joins import distinct, rows_by_key, rows_by_start, taken
 from bridge_profiling.traces.kinds import COMPUTE, MEMCPY, MEMSET, Copy, kernel_kind, memory_kind
 from bridge_profiling.traces.nsys.database import Database
 from bridge_profiling.traces.nsys.report import COPY, GRAPH, KERNEL, Process
@@ -83,7 +83,8 @@ def read_device_work(process: Process) -> DeviceWork:
     names: list[DeviceName] = []
     pieces = [_kernels(process, names), _graphs(process, names), _copies(process, names), _memsets(process, names)]
     columns = {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
-    rows, negative = _usable(columns)
+    usable = _usable(columns)
+    rows = np.flatnonzero(usable)
     rows = rows[np.argsort(columns["start"][rows], kind="stable")]
     columns = {name: values[rows] for name, values in columns.items()}
     return DeviceWork(
@@ -97,7 +98,7 @@ def read_device_work(process: Process) -> DeviceWork:
         name=columns["name"].astype(np.int32),
         names=names,
         whole_graphs=len(pieces[1]["start"]),
-        negative=negative,
+        negative=int((~usable).sum()),
         unnamed=int(np.array([_is_unnamed(name.text) for name in names], bool)[columns["name"]].sum()),
     )
 
@@ -107,10 +108,9 @@ def _is_unnamed(name: str) -> bool:
     return name == _UNNAMED or "\N{REPLACEMENT CHARACTER}" in name
 
 
-def _usable(columns: dict[str, Integers]) -> tuple[Integers, int]:
-    """Rows that end after they start, and how many do not."""
-    usable = (columns["start"] != NULL) & (columns["end"] >= columns["start"])
-    return np.flatnonzero(usable), int((~usable).sum())
+def _usable(columns: dict[str, Integers]) -> NDArray[np.bool_]:
+    """Which rows do not end before they start."""
+    return (columns["start"] != NULL) & (columns["end"] >= columns["start"])
 
 
 def _columns(process: Process, table: str, *more: str) -> dict[str, Integers]:
@@ -208,13 +208,13 @@ class Calls:
 def read_calls(process: Process, table: str, unnamed: str) -> Calls:
     """The events of one host table; those without a name are called `unnamed`."""
     columns = process.columns(table, "start", "end", "globalTid", "correlationId", "nameId")
-    rows, negative = _usable(columns)
-    rows = rows[start_order(columns["start"][rows], columns["end"][rows])]
+    usable = _usable(columns)
+    rows = rows_by_start(columns["start"], columns["end"], usable)
     start, end, thread, correlation, name = (values[rows] for values in columns.values())
     ids, place = distinct(name)
     texts = process.database.strings(ids)
     names = [_VERSION.sub("", texts.get(number, unnamed)) for number in ids.tolist()]
-    return Calls(start, end, thread, correlation, place, names, negative)
+    return Calls(start, end, thread, correlation, place, names, int((~usable).sum()))
 
 
 def read_waits(process: Process, calls: Calls) -> tuple[dict[str, Integers], list[Caveat]]:
@@ -223,7 +223,7 @@ def read_waits(process: Process, calls: Calls) -> tuple[dict[str, Integers], lis
     # cudaEventQuery and cudaStreamQuery have such records too, and do not wait.
     querying = [place for place, name in enumerate(calls.names) if "Query" in name]
     queries = calls.correlation[np.isin(calls.name, querying)]
-    rows, _ = _usable(columns)
+    rows = np.flatnonzero(_usable(columns))
     rows = rows[~np.isin(columns["correlationId"][rows], queries)]
     rows = rows[np.argsort(columns["start"][rows], kind="stable")]
     columns = {name: values[rows] for name, values in columns.items()}

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bridge_profiling.traces.joins import Operation, batch, carried_out_by, distinct, start_order
+from bridge_profiling.traces.joins import Operation, batch, carried_out_by, distinct, rows_by_start
 from bridge_profiling.traces.kinds import torch_operation
 from bridge_profiling.traces.nsys.database import Among, Database, sql_of
 from bridge_profiling.traces.nsys.operator_names import MARK, OperatorNames, operator_names
@@ -124,8 +124,7 @@ def read_ranges(process: Process, end_ns: int | None) -> Ranges:
     if database.has(NVTX, "eventType"):
         of_ranges = Among("eventType", tuple((kind, kind) for kind in _NESTED_TYPES + _FREE_TYPES))
         where = (*where, of_ranges)
-        lost += database.not_integers(NVTX, "eventType")
-        lost += database.not_integers(NVTX, "globalTid", [of_ranges])
+        lost += database.not_integers(NVTX, {"eventType": (), "globalTid": (of_ranges,)})
     columns, nested, texts, codes = _columns(database, where)
     start, end = columns.pop("start"), columns.pop("end")
     still_open = end == NULL
@@ -143,8 +142,7 @@ def read_ranges(process: Process, end_ns: int | None) -> Ranges:
     del text_ids
     lost += int(((start == NULL) | (~still_open & (end < start))).sum())
     # Millions of rows: what is done with is freed.
-    rows = np.flatnonzero((start != NULL) & (end != NULL) & (end >= start))
-    rows = rows[start_order(start[rows], end[rows])]
+    rows = rows_by_start(start, end, (start != NULL) & (end != NULL) & (end >= start))
     start, end, codes = start[rows], end[rows], codes[rows]
     parts = [text.partition(MARK) for text in known]
     operator = [bool(mark) and _ANNOTATION.match(name) is None for name, mark, _ in parts]
@@ -264,12 +262,16 @@ def _calls(process: Process, ranges: Ranges, world_size: int | None) -> dict[int
         if _COMMUNICATOR in payload and 0 < payload.get(_RANKS, 0) <= _MAX_RANKS
     }
     calling = [_CALL.match(name) is not None and not _NO_OPERATION.match(name) for name in ranges.names]
+    operation_of = [
+        torch_operation(_CALL.sub("", name, count=1)) if calls else None
+        for name, calls in zip(ranges.names, calling, strict=True)
+    ]
     found = {}
     for row in np.flatnonzero(np.array(calling, bool)[ranges.name]).tolist():
         payload = payloads.get((int(ranges.thread[row]), int(ranges.start_ns[row])), {})
         communicator, share, peer = payload.get(_COMMUNICATOR), payload.get(_SIZE, -1), payload.get(_PEER, -1)
         ranks = None if communicator is None else sizes.get(communicator)
-        operation = torch_operation(_CALL.sub("", ranges.names[ranges.name[row]], count=1))
+        operation = operation_of[ranges.name[row]]
         size = None
         if 0 <= share <= _MAX_SHARE_BYTES and operation in _WHOLE:
             size = share

@@ -6,6 +6,8 @@ A table or a column that the report lacks gives nulls and a caveat.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from bridge_profiling.traces.joins import (
     launches_one,
     shifted,
     start_order,
+    taken,
     trace_caveats,
     wait_columns,
 )
@@ -53,12 +56,15 @@ from bridge_profiling.traces.nsys.report import (
     processes,
 )
 from bridge_profiling.traces.nsys.report import MEMSET as MEMSETS
-from bridge_profiling.traces.tables import NULL, Integers, build, coded_column, integer_column
+from bridge_profiling.traces.tables import NULL, BlockTables, Integers, build, coded_column, integer_column
 from bridge_profiling.traces.types import LostRecords, RankInfo, RankSource, RankTables
 
 #: nsys' own work in which the profiler starts, stops or writes: an iteration around it is a boundary one.
 _FLUSH = re.compile(r"flush|initialization|cudaProfilerSt", re.IGNORECASE)
 _CATEGORIES = ("operator", "annotation", "runtime", "overhead")
+
+#: Ranges, and calls, of a block of host events: columns of 2 MB.
+_BLOCK_ROWS = 1 << 18
 
 
 def read(path: Path, *, rank: int = 0, rank_source: RankSource = "order") -> RankTables:
@@ -115,12 +121,10 @@ def _read(database: Database, process: Process, info: RankInfo) -> RankTables:
     flushes = np.array([_FLUSH.search(name) is not None for name in overhead.names], bool)[overhead.name]
     boundary = iterations.overlapping(overhead.start_ns[flushes], overhead.end_ns[flushes]) | ranges.open[iterations.rows]
     base = info.clock_base_ns
-    device_tables, ambiguous = _device_tables(process, info, work, calls, ranges, iterations)
-    tables = {
-        "iterations": iterations.table(info.rank, boundary, base),
-        "host_events": build("host_events", info.rank, _host_columns(ranges, calls, overhead, base)),
-        **device_tables,
-    }
+    innermost = ranges.innermost(calls.thread, calls.start_ns)
+    operator = np.where(innermost >= 0, innermost + 1, NULL)
+    device_tables, ambiguous = _device_tables(process, info, work, calls, operator, ranges, iterations)
+    tables = {"iterations": iterations.table(info.rank, boundary, base), **device_tables}
     if len(waits["start_ns"]):
         tables["synchronizations"] = build("synchronizations", info.rank, wait_columns(waits, WAIT_KINDS, base))
     if metrics := metric_columns(process, base):
@@ -130,23 +134,29 @@ def _read(database: Database, process: Process, info: RankInfo) -> RankTables:
     if memory := memory_columns(process, base):
         tables["cuda_memory"] = build("cuda_memory", info.rank, memory)
     info.caveats += [*wait_caveats, *iteration_caveats, *trace_caveats(info, tables, "NVTX iteration_N")]
-    _add_caveats(database, info, work, calls, ranges)
-    work_of_none = sum(database.not_integers(table, "globalPid") for table in (KERNEL, COPY, MEMSETS, GRAPH))
-    of_none = database.not_integers(CALL, "globalTid") + ranges.lost
-    if unusable := work_of_none + of_none:
-        text = f"{unusable:,} rows without a process, a type or a usable time are left out"
-        info.add_caveat("events_undecodable", text, of_file=True)
+    work_of_none = sum(database.not_integers(table, {"globalPid": ()}) for table in (KERNEL, COPY, MEMSETS, GRAPH))
+    of_none = database.not_integers(CALL, {"globalTid": ()}) + ranges.lost
+    _add_caveats(database, info, work, calls, ranges, unusable=work_of_none + of_none)
     lost = work.negative + work.unnamed + ambiguous + work_of_none
     of_device = len(work.start_ns) + work.negative + work_of_none
     add_lost(info, LostRecords(lost + calls.negative + of_none, lost, of_device), ambiguous)
     info.partial = info.error is not None
-    return RankTables(info, tables)
+    host_events = _HostEvents(ranges, calls, overhead, operator, base, info.rank)
+    if len(host_events) == 1:
+        return RankTables(info, tables | {"host_events": next(host_events())})
+    return RankTables(info, BlockTables(tables, {"host_events": host_events}))
 
 
 def _device_tables(
-    process: Process, info: RankInfo, work: DeviceWork, calls: Calls, ranges: Ranges, iterations: Iterations
+    process: Process,
+    info: RankInfo,
+    work: DeviceWork,
+    calls: Calls,
+    operator: Integers,
+    ranges: Ranges,
+    iterations: Iterations,
 ) -> tuple[dict[str, pa.Table], int]:
-    """The tables of device work, and the number of events whose launch is ambiguous."""
+    """The tables of device work, and the number of events whose launch is ambiguous. `operator` is that of each call."""
     launches = launch_of(
         work.correlation,
         work.start_ns,
@@ -171,7 +181,7 @@ def _device_tables(
         "start_ns": pa.array(work.start_ns + base),
         "end_ns": pa.array(work.end_ns + base),
         "correlation": integer_column(work.correlation),
-        "operator": integer_column(_operator_of(ranges, launches.thread, launches.issued_ns)),
+        "operator": integer_column(taken(operator, launches.row)),
         "launch_start_ns": integer_column(shifted(launches.start_ns, base)),
         "launch_end_ns": integer_column(shifted(launches.end_ns, base)),
         "launch_thread": integer_column(_thread(launches.thread)),
@@ -204,45 +214,63 @@ def _device_tables(
     return tables, launches.ambiguous
 
 
-def _operator_of(ranges: Ranges, thread: Integers, issued_ns: Integers) -> Integers:
-    """`host_events.operator` of the innermost range that contains each launch: the range's own number, from 1."""
-    row = ranges.innermost(thread, issued_ns)
-    return np.where(row >= 0, row + 1, NULL)
+class _HostEvents:
+    """Ranges, calls and the profiler's own work as host events by start, made in blocks: 1 GB of them would take 2 GB."""
 
+    def __init__(self, ranges: Ranges, calls: Calls, overhead: Calls, operator: Integers, base: int, rank: int) -> None:
+        """`operator` is that of each call, `base` is added to all times."""
+        self._ranges, self._calls, self._overhead = ranges, calls, overhead
+        self._operator, self._base, self._rank = operator, base, rank
+        self._category = np.where(np.array(ranges.operator, bool), 0, 1).astype(np.int8)
+        # Events that start together are in one block.
+        starts = (ranges.start_ns, calls.start_ns, overhead.start_ns)
+        times = np.unique(np.concatenate([start[_BLOCK_ROWS::_BLOCK_ROWS] for start in starts]))
+        bounds = [[0, *start.searchsorted(times).tolist(), len(start)] for start in starts]
+        self._blocks = [tuple(map(slice, first, last)) for first, last in pairwise(zip(*bounds, strict=True))]
 
-def _host_columns(ranges: Ranges, calls: Calls, overhead: Calls, base: int) -> dict[str, pa.Array]:
-    """Ranges, calls and the profiler's own work as host events by start."""
-    start = np.concatenate((ranges.start_ns, calls.start_ns, overhead.start_ns))
-    end = np.concatenate((ranges.end_ns, calls.end_ns, overhead.end_ns))
-    order = start_order(start, end).astype(np.int32)
-    columns = {"start_ns": pa.array(start[order] + base), "end_ns": pa.array(end[order] + base)}
-    del start, end
+    def __len__(self) -> int:
+        return len(self._blocks)
 
-    def by_start(of_ranges: NDArray[Any], of_calls: NDArray[Any] | int, of_overhead: NDArray[Any] | int) -> NDArray[Any]:
-        values = (of_ranges, of_calls, of_overhead)
-        sizes = (len(ranges), len(calls.start_ns), len(overhead.start_ns))
-        return np.concatenate([np.broadcast_to(value, size) for value, size in zip(values, sizes, strict=True)])[order]
+    def __call__(self) -> Iterator[pa.Table]:
+        """The blocks."""
+        return (build("host_events", self._rank, self._columns(*block)) for block in self._blocks)
 
-    # A million rows: one column at a time.
-    threads = by_start(ranges.thread, calls.thread, overhead.thread)
-    columns["process"] = integer_column(np.where(threads == NULL, NULL, (threads >> THREAD_BITS) & THREAD_MASK))
-    columns["thread"] = integer_column(_thread(threads))
-    del threads
-    category = np.where(np.array(ranges.operator, bool)[ranges.name], 0, 1)
-    columns["category"] = coded_column(by_start(category, 2, 3), _CATEGORIES)
-    first = len(ranges.names)
-    columns["name"] = coded_column(
-        by_start(ranges.name, calls.name + first, overhead.name + (first + len(calls.names))),
-        [*ranges.names, *calls.names, *overhead.names],
-    )
-    columns["correlation"] = integer_column(by_start(np.full(len(ranges), NULL), calls.correlation, NULL))
-    operators = _operator_of(ranges, calls.thread, calls.start_ns)
-    columns["operator"] = integer_column(by_start(np.arange(len(ranges)) + 1, operators, NULL))
-    if (ranges.sequence != NULL).any():
-        columns["sequence"] = integer_column(by_start(ranges.sequence, NULL, NULL))
-    if any(ranges.shapes):
-        columns["shapes"] = coded_column(by_start(ranges.name, -1, -1), ranges.shapes)
-    return columns
+    def _columns(self, *block: slice) -> dict[str, pa.Array]:
+        ranges, calls, overhead = self._ranges, self._calls, self._overhead
+        of_ranges, of_calls, of_overhead = block
+        start = np.concatenate((ranges.start_ns[of_ranges], calls.start_ns[of_calls], overhead.start_ns[of_overhead]))
+        end = np.concatenate((ranges.end_ns[of_ranges], calls.end_ns[of_calls], overhead.end_ns[of_overhead]))
+        order = start_order(start, end)
+        sizes = [rows.stop - rows.start for rows in block]
+
+        def by_start(*values: NDArray[Any] | int) -> NDArray[Any]:
+            whole = [np.broadcast_to(value, size) for value, size in zip(values, sizes, strict=True)]
+            return np.concatenate(whole)[order]
+
+        thread = by_start(ranges.thread[of_ranges], calls.thread[of_calls], overhead.thread[of_overhead])
+        range_names, first = ranges.name[of_ranges], len(ranges.names)
+        columns = {
+            "start_ns": pa.array(start[order] + self._base),
+            "end_ns": pa.array(end[order] + self._base),
+            "process": integer_column(np.where(thread == NULL, NULL, (thread >> THREAD_BITS) & THREAD_MASK)),
+            "thread": integer_column(_thread(thread)),
+            "category": coded_column(by_start(self._category[range_names], 2, 3), _CATEGORIES),
+            "name": coded_column(
+                by_start(range_names, calls.name[of_calls] + first, overhead.name[of_overhead] + (first + len(calls.names))),
+                [*ranges.names, *calls.names, *overhead.names],
+            ),
+            "correlation": integer_column(by_start(NULL, calls.correlation[of_calls], NULL)),
+            # A range's own number, from 1.
+            "operator": integer_column(
+                by_start(np.arange(of_ranges.start, of_ranges.stop) + 1, self._operator[of_calls], NULL)
+            ),
+        }
+        sequence = ranges.sequence[of_ranges]
+        if (sequence != NULL).any():
+            columns["sequence"] = integer_column(by_start(sequence, NULL, NULL))
+        if any(ranges.shapes):
+            columns["shapes"] = coded_column(by_start(range_names, -1, -1), ranges.shapes)
+        return columns
 
 
 def _system_columns(system: Calls, base: int) -> dict[str, pa.Array]:
@@ -277,7 +305,7 @@ _UNREAD = {
 }
 
 
-def _add_caveats(database: Database, info: RankInfo, work: DeviceWork, calls: Calls, ranges: Ranges) -> None:
+def _add_caveats(database: Database, info: RankInfo, work: DeviceWork, calls: Calls, ranges: Ranges, *, unusable: int) -> None:
     unread = [
         what for table, what in _UNREAD.items() if database.has(table) and database.rows(f"SELECT 1 FROM {table} LIMIT 1")
     ]
@@ -299,3 +327,6 @@ def _add_caveats(database: Database, info: RankInfo, work: DeviceWork, calls: Ca
     if database.has("DIAGNOSTIC_EVENT", "text", "severity"):
         for (text,) in database.rows("SELECT DISTINCT text FROM DIAGNOSTIC_EVENT WHERE severity = 3 LIMIT 3"):
             info.add_caveat("nsys_error", f"nsys reports an error: {text}")
+    if unusable:
+        text = f"{unusable:,} rows without a process, a type or a usable time are left out"
+        info.add_caveat("events_undecodable", text, of_file=True)
