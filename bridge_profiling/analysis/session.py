@@ -51,10 +51,6 @@ OnProgress = Callable[[int, int], None]
 _FEW_TASKS, _SMALL_BYTES = 4, 5_000_000
 
 
-#: With so much in memory, what a question has freed is given back before the next one.
-_LARGE_BYTES = 256 << 20
-
-
 @dataclass(frozen=True)
 class RankTask:
     """A capture, or the folder of its Parquet, and the questions to answer about it."""
@@ -426,12 +422,8 @@ def _as_answer(found: Answer | pa.Table) -> Answer:
 
 
 def _answers(tables: RankTables, questions: Sequence[tuple[str, dict[str, Any]]]) -> tuple[Answer, ...]:
-    rank, answers = RankQuestions(tables), []
-    for name, options in questions:
-        answers.append(rank.answer(name, **options))
-        if pa.total_allocated_bytes() > _LARGE_BYTES:
-            pa.default_memory_pool().release_unused()
-    return tuple(answers)
+    rank = RankQuestions(tables)
+    return tuple(rank.answer(name, **options) for name, options in questions)
 
 
 def _names(asked: Iterable[Asked]) -> tuple[tuple[str, dict[str, Any]], ...]:

@@ -139,7 +139,7 @@ def reopened(tables: RankTables, entry: Path) -> RankTables:
     if not isinstance(tables.tables, BlockTables):
         return RankTables(tables.info, tables.tables, entry)
     tables.tables = ParquetTables(entry)
-    # What was read in small pieces is free now: 1 GB after an nsys export of 1 GB, which the C library would keep.
+    # What was read in small pieces is free now: 0.4 GB after an nsys export of 1 GB, which the C library would keep.
     pa.default_memory_pool().release_unused()
     with contextlib.suppress(OSError, AttributeError):  # AttributeError: not the GNU C library
         ctypes.CDLL(None).malloc_trim(0)
