@@ -31,6 +31,7 @@ def test_the_defaults_are_megatron_bridges():
         ({"profile_ranks": "every"}, "the words are 'all' and 'pp'"),
         ({"profile_every": 1}, "an integer of at least 2; windows of 2 iterations would overlap.*profile_every=100"),
         ({"profile_every": 5, "profile_at_most": 0}, "profile_at_most=0 is not an integer of at least 1 and at most 1000"),
+        ({"profile_every": 2**63 - 11, "profile_at_most": 2}, "the end of window 2 of profiling.profile_every has 64 bits"),
         ({"nsys_captures": 1001}, "nsys_captures=1001 is not an integer of at least 1 and at most 1000"),
         ({"on_demand_seconds": 0}, "on_demand_seconds=0 is not a number from 0.01"),
         ({"pytorch_profiler_warmup": 1001}, "pytorch_profiler_warmup=1001 is not an integer of at least 1 and at most 1000"),

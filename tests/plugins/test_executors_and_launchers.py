@@ -63,6 +63,7 @@ def test_fault_tolerance_on_slurm_is_set_up_also_after_someone_asked_for_the_lau
     slurm.assign("exp_1", "/runs/exp_1", "t", "t")
     slurm.get_launcher()
     FaultTolerancePlugin(initial_rank_heartbeat_timeout=1, rank_heartbeat_timeout=1).setup(task, slurm)
+    assert (slurm.get_launcher().max_restarts, slurm.retries) == (3, 2)
     assert slurm.get_launcher().cfg_path.endswith("_ft_cfg.yml")
     assert (slurm.ntasks_per_node, slurm.torchrun_nproc_per_node) == (1, 4)
 

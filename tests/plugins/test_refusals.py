@@ -5,6 +5,7 @@ import copy
 import nemo_run as run
 import pytest
 
+from bridge_profiling.config import OUTPUT_DIR_VARIABLE
 from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.overrides import apply_overrides
 from bridge_profiling.plugins import FaultTolerancePlugin, NsysPlugin, PreemptionPlugin, PyTorchProfilerPlugin
@@ -17,6 +18,8 @@ EXECUTORS = {
     "unknown launcher": lambda: run.LocalExecutor(launcher="torch-run"),
     "nsys by hand": lambda: run.LocalExecutor(launcher=run.Torchrun(nsys_profile=True)),
     "slurm": lambda: run.SlurmExecutor(account="team", time="00:10:00"),
+    "slurm that splits a path": lambda: run.SlurmExecutor(account="team", env_vars={OUTPUT_DIR_VARIABLE: "/our data"}),
+    "torchrun to a number": lambda: run.LocalExecutor(launcher="torchrun", env_vars={OUTPUT_DIR_VARIABLE: 7}),
 }
 
 
@@ -43,6 +46,7 @@ CASES = [
     case(nsys(nsys_extra_args=["--export=json"], export_sqlite=True), "nsys_extra_args|export_sqlite"),
     *(case(nsys(nsys_trace=wrong), "nsys_trace") for wrong in ("nvtx,cuda", [], ["nvtx,cuda"])),
     *(case(plugin(script_args_converter_fn="convert"), "script_args_converter_fn") for plugin in (nsys, PreemptionPlugin)),
+    *(case(nsys(), OUTPUT_DIR_VARIABLE, on=executor) for executor in ("slurm that splits a path", "torchrun to a number")),
     case(nsys(record_shapes="no"), "record_shapes"),
     case(pytorch(record_memory_history=2), "record_memory_history"),
     case(pytorch(memory_snapshot_path=3), "memory_snapshot_path"),
