@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from bridge_profiling.analysis.findings import (
+    bounds,
     collectives,
     communication,
     device_work,
@@ -95,6 +96,7 @@ def find_all(evidence: Evidence, thresholds: Thresholds | None = None) -> list[F
     if any(each.id == initialization.initialization.__name__ and each.severe for each in found):
         found = [each for each in found if each.id.startswith(("memory_", "initialization"))]
     found = sorted(_within(evidence, _once(found)), key=_by_saving)
+    found = [replace(each, at_most_us_per_iteration=bounds.at_most_us(evidence, each)) for each in found]
     return [_doubted(each, evidence) for each in found] if evidence.unjudged else found
 
 
