@@ -95,8 +95,7 @@ def find_all(evidence: Evidence, thresholds: Thresholds | None = None) -> list[F
         found += findings
     if any(each.id == initialization.initialization.__name__ and each.severe for each in found):
         found = [each for each in found if each.id.startswith(("memory_", "initialization"))]
-    found = sorted(_within(evidence, _once(found)), key=_by_saving)
-    found = [replace(each, at_most_us_per_iteration=bounds.at_most_us(evidence, each)) for each in found]
+    found = sorted(_within(evidence, [bounds.bounded(evidence, each) for each in _once(found)]), key=_by_saving)
     return [_doubted(each, evidence) for each in found] if evidence.unjudged else found
 
 

@@ -8,8 +8,8 @@ on that path, two bounds hold:
 
 Each kind of cause has the lower one of those that apply to it; `_BOUNDS` lists them. A bound includes what is uncertain:
 
-- The captured iterations are a sample: the upper limit of the mean counts, by Student's t. Of a cause that strikes some
-  iterations, each can last as long as the longest one that a manifest times.
+- The captured iterations are a sample: the upper limit of the mean counts, by Student's t, or the most of them if that is
+  less. Of a cause that strikes some iterations, each can last as long as the longest one that a manifest times.
 - The profiler's cost can be more or less than estimated by `DOUBT`.
 """
 
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pyarrow.compute as pc
@@ -58,18 +59,20 @@ _STRIDED = re.compile("::elementwise_kernel<")
 _BETWEEN = (Cause.small_kernels, Cause.host_launch, Cause.dependency_stalled, Cause.blocked_by_device_copy)
 
 
-def at_most_us(evidence: Evidence, finding: Finding) -> float | None:
-    """The most that an iteration can be shorter without the cause; None if the finding costs no time.
+def bounded(evidence: Evidence, finding: Finding) -> Finding:
+    """The finding with its upper bound, and with an estimate that is no larger.
 
-    At least the estimate, and at most an iteration without the profiler, unless iterations are struck that do not count.
+    The bound is at most an iteration without the profiler, unless iterations are struck that do not count.
     """
     bound, estimate_us = _BOUNDS.get(finding.id), finding.recoverable_us_per_iteration
     if bound is None or not evidence.numbers or (estimate_us is None and finding.id not in _WITHOUT_ESTIMATE):
-        return estimate_us
-    most_us = max(bound(evidence, finding), estimate_us or 0.0)
+        return finding
+    most_us = max(bound(evidence, finding), 0.0)
     struck = finding.occurrence.iterations if finding.occurrence else ()
-    beyond = finding.id == slow_iterations.__name__ or not set(struck).issubset(evidence.numbers)
-    return most_us if beyond else min(most_us, evidence.iteration_us)
+    if finding.id != slow_iterations.__name__ and set(struck).issubset(evidence.numbers):
+        most_us = min(most_us, evidence.iteration_us)
+    estimate_us = None if estimate_us is None else min(estimate_us, most_us)
+    return replace(finding, recoverable_us_per_iteration=estimate_us, at_most_us_per_iteration=most_us)
 
 
 # The bounds.
@@ -219,9 +222,10 @@ def _beyond_at(evidence: Evidence, finding: Finding, floor_us: _Times, cost: flo
 
 
 def _limit(times_us: _Times) -> float:
-    """The upper limit of the mean of all iterations, from those that are captured."""
+    """The upper limit of the mean of all iterations, from those that are captured; no more than the most of them."""
     count, spread_us = len(times_us), float(np.std(times_us, ddof=1)) if len(times_us) > 1 else 0.0
-    return float(np.mean(times_us)) + (t_quantile(_LEVEL, count - 1) * spread_us / count**0.5 if spread_us else 0.0)
+    error_us = t_quantile(_LEVEL, count - 1) * spread_us / count**0.5 if spread_us else 0.0
+    return min(float(np.mean(times_us)) + error_us, float(np.max(times_us)))
 
 
 def _factor(evidence: Evidence, cost: float) -> float:
