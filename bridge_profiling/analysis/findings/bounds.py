@@ -55,8 +55,8 @@ _REPLACED: Mapping[str, Mapping[str, float]] = {
 #: Element-wise kernels of torch that index by strides, as they do where memory formats meet.
 _STRIDED = re.compile("::elementwise_kernel<")
 
-#: Idle time between kernels that the host launches one by one, and copies within the device.
-_BETWEEN = (Cause.small_kernels, Cause.host_launch, Cause.dependency_stalled, Cause.blocked_by_device_copy)
+#: Idle time between kernels that the host launches one by one.
+_LAUNCHES = (Cause.small_kernels, Cause.host_launch, Cause.dependency_stalled)
 
 
 def bounded(evidence: Evidence, finding: Finding) -> Finding:
@@ -106,25 +106,22 @@ def _ranges(evidence: Evidence, finding: Finding) -> float:
 
 def _kernels(evidence: Evidence, finding: Finding) -> float:
     """Kernels that others replace: all of their time goes, and the idle time that launching them can cost."""
-    kernels_us = np.zeros_like(evidence.duration_us)
+    kernels_us, count = np.zeros_like(evidence.duration_us), np.zeros_like(evidence.duration_us)
     for role, goes in _REPLACED[finding.id].items():
         rows = evidence.device_roles.filter(pc.equal(evidence.device_roles["role"], role))
         kernels_us += goes * np.nan_to_num(evidence.grid(rows, "device_us"))
+        count += np.nan_to_num(evidence.grid(rows, "count"))
     if finding.id == "layout_conversion":
         kernels_us += _strided_us(evidence)
     kernels_us = np.minimum(kernels_us, np.nan_to_num(evidence.compute_us))
-    least = _factor(evidence, 1 - DOUBT)
-    explained_us = sum((evidence.profiler.explained_us[cause] for cause in _BETWEEN), np.zeros_like(kernels_us))
-    idle_us = np.nan_to_num(evidence.idle_us(*_BETWEEN) + (1 - least) * explained_us)
-    usual_us = evidence.typical_us(idle_us)  # an excess has other reasons
-    goes_us = kernels_us + np.minimum(idle_us, [usual_us[rank] for rank in evidence.ranks])
+    as_many_launches = finding.id == "full_precision_matmul"
+    idle_us = np.zeros_like(kernels_us) if as_many_launches else _launch_gaps_us(evidence, count)
     stays_us = _most(evidence.compute_us - kernels_us)
 
     def floor(cost: float) -> _Times:
-        as_many_launches = finding.id == "full_precision_matmul"
         return np.maximum(stays_us, _most(_host_us(evidence, cost))) if as_many_launches else stays_us
 
-    return min(_limit(_most(goes_us)), _beyond(evidence, finding, floor))
+    return min(_limit(_most(kernels_us + idle_us)), _beyond(evidence, finding, floor))
 
 
 def _slow_ranks(evidence: Evidence, finding: Finding) -> float:
@@ -242,6 +239,21 @@ def _host_us(evidence: Evidence, cost: float) -> Grid:
 def _in_calls_us(evidence: Evidence, cause: Cause) -> Grid:
     """Time of each host in the calls or ranges of a cause."""
     return np.nan_to_num(evidence.of_cause(cause, "host_us") + evidence.of_cause(cause, "host_us", between=True))
+
+
+def _launch_gaps_us(evidence: Evidence, count: Grid) -> Grid:
+    """Idle time that launching so many kernels can cost, and copies within the device.
+
+    Launching them takes the host as long as others on average. An excess over the median iteration has other reasons.
+    """
+    copies_us = np.nan_to_num(evidence.idle_us(Cause.blocked_by_device_copy))
+    explained_us = sum((evidence.profiler.explained_us[cause] for cause in _LAUNCHES), np.zeros_like(copies_us))
+    idle_us = np.nan_to_num(evidence.idle_us(*_LAUNCHES) + (1 - _factor(evidence, 1 - DOUBT)) * explained_us)
+    launches = np.maximum(np.nan_to_num(evidence.grid(evidence.launch_statistics, "kernel_count")), 1.0)
+    own_us = _host_us(evidence, 1 - DOUBT)
+    host_us = np.where(np.isnan(own_us), np.nan_to_num(evidence.duration_us), own_us) * np.minimum(count / launches, 1.0)
+    usual_us = evidence.typical_us(idle_us + copies_us)
+    return np.minimum(np.minimum(idle_us, host_us) + copies_us, [usual_us[rank] for rank in evidence.ranks])
 
 
 def _strided_us(evidence: Evidence) -> NDArray[np.float64]:
