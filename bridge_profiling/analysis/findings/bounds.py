@@ -35,7 +35,7 @@ from bridge_profiling.analysis.findings.unprofiled import total_us
 #: A time in each iteration that counts.
 _Times = NDArray[np.float64]
 
-#: What stays of each iteration, if the profiler costs so many times what is estimated.
+#: The part of each iteration that stays, if the profiler costs so many times the estimate.
 _Floor = Callable[[float], _Times]
 
 _Bound = Callable[[Evidence, Finding], float]
@@ -60,7 +60,7 @@ _LAUNCHES = (Cause.small_kernels, Cause.host_launch, Cause.dependency_stalled)
 
 
 def bounded(evidence: Evidence, finding: Finding) -> Finding:
-    """The finding with its upper bound, and with an estimate that is no larger.
+    """The finding with its upper bound. An estimate that exceeds it is lowered to it.
 
     The bound is at most an iteration without the profiler, unless iterations are struck that do not count.
     """
