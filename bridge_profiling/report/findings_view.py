@@ -39,6 +39,8 @@ def _finding_view(place: int, finding: Finding, summary: Summary, pictures: Pict
         severe=finding.severe,
         responsible=words.ranks(finding.ranks, len(summary.infos)) if finding.ranks else "",
         gain=words.saving(*saving),
+        about=words.milliseconds(saving[0]) if saving[0] is not None else "",
+        at_most=words.milliseconds(saving[1]) if saving[1] is not None else "",
         share=" to ".join(
             dict.fromkeys(words.percent(part) for time_us in saving if time_us and (part := summary.share(time_us)))
         ),

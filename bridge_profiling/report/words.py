@@ -48,14 +48,15 @@ def saving(estimate_us: float | None, at_most_us: float | None, share: Share | N
         share: of an iteration, of a time.
         per: what the times refer to, as " per iteration".
     """
-    close = at_most_us is not None and at_most_us <= _CLOSE * (estimate_us or 0.0)
-    first_us = at_most_us if close or estimate_us is None else estimate_us
+    close = estimate_us is not None and at_most_us is not None and at_most_us <= _CLOSE * estimate_us
+    about_us = None if close else estimate_us
+    first_us = at_most_us if about_us is None else about_us
     if first_us is None:
         return ""
     part = None if share is None else share(first_us)
-    text = f"{'at most' if first_us is at_most_us else 'about'} {milliseconds(first_us)}{per}"
+    text = f"{'at most' if about_us is None else 'about'} {milliseconds(first_us)}{per}"
     text += "" if part is None else f" ({percent(part)})"
-    return text if first_us is at_most_us or at_most_us is None else f"{text}, at most {milliseconds(at_most_us)}"
+    return text if about_us is None or at_most_us is None else f"{text}, at most {milliseconds(at_most_us)}"
 
 
 def ms(time_us: float | None, *, signed: bool = False) -> str:
