@@ -1,40 +1,37 @@
 """The upper bound of a saving: what would go with the cause, and what would stay, by the kind of cause."""
 
-from collections.abc import Callable
 from functools import partial
 
 import pytest
 
-from tests.analysis.findings.conftest import Findings
 from tests.analysis.findings.simulated_jobs import MS, US, SimulatedJob
 
 
-def _loads(job: SimulatedJob, number: int, every: int = 1, varies: bool = False) -> None:
-    if number % every == 0:
-        job.be_in(0, "data-loading", (20 + 20 * (varies and number % 2)) * MS)
+def _loads(job, number, varies=False):
+    job.be_in(0, "data-loading", (20 + 20 * (varies and number % 2)) * MS)
     job.busy()
     job.meet()
 
 
-def _pauses_and_thinks(job: SimulatedJob, number: int) -> None:
+def _pauses_and_thinks(job, number):
     job.be_in(0, "step", 40 * MS if number == 12 else 0)
     job.busy()
 
 
-def _waits(job: SimulatedJob, _: int, host_ns: int) -> None:
+def _waits(job, _, host_ns):
     for _ in range(20):
         job.launch(0, 50 * US, count=20)
         job.wait(0, operator="aten::item")
         job.be_in(0, "forward", host_ns)
 
 
-def _attention(job: SimulatedJob, _: int) -> None:
+def _attention(job, _):
     for name, operator in (("nvjet_a", "aten::bmm"), ("softmax_warp_forward", "aten::softmax"), ("nvjet_b", "aten::bmm")):
         job.launch(0, 2 * MS, operator, name=name)
     job.busy()
 
 
-def _computes_more(job: SimulatedJob, _: int) -> None:
+def _computes_more(job, _):
     job.busy()
     job.launch(1, 1 * MS, name="gemm", count=8)
     job.meet(3 * MS)
@@ -58,10 +55,7 @@ def _computes_more(job: SimulatedJob, _: int) -> None:
         (_computes_more, 2, "straggler_compute", 8_000, 8_000),
     ],
 )
-def test_what_goes_and_what_stays(
-    find: Findings, step: Callable[..., None], ranks: int, cause: str, about_us: float, at_most_us: float
-) -> None:
-    found = find(SimulatedJob(step, ranks))
-    finding = found[cause]
+def test_what_goes_and_what_stays(find, step, ranks, cause, about_us, at_most_us):
+    finding = find(SimulatedJob(step, ranks))[cause]
     assert finding.recoverable_us_per_iteration == pytest.approx(about_us, rel=0.05)
     assert finding.at_most_us_per_iteration == pytest.approx(at_most_us, rel=0.05)
