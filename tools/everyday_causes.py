@@ -49,13 +49,15 @@ class Named:
     Args:
         id: of the finding.
         ranks: that it names.
-        saving_ms: that it promises; None where it promises nothing.
+        saving_ms: that it estimates; None where it estimates nothing.
+        at_most_ms: upper bound of that; None where it costs no time.
         possible: what it gives as one possible cause, with low confidence.
     """
 
     id: str
     ranks: tuple[int, ...]
     saving_ms: float | None
+    at_most_ms: float | None
     possible: str | None = None
 
     def is_cause(self, capture: Capture) -> bool:
@@ -77,6 +79,8 @@ class Answer:
         found: the findings that name a cause, the first one first.
         profiled_ms: the captured iteration.
         estimated_ms: the same without the profiler, from recorded events alone; None where this version does not estimate it.
+        contradictions: findings whose bound is below their estimate, or beyond an iteration; `all` if they save more than it.
+        idle: the finding of a device that idles, which names no cause, but bounds what idling can cost; None without.
         in_baseline: findings of the capture without the cause.
     """
 
@@ -84,6 +88,8 @@ class Answer:
     found: Sequence[Named]
     profiled_ms: float
     estimated_ms: float | None
+    contradictions: Sequence[str] = ()
+    idle: Named | None = None
     in_baseline: Sequence[Named] = ()
 
     @property
@@ -114,9 +120,20 @@ class Answer:
         return self.beyond_baseline is not None and self.beyond_baseline.shows_cause(self.capture)
 
     @property
+    def judged(self) -> Named | None:
+        """The finding whose saving is compared with the gain: of the cause, else the first one, else of an idle device."""
+        of_cause = (each for each in self.found if each.shows_cause(self.capture))
+        return next(of_cause, self.found[0] if self.found else self.idle)
+
+    @property
     def saving_ms(self) -> float | None:
-        """What the first finding promises."""
-        return self.found[0].saving_ms if self.found else None
+        """The estimate of that finding."""
+        return self.judged.saving_ms if self.judged else None
+
+    @property
+    def at_most_ms(self) -> float | None:
+        """Its upper bound."""
+        return self.judged.at_most_ms if self.judged else None
 
     @property
     def alone(self) -> list[str]:
@@ -125,17 +142,24 @@ class Answer:
 
     @property
     def bounded(self) -> bool | None:
-        """Whether the measured gain is at most the saving, up to the noise of the measurement."""
+        """Whether the measured gain is at most the upper bound, up to the noise of the measurement."""
         gain = self.capture.gain
-        return None if gain is None else gain - self.capture.noise <= (self.saving_ms or 0.0)
+        return None if gain is None else gain - self.capture.noise <= (self.at_most_ms or 0.0)
 
     @property
     def saving_error(self) -> float | None:
-        """The saving over the measured gain, less 1; None where the gain is lost in the noise."""
+        """The estimate over the measured gain, less 1; None where the gain is lost in the noise."""
+        over_gain = self._over_gain(self.saving_ms)
+        return None if over_gain is None else over_gain - 1
+
+    @property
+    def bound_over_gain(self) -> float | None:
+        """The upper bound over the measured gain; None where the gain is lost in the noise, or the cause is not found."""
+        return self._over_gain(self.at_most_ms) if self.judged and self.judged.shows_cause(self.capture) else None
+
+    def _over_gain(self, amount_ms: float | None) -> float | None:
         gain = self.capture.gain
-        if gain is None or self.saving_ms is None or gain <= self.capture.noise:
-            return None
-        return self.saving_ms / gain - 1
+        return None if gain is None or amount_ms is None or gain <= self.capture.noise else amount_ms / gain
 
     @property
     def iteration_error(self) -> float | None:
@@ -150,23 +174,42 @@ def answer(capture: Capture, folder: Path, open_run: Callable[[Path], Run]) -> A
     with open_run(folder) as run:
         said: Any = document(run)
     named = [finding for finding in said["findings"] if finding["id"] not in NEUTRAL]
+    idle = [finding for finding in said["findings"] if finding["id"] == "low_device_busy"]
     verdict = said["verdict"]
     estimated_us = verdict.get("estimated_profiler_us")
     return Answer(
         capture=capture,
         found=[_named(finding) for finding in named],
+        contradictions=_contradictions(said),
+        idle=_named(idle[0]) if idle else None,
         profiled_ms=verdict["iteration_us"] / 1e3,
         estimated_ms=None if estimated_us is None else (verdict["iteration_us"] - estimated_us) / 1e3,
     )
 
 
+def _contradictions(said: dict[str, Any]) -> list[str]:
+    whole_us, found, total_us = said["verdict"]["unprofiled_us"] or 0.0, [], 0.0
+    for finding in said["findings"]:
+        about_us, at_most_us = finding["recoverable_us_per_iteration"] or 0.0, finding["at_most_us_per_iteration"] or 0.0
+        # Iterations that means leave out can be longer.
+        counts = "iterations_captured" not in finding["evidence"] and finding["id"] != "slow_iterations"
+        total_us += about_us * counts
+        if about_us > at_most_us or (counts and at_most_us > whole_us + 1e-6):
+            found.append(finding["id"])
+    return [*found, "all"] if total_us > whole_us + 1e-6 else found
+
+
 def _named(finding: dict[str, Any]) -> Named:
-    saving_us = finding["recoverable_us_per_iteration"]
+    saving, at_most = (
+        None if (time_us := finding[f"{name}_us_per_iteration"]) is None else time_us / 1e3
+        for name in ("recoverable", "at_most")
+    )
     collects = finding["confidence"] == "low" and "garbage collection is one possible cause" in finding["action"]
     return Named(
         finding["id"],
         tuple(finding["ranks"]),
-        None if saving_us is None else saving_us / 1e3,
+        saving,
+        at_most,
         "garbage_collection" if collects else None,
     )
 
@@ -225,7 +268,7 @@ def _megatron_capture(case: Case, timed: dict[str, Milliseconds]) -> Capture:
 
 
 def causes_table(found: Iterable[Answer]) -> str:
-    """Cause, first finding, ranks, predicted saving and measured gain of each capture with a cause."""
+    """Cause, first finding, ranks, estimated and largest saving, and measured gain of each capture with a cause."""
     rows = []
     for one in found:
         capture = one.capture
@@ -237,13 +280,13 @@ def causes_table(found: Iterable[Answer]) -> str:
                 capture.name, "set aside" if capture.set_aside else "", f"`{capture.findings[0]}`", _ranks(capture.ranks),
                 _id(first), _ranks(first.ranks if first else ()), "yes" if one.right else "no",
                 "the same" if beyond and beyond is first else _id(beyond), "yes" if one.right_beyond_baseline else "no",
-                _ms(one.saving_ms), _ms(capture.gain), {True: "yes", False: "no", None: ""}[one.bounded],
+                _ms(one.saving_ms), _ms(one.at_most_ms), _ms(capture.gain), {True: "yes", False: "no", None: ""}[one.bounded],
                 _percent(one.saving_error),
             )
         )  # fmt: skip
     return _table(
-        "capture | | cause | on ranks | first finding | ranks | right | first beyond the baseline's | right | predicted saving,"
-        " ms | measured gain, ms | within the prediction | prediction off by",
+        "capture | | cause | on ranks | first finding | ranks | right | first beyond the baseline's | right | estimated saving,"
+        " ms | at most, ms | measured gain, ms | within the bound | estimate off by",
         rows,
     )
 
@@ -293,10 +336,12 @@ def summary(found: Sequence[Answer]) -> str:
         right, beyond = sum(one.right for one in causes), sum(one.right_beyond_baseline for one in causes)
         bounded = [one.bounded for one in causes if one.bounded is not None]
         errors = [abs(one.saving_error) for one in causes if one.saving_error is not None and one.right]
+        over_gain = [one.bound_over_gain for one in causes if one.bound_over_gain is not None]
         lines.append(
             f"- {name}: the first finding is right in {right} of {len(causes)} ({right / len(causes):.0%}), the first beyond"
-            f" the baseline's in {beyond} ({beyond / len(causes):.0%}); the measured gain is within the prediction in"
-            f" {sum(bounded)} of {len(bounded)}; the prediction of a right finding is off by {_share(errors)} (median)."
+            f" the baseline's in {beyond} ({beyond / len(causes):.0%}); the measured gain is within the upper bound in"
+            f" {sum(bounded)} of {len(bounded)}, and the bound is {median(over_gain):.2f} times the gain (median); the estimate"
+            f" of a right finding is off by {_share(errors)} (median)."
         )
     by_name = sum(one.right_by_name for one in found if one.capture.findings)
     pauses = sum(one.right and not one.right_by_name for one in found if one.capture.findings)

@@ -29,7 +29,7 @@ def findings_view(summary: Summary, pictures: Pictures | None = None) -> list[Fi
 
 
 def _finding_view(place: int, finding: Finding, summary: Summary, pictures: Pictures | None) -> FindingView:
-    saving = finding.recoverable_us_per_iteration
+    saving = finding.recoverable_us_per_iteration, finding.at_most_us_per_iteration
     evidence = finding.evidence
     picture = None if pictures is None else pictures.of(finding)
     return FindingView(
@@ -38,8 +38,12 @@ def _finding_view(place: int, finding: Finding, summary: Summary, pictures: Pict
         title=finding.title,
         severe=finding.severe,
         responsible=words.ranks(finding.ranks, len(summary.infos)) if finding.ranks else "",
-        gain="" if saving is None else words.milliseconds(saving),
-        share=words.percent(part) if saving and (part := summary.share(saving)) is not None else "",
+        gain=words.saving(*saving),
+        about=words.milliseconds(saving[0]) if saving[0] is not None else "",
+        at_most=words.milliseconds(saving[1]) if saving[1] is not None else "",
+        share=" to ".join(
+            dict.fromkeys(words.percent(part) for time_us in saving if time_us and (part := summary.share(time_us)))
+        ),
         confidence=str(finding.confidence),
         reason=finding.confidence_reason and f"{finding.confidence_reason.rstrip('.')}.",
         action=finding.action,

@@ -139,6 +139,7 @@ class _Rank:
                 "title": finding.title,
                 "change": finding.action,
                 "recoverable_us_per_iteration": finding.recoverable_us_per_iteration,
+                "at_most_us_per_iteration": finding.at_most_us_per_iteration,
                 "confidence": str(finding.confidence),
             }
             over = -self._shift_ns

@@ -182,13 +182,14 @@ def _print_bars(figure: Figure, console: Console) -> None:
 def _print_findings(findings: Sequence[FindingView], console: Console) -> None:
     table = Table(title="\nFindings, the largest potential saving first", title_justify="left", box=None, pad_edge=False)
     table.add_column("", justify="right")
-    table.add_column("saving", justify="right", no_wrap=True)
+    for heading in ("saving", "at most"):
+        table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("confidence", no_wrap=True)
     table.add_column("finding, and what to change")
     for finding in findings[:_FINDINGS]:
         text = _text(finding.title, "bold red" if finding.severe else "bold")
         text.append(f"\n{printable(first_sentence(finding.action))}", style="not bold default")
-        table.add_row(str(finding.number), f"≤ {finding.gain}" if finding.gain else "unknown", finding.confidence, text)
+        table.add_row(str(finding.number), finding.about or "unknown", finding.at_most, finding.confidence, text)
     console.print(table)
     if len(findings) > _FINDINGS:
         console.print(f"{len(findings) - _FINDINGS} more findings are on the page.")
@@ -197,7 +198,7 @@ def _print_findings(findings: Sequence[FindingView], console: Console) -> None:
 def _print_plain_findings(findings: Sequence[FindingView], console: Console) -> None:
     console.print()
     for finding in findings:
-        gain = f"up to {finding.gain}" if finding.gain else "saving unknown"
+        gain = f"saves {finding.gain}" if finding.gain else "saving unknown"
         ranks = f", {finding.responsible}" if finding.responsible else ""
         about = f"{gain}, {finding.confidence} confidence{ranks}"
         console.print(_text(f"{finding.number}. {finding.id}: {finding.title} [{about}]"), soft_wrap=True)

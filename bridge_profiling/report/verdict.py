@@ -113,6 +113,11 @@ class Summary:
         return self.first.recoverable_us_per_iteration if self.first else None
 
     @property
+    def at_most_us(self) -> float | None:
+        """Upper bound of that saving."""
+        return self.first.at_most_us_per_iteration if self.first else None
+
+    @property
     def total_saving_us(self) -> float | None:
         """Potential saving of all findings together; None if it is unknown for each."""
         known = [each.recoverable_us_per_iteration for each in self.findings if each.recoverable_us_per_iteration is not None]
@@ -299,16 +304,14 @@ def _saving(summary: Summary) -> Iterator[str]:
     """What the first finding, and all of them, could save."""
     count, first, total = len(summary.findings), summary.saving_us, summary.total_saving_us
 
-    def said(saving: float) -> str:
-        part = summary.share(saving)
-        share = "" if part is None else f" ({words.percent(part)})"
+    def said(saving: float, at_most_us: float | None = None) -> str:
         # Without marked iterations, findings are about whole captures.
-        per = "per iteration" if summary.typical_us is not None else "per capture"
-        return f"up to {words.milliseconds(saving)} {per}{share}"
+        per = " per iteration" if summary.typical_us is not None else " per capture"
+        return words.saving(saving, at_most_us, summary.share, per)
 
     if first and total is not None:
         more = f"; all {count} findings together {said(total)}" if count > 1 else ""
-        yield f"Potential saving: {said(first)}{more}."
+        yield f"Potential saving: {said(first, summary.at_most_us)}{more}."
     elif first is None:
         yield "The potential saving is unknown." if not total else f"Potential saving of the other findings: {said(total)}."
 

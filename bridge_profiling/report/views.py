@@ -133,6 +133,8 @@ class FindingView:
     severe: bool
     responsible: str
     gain: str
+    about: str
+    at_most: str
     share: str
     confidence: str
     reason: str

@@ -30,7 +30,7 @@ def row(rank: int, duration_us: float = 100 * MS, iterations: int = 10, **parts_
 def finding(**known: Any) -> Finding:
     """A finding with what a claim needs to know."""
     usual: dict[str, Any] = {"id": "data_loading", "ranks": [0, 1], "confidence": Confidence.high}
-    usual |= {"recoverable_us_per_iteration": 30 * MS, "evidence": {"waiting_us": 30 * MS}}
+    usual |= {"recoverable_us_per_iteration": 30 * MS, "at_most_us_per_iteration": 40 * MS, "evidence": {"waiting_us": 30 * MS}}
     usual["title"] = "Data loading holds all ranks for 30 ms of each iteration"
     usual["action"] = "Raise dataset.num_workers. Then look at the disks."
     return Finding(**(usual | known))

@@ -15,7 +15,8 @@ def test_it_is_a_headline_three_sentences_and_what_to_do_first():
     assert found.sentences == [
         "An iteration takes 100 ms (median of 10 on 4 ranks).",
         "Its parts: 70% compute, 30% data loading.",
-        "Potential saving: up to 30 ms per iteration (30%); all 5 findings together up to 50 ms per iteration (50%).",
+        "Potential saving: about 30 ms per iteration (30%), at most 40 ms; all 5 findings together about 50 ms per iteration"
+        " (50%).",
     ]
     assert (len(found.first), found.first[0]) == (3, "Rank 1: Raise dataset.num_workers.")
 
@@ -57,7 +58,7 @@ _MANIFESTS = [manifest(0, [150, 152], [100, 100, 102]), manifest(1, [151, 151], 
         (summary([], snapshots=[0, 2]), ["These captures hold memory only. Memory was recorded on ranks 0, 2."]),
         (summary([]), ["These captures hold too little to judge."]),
         (summary([], manifests=_MANIFESTS), ["Nothing was captured. Ranks 0-1: the reason is unknown."]),
-        (summary([], [finding()]), ["Potential saving: up to 30 ms per capture."]),
+        (summary([], [finding()]), ["Potential saving: about 30 ms per capture, at most 40 ms."]),
         (summary(_TWO), ["Nothing to change was found."]),
     ],
 )
@@ -66,7 +67,7 @@ def test_what_is_known_and_what_limits_it_is_said(found, said):
     text = " ".join((answer.headline, *answer.sentences, *answer.first, *answer.caveats))
     assert [sentence for sentence in said if sentence not in text] == []
     # No saving is promised without a finding that has one, and nothing about thresholds without a device.
-    assert not found.findings or found.findings[0].recoverable_us_per_iteration or "up to" not in text
+    assert not found.findings or found.findings[0].recoverable_us_per_iteration or "at most" not in text
     assert found.attribution or not found.without_device or "threshold" not in text
     # A finding about all ranks names none.
     assert answer.first == ["Raise dataset.num_workers."] * len(found.findings)

@@ -38,6 +38,11 @@ def test_evidence_is_written_with_the_unit_in_its_name(name, amount, heading, sa
     assert (words.label(name), words.value(name, amount)) == (heading, said)
 
 
+def test_a_saving_is_an_estimate_and_a_bound_unless_these_are_close():
+    said = [words.saving(*saving) for saving in ((7e3, 23e3), (7e3, 7.5e3), (None, 23e3), (7e3, None), (None, None))]
+    assert said == ["about 7.0 ms, at most 23 ms", "at most 7.5 ms", "at most 23 ms", "about 7.0 ms", ""]
+
+
 def test_ranks_by_the_hundreds_are_cut():
     assert words.value("waiting_us", dict.fromkeys(range(512), 1000.0)).endswith("rank 11: 1.0 ms and 500 more")
     assert words.ranks(list(range(1, 1024, 2))).endswith("23 and 500 more")

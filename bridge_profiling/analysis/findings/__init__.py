@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from bridge_profiling.analysis.findings import (
+    bounds,
     collectives,
     communication,
     device_work,
@@ -94,7 +95,7 @@ def find_all(evidence: Evidence, thresholds: Thresholds | None = None) -> list[F
         found += findings
     if any(each.id == initialization.initialization.__name__ and each.severe for each in found):
         found = [each for each in found if each.id.startswith(("memory_", "initialization"))]
-    found = sorted(_within(evidence, _once(found)), key=_by_saving)
+    found = sorted(_within(evidence, [bounds.bounded(evidence, each) for each in _once(found)]), key=_by_saving)
     return [_doubted(each, evidence) for each in found] if evidence.unjudged else found
 
 

@@ -26,7 +26,7 @@ from bridge_profiling.traces.types import RankInfo
 
 #: Hosts differ in what recording costs them: the profiler's part of a cause can be wrong by this share. On most of eighteen
 #: trainings on H200s, an event cost 1.7 to 2.6 µs.
-_DOUBT = 0.25
+DOUBT = 0.25
 
 #: By the estimate, the same records can cost one host so many times as much as another one.
 _APART = 1.5
@@ -192,12 +192,17 @@ class Evidence:
         return not bool((np.isnan(known) & ~np.isnan(self.duration_us)).any())
 
     @cached_property
+    def captured_iterations_us(self) -> Grid:
+        """Each iteration as captured, with the time until the next one."""
+        between = [self.of_cause(cause, "lost_us", between=True) for cause in Cause if cause is not Cause.profiler]
+        return sum(between, self.duration_us)
+
+    @cached_property
     def captured_iteration_us(self) -> float:
         """A mean iteration of the job as captured, with the time until the next one; 0 without any."""
         if not self.numbers:
             return 0.0
-        between = [self.of_cause(cause, "lost_us", between=True) for cause in Cause if cause is not Cause.profiler]
-        return float(np.mean(np.nanmedian(sum(between, self.duration_us), axis=1)))
+        return float(np.mean(np.nanmedian(self.captured_iterations_us, axis=1)))
 
     @cached_property
     def iteration_us(self) -> float:
@@ -249,7 +254,7 @@ class Evidence:
         causes = (*causes, *(cause for cause in LAUNCHING if cause not in causes)) if set(causes) & set(LAUNCHING) else causes
         explained = sum((self.profiler.explained_us[cause] for cause in causes), self._zero)
         left_us, explained_us = (float(np.mean(np.nanmax(grid, axis=1))) for grid in (self.idle_us(*causes), explained))
-        return left_us < _DOUBT * explained_us
+        return left_us < DOUBT * explained_us
 
     def confidence(self, *, of_host: bool = False) -> tuple[Confidence, str]:
         """How certain a finding about lost time can be, and why not more; the profiler's cost matters to times of the host."""
@@ -327,7 +332,7 @@ class Evidence:
         """The most that less work for devices saves, before the slowest host, never waiting for its device, limits it."""
         own_us = self.grid(self.profiler_cost, "host_own_us")
         if self.profiler.source == "estimate":
-            own_us = own_us - _DOUBT * self.grid(self.profiler_cost, "host_cost_us")
+            own_us = own_us - DOUBT * self.grid(self.profiler_cost, "host_cost_us")
         return max(self.iteration_us - max(self.typical_us(own_us).values(), default=0.0), 0.0)
 
     @cached_property

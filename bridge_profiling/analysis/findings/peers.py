@@ -32,7 +32,7 @@ _SLICED, _SLICE_US, _SLICED_KERNELS, _STALLED = 3.0, 1_000.0, 3, 0.03
 _AS_MANY = 0.02
 
 #: Communication slows compute that it overlaps by at most this share of the overlap.
-_CONTENTION = 0.5
+CONTENTION = 0.5
 
 #: Turns cost at most this many times their median.
 _TURNS_ALIKE = 3.0
@@ -135,9 +135,7 @@ def excess_compute_us(evidence: Evidence, peers: list[list[int]]) -> Grid:
     excess = beyond_peers(evidence.compute_us, peers)
     if evidence.iterations.num_rows:
         overlapped = evidence.grid(evidence.iterations, "overlapped_communication_us")
-        mine, theirs = (
-            _CONTENTION * np.maximum(np.nan_to_num(beyond_peers(sign * overlapped, peers)), 0.0) for sign in (1, -1)
-        )
+        mine, theirs = (CONTENTION * np.maximum(np.nan_to_num(beyond_peers(sign * overlapped, peers)), 0.0) for sign in (1, -1))
         more = beyond_peers(evidence.grid(evidence.launch_statistics, "kernel_count"), peers) > 0
         own = np.where(more, np.minimum(_of_more_executions_us(evidence, peers), excess + theirs), -np.inf)
         excess = np.maximum(excess - np.minimum(mine, np.maximum(excess, 0.0)), own)

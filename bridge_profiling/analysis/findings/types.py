@@ -72,8 +72,9 @@ class Finding:
         ranks: the responsible ranks, ascending; not the ranks that wait for them.
         evidence: numbers by name, with units in the names.
         events: the places that show it best, most telling first.
-        recoverable_us_per_iteration: upper bound of how much shorter an iteration of the job could be. Only critical-path time
+        recoverable_us_per_iteration: estimate of how much shorter an iteration of the job could be. Only critical-path time
             counts, and no time counts for two findings. None when the finding costs no time or its cost is unknown.
+        at_most_us_per_iteration: upper bound of the same, whatever else is found. None when the finding costs no time.
         confidence: how certain the finding is.
         confidence_reason: why confidence is not high, as the end of a sentence; "" when it is.
         action: what to change, in imperative sentences, the first step first.
@@ -88,6 +89,7 @@ class Finding:
     confidence: Confidence
     action: str
     recoverable_us_per_iteration: float | None = None
+    at_most_us_per_iteration: float | None = None
     confidence_reason: str = ""
     events: list[Event] = field(default_factory=list)
     severe: bool = False

@@ -62,13 +62,16 @@ class Verdict(TypedDict):
     ]
     iterations: Annotated[Count | None, doc("Iterations behind that median, on the rank that has the fewest")]
     recoverable_us_per_iteration: Annotated[
-        Microseconds | None, doc("Potential saving of that finding: an upper bound; null if unknown, or without findings")
+        Microseconds | None, doc("Potential saving of that finding: an estimate; null if unknown, or without findings")
+    ]
+    at_most_us_per_iteration: Annotated[
+        Microseconds | None, doc("Upper bound of that saving; null if the finding costs no time, or without findings")
     ]
     recoverable_share: Annotated[
         Share | None, doc("The same as a share of `unprofiled_us`, or of `iteration_us` if that is null")
     ]
     total_recoverable_us_per_iteration: Annotated[
-        Microseconds | None, doc("Potential saving of all findings together; null if it is unknown for each")
+        Microseconds | None, doc("Potential saving of all findings together: an estimate; null if it is unknown for each")
     ]
     total_recoverable_share: Annotated[Share | None, doc("The same as a share, like `recoverable_share`")]
     confidence: Annotated[Confidence | None, doc("Confidence in that finding; null without findings")]
@@ -620,7 +623,14 @@ class Finding(TypedDict):
     ranks: Annotated[list[Rank], doc("The responsible ranks, not those that wait for them")]
     evidence: Annotated[dict[str, Any], doc("Values by name, with the unit at the end of the name; which ones depends on `id`")]
     recoverable_us_per_iteration: Annotated[
-        Microseconds | None, doc("Potential saving: an upper bound; null if it costs no time, or the cost is unknown")
+        Microseconds | None, doc("Potential saving: an estimate; null if it costs no time, or the cost is unknown")
+    ]
+    at_most_us_per_iteration: Annotated[
+        Microseconds | None,
+        doc(
+            "Upper bound of the potential saving: at least the estimate, and at most `verdict.unprofiled_us` unless iterations "
+            "are struck that means leave out. Bounds of several findings do not add up. Null if it costs no time"
+        ),
     ]
     confidence: Annotated[Confidence, doc("How certain the finding is")]
     confidence_reason: Annotated[str, doc("Why the confidence is not high; empty if it is")]
