@@ -77,29 +77,38 @@ class RayCluster:
     options = ("--engine", "ray", "--ray-address", "127.0.0.1:6399")
 
     def __init__(self, cpus: int) -> None:
-        self._processes: list[psutil.Process] = []
         self._command = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--num-cpus", str(cpus)]
         self._command += ["--include-dashboard=false", "--node-ip-address", "127.0.0.1", "--port", "6399"]
 
     def __enter__(self) -> RayCluster:
-        before = set(psutil.pids())
         subprocess.run(self._command, check=True, capture_output=True)
-        self._processes = [process for process in psutil.process_iter() if process.pid not in before and process.ppid() == 1]
         return self
 
     def __exit__(self, *_: object) -> None:
-        processes = self._all()
+        processes = self._processes()
         for process in processes:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         psutil.wait_procs(processes, timeout=20)
 
     def worked(self) -> float:
-        """Processor seconds of the cluster's processes."""
-        return sum(process.cpu_times().user + process.cpu_times().system for process in self._all())
+        """Processor seconds of the cluster's processes that run now."""
+        seconds = 0.0
+        for process in self._processes():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                seconds += sum(process.cpu_times()[:2])
+        return seconds
 
-    def _all(self) -> list[psutil.Process]:
-        return [*self._processes, *(child for process in self._processes for child in process.children(recursive=True))]
+    @staticmethod
+    def _processes() -> list[psutil.Process]:
+        """Ray's servers, whose commands name the port, and the workers that they started."""
+        found: set[psutil.Process] = set()
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                command = " ".join(process.cmdline())
+                if "/ray/" in command and "6399" in command:
+                    found |= {process, *process.children(recursive=True)}
+        return list(found)
 
 
 def report(folder: Path, page: Path, cluster: RayCluster | None = None) -> str:

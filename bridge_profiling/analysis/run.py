@@ -149,7 +149,7 @@ class Run:
         general = () if names else self.capture_caveats
         answers = (self._answer(name) for name in names or WITH_CAVEATS)
         found = merged([*general, *(caveat for answer in answers for caveat in answer.caveats)])
-        if names or any(info.devices for info in self.infos):
+        if names or any(info.devices or info.has_unread_events for info in self.infos):
             return found
         # A training on CPUs: no rank has device work, and each has iterations.
         on_cpus = {info.rank for info in self.infos} <= set(self.host_iterations()["rank"].to_pylist())

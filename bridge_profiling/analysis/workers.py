@@ -201,6 +201,7 @@ def serve(descriptor: int) -> None:
     with contextlib.suppress(EOFError):
         parent.send(call(*parent.recv()))
         # The first task has imported everything. Later collections of garbage need not go through that: 4% of the time.
+        gc.collect()
         gc.freeze()
         while True:
             parent.send(call(*parent.recv()))

@@ -83,12 +83,8 @@ class Summary:
 
     @cached_property
     def on_cpus(self) -> list[dict[str, Any]]:
-        """The mean iteration of each rank of a training on CPUs; empty if any rank has a device, or none marks iterations.
-
-        Events of an unknown category may be the work of a device that is not read yet, as those of MTIA are.
-        """
-        unread = any(caveat.code == "category_unknown" for info in self.infos for caveat in info.caveats)
-        has_device = self.attribution or unread or any(info.devices for info in self.infos)
+        """The mean iteration of each rank of a training on CPUs; empty if any may have a device, or none marks iterations."""
+        has_device = self.attribution or any(info.devices or info.has_unread_events for info in self.infos)
         return [] if has_device else host_view.means(self.host_iterations)
 
     @property
@@ -219,8 +215,8 @@ def verdict(summary: Summary) -> Verdict:
         case Outcome.no_device_work:
             headline = "These captures hold no device work to judge."
             sentences = [
-                "Captures of training on CPUs look like this, and so do those of a profiler that could not access its GPUs,"
-                " and of a device whose events are of a category that is not read yet.",
+                "Captures of training on CPUs look like this. So do captures whose profiler could not access the GPUs, and"
+                " those of a type of device that is not supported yet.",
                 *_on_host(summary),
             ]
         case Outcome.not_judged:

@@ -135,7 +135,7 @@ def _load_cached(capture: Capture, folders: Sequence[Path]) -> RankTables:
 
 
 def reopened(tables: RankTables, entry: Path) -> RankTables:
-    """Tables that an entry was written of; from the entry where they are made in blocks, since they may not fit into memory."""
+    """Tables that an entry was just written of. Those made in blocks are read from the entry from now on, to free memory."""
     if not isinstance(tables.tables, BlockTables):
         return RankTables(tables.info, tables.tables, entry)
     tables.tables = ParquetTables(entry)
@@ -178,11 +178,6 @@ def _remove(entry: Path) -> None:
         entry.unlink(missing_ok=True)
     else:
         shutil.rmtree(entry, ignore_errors=True)
-
-
-def write_table(table: pa.Table, path: Path) -> None:
-    """Write one table as Parquet: see `write_blocks`."""
-    write_blocks([table], table.schema, path)
 
 
 def write_blocks(blocks: Iterable[pa.Table], schema: pa.Schema, path: Path) -> None:

@@ -258,6 +258,10 @@ class BlockTables(Mapping[str, pa.Table]):
     def __init__(self, tables: Mapping[str, pa.Table], made: Mapping[str, Callable[[], Iterator[pa.Table]]]) -> None:
         self._tables, self._made = dict(tables), made
 
+    def __contains__(self, name: object) -> bool:
+        # Mapping's own would make the table.
+        return name in self._tables or name in self._made
+
     def blocks(self, name: str) -> Iterator[pa.Table]:
         """A table's rows, as one table after another."""
         return iter([self._tables[name]]) if name in self._tables else self._made[name]()

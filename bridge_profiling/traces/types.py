@@ -79,6 +79,11 @@ class RankInfo:
         """Whether so little of the device work is lost that the rest shows what the rank did."""
         return self.lost.device <= _LOST_SHARE * self.lost.of_device
 
+    @property
+    def has_unread_events(self) -> bool:
+        """Whether events are of an unknown category, as those of MTIA: they can be the work of a device."""
+        return any(caveat.code == "category_unknown" for caveat in self.caveats)
+
     def add_caveat(self, code: str, text: str, *, of_file: bool = False) -> None:
         """Append a caveat about this rank; `of_file` names its file too, where that is what has to be looked at."""
         self.caveats.append(Caveat(code, text, file=self.files[0] if of_file else None))

@@ -73,5 +73,5 @@ def test_the_late_rank_and_its_cause_are_named(run, tmp_path, times_us, finding,
 
 def test_events_of_an_unknown_category_may_be_of_a_device_that_is_not_read(write_trace, run_of, tmp_path):
     (tmp_path / "run").mkdir()
-    write_trace([*_rank(1_000, 10_000, 11_000, LOADER), complete("mtia_ccp_events", "fc", 50_000, 900)], "run/rank-0.json.gz")
+    write_trace([*_rank(70_000, 10_000, 81_000, LOADER), complete("mtia_ccp_events", "fc", 50_000, 900)], "run/rank-0.json.gz")
     assert verdict(summarize(run_of(tmp_path / "run"))).headline == "These captures hold no device work to judge."

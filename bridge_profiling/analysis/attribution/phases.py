@@ -264,7 +264,7 @@ def _nodes(operators: _Ranges, names: list[str]) -> _Ranges:
 
 def _of_autograd(host_events: pa.Table) -> NDArray[np.bool_]:
     """Which events can be autograd's nodes, what these run, or what made them: a fifth of the operators."""
-    alike = {name: _COMPILED.sub(r"\1", name) for name in host_events["name"].unique().to_pylist() if name}
+    alike = {name: _without_hash(name) for name in host_events["name"].unique().to_pylist() if name}
     matches = [match for name in alike.values() if (match := _NODE.match(name))]
     wanted = {each for match in matches for each in (match.string, match[1])}
     named = [name for name, text in alike.items() if text in wanted]

@@ -83,14 +83,23 @@ _ON_HOST: tuple[Find, ...] = (
     overhead.profiler_overhead,
 )
 
+_OF_UNREAD_DEVICES: tuple[Find, ...] = (iterations.slow_iterations, overhead.profiler_overhead)
+
 #: Ids of findings: the names of their functions.
 ORDER = tuple(find.__name__ for find in _FINDINGS)
+
+
+def _about(evidence: Evidence) -> tuple[Find, ...]:
+    if evidence.has_device or not evidence.host_iterations.num_rows:
+        return _FINDINGS
+    # What a host waits for is unknown where a device works that is not read.
+    return _OF_UNREAD_DEVICES if any(info.has_unread_events for info in evidence.infos) else _ON_HOST
 
 
 def find_all(evidence: Evidence, thresholds: Thresholds | None = None) -> list[Finding]:
     """Every finding about a run, largest potential saving first, findings without one last."""
     ledger, found = evidence.ledger(), []
-    for find in _FINDINGS if evidence.has_device or not evidence.host_iterations.num_rows else _ON_HOST:
+    for find in _about(evidence):
         findings, ledger = find(evidence, thresholds or Thresholds(), ledger)
         found += findings
     if any(each.id == initialization.initialization.__name__ and each.severe for each in found):
