@@ -77,8 +77,11 @@ class RayCluster:
     options = ("--engine", "ray", "--ray-address", "127.0.0.1:6399")
 
     def __init__(self, cpus: int) -> None:
+        # Its own: the next `ray.init` of anybody else must not find this cluster. Short, since sockets are in it.
+        self._folder = tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True)
         self._command = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--num-cpus", str(cpus)]
         self._command += ["--include-dashboard=false", "--node-ip-address", "127.0.0.1", "--port", "6399"]
+        self._command += ["--temp-dir", self._folder.name]
 
     def __enter__(self) -> RayCluster:
         subprocess.run(self._command, check=True, capture_output=True)
@@ -90,6 +93,7 @@ class RayCluster:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         psutil.wait_procs(processes, timeout=20)
+        self._folder.cleanup()
 
     def worked(self) -> float:
         """Processor seconds of the cluster's processes that run now."""
