@@ -5,6 +5,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.system import debian, jobs, nsys_install, slurm_cluster
@@ -58,8 +59,14 @@ def _ray_cluster(request):
         for name, value in wanted.items():
             patch.setenv(name, value)
         ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+        started_in = os.environ["PYTEST_CURRENT_TEST"]
         yield ray
         ray.shutdown()
+        # nsys 2024.2 can leave its agent where Ray kills a worker on a busy machine.
+        for process in psutil.process_iter(["cmdline", "environ"]):
+            of_ray = (process.info["environ"] or {}).get("PYTEST_CURRENT_TEST") == started_in
+            if of_ray and "--start-agent" in (process.info["cmdline"] or ()):
+                process.kill()
 
 
 @pytest.fixture(scope="session")
