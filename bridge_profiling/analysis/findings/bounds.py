@@ -135,7 +135,8 @@ def _slow_ranks(evidence: Evidence, finding: Finding) -> float:
     """Ranks that others wait for: what the others need without waiting stays."""
 
     def floor(cost: float) -> _Times:
-        waits_us = np.nan_to_num(evidence.waiting_us) + _factor(evidence, cost) * total_us(evidence.profiler.explained_us)
+        # Manifests measure what the profiler costs the job, not how much of that is in each rank's own time.
+        waits_us = np.nan_to_num(evidence.waiting_us) + cost * total_us(evidence.profiler.explained_us)
         return _of_others(evidence, np.maximum(evidence.duration_us - waits_us, evidence.compute_us), finding.ranks)
 
     return _beyond(evidence, finding, floor)
