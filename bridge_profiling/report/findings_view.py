@@ -38,12 +38,9 @@ def _finding_view(place: int, finding: Finding, summary: Summary, pictures: Pict
         title=finding.title,
         severe=finding.severe,
         responsible=words.ranks(finding.ranks, len(summary.infos)) if finding.ranks else "",
-        gain=words.saving(*saving),
+        gain=words.saving(*saving, share=summary.share),
         about=words.milliseconds(saving[0]) if saving[0] is not None else "",
         at_most=words.milliseconds(saving[1]) if saving[1] is not None else "",
-        share=" to ".join(
-            dict.fromkeys(words.percent(part) for time_us in saving if time_us and (part := summary.share(time_us)))
-        ),
         confidence=str(finding.confidence),
         reason=finding.confidence_reason and f"{finding.confidence_reason.rstrip('.')}.",
         action=finding.action,

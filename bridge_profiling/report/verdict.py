@@ -300,7 +300,7 @@ def _saving(summary: Summary) -> Iterator[str]:
     """What the first finding, and all of them, could save."""
     count, first, total = len(summary.findings), summary.saving_us, summary.total_saving_us
 
-    def said(saving: float, at_most_us: float | None = None) -> str:
+    def said(saving: float | None, at_most_us: float | None = None) -> str:
         # Without marked iterations, findings are about whole captures.
         per = " per iteration" if summary.typical_us is not None else " per capture"
         return words.saving(saving, at_most_us, summary.share, per)
@@ -308,6 +308,8 @@ def _saving(summary: Summary) -> Iterator[str]:
     if first and total is not None:
         more = f"; all {count} findings together {said(total)}" if count > 1 else ""
         yield f"Potential saving: {said(first, summary.at_most_us)}{more}."
+    elif first is None and summary.at_most_us:
+        yield f"Potential saving: {said(None, summary.at_most_us)}."
     elif first is None:
         yield "The potential saving is unknown." if not total else f"Potential saving of the other findings: {said(total)}."
 

@@ -135,7 +135,6 @@ class FindingView:
     gain: str
     about: str
     at_most: str
-    share: str
     confidence: str
     reason: str
     action: str

@@ -21,9 +21,6 @@ _MOST_ITEMS = 12
 #: A time in microseconds as a share of an iteration; None if unknown.
 Share = Callable[[float], float | None]
 
-#: A bound up to so many times the estimate says as much as both.
-_CLOSE = 1.1
-
 
 @cache
 def resource(name: str) -> Any:
@@ -40,7 +37,7 @@ def milliseconds(time_us: float | None) -> str:
 
 
 def saving(estimate_us: float | None, at_most_us: float | None, share: Share | None = None, per: str = "") -> str:
-    """An estimated saving and its upper bound: "about 7.0 ms (12%), at most 23 ms"; "at most 7.1 ms (12%)" if they are close.
+    """An estimated saving and its upper bound: "about 7.0 ms (12%), at most 23 ms (38%)"; "" if both are unknown.
 
     Args:
         estimate_us: None if unknown.
@@ -48,15 +45,13 @@ def saving(estimate_us: float | None, at_most_us: float | None, share: Share | N
         share: of an iteration, of a time.
         per: what the times refer to, as " per iteration".
     """
-    close = estimate_us is not None and at_most_us is not None and at_most_us <= _CLOSE * estimate_us
-    about_us = None if close else estimate_us
-    first_us = at_most_us if about_us is None else about_us
-    if first_us is None:
-        return ""
-    part = None if share is None else share(first_us)
-    text = f"{'at most' if about_us is None else 'about'} {milliseconds(first_us)}{per}"
-    text += "" if part is None else f" ({percent(part)})"
-    return text if about_us is None or at_most_us is None else f"{text}, at most {milliseconds(at_most_us)}"
+    texts: list[str] = []
+    for limit, time_us in (("about", estimate_us), ("at most", at_most_us)):
+        if time_us is not None:
+            part = None if share is None else share(time_us)
+            unit = "" if texts else per
+            texts.append(f"{limit} {milliseconds(time_us)}{unit}" + ("" if part is None else f" ({percent(part)})"))
+    return ", ".join(texts)
 
 
 def ms(time_us: float | None, *, signed: bool = False) -> str:

@@ -15,13 +15,14 @@ def test_it_is_a_headline_three_sentences_and_what_to_do_first():
     assert found.sentences == [
         "An iteration takes 100 ms (median of 10 on 4 ranks).",
         "Its parts: 70% compute, 30% data loading.",
-        "Potential saving: about 30 ms per iteration (30%), at most 40 ms; all 5 findings together about 50 ms per iteration"
-        " (50%).",
+        "Potential saving: about 30 ms per iteration (30%), at most 40 ms (40%); all 5 findings together about 50 ms per"
+        " iteration (50%).",
     ]
     assert (len(found.first), found.first[0]) == (3, "Rank 1: Raise dataset.num_workers.")
 
 
 _TWO = [row(0), row(1)]
+_NO_SAVING = {"recoverable_us_per_iteration": None, "at_most_us_per_iteration": None}
 _MANIFESTS = [manifest(0, [150, 152], [100, 100, 102]), manifest(1, [151, 151], [100, 101, 101])]
 
 
@@ -32,7 +33,11 @@ _MANIFESTS = [manifest(0, [150, 152], [100, 100, 102]), manifest(1, [151, 151], 
             summary([row(0, waiting_us=40 * MS), row(1, duration_us=120 * MS, waiting_us=0.0)]),
             ["100 ms to 120 ms by rank", "80% compute (60% to 100%", "20% waiting for other ranks (0% to 40% by rank)"],
         ),
-        (summary(_TWO, [finding(recoverable_us_per_iteration=None)]), ["saving is unknown"]),
+        (summary(_TWO, [finding(**_NO_SAVING)]), ["saving is unknown"]),
+        (
+            summary(_TWO, [finding(**_NO_SAVING | {"at_most_us_per_iteration": 40 * MS})]),
+            ["saving: at most 40 ms per iteration (40%)."],
+        ),
         (
             summary([row(0, iterations=2), row(1, iterations=2)], world_size=1024, errors=["rank-3.json.gz is cut"]),
             [
@@ -67,7 +72,7 @@ def test_what_is_known_and_what_limits_it_is_said(found, said):
     text = " ".join((answer.headline, *answer.sentences, *answer.first, *answer.caveats))
     assert [sentence for sentence in said if sentence not in text] == []
     # No saving is promised without a finding that has one, and nothing about thresholds without a device.
-    assert not found.findings or found.findings[0].recoverable_us_per_iteration or "at most" not in text
+    assert not found.findings or found.findings[0].at_most_us_per_iteration or "at most" not in text
     assert found.attribution or not found.without_device or "threshold" not in text
     # A finding about all ranks names none.
     assert answer.first == ["Raise dataset.num_workers."] * len(found.findings)

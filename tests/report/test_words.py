@@ -38,9 +38,11 @@ def test_evidence_is_written_with_the_unit_in_its_name(name, amount, heading, sa
     assert (words.label(name), words.value(name, amount)) == (heading, said)
 
 
-def test_a_saving_is_an_estimate_and_a_bound_unless_these_are_close():
-    said = [words.saving(*saving) for saving in ((7e3, 23e3), (7e3, 7.5e3), (None, 23e3), (7e3, None), (None, None))]
-    assert said == ["about 7.0 ms, at most 23 ms", "at most 7.5 ms", "at most 23 ms", "about 7.0 ms", ""]
+def test_a_saving_is_an_estimate_and_a_bound_each_with_its_share():
+    said = [
+        words.saving(*saving, share=lambda us: us / 1e5) for saving in ((7e3, 23e3), (None, 23e3), (7e3, None), (None, None))
+    ]
+    assert said == ["about 7.0 ms (7.0%), at most 23 ms (23%)", "at most 23 ms (23%)", "about 7.0 ms (7.0%)", ""]
 
 
 def test_ranks_by_the_hundreds_are_cut():

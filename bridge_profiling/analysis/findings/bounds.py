@@ -1,4 +1,4 @@
-"""The most that an iteration can be shorter without the cause of a finding: the upper bound to the estimated saving.
+"""The largest saving that removing the cause of a finding can bring: the upper bound of the estimated saving.
 
 An iteration is a graph of host calls, kernels and transfers, and takes as long as the longest path through it. Whatever else is
 on that path, two bounds hold:
@@ -8,8 +8,8 @@ on that path, two bounds hold:
 
 Each kind of cause has the lower one of those that apply to it; `_BOUNDS` lists them. A bound includes what is uncertain:
 
-- The captured iterations are a sample: the upper limit of the mean counts, by Student's t, or the most of them if that is
-  less. Of a cause that strikes some iterations, each can last as long as the longest one that a manifest times.
+- The captured iterations are a sample: the upper limit of the mean counts, by Student's t, or the largest of them if that
+  is less. Of a cause that strikes some iterations, each can last as long as the longest one that a manifest times.
 - The profiler's cost can be more or less than estimated by `DOUBT`.
 """
 
@@ -55,24 +55,31 @@ _REPLACED: Mapping[str, Mapping[str, float]] = {
 #: Element-wise kernels of torch that index by strides, as they do where memory formats meet.
 _STRIDED = re.compile("::elementwise_kernel<")
 
+#: Causes whose time the estimate of a finding can contain, where they are not just the one with the name of the finding.
+_CAUSES: Mapping[str, tuple[Cause, ...]] = {
+    "copy_bound": (Cause.blocked_by_copy,),
+    "host_launch_bound": (Cause.host_launch,),
+    "host_sync": (Cause.host_sync, Cause.host_launch),
+    "slow_iterations": (),
+}
+
 #: Idle time between kernels that the host launches one by one.
 _LAUNCHES = (Cause.small_kernels, Cause.host_launch, Cause.dependency_stalled)
 
 
 def bounded(evidence: Evidence, finding: Finding) -> Finding:
-    """The finding with its upper bound. An estimate that exceeds it is lowered to it.
+    """The finding with its upper bound, which is at least the estimate.
 
-    The bound is at most an iteration without the profiler, unless iterations are struck that do not count.
+    It is at most an iteration without the profiler, except for slow iterations and causes in iterations that do not count.
     """
     bound, estimate_us = _BOUNDS.get(finding.id), finding.recoverable_us_per_iteration
     if bound is None or not evidence.numbers or (estimate_us is None and finding.id not in _WITHOUT_ESTIMATE):
         return finding
-    most_us = max(bound(evidence, finding), 0.0)
+    most_us = max(bound(evidence, finding), estimate_us or 0.0)
     struck = finding.occurrence.iterations if finding.occurrence else ()
     if finding.id != slow_iterations.__name__ and set(struck).issubset(evidence.numbers):
         most_us = min(most_us, evidence.iteration_us)
-    estimate_us = None if estimate_us is None else min(estimate_us, most_us)
-    return replace(finding, recoverable_us_per_iteration=estimate_us, at_most_us_per_iteration=most_us)
+    return replace(finding, at_most_us_per_iteration=most_us)
 
 
 # The bounds.
@@ -128,6 +135,7 @@ def _slow_ranks(evidence: Evidence, finding: Finding) -> float:
     """Ranks that others wait for: what the others need without waiting stays."""
 
     def floor(cost: float) -> _Times:
+        # Manifests measure what the profiler costs the job, not how much of that is in each rank's own time.
         waits_us = np.nan_to_num(evidence.waiting_us) + cost * total_us(evidence.profiler.explained_us)
         return _of_others(evidence, np.maximum(evidence.duration_us - waits_us, evidence.compute_us), finding.ranks)
 
@@ -163,7 +171,7 @@ def _communication(evidence: Evidence, finding: Finding) -> float:
 
 
 def _collectives(evidence: Evidence, finding: Finding) -> float:
-    """Collectives that are needless: compute stays, as long as it takes without others next to it."""
+    """Collectives that are needless: compute stays, less the slowdown by overlapping communication."""
     slowed_us = CONTENTION * np.nan_to_num(evidence.grid(evidence.iterations, "overlapped_communication_us"))
     return _beyond(evidence, finding, lambda cost: _most(evidence.compute_us - slowed_us))
 
@@ -213,13 +221,14 @@ def _beyond_at(evidence: Evidence, finding: Finding, floor_us: _Times, cost: flo
     left_out_us = [time_us for number, time_us in evidence.left_out_us.items() if number in numbers]
     timed_us = [max(manifest.durations_ns(profiled=False), default=0) / 1e3 for manifest in evidence.manifests]
     lasting_us = np.maximum([*counted_us, *left_out_us], max(timed_us, default=0.0)) - np.median(floor_us)
-    known = finding.id in [*Cause]
-    others_us = _most(evidence.idle_us(Cause(finding.id)))[~struck].sum() if known else 0.0
-    return float(np.maximum(lasting_us, 0.0).sum() + others_us) / finding.occurrence.of
+    causes = _CAUSES[finding.id] if finding.id in _CAUSES else (Cause(finding.id),)
+    between = [evidence.of_cause(cause, "lost_us", between=True) for cause in causes]
+    others_us = _most(sum(between, evidence.idle_us(*causes)))[~struck]
+    return float(np.maximum(lasting_us, 0.0).sum() + others_us.sum()) / finding.occurrence.of
 
 
 def _limit(times_us: _Times) -> float:
-    """The upper limit of the mean of all iterations, from those that are captured; no more than the most of them."""
+    """The upper limit of the mean of all iterations, from those that are captured; no more than the largest of them."""
     count, spread_us = len(times_us), float(np.std(times_us, ddof=1)) if len(times_us) > 1 else 0.0
     error_us = t_quantile(_LEVEL, count - 1) * spread_us / count**0.5 if spread_us else 0.0
     return min(float(np.mean(times_us)) + error_us, float(np.max(times_us)))
@@ -233,7 +242,7 @@ def _factor(evidence: Evidence, cost: float) -> float:
 def _host_us(evidence: Evidence, cost: float) -> Grid:
     """What each host needs without the profiler, and without waiting for its device."""
     own_us, cost_us = (evidence.grid(evidence.profiler_cost, name) for name in ("host_own_us", "host_cost_us"))
-    return own_us + (1 - cost) * cost_us
+    return own_us + (1 - _factor(evidence, cost)) * cost_us
 
 
 def _in_calls_us(evidence: Evidence, cause: Cause) -> Grid:
@@ -246,14 +255,14 @@ def _launch_gaps_us(evidence: Evidence, count: Grid) -> Grid:
 
     Launching them takes the host as long as others on average. An excess over the median iteration has other reasons.
     """
-    copies_us = np.nan_to_num(evidence.idle_us(Cause.blocked_by_device_copy))
+    copies_us = evidence.idle_us(Cause.blocked_by_device_copy)
     explained_us = sum((evidence.profiler.explained_us[cause] for cause in _LAUNCHES), np.zeros_like(copies_us))
-    idle_us = np.nan_to_num(evidence.idle_us(*_LAUNCHES) + (1 - _factor(evidence, 1 - DOUBT)) * explained_us)
+    idle_us = evidence.idle_us(*_LAUNCHES) + (1 - _factor(evidence, 1 - DOUBT)) * explained_us
     launches = np.maximum(np.nan_to_num(evidence.grid(evidence.launch_statistics, "kernel_count")), 1.0)
     own_us = _host_us(evidence, 1 - DOUBT)
-    host_us = np.where(np.isnan(own_us), np.nan_to_num(evidence.duration_us), own_us) * np.minimum(count / launches, 1.0)
+    host_us = np.where(np.isnan(own_us), evidence.duration_us, own_us) * np.minimum(count / launches, 1.0)
     usual_us = evidence.typical_us(idle_us + copies_us)
-    return np.minimum(np.minimum(idle_us, host_us) + copies_us, [usual_us[rank] for rank in evidence.ranks])
+    return np.minimum(np.minimum(idle_us, host_us) + copies_us, [usual_us.get(rank, 0.0) for rank in evidence.ranks])
 
 
 def _strided_us(evidence: Evidence) -> NDArray[np.float64]:

@@ -13,6 +13,7 @@ from bridge_profiling.analysis.findings.communication import BANDWIDTH_BOUND_BYT
 from bridge_profiling.analysis.findings.evidence import Evidence
 from bridge_profiling.analysis.findings.idle import responsible
 from bridge_profiling.analysis.findings.ledger import Found, Grid, Ledger
+from bridge_profiling.analysis.findings.peers import CONTENTION
 from bridge_profiling.analysis.findings.types import Event, Finding, Thresholds, advice, by_rank, ms, ranks_in_words
 
 #: Operations that reduce gradients, and all that a data-parallel or sharded training runs.
@@ -23,9 +24,6 @@ _GRADIENTS_BYTES = 1 << 16
 
 #: Groups of other dimensions reduce activations.
 _OF_GRADIENTS = ("dp", None)
-
-#: An overlapped collective slows compute by at most this share of its time.
-_CONTENTION = 0.5
 
 #: Causes of the time that launching a sharded model's collectives costs, in this order.
 _HOST = (Cause.host_launch, Cause.small_kernels, Cause.host_pause)
@@ -41,7 +39,7 @@ def accumulation_sync(evidence: Evidence, thresholds: Thresholds, ledger: Ledger
     needless = {rank: 1 - 1 / times for rank, times in repeated.items()}
     exposed = _by_rank(evidence, [(each.rank, each.exposed_us * needless[each.rank]) for each in mine])
     exposed = np.minimum(exposed, np.nan_to_num(ledger.left_us(Cause.blocked_by_communication)))
-    slowed = _by_rank(evidence, [(each.rank, each.overlapped_us * needless[each.rank] * _CONTENTION) for each in mine])
+    slowed = _by_rank(evidence, [(each.rank, each.overlapped_us * needless[each.rank] * CONTENTION) for each in mine])
     saving_us, attributed = ledger.attribute(exposed, (Cause.blocked_by_communication,))
     slowed_us = float(np.nanmean(slowed)) if slowed.size else 0.0
     if evidence.share(saving_us + slowed_us) < thresholds.cause:

@@ -74,7 +74,8 @@ class Finding:
         events: the places that show it best, most telling first.
         recoverable_us_per_iteration: estimate of how much shorter an iteration of the job could be. Only critical-path time
             counts, and no time counts for two findings. None when the finding costs no time or its cost is unknown.
-        at_most_us_per_iteration: upper bound of the same, whatever else is found. None when the finding costs no time.
+        at_most_us_per_iteration: upper bound of the same, whatever else is found. None when the saving is unknown or the
+            finding costs no time.
         confidence: how certain the finding is.
         confidence_reason: why confidence is not high, as the end of a sentence; "" when it is.
         action: what to change, in imperative sentences, the first step first.

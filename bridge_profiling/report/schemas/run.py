@@ -65,7 +65,8 @@ class Verdict(TypedDict):
         Microseconds | None, doc("Potential saving of that finding: an estimate; null if unknown, or without findings")
     ]
     at_most_us_per_iteration: Annotated[
-        Microseconds | None, doc("Upper bound of that saving; null if the finding costs no time, or without findings")
+        Microseconds | None,
+        doc("Upper bound of that saving; null if the saving is unknown or the finding costs no time, or without findings"),
     ]
     recoverable_share: Annotated[
         Share | None, doc("The same as a share of `unprofiled_us`, or of `iteration_us` if that is null")
@@ -628,8 +629,9 @@ class Finding(TypedDict):
     at_most_us_per_iteration: Annotated[
         Microseconds | None,
         doc(
-            "Upper bound of the potential saving: at least the estimate, and at most `verdict.unprofiled_us` unless iterations "
-            "are struck that means leave out. Bounds of several findings do not add up. Null if it costs no time"
+            "Upper bound of the potential saving: at least the estimate, and at most `verdict.unprofiled_us`, except for "
+            "`slow_iterations` and for causes in captured iterations that are excluded from means. Bounds of several findings "
+            "do not add up. Null if the saving is unknown or it costs no time"
         ),
     ]
     confidence: Annotated[Confidence, doc("How certain the finding is")]

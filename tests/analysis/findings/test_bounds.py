@@ -19,10 +19,17 @@ def _pauses_and_thinks(job, number):
 
 
 def _waits(job, _, host_ns):
-    for _ in range(20):
+    for time in range(20):
         job.launch(0, 50 * US, count=20)
         job.wait(0, operator="aten::item")
-        job.be_in(0, "forward", host_ns)
+        job.be_in(0, "data-loading" if time % 2 else "forward", host_ns)
+
+
+def _loads_and_copies(job, number):
+    job.be_in(0, "data-loading", 40 * MS if number == 12 else 0)
+    job.launch(0, 500 * US, count=20)
+    job.copy(0, (40 if number == 12 else 10) * MS, memory="pinned")
+    job.busy()
 
 
 def _attention(job, _):
@@ -47,8 +54,10 @@ def _computes_more(job, _):
         # In one of four iterations; what the others idle for other reasons does not count.
         (_pauses_and_thinks, 1, "host_pause", 10_000, 10_000),
         # The compute of 20 ms stays. So does what the host does, but for an operator of each call, which has 20 kernels.
-        (partial(_waits, host_ns=300 * US), 1, "host_sync", 6_000, 6_000),
-        (partial(_waits, host_ns=1_200 * US), 1, "host_sync", 19_400, 19_400),
+        (partial(_waits, host_ns=300 * US), 1, "host_sync", 3_000, 6_000),
+        (partial(_waits, host_ns=1_200 * US), 1, "host_sync", 12_000, 19_400),
+        # All that one of four iterations has beyond its compute, and the copies of the others.
+        (_loads_and_copies, 1, "copy_bound", (40 + 3 * 10) * MS / 4 / US, (40 + 40 + 3 * 10) * MS / 4 / US),
         # All of the kernels, while fused ones are expected to take 30% of the products.
         (_attention, 1, "unfused_attention", 2_000 + 0.7 * 4_000, 6_000),
         # What rank 0 takes without waiting stays.
