@@ -104,7 +104,7 @@ def main() -> int:
     from playwright.sync_api import sync_playwright
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("captures", type=Path)
+    parser.add_argument("captures", type=lambda text: Path(text).resolve())
     parser.add_argument("--only", choices=("sections", "worked"))
     parser.add_argument("--output", type=Path, default=ROOT / "docs" / "how-to" / "pictures")
     options = parser.parse_args()
