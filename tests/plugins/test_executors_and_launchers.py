@@ -103,7 +103,9 @@ def test_fault_tolerance_switches_nsys_off_in_either_order(plugins, launcher, ta
         ended.append(copy.deepcopy((task, executor)))
     assert ended[0] == ended[1]
     assert isinstance(executor.launcher, run.FaultTolerance)
-    assert (executor.launcher.nsys_profile, built(task).profiling.use_nsys_profiler) == (False, False)
+    profiling = built(task).profiling
+    assert (executor.launcher.nsys_profile, profiling.use_nsys_profiler) == (False, False)
+    assert profiling.profile_step_end == nsys().profile_step_end, "the window stays for a profiler that is chosen later"
     assert WARNING in caplog.text
     assert caplog.records[0].levelno == logging.WARNING
 
