@@ -15,8 +15,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gzip
+import os
 import re
 import resource
+import secrets
 import shutil
 import subprocess
 import sys
@@ -72,11 +74,13 @@ class RayCluster:
 
     Attributes:
         options: of `report`, to use it.
+        environment: the same. Ray's server listens on every address, so it takes a token of this run only.
     """
 
     options = ("--engine", "ray", "--ray-address", "127.0.0.1:6399")
 
     def __init__(self, cpus: int) -> None:
+        self.environment = os.environ | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(16)}
         # Its own: the next `ray.init` of anybody else must not find this cluster. Short, since sockets are in it.
         self._folder = tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True)
         self._command = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--num-cpus", str(cpus)]
@@ -84,7 +88,7 @@ class RayCluster:
         self._command += ["--temp-dir", self._folder.name]
 
     def __enter__(self) -> RayCluster:
-        subprocess.run(self._command, check=True, capture_output=True)
+        subprocess.run(self._command, check=True, capture_output=True, env=self.environment)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -125,7 +129,8 @@ def report(folder: Path, page: Path, cluster: RayCluster | None = None) -> str:
 
     before, begin = worked(), time.perf_counter()
     command = [sys.executable, "-m", "bridge_profiling.cli", "report", str(folder), "-o", str(page)]
-    subprocess.run([*command, *(cluster.options if cluster else ())], check=True, stdout=subprocess.DEVNULL)
+    options, environment = (cluster.options, cluster.environment) if cluster else ((), None)
+    subprocess.run([*command, *options], check=True, stdout=subprocess.DEVNULL, env=environment)
     seconds, used = time.perf_counter() - begin, worked() - before
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
     return f"{seconds:>8.1f} {used:>8.1f} {peak:>15.0f} MB {page.stat().st_size / 1e6:>4.1f} MB"
