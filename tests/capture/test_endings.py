@@ -104,6 +104,8 @@ def test_a_process_that_ends_leaves_its_capture_and_a_true_manifest(run, tmp_pat
     assert (ended.exit_codes, run.outcome("iter-2-6"), manifest["reason"]) == ([code], outcome, reason)
     assert ended.stdout.splitlines() == [f"{iteration} {handler}" for iteration, handler in enumerate(handlers)]
     assert manifest["interrupted"] == ([4] if outcome == HALF else [])
+    # Those that could not write any more.
+    assert manifest["final"] == (reason not in (UNREACHED, KILLED))
     assert "Traceback" not in ended.stderr
 
 
