@@ -136,13 +136,12 @@ def _load_cached(capture: Capture, folders: Sequence[Path]) -> RankTables:
 
 def reopened(tables: RankTables, entry: Path) -> RankTables:
     """Tables that an entry was just written of. Those made in blocks are read from the entry from now on, to free memory."""
-    if not isinstance(tables.tables, BlockTables):
-        return RankTables(tables.info, tables.tables, entry)
-    tables.tables = ParquetTables(entry)
-    # What was read in small pieces is free now: 0.4 GB after an nsys export of 1 GB, which the C library would keep.
-    pa.default_memory_pool().release_unused()
-    with contextlib.suppress(OSError, AttributeError):  # AttributeError: not the GNU C library
-        ctypes.CDLL(None).malloc_trim(0)
+    if isinstance(tables.tables, BlockTables):
+        tables.tables = ParquetTables(entry)
+        # What was read in small pieces is free now: 0.4 GB after an nsys export of 1 GB, which the C library would keep.
+        pa.default_memory_pool().release_unused()
+        with contextlib.suppress(OSError, AttributeError):  # AttributeError: not the GNU C library
+            ctypes.CDLL(None).malloc_trim(0)
     return RankTables(tables.info, tables.tables, entry)
 
 

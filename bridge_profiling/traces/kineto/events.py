@@ -52,10 +52,9 @@ class Args(msgspec.Struct, gc=False):
     total_reserved: Number = msgspec.field(default=ABSENT, name="Total Reserved")
 
 
-class Event(msgspec.Struct, gc=False):
-    """One event. Times are in microseconds, as written."""
+class _Fields(msgspec.Struct, gc=False):
+    """What every kind of event has besides its phase. Times are in microseconds, as written."""
 
-    ph: str = ""
     cat: str | None = None
     name: str = ""
     pid: Number = None
@@ -63,6 +62,12 @@ class Event(msgspec.Struct, gc=False):
     ts: Number = None
     dur: Number = None
     args: Args | None = None
+
+
+class Event(_Fields):
+    """One event of any phase."""
+
+    ph: str = ""
 
 
 class ExactEvent(Event):
@@ -71,15 +76,8 @@ class ExactEvent(Event):
     ts: msgspec.Raw = NO_TEXT  # type: ignore[assignment]
 
 
-class _Complete(msgspec.Struct, gc=False, tag_field="ph", tag="X"):
+class _Complete(_Fields, tag_field="ph", tag="X"):
     ph: ClassVar[str] = "X"
-    cat: str | None = None
-    name: str = ""
-    pid: Number = None
-    tid: Number = None
-    ts: Number = None
-    dur: Number = None
-    args: Args | None = None
 
 
 class _ExactComplete(_Complete):
