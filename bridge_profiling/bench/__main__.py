@@ -52,10 +52,6 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-#: Seconds that unwinding may take. Ranks have 5 s to end before they are killed.
-_UNWINDING_S = 10.0
-
-
 class _Signalled(BaseException):
     """This process received the signal of this number."""
 
@@ -72,10 +68,10 @@ def _unwind_on_signals() -> None:
             signal.signal(each, signal.SIG_IGN)
         # The workers received the signal too; the loader would raise an error for each that ends.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        # The user's code can swallow the exception, as Python does in a finalizer: then the process says where it is, and ends.
-        faulthandler.dump_traceback_later(_UNWINDING_S, exit=True)
         raise _Signalled(number)
 
+    # The command asks with this signal where the process is, before it kills it.
+    faulthandler.register(signal.SIGUSR1)
     handled = [each for each in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(each) is not signal.SIG_IGN]
     for each in handled:
         signal.signal(each, end)

@@ -5,12 +5,14 @@ Each benchmark runs in a separate process, which imports torch; under torchrun o
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,6 +22,9 @@ from typer import Option
 from bridge_profiling.bench import requests, results
 from bridge_profiling.cli import common
 from bridge_profiling.errors import ProfilingConfigError
+
+#: Seconds that the measuring process has to end after a signal. Its ranks have 5 s to end before they are killed.
+_ENDING_S = 10
 
 bench = typer.Typer(
     no_args_is_help=True,
@@ -154,13 +159,30 @@ def _measured(request: requests.Request) -> tuple[dict[str, Any] | None, int]:
         # Standard output is reserved for the result; NCCL and the user's code print to standard error.
         child = subprocess.Popen(command, stdout=sys.stderr.fileno(), env=_environment())
         # The child ends its ranks first.
-        code, received = common.wait_for(child, {signal.SIGINT: signal.SIGTERM, signal.SIGTERM: signal.SIGTERM})
+        forwarded: dict[int, int | None] = {signal.SIGINT: signal.SIGTERM, signal.SIGTERM: signal.SIGTERM}
+        code, received = common.wait_for(child, forwarded, insist=functools.partial(_end, child))
         result = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
     if received is not None:
         return result, 128 + received
     if child.returncode < 0:
         common.print_error(f"the measuring process was killed by {signal.Signals(-child.returncode).name}")
     return result, code
+
+
+def _end(child: subprocess.Popen[bytes], ended: threading.Event, number: int) -> None:
+    """Repeat a signal until the measuring process has ended, and kill it if it does not; it then says where it is.
+
+    Python acts on a signal only between two instructions: one that arrives just before a blocking call waits for its end,
+    and the user's code can swallow the exception, as Python does in a finalizer.
+    """
+    for _ in range(_ENDING_S):
+        if ended.wait(1):
+            return
+        child.send_signal(number)
+    common.print_error(f"the measuring process was killed: it did not end within {_ENDING_S} s of the signal, and was at:")
+    child.send_signal(signal.SIGUSR1)
+    if not ended.wait(1):
+        child.kill()
 
 
 def _environment() -> dict[str, str]:

@@ -313,17 +313,27 @@ def progress(what: str, unit: str) -> Iterator[OnProgress]:
         bar.stop()
 
 
-def wait_for(child: subprocess.Popen[bytes], forwarded: Mapping[int, int | None]) -> tuple[int, int | None]:
+def wait_for(
+    child: subprocess.Popen[bytes],
+    forwarded: Mapping[int, int | None],
+    *,
+    insist: Callable[[threading.Event, int], None] | None = None,
+) -> tuple[int, int | None]:
     """Wait for a child process; returns its exit code as a shell reports it, and the last signal received here.
 
-    `forwarded` has the signal to send to the child for each signal received here; None sends nothing.
+    `forwarded` has the signal to send to the child for each signal received here; None sends nothing. The first that is
+    sent starts `insist` in a thread, with an event that is set once the child has ended, and the signal sent.
     """
     received: list[int] = []
+    ended, threads = threading.Event(), list[threading.Thread]()
 
     def forward(number: int, frame: object) -> None:
         received.append(number)
         if (sent := forwarded[number]) is not None:
             child.send_signal(sent)
+            if insist and not threads:
+                threads.append(threading.Thread(target=insist, args=(ended, sent)))
+                threads[0].start()
 
     # The child inherits ignored signals (nohup), and they stay ignored here.
     numbers = [number for number in forwarded if signal.getsignal(number) is not signal.SIG_IGN]
@@ -331,6 +341,9 @@ def wait_for(child: subprocess.Popen[bytes], forwarded: Mapping[int, int | None]
     try:
         code = child.wait()
     finally:
+        ended.set()
         for number, handler in previous.items():
             signal.signal(number, handler)
+        for thread in threads:
+            thread.join()
     return (code if code >= 0 else 128 - code), received[-1] if received else None

@@ -14,7 +14,8 @@ from tests.cli.conftest import COMMAND
 from tests.ports import free_port
 from tests.report.published import problems
 
-STEP = """
+STEP = '''
+import signal
 import time
 
 def make():
@@ -25,18 +26,14 @@ def slow():
     print("slow", flush=True)
     return lambda: time.sleep(600)
 
-def stubborn():
-    def step():
-        while True:
-            try:
-                slow()()
-            except BaseException:
-                pass
-    return step
+def deaf():
+    """A call that does not return, as one that waits for a hung device."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    return slow()
 
 def data():
     return [float(index) for index in range(16)]
-"""
+'''
 
 
 @pytest.fixture(autouse=True)
@@ -97,7 +94,7 @@ def test_a_result_that_cannot_be_saved_is_still_printed(typed, monkeypatch):
     ("number", "code", "step", "said"),
     [
         (signal.SIGTERM, 143, "slow", "$"),
-        (signal.SIGTERM, 143, "stubborn", r"slow\nTimeout (.*\n)* .*mine.py"),
+        (signal.SIGTERM, 143, "deaf", r".* was killed: (.*\n)* .*mine.py"),
     ],
 )
 def test_a_signal_to_the_command_ends_the_measuring_process(number, code, step, said):
