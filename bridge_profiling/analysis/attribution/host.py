@@ -77,6 +77,10 @@ STAGED_BYTES = 1 << 16
 #: A host that records no call and no operator for this long is doing something else than continuing after a wait.
 SILENT_NS = 2_000_000
 
+#: An operator pauses if it records nothing for so long, and for so many times what operators of its name take, of which there
+#: are so many. Copies within the host's memory take some milliseconds.
+_STUCK_NS, _STUCK, _ENOUGH_ALIKE = 10_000_000, 10, 4
+
 #: A synchronisation that starts within this time of a copy's call, on the same thread, waits for that copy.
 _AFTER_COPY_NS = 200_000
 
@@ -120,7 +124,7 @@ class HostActivity:
     allocating: Ranges  # calls that got memory from the driver or gave it back
     pageable: Ranges  # calls that copied pageable memory, and synchronisations that waited for such a copy
     pageable_device: Intervals  # when the device carried such copies out
-    silent: Intervals  # when the threads recorded no call and no operator for at least `SILENT_NS`
+    silent: Intervals  # when the threads recorded nothing for at least `SILENT_NS`, between or unusually inside operators
 
 
 def host_activity(host_events: pa.Table, device_events: pa.Table, *, data_loading: str, checkpoint: str) -> HostActivity:
@@ -237,14 +241,41 @@ def _follow_copies(
 
 
 def _silent(host_events: pa.Table, here: NDArray[np.bool_]) -> Intervals:
-    """Pauses before and between the records of launching threads, which are sorted by start."""
+    """Pauses before and between the records of launching threads, which are sorted by start, and inside of operators."""
     rows = here & rows_of(host_events["category"], "runtime", "operator")
-    start = to_int64(host_events["start_ns"])
+    start, end = to_int64(host_events["start_ns"]), to_int64(host_events["end_ns"])
     first = start[here][:1]
-    begin = np.maximum.accumulate(np.concatenate((first, to_int64(host_events["end_ns"])[rows])))[: rows.sum()]
-    end = start[rows]
-    pauses = end - begin >= SILENT_NS
-    return union(begin[pauses], end[pauses])
+    begin = np.maximum.accumulate(np.concatenate((first, end[rows])))[: rows.sum()]
+    until = start[rows]
+    pauses = until - begin >= SILENT_NS
+    return union(begin[pauses], until[pauses]) | _stuck(host_events, rows)
+
+
+def _stuck(host_events: pa.Table, rows: NDArray[np.bool_]) -> Intervals:
+    """Pauses directly inside of an operator, with no record for far longer than that operator usually takes as a whole."""
+    start, end, thread = (to_int64(host_events[name]) for name in ("start_ns", "end_ns", "thread"))
+    long = np.flatnonzero(rows & (end - start >= _STUCK_NS))
+    found: list[tuple[int, int]] = []
+    searched = dict.fromkeys(thread[long].tolist(), NULL)
+    for outer in long.tolist():
+        if end[outer] <= searched[thread[outer]]:
+            continue  # inside of the one before
+        searched[thread[outer]] = end[outer]
+        inside = slice(outer, np.searchsorted(start, end[outer]))
+        records = np.flatnonzero(rows[inside] & (thread[inside] == thread[outer])) + outer
+        times = np.sort(np.concatenate((start[records], np.minimum(end[records], end[outer]))))
+        around = long[(long >= outer) & (thread[long] == thread[outer])]
+        for place in np.flatnonzero(np.diff(times) >= _STUCK_NS):
+            begin, until = int(times[place]), int(times[place + 1])
+            # The last one to begin is the innermost. In a call, the host waits for the driver or the device.
+            innermost = around[(start[around] <= begin) & (end[around] >= until)][-1].item()
+            if host_events["category"][innermost].as_py() != "operator":
+                continue
+            alike = rows & rows_of(host_events["name"], host_events["name"][innermost].as_py())
+            if alike.sum() >= _ENOUGH_ALIKE and until - begin >= _STUCK * np.median((end - start)[alike]):
+                found.append((begin, until))
+    times_ns = np.array(found, np.int64).reshape(-1, 2)
+    return union(times_ns[:, 0], times_ns[:, 1])
 
 
 def _matching(host_events: pa.Table, rows: NDArray[np.bool_], expression: str) -> Ranges:

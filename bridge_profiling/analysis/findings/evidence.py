@@ -19,7 +19,14 @@ from bridge_profiling.analysis.attribution.idle import Cause
 from bridge_profiling.analysis.attribution.parts import ENOUGH_ITERATIONS
 from bridge_profiling.analysis.findings.ledger import Grid, Ledger
 from bridge_profiling.analysis.findings.types import Confidence, Event
-from bridge_profiling.analysis.findings.unprofiled import LAUNCHING, ProfilerTime, TimedIterations, timed_iterations, total_us
+from bridge_profiling.analysis.findings.unprofiled import (
+    LAUNCHING,
+    ProfilerTime,
+    TimedIterations,
+    longer_than_any_us,
+    timed_iterations,
+    total_us,
+)
 from bridge_profiling.analysis.ranks.ranks import steady_iterations
 from bridge_profiling.manifest import RankCapture
 from bridge_profiling.traces.types import RankInfo
@@ -30,6 +37,9 @@ DOUBT = 0.25
 
 #: By the estimate, the same records can cost one host so many times as much as another one.
 _APART = 1.5
+
+#: Causes of idle time for which the capture shows no reason.
+_UNRECORDED = (Cause.host_pause, Cause.host_launch)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,8 +106,28 @@ class Evidence:
         for row in self.iterations.select(["iteration", "boundary"]).to_pylist() if self.iterations.num_rows else ():
             boundary[row["iteration"]] = boundary.get(row["iteration"], False) or row["boundary"]
         if boundary:
-            return list(steady_iterations(boundary))
+            steady = steady_iterations(boundary)
+            usual = [number for number in steady if number not in self.chance]
+            return list(usual if len(usual) >= ENOUGH_ITERATIONS else steady)
         return [None] if self.idle_gaps.num_rows else []
+
+    @cached_property
+    def chance(self) -> frozenset[int]:
+        """Captured iterations that a pause without a recorded reason makes longer than every unprofiled one.
+
+        Their share of the captured iterations says little about the run, and the pause may be the profiler's.
+        """
+        rows = [
+            row for cause in _UNRECORDED for between in (False, True) for row in self._rows(cause, between=between).to_pylist()
+        ]
+        unrecorded: Counter[tuple[int, int]] = Counter()
+        for row in rows:
+            unrecorded[row["iteration"], row["rank"]] += row["lost_us"]
+        return frozenset(
+            number
+            for number, excess_us in longer_than_any_us(self.manifests).items()
+            if any(time_us >= excess_us / 2 for (iteration, _), time_us in unrecorded.items() if iteration == number)
+        )
 
     @cached_property
     def left_out_us(self) -> dict[int, float]:

@@ -32,6 +32,9 @@ _AT_AN_EDGE = 5.0
 #: Causes of idle time that other ranks can have.
 _OF_OTHERS = (Cause.blocked_by_communication, Cause.starved_beside_communication)
 
+#: Why a captured iteration that does not count says less than others.
+_STARTED_THERE = "the profiler also started, stopped or flushed there, and medians leave it out"
+
 #: This many slow iterations at one distance occur at a configured interval.
 _REGULAR = 3
 
@@ -128,9 +131,15 @@ def _left_out(evidence: Evidence, thresholds: Thresholds) -> list[Finding]:
         named += f", {len(numbers)} of {len(captured)} captured iterations, take up to"
     else:
         named += " takes"
+    title = f"{named} {ms(durations_us[worst])}, {durations_us[worst] / usual_us:.3g} times the usual {ms(usual_us)}"
+    timed, confidence, reason = len(captured), Confidence.medium, _STARTED_THERE
+    if evidence.chance.issuperset(numbers):
+        others = max(len(manifest.durations_by_iteration(profiled=False)) for manifest in evidence.manifests)
+        title += f", and none of {others} unprofiled iterations is as long"
+        timed, confidence, reason = len(captured) + others, Confidence.low, "it can be the profiler's, or chance"
     finding = Finding(
         id="slow_iterations",
-        title=f"{named} {ms(durations_us[worst])}, {durations_us[worst] / usual_us:.3g} times the usual {ms(usual_us)}",
+        title=title,
         ranks=ranks,
         evidence={
             "iterations": numbers[:50],
@@ -139,12 +148,12 @@ def _left_out(evidence: Evidence, thresholds: Thresholds) -> list[Finding]:
             "idle_us": lasting,
             "iterations_captured": len(captured),
         },
-        recoverable_us_per_iteration=sum(beyond_us.values()) / len(captured),
-        confidence=Confidence.medium,
-        confidence_reason="the profiler also started, stopped or flushed there, and medians leave it out",
+        recoverable_us_per_iteration=sum(beyond_us.values()) / timed,
+        confidence=confidence,
+        confidence_reason=reason,
         action=advice("slow_iterations", "captured"),
         events=[Event(ranks[0], f"iteration {number}", number, None, beyond_us[number]) for number in numbers[:5]],
-        occurrence=Occurrence(tuple(numbers), len(captured), sum(beyond_us.values()) / len(numbers)),
+        occurrence=Occurrence(tuple(numbers), timed, sum(beyond_us.values()) / len(numbers)),
     )
     return [finding]
 

@@ -53,7 +53,7 @@ class Occurrence:
 
     Args:
         iterations: ascending.
-        of: how many iterations count.
+        of: how many iterations they are compared with, and themselves.
         each_us: mean time that one of them loses, on the rank that loses most.
     """
 

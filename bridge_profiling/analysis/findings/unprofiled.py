@@ -29,8 +29,11 @@ _ENOUGH_TO_START = 3
 #: Hosts pay at most so many times the estimate for the same records.
 _MOST_SCALE = 2.5
 
-#: The median of fewer unprofiled iterations is not reliable.
-_ENOUGH_UNPROFILED = 2
+#: The median of fewer unprofiled iterations is not reliable, and fewer do not show how long an iteration can be.
+_ENOUGH_UNPROFILED, _ENOUGH_TO_COMPARE = 2, 10
+
+#: A profiled iteration is longer than any other if it takes so many times what the longest one and the profiler do.
+_LONGER = 1.5
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,22 @@ def timed_iterations(
             both.append(median_us if median_us >= shortest_us else min(mean_us, mean_up_to_us))
         if min(both) >= shortest_us:
             found[manifest.rank] = TimedIterations(both[0], both[1], (len(profiled), len(unprofiled)))
+    return found
+
+
+def longer_than_any_us(manifests: Sequence[RankCapture]) -> dict[int, float]:
+    """Profiled iterations that are far longer than every unprofiled one, and by how much, on the rank that shows it most."""
+    found: dict[int, float] = {}
+    for manifest in manifests:
+        profiled = manifest.durations_by_iteration(profiled=True)
+        unprofiled = list(manifest.durations_by_iteration(profiled=False).values())
+        if not profiled or len(unprofiled) < _ENOUGH_TO_COMPARE:
+            continue
+        usual_ns = float(np.median(list(profiled.values())))
+        above_ns = _LONGER * max(max(unprofiled) + usual_ns - float(np.median(unprofiled)), usual_ns)
+        for number, time_ns in profiled.items():
+            if time_ns > above_ns:
+                found[number] = max(found.get(number, 0.0), (time_ns - usual_ns) / 1e3)
     return found
 
 

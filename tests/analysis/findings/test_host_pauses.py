@@ -46,12 +46,14 @@ def test_a_stop_is_named_by_the_range_that_shows_it(find, name, category, cause)
         (_COLLECTING, 3, 1, {"ranks": 2}, "garbage_collection", 10_000, "for 30 ms in 2 of 6 iterations (mean 10 ms"),
         # For no recorded reason.
         ("step", 3, 0, {}, "host_pause", 10_000, "2 of 6"),
+        ("aten::mm", 3, 0, {}, "host_pause", 10_000, "2 of 6"),  # inside of an operator that is usually short
         # In an iteration that does not count.
         (_COMPILING, 6, 0, {"ranks": 2, "boundary": [12]}, "recompilation", 5_000, "30 ms in 1 of 6 captured iterations"),
     ],
 )
 def test_a_stop_in_some_iterations_says_how_often_and_how_long(find, name, every, rank, job, cause, saving_us, title):
-    found = find(SimulatedJob(partial(_stops, name=name, every=every, rank=rank), iterations=6, **job))
+    category = "operator" if name.startswith("aten") else "annotation"
+    found = find(SimulatedJob(partial(_stops, name=name, category=category, every=every, rank=rank), iterations=6, **job))
     assert not found.keys() & ({"straggler_host", "host_launch_bound", "host_pause"} - {cause})
     assert title in found[cause].title
     assert found[cause].ranks == [rank]

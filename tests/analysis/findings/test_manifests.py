@@ -15,11 +15,12 @@ from tests.traces.kineto_files import call, complete, kernel, write_capture
 def find(tmp_path, run_of):
     """Findings of a rank with iterations 5 to 8 of 30 ms captured: 10 ms loading, 10 ms until the launch, 10 ms kernel."""
 
-    def found(durations_ms, **changed):
+    def found(durations_ms, pause_in_7_us=0, **changed):
         events = []
-        for place, begin in enumerate(range(0, 120_000, 30_000)):
+        for place, begin in enumerate((0, 30_000, 60_000 + pause_in_7_us, 90_000 + pause_in_7_us)):
+            longer = pause_in_7_us if place == 2 else 0
             events += [
-                complete("user_annotation", f"ProfilerStep#{place + 5}", begin, 30_000),
+                complete("user_annotation", f"ProfilerStep#{place + 5}", begin - longer, 30_000 + longer),
                 complete("user_annotation", "dataloader", begin, 10_000),
                 *(complete("cpu_op", "aten::empty", begin + 10_000 + each, 900) for each in range(0, 9_000, 1_000)),
                 complete("cpu_op", "aten::mm", begin + 19_990, 8),
@@ -90,6 +91,25 @@ def test_slow_iterations_now_and_then(find):
     assert (found.evidence["every"], found.confidence) == (None, Confidence.medium)
     assert "manual_gc" in found.action
     assert found.events[0].iteration == 17
+
+
+@pytest.mark.parametrize(
+    ("before", "unprofiled", "title"),
+    [
+        # 60 ms in one of the 4 captured iterations and 13 others.
+        (24, 13, "Iteration 7 takes 90 ms, 3 times the usual 30 ms, and none of 13 unprofiled iterations is as long"),
+        (90, None, "pauses for 60 ms in 1 of 4 iterations"),  # unprofiled iterations can be as long
+    ],
+)
+def test_a_pause_that_no_unprofiled_iteration_has_counts_as_rarely_as_it_occurs(find, before, unprofiled, title):
+    durations = _durations(24, at_7=90) | {2: before}
+    found = find(durations, pause_in_7_us=60_000)
+    assert ("host_pause" in found) == (unprofiled is None)
+    pause = found["host_pause" if unprofiled is None else "slow_iterations"]
+    assert title in pause.title
+    if unprofiled:
+        assert pause.recoverable_us_per_iteration == pytest.approx(60_000 / 17, rel=0.01)
+        assert (pause.occurrence.of, pause.confidence) == (17, Confidence.low)
 
 
 def test_pauses_in_and_outside_the_window_are_saved_once(find, tmp_path, run_of):
