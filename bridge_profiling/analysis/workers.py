@@ -137,6 +137,9 @@ class RayEngine:
             address = address or os.environ.get("RAY_ADDRESS")
             # A cluster that we start needs no dashboard; a running one has its own.
             dashboard = None if address else False
+            if not address:
+                # Ray gives its workers the lowest priority but four: whatever else runs would take the processors from them.
+                os.environ.setdefault("RAY_worker_niceness", "0")
             try:
                 _connect(address)
                 ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, include_dashboard=dashboard)
