@@ -74,13 +74,15 @@ class RayCluster:
 
     Attributes:
         options: of `report`, to use it.
-        environment: the same. Ray's server listens on every address, so it takes a token of this run only.
+        environment: the same. Ray's server listens on every address, so it takes a token of this run only. Its workers have the
+            priority of our own processes, instead of Ray's low one, with which a loaded machine would leave them no time.
     """
 
     options = ("--engine", "ray", "--ray-address", "127.0.0.1:6399")
 
     def __init__(self, cpus: int) -> None:
-        self.environment = os.environ | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(16)}
+        token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(16)}
+        self.environment = os.environ | token | {"RAY_worker_niceness": "0"}
         # Its own: the next `ray.init` of anybody else must not find this cluster. Short, since sockets are in it.
         self._folder = tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True)
         self._command = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--num-cpus", str(cpus)]

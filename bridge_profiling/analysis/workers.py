@@ -6,6 +6,7 @@ took 0.2 s more CPU than this for two workers, and its two resource trackers run
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gc
 import json
@@ -136,6 +137,9 @@ class RayEngine:
             address = address or os.environ.get("RAY_ADDRESS")
             # A cluster that we start needs no dashboard; a running one has its own.
             dashboard = None if address else False
+            if not address:
+                # Ray gives its workers the lowest priority but four: whatever else runs would take the processors from them.
+                os.environ.setdefault("RAY_worker_niceness", "0")
             try:
                 _connect(address)
                 ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, include_dashboard=dashboard)
@@ -145,18 +149,20 @@ class RayEngine:
                     why=str(error).splitlines()[0],
                     instead="Type ray start --head there, or another --ray-address",
                 ) from error
+            # Before Ray's own, which sleeps for 0.5 s so that logs can arrive: we have none.
+            atexit.register(ray.shutdown)
         self.workers = workers
 
     def map(self, function: Callable[[T], R], tasks: Sequence[T]) -> Iterator[Outcome[R]]:
         """Every task's outcome; a task whose machine dies is tried once more on another."""
-        remote: Any = self._ray.remote(num_cpus=1, max_retries=1)(call)
+        remote: Any = self._ray.remote(num_cpus=1, max_retries=1)(call_pickled)
         at_once = self.workers or max(1, int(self._ray.cluster_resources().get("CPU", 1)))
         waiting = iter(range(len(tasks)))
         running: dict[Any, int] = {}
         while True:
             # Twice as many as can run, so that no worker has to wait for us.
             while len(running) < at_once * 2 and (place := next(waiting, None)) is not None:
-                running[remote.remote(function, tasks[place])] = place
+                running[remote.remote(pickle.dumps((function, tasks[place])))] = place
             if not running:
                 return
             (ready, *_), _ = self._ray.wait(list(running), num_returns=1)
@@ -195,16 +201,27 @@ def call(function: Callable[[T], R], task: T) -> tuple[R | None, str | None]:
         return None, f"{type(error).__name__}: {error}"
 
 
+def call_pickled(request: bytes) -> tuple[Any, str | None]:
+    """What a pickled function returns for its task, or why it failed, in a process that works on many."""
+    with without_pandas():
+        try:
+            function, task = pickle.loads(request)
+        except Exception as error:  # the other machine has another version of this package, or none
+            return None, f"{type(error).__name__}: {error}"
+        found = call(function, task)
+    if not gc.get_freeze_count():
+        # The first task has imported everything. Later collections of garbage need not go through that: 4% of the time.
+        gc.collect()
+        gc.freeze()
+    return found
+
+
 def serve(descriptor: int) -> None:
     """Work on tasks from a connection until its other end is closed: the main loop of a worker process."""
     parent = Connection(descriptor)
     with contextlib.suppress(EOFError):
-        parent.send(call(*parent.recv()))
-        # The first task has imported everything. Later collections of garbage need not go through that: 4% of the time.
-        gc.collect()
-        gc.freeze()
         while True:
-            parent.send(call(*parent.recv()))
+            parent.send(call_pickled(parent.recv_bytes()))
 
 
 class _NoPandas:
@@ -235,9 +252,8 @@ signal.signal(signal.SIGINT, signal.SIG_IGN)
 for name in sys.argv[3:]:
     del os.environ[name]
 sys.path[:] = json.loads(sys.argv[1])
-from bridge_profiling.analysis.workers import serve, without_pandas
-with without_pandas():
-    serve(int(sys.argv[2]))
+from bridge_profiling.analysis.workers import serve
+serve(int(sys.argv[2]))
 """
 
 

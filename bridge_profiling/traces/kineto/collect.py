@@ -26,29 +26,13 @@ from bridge_profiling.traces.kineto.columns import (
     starts_ns,
 )
 from bridge_profiling.traces.kineto.decode import EventReader
-from bridge_profiling.traces.kineto.events import ABSENT, AnyEvent, Args, Number
+from bridge_profiling.traces.kineto.events import ABSENT, CATEGORIES, AnyEvent, Args, Number, usual_types
 from bridge_profiling.traces.tables import NULL, Integers
 
 HOST = ("operator", "runtime", "annotation", "python", "overhead")
 DEVICE = ("kernel", "memcpy", "memset")
 _OTHER = ("synchronization", "span", "instant", "known", "unknown")
 MEANINGS = (*HOST, *DEVICE, *_OTHER)
-
-#: Kineto's categories since torch 1.8, in lower case. Another category says what a "known" one says, and better.
-_CATEGORIES = {
-    "kernel": "kernel",
-    **dict.fromkeys(("gpu_memcpy", "memcpy"), "memcpy"),
-    **dict.fromkeys(("gpu_memset", "memset"), "memset"),
-    **dict.fromkeys(("cpu_op", "operator"), "operator"),
-    "user_annotation": "annotation",
-    **dict.fromkeys(("cuda_runtime", "cuda_driver", "runtime", "hip_runtime"), "runtime"),
-    "python_function": "python",
-    "overhead": "overhead",
-    "cuda_sync": "synchronization",
-    "trace": "span",
-    **dict.fromkeys(("gpu_user_annotation", "ac2g", "fwdbwd", "async_cpu_to_gpu", "forward_backward"), "known"),
-    "cpu_instant_event": "instant",
-}
 
 #: Phases of the trace event format (`ph`). A complete event has a duration; some writers name no phase.
 _COMPLETE = frozenset(("X", ""))
@@ -104,6 +88,7 @@ class Collector:
         self.lost_device = 0  # device events among the last three
         self._categories = Codes()
         self._meaning_of: list[int] = []
+        self._usual = {kind: MEANINGS.index(meaning) for kind, meaning in usual_types(exact=exact).items()}
         self._identifiers = Identifiers()
 
     def add_all(self, reader: EventReader) -> None:
@@ -117,13 +102,14 @@ class Collector:
 
     def _add(self, events: list[AnyEvent]) -> None:
         self.events += len(events)
-        # Comparing with the usual phase first saves hashing it.
-        complete = [event for event in events if event.dur is not None and (event.ph == "X" or event.ph in _COMPLETE)]
-        if len(complete) < len(events):
-            self._add_others([event for event in events if event.dur is None or event.ph not in _COMPLETE])
-        if not complete:
-            return
-        meanings = self._meanings(complete)
+        if events and type(events[0]) in self._usual:
+            complete = events
+            meanings = np.fromiter(map(self._usual.__getitem__, map(type, events)), np.int8, len(events))
+        else:
+            complete = [event for event in events if event.dur is not None and event.ph in _COMPLETE]
+            if len(complete) < len(events):
+                self._add_others([event for event in events if event.dur is None or event.ph not in _COMPLETE])
+            meanings = self._meanings(complete)
         device = (meanings >= len(HOST)) & (meanings < len(HOST) + len(DEVICE))
         self._add_device(*_chosen(complete, meanings, device))
         self._add_host(*_chosen(complete, meanings, self._wanted(complete, meanings)))
@@ -139,14 +125,15 @@ class Collector:
         host = meanings < len(HOST)
         if self._operators:
             return host
-        named = np.array([event.name[: len(_ITERATION)] == _ITERATION for event in events])
-        return host & (named | ((meanings != MEANINGS.index("operator")) & (meanings != MEANINGS.index("python"))))
+        rows = np.flatnonzero((meanings == MEANINGS.index("operator")) | (meanings == MEANINGS.index("python")))
+        host[rows] = [events[row].name.startswith(_ITERATION) for row in rows.tolist()]
+        return host
 
     def _meanings(self, events: Sequence[AnyEvent]) -> NDArray[np.int8]:
         codes = self._categories.encode([event.cat for event in events])
         known = list(self._categories.values)
         for name in known[len(self._meaning_of) :]:
-            self._meaning_of.append(MEANINGS.index(_CATEGORIES.get(str(name or "").lower(), "unknown")))
+            self._meaning_of.append(MEANINGS.index(CATEGORIES.get(str(name or "").lower(), "unknown")))
         meanings = np.array(self._meaning_of, np.int8)[codes]
         strange = codes[meanings == MEANINGS.index("unknown")]
         if len(strange):
@@ -242,7 +229,7 @@ class Collector:
         instants = []
         # Nearly all of them are arrows.
         for event in [event for event in events if event.ph not in _NO_EVENT]:
-            of_device = _CATEGORIES.get(str(event.cat or "").lower()) in DEVICE
+            of_device = CATEGORIES.get(str(event.cat or "").lower()) in DEVICE
             if event.ph in _COMPLETE and (of_device or event.ph not in _INSTANT):
                 self.untimed += 1
                 self.lost_device += of_device

@@ -15,6 +15,9 @@ from bridge_profiling.traces.kineto.stream import Stream
 
 _FAILURES = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
+#: So many pieces may hold unusual events before all are expected to. Kineto names threads at the start, or at the end.
+_MANY_UNUSUAL = 2
+
 #: A string that is cut off counts to its end: looking for it again at each of its quotes would take quadratic time.
 _QUOTED_OR_NUMBER = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)|-?\b(?:Infinity|inf|NaN|nan)\b(?:\(ind\))?', re.DOTALL)
 _ELEMENTS = msgspec.json.Decoder(list[msgspec.Raw])
@@ -40,6 +43,7 @@ class EventReader:
         self._error: str | None = None
         self._path, self._stream = path, Stream(path)
         self._decode_usual, self._decode = decoders(exact=exact)
+        self._unusual_pieces = 0
 
     def pieces(self) -> Iterator[list[AnyEvent]]:
         """The file's events, a piece at a time. A file that ends early yields what it holds."""
@@ -84,12 +88,14 @@ class EventReader:
         return events
 
     def _unusual(self, text: bytearray) -> list[AnyEvent]:
-        """Events of a piece that does not hold only those of the usual phases."""
+        """Events of a piece that does not hold only usual ones: names of threads have no category."""
         try:
             events = self._decode(text)
         except _FAILURES:
             return self._one_by_one()
-        self._decode_usual = self._decode  # the file holds more of them
+        self._unusual_pieces += 1
+        if self._unusual_pieces > _MANY_UNUSUAL:
+            self._decode_usual = self._decode
         return events
 
     def _one_by_one(self, *, last: bool = False) -> list[AnyEvent]:
