@@ -84,6 +84,7 @@ def test_metrics_that_nsys_cannot_sample_are_left_out_of_the_users_options(monke
     monkeypatch.setattr(nsys_command, "run_nsys", lambda *arguments: answer)
     options, warnings = command(OLD, nsys_extra_args=["--gpu-metrics-device", "all"])
     assert (options[-2:] == ["--gpu-metrics-device", "all"], "Can't load NVPW" in " ".join(warnings)) == (kept, not kept)
+    assert bool(command(NEW, nsys_gpu_metrics=True)[1]) != kept
 
 
 def test_the_default_is_the_cheap_one():
