@@ -102,7 +102,7 @@ def test_recording_costs_what_it_delays_the_device(run_job, step, how, launch_us
 
 
 @pytest.mark.parametrize("slow", [[10], [10, 11]])
-def test_a_first_iteration_that_launches_slowly_is_the_profilers_and_two_are_not(run_job, slow):
+def test_a_first_iteration_that_launches_slowly_is_the_profilers(run_job, slow):
     def step(job, number):
         job.pause_ns = (100 if number in slow else 25) * US
         job.launch(0, 10 * US, count=100)
