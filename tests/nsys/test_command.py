@@ -161,7 +161,9 @@ def test_cupti_is_detached_after_the_only_capture_unless_the_user_says_otherwise
         (True, 1, nsys_launch.REFUSED_VARIABLE, []),
     ],
 )
-def test_a_rank_starts_nsys_once_and_sets_its_directives_if_there_is_cuda(cuda, captures, variable, expected, monkeypatch, tmp_path):
+def test_a_rank_starts_nsys_once_and_sets_its_directives_if_there_is_cuda(
+    cuda, captures, variable, expected, monkeypatch, tmp_path
+):
     started = []
 
     def start(*_):
