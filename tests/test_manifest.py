@@ -45,8 +45,7 @@ def test_iterations_that_a_profiler_slowed_down_are_not_unprofiled():
 
 
 @pytest.mark.parametrize(
-    ("written", "reason", "status"),
-    [(True, None, "partial"), (True, "ended early", "partial"), (False, "lost", "failed")],
+    ("written", "reason", "status"), [(True, None, "partial"), (True, "ended early", "partial"), (False, "lost", "failed")]
 )
 def test_a_profiler_that_outlives_its_rank_corrects_the_manifest(tmp_path, written, reason, status):
     path = tmp_path / "manifest" / "iter-10-12" / "rank-1.json"

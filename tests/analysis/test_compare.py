@@ -8,12 +8,7 @@ import pytest
 from bridge_profiling.analysis.compare import changed, compare
 from bridge_profiling.analysis.compare.events import EventSide, comparable, without_arguments
 from bridge_profiling.analysis.compare.series import compare_series
-from bridge_profiling.analysis.compare.statistics import (
-    change_of_mean,
-    change_of_median,
-    slope_of,
-    welch_p,
-)
+from bridge_profiling.analysis.compare.statistics import change_of_mean, change_of_median, slope_of, welch_p
 from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.report.series_view import series_view
 from tests.analysis.compared_runs import WrittenRun

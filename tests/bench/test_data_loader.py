@@ -144,12 +144,7 @@ def test_the_cheapest_of_the_fastest_settings_is_recommended_with_reasons():
 
 @pytest.mark.parametrize(
     ("batch", "count"),
-    [
-        (torch.zeros(7, 2), 7),
-        (UserDict(input_ids=torch.zeros(6, 9)), 6),
-        (torch.tensor(1.0), None),
-        (3, None),
-    ],
+    [(torch.zeros(7, 2), 7), (UserDict(input_ids=torch.zeros(6, 9)), 6), (torch.tensor(1.0), None), (3, None)],
 )
 def test_number_of_samples_in_a_batch(batch, count):
     assert data_loader.samples_in(batch) == count

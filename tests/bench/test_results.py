@@ -66,11 +66,7 @@ KIB, MIB = 1 << 10, 1 << 20
 
 @pytest.mark.parametrize(
     ("text", "sizes"),
-    [
-        ("1KiB:64KiB:4x", (KIB, 4 * KIB, 16 * KIB, 64 * KIB)),
-        ("1MiB,1KB,8", (8, 1000, MIB)),
-        ("1.5MiB", (3 * MIB // 2,)),
-    ],
+    [("1KiB:64KiB:4x", (KIB, 4 * KIB, 16 * KIB, 64 * KIB)), ("1MiB,1KB,8", (8, 1000, MIB)), ("1.5MiB", (3 * MIB // 2,))],
 )
 def test_sizes(text, sizes):
     assert requests.sizes_from(text) == sizes

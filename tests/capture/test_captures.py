@@ -122,6 +122,7 @@ def test_the_manifest_has_the_model_flops_reached_and_says_why_there_is_no_mfu(r
 def test_an_iteration_without_work_is_refused(nothing):
     with pytest.raises(ProfilingConfigError, match="each must be positive"):
         replace(WORK, **{nothing: 0})
+    replace(WORK, **{nothing: 1})
 
 
 def test_a_known_device_has_its_data_sheets_peak(monkeypatch):

@@ -92,10 +92,7 @@ def test_a_result_that_cannot_be_saved_is_still_printed(typed, monkeypatch):
 @pytest.mark.integration
 @pytest.mark.parametrize(
     ("number", "code", "step", "said"),
-    [
-        (signal.SIGTERM, 143, "slow", "$"),
-        (signal.SIGTERM, 143, "deaf", r".* was killed: (.*\n)* .*mine.py"),
-    ],
+    [(signal.SIGTERM, 143, "slow", "$"), (signal.SIGTERM, 143, "deaf", r".* was killed: (.*\n)* .*mine.py")],
 )
 def test_a_signal_to_the_command_ends_the_measuring_process(number, code, step, said):
     # Where SIGINT is ignored, as in a shell's background job, children would ignore it too.

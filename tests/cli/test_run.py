@@ -158,11 +158,7 @@ def test_machines_meet_at_the_given_endpoint_or_where_slurm_says(started, monkey
 
 
 @pytest.mark.parametrize(
-    "environment",
-    [
-        {"RANK": "1", "WORLD_SIZE": "2"},
-        {"SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"},
-    ],
+    "environment", [{"RANK": "1", "WORLD_SIZE": "2"}, {"SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"}]
 )
 def test_a_rank_of_another_launcher_becomes_the_script(started, monkeypatch, environment):
     for name, value in environment.items():

@@ -126,11 +126,7 @@ def test_a_jobs_captures_come_below_the_experiment(home):
 
 @pytest.mark.parametrize(
     ("job", "message"),
-    [
-        (None, r"Name one of them: far_\d+/bare"),
-        ("nobody", "has no job 'nobody'"),
-        ("unprofiled", "no job of the experiment"),
-    ],
+    [(None, r"Name one of them: far_\d+/bare"), ("nobody", "has no job 'nobody'"), ("unprofiled", "no job of the experiment")],
 )
 def test_an_experiment_without_one_profiled_job_of_that_name_is_refused(home, job, message):
     experiment, _ = experiment_of(Path("far"), {"NEMORUN_HOME": str(home)})

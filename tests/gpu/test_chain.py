@@ -9,11 +9,7 @@ from tests.planted.witness import differences
 pytestmark = [pytest.mark.needs("gpus2", "megatron", "nemo_run", "nsys_on_path"), pytest.mark.timeout(900)]
 
 #: Sizes by what a job's name begins with.
-LAYOUTS = {
-    "tp2": {"tp": 2, "pp": 1, "dp": 1},
-    "pp2": {"tp": 1, "pp": 2, "dp": 1},
-    "dp2": {"tp": 1, "pp": 1, "dp": 2},
-}
+LAYOUTS = {"tp2": {"tp": 2, "pp": 1, "dp": 1}, "pp2": {"tp": 1, "pp": 2, "dp": 1}, "dp2": {"tp": 1, "pp": 1, "dp": 2}}
 
 PROFILED = [name for name, spec in JOBS.items() if name.split("-")[0] in LAYOUTS and spec.profiler != "none"]
 WITH_MEMORY = [name for name in PROFILED if "memory" in JOBS[name].sources]

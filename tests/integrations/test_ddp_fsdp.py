@@ -15,10 +15,7 @@ PHASES = ["host-to-device", "forward", "backward", "optimizer", "data-loading"]
 
 #: Parameters of the examples' models: Linear(32, 64) and Linear(64, 4); two Linear(32, 32).
 DDP_PARAMETERS = (32 * 64 + 64) + (64 * 4 + 4)
-UNITS = {
-    "fully_shard": {"0": 32 * 64 + 64, "2": 64 * 4 + 4},
-    "fsdp": {"0": 32 * 32 + 32, "1": 32 * 32 + 32},
-}
+UNITS = {"fully_shard": {"0": 32 * 64 + 64, "2": 64 * 4 + 4}, "fsdp": {"0": 32 * 32 + 32, "1": 32 * 32 + 32}}
 
 
 @pytest.fixture(scope="module")

@@ -79,8 +79,7 @@ def test_a_request_that_cannot_work_is_refused_and_changes_nothing(section, sett
 
 
 @pytest.mark.parametrize(
-    ("path", "taken"),
-    [("/nemo_run/snapshot.pickle", "snapshot.pickle"), ("/data/mine.pickle", "/data/mine.pickle")],
+    ("path", "taken"), [("/nemo_run/snapshot.pickle", "snapshot.pickle"), ("/data/mine.pickle", "/data/mine.pickle")]
 )
 def test_the_built_in_profiling_is_switched_off_and_settings_win(run, manifest, path, taken):
     """A snapshot's path is taken over where the user has set it."""

@@ -66,10 +66,7 @@ def test_every_ranks_coordinates_are_the_meshs(name, mesh_of):
 
 @pytest.mark.parametrize(
     ("shape", "names", "note"),
-    [
-        ((2, 2), ("dp", "experts"), "'experts'"),
-        ((2, 2, 2), ("dp_replicate", "tp", "dp_shard"), "not neighbours"),
-    ],
+    [((2, 2), ("dp", "experts"), "'experts'"), ((2, 2, 2), ("dp_replicate", "tp", "dp_shard"), "not neighbours")],
 )
 def test_what_is_unknown_is_a_note_and_a_flat_layout(shape, names, note, mesh_of):
     found = layout_of_mesh(mesh_of(shape, names))

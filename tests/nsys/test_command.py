@@ -84,6 +84,7 @@ def test_metrics_that_nsys_cannot_sample_are_left_out_of_the_users_options(monke
     monkeypatch.setattr(nsys_command, "run_nsys", lambda *arguments: answer)
     options, warnings = command(OLD, nsys_extra_args=["--gpu-metrics-device", "all"])
     assert (options[-2:] == ["--gpu-metrics-device", "all"], "Can't load NVPW" in " ".join(warnings)) == (kept, not kept)
+    assert bool(command(NEW, nsys_gpu_metrics=True)[1]) != kept
 
 
 def test_the_default_is_the_cheap_one():
@@ -151,22 +152,30 @@ def test_cupti_is_detached_after_the_only_capture_unless_the_user_says_otherwise
 
 
 @pytest.mark.parametrize(
-    ("cuda", "variable", "expected"),
+    ("cuda", "captures", "variable", "expected"),
     [
-        (True, "ANY", ["CuptiFinalizeOnStop=true"]),
-        (False, "ANY", [None]),
-        (True, "NSYS_PROFILING_SESSION_ID", []),
-        (True, nsys_launch.REFUSED_VARIABLE, []),
+        (True, 1, "ANY", [("CuptiFinalizeOnStop=true", True)]),
+        (False, 1, "ANY", [(None, True)]),
+        (False, 2, "ANY", [(None, False)]),  # the reports come after the last capture
+        (True, 1, "NSYS_PROFILING_SESSION_ID", []),
+        (True, 1, nsys_launch.REFUSED_VARIABLE, []),
     ],
 )
-def test_a_rank_starts_nsys_once_and_sets_its_directives_if_there_is_cuda(cuda, variable, expected, monkeypatch, tmp_path):
+def test_a_rank_starts_nsys_once_and_sets_its_directives_if_there_is_cuda(
+    cuda, captures, variable, expected, monkeypatch, tmp_path
+):
     started = []
+
+    def start(*_):
+        has_reports = nsys_launch.Channel.of_this_process(os.environ).spec.reports_with_range
+        started.append((os.environ.get(nsys_command.DIRECTIVES_VARIABLE), has_reports))
+
     monkeypatch.setattr(nsys_launch, "find_nsys", lambda: DETACHES)
-    monkeypatch.setattr(os, "execv", lambda path, arguments: started.append(os.environ.get(nsys_command.DIRECTIVES_VARIABLE)))
+    monkeypatch.setattr(os, "execv", start)
     monkeypatch.setenv(variable, "1")
     monkeypatch.setattr(os, "environ", {**os.environ, "BRIDGE_PROFILING_DIR": str(tmp_path)})
     monkeypatch.setattr("sys.orig_argv", ["python", "train.py"])
-    config = ProfilingConfig(use_nsys_profiler=True, profile_step_start=2, profile_step_end=4)
+    config = ProfilingConfig(use_nsys_profiler=True, profile_step_start=2, profile_step_end=4, nsys_captures=captures)
     start_under_nsys(config, rank=0, layout=ParallelLayout(world_size=1), local_rank=0, cuda=cuda)
     assert started == expected
 
@@ -224,7 +233,4 @@ def test_a_report_is_complete_when_no_process_writes_it(writers, written, messag
 )
 def test_options_say_how_many_ranges_are_captured_and_when_the_report_is_written(options, captures, at_its_end):
     arguments = ["--capture-range=nvtx", *([f"--capture-range{options}"] if options else [])]
-    assert (nsys_command.captures_of(arguments), nsys_command.reports_with_range(arguments)) == (
-        captures,
-        at_its_end,
-    )
+    assert (nsys_command.captures_of(arguments), nsys_command.reports_with_range(arguments)) == (captures, at_its_end)

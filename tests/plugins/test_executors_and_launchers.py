@@ -54,16 +54,16 @@ def test_gpu_metrics_where_there_are_none_say_so(task, local, slurm, caplog):
 @pytest.mark.parametrize("kept", [{}, {"log_level": "DEBUG"}])
 def test_fault_tolerance_sets_launcher_and_retries_and_keeps_what_was_set_by_hand(kept, task):
     executor = run.LocalExecutor(launcher=run.FaultTolerance(**kept) if kept else None)
-    FaultTolerancePlugin(num_in_job_restarts=5, num_job_retries_on_failure=1).setup(task, executor)
-    expected = {"max_restarts": 5, "initial_rank_heartbeat_timeout": 1800, "rank_heartbeat_timeout": 300}
-    assert (executor.launcher, executor.retries) == (run.FaultTolerance(**expected | kept), 1)
+    FaultTolerancePlugin(num_in_job_restarts=0, num_job_retries_on_failure=0).setup(task, executor)
+    expected = {"max_restarts": 0, "initial_rank_heartbeat_timeout": 1800, "rank_heartbeat_timeout": 300}
+    assert (executor.launcher, executor.retries) == (run.FaultTolerance(**expected | kept), 0)
 
 
-def test_fault_tolerance_on_slurm_is_set_up_also_after_someone_asked_for_the_launcher(task, slurm):
+def test_fault_tolerance_on_slurm_is_set_up_also_after_someone_asked_for_the_launcher(task, slurm, built):
     slurm.assign("exp_1", "/runs/exp_1", "t", "t")
     slurm.get_launcher()
     FaultTolerancePlugin(initial_rank_heartbeat_timeout=1, rank_heartbeat_timeout=1).setup(task, slurm)
-    assert (slurm.get_launcher().max_restarts, slurm.retries) == (3, 2)
+    assert (slurm.get_launcher().max_restarts, slurm.retries, built(task).ft.calc_ft_timeouts) == (3, 2, True)
     assert slurm.get_launcher().cfg_path.endswith("_ft_cfg.yml")
     assert (slurm.ntasks_per_node, slurm.torchrun_nproc_per_node) == (1, 4)
 

@@ -1,6 +1,7 @@
 """What each plugin does to a task: the overrides of a Script, word by word, and the same config for a Partial."""
 
 import functools
+import os
 import sys
 from unittest.mock import MagicMock
 
@@ -8,7 +9,7 @@ import fiddle as fdl
 import nemo_run as run
 import pytest
 
-from bridge_profiling.config import FaultToleranceConfig, ProfilingConfig
+from bridge_profiling.config import OUTPUT_DIR_VARIABLE, FaultToleranceConfig, ProfilingConfig
 from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.plugins import FaultTolerancePlugin, NsysPlugin, PyTorchProfilerPlugin
 from tests.plugins.conftest import pretrain
@@ -90,6 +91,23 @@ def test_a_snapshot_path_that_an_override_cannot_carry_is_refused_for_a_script_a
     assert script.args == []
     plugin.setup(partial, local)
     assert built(partial).profiling.memory_snapshot_path == path
+
+
+@pytest.mark.parametrize(("forked", "file", "says"), [(0, "a", True), (1, "a", False), (0, "manifest/a/rank-0.json", False)])
+def test_a_script_that_captured_nothing_says_so_when_its_process_ends(
+    forked, file, says, script, local, tmp_path, monkeypatch, capsys
+):
+    local.job_dir, local.env_vars[OUTPUT_DIR_VARIABLE] = str(tmp_path / "job"), str(tmp_path)
+    (tmp_path / "manifest" / "a").mkdir(parents=True)
+    for name in ("_DONE", file):
+        (tmp_path / name).touch()
+    registered, process = [], os.getpid()
+    monkeypatch.setattr("atexit.register", lambda *call: registered.append(call))
+    PyTorchProfilerPlugin(profile_step_start=1, profile_step_end=2).setup(script, local)
+    monkeypatch.setattr(os, "getpid", lambda: process + forked)
+    for function, *arguments in registered:
+        function(*arguments)
+    assert ("job captured nothing" in capsys.readouterr().err) == says
 
 
 def test_an_inline_script_says_that_it_gets_no_arguments(local, caplog):

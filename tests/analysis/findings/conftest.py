@@ -7,12 +7,18 @@ from tests.analysis.findings.simulated_jobs import found_by
 
 
 @pytest.fixture
-def find(monkeypatch, tmp_path_factory, run_of):
-    """Findings of a simulated job, by id: all, or those that some find. Its hosts take no time to record an event."""
+def open_job(monkeypatch, tmp_path_factory, run_of):
+    """Opens a simulated job. Its hosts take no time to record an event."""
     monkeypatch.setattr(profiler_cost, "rates", lambda: profiler_cost.Rates(*[0.0] * 6, launch_us=5.0, gap_us=0.0))
+    return lambda job, **written: run_of(job.write(tmp_path_factory.mktemp("job"), **written))
+
+
+@pytest.fixture
+def find(open_job):
+    """Findings of a simulated job, by id: all, or those that some find."""
 
     def found(job, *finds, thresholds=None, **written):
-        run = run_of(job.write(tmp_path_factory.mktemp("job"), **written))
+        run = open_job(job, **written)
         findings = found_by(run, *finds, thresholds=thresholds) if finds else run.findings(thresholds)
         return {finding.id: finding for finding in findings}
 

@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 
-from bridge_profiling.analysis.findings import Confidence
+from bridge_profiling.analysis.findings import Confidence, Thresholds
 from bridge_profiling.analysis.findings.communication import (
     exposed_communication,
     low_overlap,
@@ -190,7 +190,8 @@ def test_gradients_reduced_once_are_no_finding(find, step):
     assert "accumulation_sync" not in find(SimulatedJob(step, 2))
 
 
-def _sharded(job, _, units=30, size=1 << 18):
+def _sharded(job, _, units=30, size=1 << 18, stops_ns=0):
+    job.be_in(job.all, "something", stops_ns)
     for unit in range(units):
         for operation in ("all_gather", "reduce_scatter"):
             step = "all_gather" if operation == "all_gather" else "post_backward_reduce"
@@ -201,12 +202,16 @@ def _sharded(job, _, units=30, size=1 << 18):
 
 
 def test_many_small_units_cost_their_transfers_and_their_launches_and_few_or_large_ones_do_not(find):
-    found = find(SimulatedJob(_sharded, 2))["small_collectives"]
+    found = find(SimulatedJob(_sharded, 2), thresholds=Thresholds(collectives=60))["small_collectives"]
     assert found.ranks == [0, 1]
     assert found.evidence["collectives"] == {"0": 60, "1": 60}
     # Beside the launches in a range, a collective of the other rank often still runs: then neither alone is responsible.
     assert found.evidence["host_us"]["0"] > 60 * 50
     assert found.evidence["host_us"]["0"] < found.recoverable_us_per_iteration < 60 * 335
     assert "fully_shard" in found.action
+    # Time in the ranges, however long the host stops elsewhere.
+    stopped = find(SimulatedJob(partial(_sharded, stops_ns=200 * MS), 2))["small_collectives"]
+    assert stopped.evidence["host_us"]["0"] == approx(60 * 305, rel=0.01)
     for few_or_large in ({"size": 1 << 25}, {"units": 10}):
         assert "small_collectives" not in find(SimulatedJob(partial(_sharded, **few_or_large), 2))
+    assert "small_collectives" not in find(SimulatedJob(_sharded, 2), thresholds=Thresholds(collectives=60.01))

@@ -67,6 +67,7 @@ _IN_BF16 = 1 - 66.9 / 989.4
 def test_products_in_fp32_save_what_bf16_takes_less(find, name, bf16, devices, saving_us):
     found = find(SimulatedJob(partial(_products, name=name, bf16=bf16), 2), devices=devices)["full_precision_matmul"]
     assert found.recoverable_us_per_iteration == approx(saving_us, rel=1e-3)
+    assert found.at_most_us_per_iteration == approx(21_000)  # all products, and half of the rest
     assert (found.ranks, found.events[0].name) == ([0, 1], name)
     assert found.confidence is (Confidence.high if devices else Confidence.medium)
     assert ("A100" in (found.confidence_reason or "")) == (not devices)
@@ -122,6 +123,7 @@ def test_kernels_for_each_parameter_save_what_one_for_all_takes_less(find, opera
     assert found.evidence["kernels"] == {"0": kernels}
     # Of each kernel's 22 us, 2 are its start, and a quarter of the others is left.
     assert found.recoverable_us_per_iteration == approx(kernels * 17, rel=0.02)
+    assert found.at_most_us_per_iteration == approx(kernels * 22, rel=0.02)
     assert ("fused=True" in found.action) == (range_ is not None)
 
 
@@ -166,6 +168,8 @@ def test_conversions_between_layouts_save_their_time(find, before, product, afte
     assert (found and found.confidence) == confidence
     if found:
         assert found.recoverable_us_per_iteration == approx(kernels * 200, rel=1e-3)
+        if confidence is Confidence.high:
+            assert found.at_most_us_per_iteration == approx(kernels * 200, rel=1e-3)
         assert found.evidence["kernels"] == {"0": kernels}
 
 
@@ -187,5 +191,6 @@ def _backward(job, _, again=True):
 def test_forward_work_in_the_backward_pass_is_recomputation(find):
     found = find(SimulatedJob(_backward))["recomputation"]
     assert found.recoverable_us_per_iteration == approx(4 * 1_300, rel=1e-3)
+    assert found.at_most_us_per_iteration == approx(4 * 1_300, rel=1e-3)
     assert found.confidence is Confidence.low
     assert "recomputation" not in find(SimulatedJob(partial(_backward, again=False)))

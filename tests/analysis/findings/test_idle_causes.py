@@ -69,6 +69,14 @@ def test_communication_excuses_a_late_host_only_if_compute_waits_for_it(communic
     assert _lost(rank(device_events=events)) == pytest.approx(lost)
 
 
+def test_as_many_kernels_as_make_a_run_are_small_and_their_neighbours_are_not():
+    events, launched = [], 0
+    for took in (200 * US, *[1 * US] * 32, 200 * US):
+        events.append(work("compute", launched, launched + took, launched))
+        launched += took + 9 * US
+    assert _lost(rank(device_events=events)) == pytest.approx({"small_kernels": 32 * 9, "host_launch": 9})
+
+
 @pytest.mark.parametrize("stop", ["host_sync", "data_loading", "checkpoint_stall"])
 def test_what_a_stop_took_from_the_hosts_lead_is_attributed_to_it_and_no_more(stop, tmp_path):
     ranges = {"data_loading": "data-loading", "checkpoint_stall": "checkpoint"}

@@ -1,8 +1,10 @@
 """Memory that grows, that fragments, that runs out; and memory that does what memory does."""
 
+from dataclasses import replace
+
 import pytest
 
-from bridge_profiling.analysis.findings import Confidence
+from bridge_profiling.analysis.findings import Confidence, Thresholds
 from bridge_profiling.analysis.findings.memory import memory_fragmentation, memory_growth, memory_headroom
 from bridge_profiling.traces.kineto import tables as kineto
 from tests.analysis.findings.simulated_jobs import found_by
@@ -99,13 +101,22 @@ def _setting_up(iterations):
     ("recording", "device_bytes"),
     [
         (Recording(6), 80 * GB),
-        (Recording(6).leak(900_000), None),
+        (Recording(6).leak(1_000_000), None),
         *((_setting_up(iterations), None) for iterations in (2, 3, 6)),
         (Recording(4, persistent=40 * GB, temporary=35 * GB, reserved=76 * GB), None),  # of unknown size
     ],
 )
 def test_memory_that_does_what_memory_does_is_no_finding(find, recording, device_bytes):
     assert find(recording, device_bytes=device_bytes) == {}
+
+
+@pytest.mark.parametrize(("iterations", "reason"), [(3, "only 3 iterations are recorded"), (4, "the allocation site is")])
+def test_growth_without_sites_says_what_is_missing(tmp_path, run_of, iterations, reason):
+    Recording(iterations, reserved=8 * GB).leak(40 * MB).write(tmp_path, None)
+    evidence = run_of().evidence()
+    evidence = replace(evidence, memory_sites=evidence.memory_sites.slice(0, 0))
+    ((finding,), _) = memory_growth(evidence, Thresholds(), evidence.ledger())
+    assert finding.confidence_reason.startswith(reason)
 
 
 # Growth in three iterations leaves doubt.
@@ -177,7 +188,7 @@ def test_a_request_that_fails_while_as_much_is_free_is_fragmentation(find):
 
 def test_ranks_are_named_once_all_together(find):
     recordings = [Recording(6, rank=rank, reserved=8 * GB) for rank in range(3)]
-    found = find(recordings[0].leak(10 * MB), recordings[1], recordings[2].leak(30 * MB))["memory_growth"]
+    found = find(recordings[0].leak(1_000_001), recordings[1], recordings[2].leak(30 * MB))["memory_growth"]
     assert (found.ranks, found.evidence["devices"][0]["rank"]) == ([0, 2], 2)
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from bridge_profiling.analysis.attribution import profiler_cost
 from bridge_profiling.analysis.attribution.profiler_cost import Rates
+from bridge_profiling.analysis.findings.unprofiled import LAUNCHING
 from tests.analysis.findings.simulated_jobs import LAUNCH_NS, MS, US, SimulatedJob
 
 approx = pytest.approx
@@ -37,6 +38,7 @@ def test_a_device_that_waits_for_recording_alone_is_not_launch_bound(run_job):
     # A launch takes 30 µs with recording and 10 without, as long as a kernel.
     run = run_job(_job(_kernels(10 * US)))
     assert run.evidence().profiler.estimated_us == approx(100 * _COST_US, rel=0.05)
+    assert all(run.evidence().is_doubtful(cause) for cause in LAUNCHING)  # which of them is uncertain
     found = {finding.id: finding for finding in run.findings()}
     assert found.keys() == {"profiler_overhead", "dominant_kernel"}
     overhead = found["profiler_overhead"]
@@ -99,14 +101,16 @@ def test_recording_costs_what_it_delays_the_device(run_job, step, how, launch_us
     assert run_job(_job(step, **how), launch_us=launch_us).evidence().profiler.estimated_us == estimated_us
 
 
-def test_a_first_iteration_that_launches_slowly_is_the_profilers(run_job):
+@pytest.mark.parametrize("slow", [[10], [10, 11]])
+def test_a_first_iteration_that_launches_slowly_is_the_profilers(run_job, slow):
     def step(job, number):
-        job.pause_ns = (100 if number == 10 else 25) * US
+        job.pause_ns = (100 if number in slow else 25) * US
         job.launch(0, 10 * US, count=100)
 
     run = run_job(SimulatedJob(step))
-    assert {finding.id for finding in run.findings()} == {"profiler_overhead", "dominant_kernel"}
-    assert run.unprofiled().iteration_us == approx(1_000, rel=0.05)
+    bound = {"host_launch_bound", "low_device_busy"} if len(slow) > 1 else set()
+    assert {finding.id for finding in run.findings()} == {"profiler_overhead", "dominant_kernel"} | bound
+    assert bound or run.unprofiled().iteration_us == approx(1_000, rel=0.05)
 
 
 def test_faster_kernels_do_not_make_an_iteration_shorter_than_its_host_needs(run_job):

@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 
-from bridge_profiling.analysis.findings import Confidence, Thresholds
+from bridge_profiling.analysis.findings import Confidence
 from bridge_profiling.analysis.findings.ranks import straggler_compute, straggler_host
 from tests.analysis.findings.simulated_jobs import MS, US, SimulatedJob, found_by
 
@@ -34,8 +34,7 @@ def _more_products(job, number, ranks):
 
 def test_a_rank_that_computes_more_is_named_with_its_matrix_products(find):
     step = partial(_more_products, ranks=[2])
-    job = _job(step)
-    found = find(job, *_FINDS)
+    found = find(_job(step), *_FINDS)
     assert list(found) == ["straggler_compute"]
     finding = found["straggler_compute"]
     assert (finding.ranks, finding.confidence) == ([2], Confidence.high)
@@ -44,9 +43,6 @@ def test_a_rank_that_computes_more_is_named_with_its_matrix_products(find):
     assert finding.recoverable_us_per_iteration == approx(5_000, rel=0.02)
     assert [(event.rank, event.name, event.count) for event in finding.events] == [(2, "nvjet_sm90_tst_256x128", 5)]
     assert "sequences" in finding.action
-    # 5 of 25 ms.
-    assert find(job, *_FINDS, thresholds=Thresholds(cause=0.19)).keys() == {"straggler_compute"}
-    assert find(job, *_FINDS, thresholds=Thresholds(cause=0.21)) == {}
     # Two iterations may be chance.
     finding = find(_job(step, iterations=2), *_FINDS)["straggler_compute"]
     assert (finding.confidence, bool(finding.confidence_reason)) == (Confidence.medium, True)
