@@ -11,7 +11,7 @@ from tools.injected_captures.everyday import columns
 
 FOLDER = Path(__file__).parents[3] / "tests" / "everyday"
 
-#: Rounds of captures whose half that was set aside has been looked at.
+#: Rounds of captures of which what was set aside has been looked at.
 OPENED = (1, 2)
 
 _TABLE: dict[str, Any] = json.loads((FOLDER / "cases.json").read_text(encoding="utf-8"))
@@ -47,7 +47,7 @@ class Capture:
         baseline_unprofiled: its iteration, measured in turns with the other.
         comparable: the cause costs the difference of both iterations.
         set_aside: not looked at while findings were developed.
-        round: of captures, 1 or 2.
+        round: of captures, from 1 on.
         busy_share: of a healthy run, share of the unprofiled iteration in which its devices compute or copy; else None.
         window_share: how often the cause strikes in the window, over how often it does in the measured iterations.
         pause_alone: the capture has neither stacks nor ranges of the cause, and shows that the host pauses and not why.

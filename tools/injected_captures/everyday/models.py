@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from tools.injected_captures.everyday import more_models
+from tools.injected_captures.everyday import more_models, third_models
 from tools.injected_captures.everyday.setting import Setting
 
 VOCABULARY = 8192
@@ -194,6 +194,7 @@ class Convolution(nn.Module):
 
 def build(setting: Setting) -> nn.Module:
     """The model, on the host."""
-    if setting.model in more_models.MODELS:
-        return more_models.MODELS[setting.model](setting)
+    others = more_models.MODELS | third_models.THIRD_MODELS
+    if setting.model in others:
+        return others[setting.model](setting)
     return Convolution(setting) if setting.model == "convolution" else Transformer(setting)

@@ -24,7 +24,7 @@ if __name__ == "__main__":
 from tools.injected_captures import lean, pack
 from tools.injected_captures.everyday import columns
 from tools.injected_captures.everyday.setting import BEFORE, Case, Group
-from tools.injected_captures.everyday.table import FOR_DEVELOPMENT, GROUPS, ROUNDS
+from tools.injected_captures.everyday.table import FOR_DEVELOPMENT, GROUPS, ROUNDS, SET_ASIDE_WHOLE
 
 _WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 
@@ -33,6 +33,7 @@ _PACKING = {".gz": gzip.decompress, ".xz": lzma.decompress}
 #: Which of the iterations that a plant strikes now and then these are, modulo their distance.
 PHASES = {
     "GarbageCollection": 1, "Checkpoint": 2, "PartialBatches": 4, "SavedOptimizer": 2, "Evaluation": 2, "ChangingNumber": 4,
+    "AspectBuckets": 4, "WholeState": 2,
 }  # fmt: skip
 
 #: What a capture shows only by stacks or by ranges of our hook.
@@ -41,11 +42,15 @@ _GARBAGE = ("GarbageCollection", "Objects")
 #: Groups whose baseline is kept as both recorders captured it; the others keep that of their own recorder.
 _BOTH_RECORDERS = ("convolution_1", "gpt_ddp", "experts_2", "sharded")
 
-#: Captures of the second round that are not kept, for size: causes whose measured gain is less than 2% of the iteration or
-#: lost in the spread of the blocks, and a baseline of one. Chosen before any finding on them was seen.
+#: Captures that are not kept. Of the second round, for size: causes whose measured gain is less than 2% of the iteration or
+#: lost in the spread of the blocks, and a baseline of one. Of the third: causes whose gain is less than 2%, or whose blocks
+#: overlap with those of the baseline, and what was meant to be harmless and costs 2% or more; and, for size, two of the group
+#: that takes most: a cause that another group has too, and a variant without a cause. All were chosen before any finding on
+#: them was seen.
 LEFT_OUT = frozenset({
     "llama_sharded_sync", "llama_sharded_busy", "llama_sharded_lengths", "llama_1_tight", "llama_1_lengths",
     "encoder_ddp_sync", "vision_ddp_buckets",
+    "diffusion_1_guard", "translate_sharded_lion", "contrast_2_norms", "routed_2_pageable", "routed_2_reads",
 })  # fmt: skip
 
 
@@ -123,6 +128,8 @@ def describe(whole: Path, number: int, busy: dict[str, float]) -> list[dict[str,
             row = _row(group, name, case, measured, blocks) | ({"round": number} if number > 1 else {})
             if not row["findings"]:
                 row["busy_share"] = round(busy[name] / row["unprofiled_ms"]["median"], 2)
+            if number in SET_ASIDE_WHOLE:
+                row["set_aside"] = True
             rows.append(row)
     return rows
 

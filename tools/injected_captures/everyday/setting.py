@@ -21,7 +21,7 @@ class Setting:
 
     Args:
         model: `transformer`, `convolution`, or `experts` (a transformer whose feed-forward layers are experts); in the second
-            round one of `more_models.py`.
+            round one of `more_models.py`, in the third one of `third_models.py`.
         strategy: `single` (one GPU), `ddp` or `fully_shard`.
         layers: blocks of the model.
         width: hidden size, or channels.
@@ -29,8 +29,9 @@ class Setting:
         length: tokens of a sequence, or pixels of an image's side.
         micro_batches: micro-batches of an iteration.
         precision: `bf16` by autocast (by a policy with fully_shard), `fp16` with a scaler, `tf32`, or `fp32`.
-        attention: `fused`, `manual` for products, mask and softmax written out, or fused in `float32`.
-        optimizer: AdamW `fused`, `foreach`, or `loop` for kernels per parameter; `written` by hand.
+        attention: `fused`, `manual` for products, mask and softmax written out, or fused in `float32`. In the third
+            round `capped` scores, or weights between two sequences `kept`; both are written out.
+        optimizer: AdamW `fused`, `foreach`, or `loop` for kernels per parameter; `written` by hand; `lion`, by hand as well.
         clipping: gradients' norm is clipped without waiting (`foreach`), with `.item()` per parameter, or not.
         channels_last: convolutions get NHWC tensors.
         switch_formats: a layer in NCHW follows each block of convolutions.
@@ -53,10 +54,14 @@ class Setting:
         permuted: layers turn images to NHWC and back by copying.
         cells: an LSTM is a loop in Python.
         read_inside: layers ask in an `if` whether a value on the device is infinite.
+        float_blocks: the last layers of a model in bf16 that compute in float32.
+        asks_lengths: masks are filled example by example, with lengths that are on the device.
+        one_by_one: graphs of a batch are read out one after the other.
     """
 
     model: Literal[
-        "transformer", "convolution", "experts", "gpt", "encoder", "vision", "unet", "recommender", "hashed"
+        "transformer", "convolution", "experts", "gpt", "encoder", "vision", "unet", "recommender", "hashed",
+        "diffusion", "speech", "graph", "contrast", "translate", "routed",
     ]  # fmt: skip
     strategy: Literal["single", "ddp", "fully_shard"]
     layers: int
@@ -65,8 +70,8 @@ class Setting:
     length: int
     micro_batches: int = 1
     precision: Literal["bf16", "fp16", "tf32", "fp32"] = "bf16"
-    attention: Literal["fused", "manual", "float32"] = "fused"
-    optimizer: Literal["fused", "foreach", "loop", "written"] = "fused"
+    attention: Literal["fused", "manual", "float32", "capped", "kept"] = "fused"
+    optimizer: Literal["fused", "foreach", "loop", "written", "lion"] = "fused"
     clipping: Literal["foreach", "item"] | None = None
     channels_last: bool = True
     switch_formats: bool = False
@@ -89,6 +94,9 @@ class Setting:
     permuted: bool = False
     cells: bool = False
     read_inside: bool = False
+    float_blocks: int = 0
+    asks_lengths: bool = False
+    one_by_one: bool = False
 
     @property
     def ranks(self) -> int:
@@ -136,9 +144,10 @@ class Group:
     Args:
         name: of the group; its baselines' names begin with it.
         setting: the training without a cause.
-        recorder: what captures the cases; the baseline is captured by both recorders.
+        recorder: what captures the cases and their baseline.
         record: settings of the recorder: `record_shapes`, `profile_memory`.
         iterations: that are captured.
+        both_recorders: the baseline is captured by the other recorder as well.
         cases: with causes.
     """
 
@@ -147,4 +156,5 @@ class Group:
     recorder: Recorder
     record: dict[str, Any] = field(default_factory=dict)
     iterations: int = 5
+    both_recorders: bool = True
     cases: tuple[Case, ...]

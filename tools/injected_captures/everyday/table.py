@@ -23,6 +23,7 @@ from tools.injected_captures.everyday.setting import (
     Group,
     Setting,
 )
+from tools.injected_captures.everyday.third_table import THIRD_ROUND
 
 _SEED, _SECOND_SEED = 23, 24
 
@@ -306,7 +307,10 @@ _MORE = (
 )  # fmt: skip
 
 #: Groups that were captured together.
-ROUNDS: dict[int, tuple[Group, ...]] = {1: (*_ONE_GPU, *_TWO_GPUS, *_MORE), 2: SECOND_ROUND}
+ROUNDS: dict[int, tuple[Group, ...]] = {1: (*_ONE_GPU, *_TWO_GPUS, *_MORE), 2: SECOND_ROUND, 3: THIRD_ROUND}
+
+#: Rounds of which no case is for development, and no baseline.
+SET_ASIDE_WHOLE = (3,)
 
 #: Every group by its name, in the order they run in; those of one GPU run side by side.
 GROUPS: dict[str, Group] = {group.name: group for number in ROUNDS for group in ROUNDS[number]}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import chain
 
 import torch
 import torch.distributed as dist
@@ -13,7 +14,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from tools.injected_captures.everyday import models, more_models
+from tools.injected_captures.everyday import models, more_models, third_models
 from tools.injected_captures.everyday.plants import Plant
 from tools.injected_captures.everyday.setting import Setting
 
@@ -22,7 +23,7 @@ DISTINCT_BATCHES = 4
 
 Batch = tuple[Tensor, ...]
 
-_IMAGES = ("convolution", "unet", "vision")
+_IMAGES = ("convolution", "unet", "vision", "speech")
 
 
 class Samples(IterableDataset):
@@ -54,8 +55,9 @@ class Samples(IterableDataset):
 
 
 def _batch(setting: Setting, generator: torch.Generator) -> Batch:
-    if setting.model in more_models.MODELS:
-        return more_models.batch(setting, generator)
+    for module, kinds in ((more_models, more_models.MODELS), (third_models, third_models.THIRD_MODELS)):
+        if setting.model in kinds:
+            return module.batch(setting, generator)
     if setting.model == "convolution":
         images = torch.randn(setting.batch, 3, setting.length, setting.length, generator=generator)
         return images, torch.randint(0, models.CLASSES, (setting.batch,), generator=generator)
@@ -84,6 +86,27 @@ class WrittenAdam(torch.optim.Optimizer):
                 parameter -= group["lr"] * (mean / (square.sqrt() + 1e-8) + 0.01 * parameter)
 
 
+class Lion(torch.optim.Optimizer):
+    """Steps of the sign of a moving average, parameter by parameter."""
+
+    def __init__(self, parameters: Iterable[Tensor], lr: float) -> None:
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                gradient, state = parameter.grad, self.state[parameter]
+                mean = state.setdefault("mean", torch.zeros_like(parameter)) if not state else state["mean"]
+                parameter.mul_(1 - group["lr"] * 0.1)
+                parameter.add_((mean * 0.9).add_(gradient, alpha=0.1).sign_(), alpha=-group["lr"])
+                mean.mul_(0.99).add_(gradient, alpha=0.01)
+
+
+#: Optimizers that are written by hand.
+_BY_HAND: dict[str, type[torch.optim.Optimizer]] = {"written": WrittenAdam, "lion": Lion}
+
+
 class Training:
     """A model, its optimizer and its data. Iterations go on from where the last call left them.
 
@@ -105,8 +128,8 @@ class Training:
             for block in model.blocks:
                 block.compile(dynamic=False)
         self.model = self._wrapped(model)
-        if setting.optimizer == "written":
-            self.optimizer = WrittenAdam(self.model.parameters(), lr=1e-4)
+        if setting.optimizer in _BY_HAND:
+            self.optimizer = _BY_HAND[setting.optimizer](self.model.parameters(), lr=1e-4)
         else:
             self.optimizer = torch.optim.AdamW(
                 self.model.parameters(), lr=1e-4,
@@ -119,6 +142,7 @@ class Training:
             num_workers=setting.workers, persistent_workers=setting.workers > 0,
         )  # fmt: skip
         self.losses: list[float] = []
+        self._ready: Iterator[Batch] | None = None
         plant.prepare(self)
 
     def _wrapped(self, model: nn.Module) -> nn.Module:
@@ -204,9 +228,15 @@ class Training:
 
     def batches(self, iterations: int) -> Iterator[Batch]:
         """The batches of this many iterations."""
-        source = iter(self.loader)
+        source, self._ready = self._ready or iter(self.loader), None
         for _ in range(iterations * self.setting.micro_batches):
             yield next(source)
+
+    def load_ahead(self) -> None:
+        """Let workers, if there are any, start and load the first batch, as they have in the middle of a training."""
+        if self.setting.workers:
+            source = iter(self.loader)
+            self._ready = chain([next(source)], source)
 
     def run(self, iterations: int, first: int = 0) -> list[float]:
         """Train this many iterations without a profiler; returns the milliseconds of each, as the host sees them."""

@@ -32,6 +32,7 @@ from tools.injected_captures.everyday.more_plants import MORE_PLANTS
 from tools.injected_captures.everyday.plants import PLANTS, Plant
 from tools.injected_captures.everyday.setting import BEFORE, Case, Group, Recorder
 from tools.injected_captures.everyday.table import GROUPS, small
+from tools.injected_captures.everyday.third_plants import THIRD_PLANTS
 from tools.injected_captures.everyday.training import Training
 
 #: Iterations before anything is measured.
@@ -77,7 +78,7 @@ class Worker:
         for case in self.group.cases:
             if case.name in self.trainings:
                 self._guarded(case.name, lambda case=case: self._measure(case))
-        for recorder in ("hook", "torch.profiler"):
+        for recorder in ("hook", "torch.profiler") if self.group.both_recorders else (self.group.recorder,):
             name = f"{self.group.name}_{recorder.replace('.', '_')}"
             self._guarded(name, lambda name=name, recorder=recorder: self._capture(name, None, recorder, self.group.record))
         for case in self.group.cases:
@@ -105,7 +106,7 @@ class Worker:
     def _build(self, case: Case | None) -> None:
         setting = self.group.setting if case is None else replace(self.group.setting, **case.change)
         ranks = () if case is None else case.ranks
-        kind = Plant if case is None or case.plant is None else (PLANTS | MORE_PLANTS)[case.plant]
+        kind = Plant if case is None or case.plant is None else (PLANTS | MORE_PLANTS | THIRD_PLANTS)[case.plant]
         plant = kind(ranks=ranks, rank=self.rank, **({} if case is None else case.numbers))
         training = Training(setting, plant, self.rank, self.device)
         training.choose_precision()
@@ -182,6 +183,7 @@ def _under_way(training: Training) -> Iterator[Training]:
     """The training's plant and precision while it runs, and devices that are done at both ends."""
     training.choose_precision()
     training.plant.enter()
+    training.load_ahead()
     training.wait()
     try:
         yield training
