@@ -328,7 +328,12 @@ def summary(found: Sequence[Answer]) -> str:
     lines = []
     for name, chosen in (
         ("All", found),
-        *((f"Round {number}, {half}", _of(found, number, half)) for number in (1, 2) for half in HALVES),
+        *(
+            (f"Round {number}, {half}", _of(found, number, half))
+            for number in dict.fromkeys(one.capture.round for one in found)
+            for half in HALVES
+            if any(one.capture.findings for one in _of(found, number, half))
+        ),
     ):
         causes = [one for one in chosen if one.capture.findings]
         if not causes:
