@@ -239,6 +239,9 @@ def _times_by_cause(
     times[Cause.host_launch] = left
     by_copy = _by_copy(gaps.blocked, union(start[communicates], end[communicates]), union(start[copies], end[copies]))
     times[Cause.blocked_by_communication] = (gaps.blocked - by_copy) | waiting_call
+    # Saving copies states to the host: these copies have a reason.
+    times[Cause.checkpoint_stall] |= by_copy & host.checkpoint.time
+    by_copy = by_copy - host.checkpoint.time
     times[Cause.pageable_copy] |= by_copy & host.pageable_device
     within = copies & rows_of(device_events["direction"], "DtoD")
     times[Cause.blocked_by_device_copy] = (by_copy - host.pageable_device) & union(start[within], end[within])

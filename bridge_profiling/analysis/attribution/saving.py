@@ -32,7 +32,20 @@ def with_saving(host: HostActivity, device_events: pa.Table, spans: Windows) -> 
     struck = np.unique(np.searchsorted(spans.start_ns, found.start_ns, side="right"))
     if not len(found.name) or 2 * len(struck) > len(spans.start_ns) or len(spans.start_ns) < 2:
         return host.checkpoint
-    return joined(host.checkpoint, found[host.checkpoint.time.within_ns(found.start_ns, found.end_ns) == 0])
+    return joined(host.checkpoint, _before(found, host.checkpoint))
+
+
+def _before(found: Ranges, named: Ranges) -> Ranges:
+    """What of each range comes before named ones: states are often gathered before the range begins in which they are saved.
+
+    That part has the name of the range that follows in it.
+    """
+    following = np.searchsorted(named.start_ns, found.start_ns)
+    next_ns = np.append(named.start_ns, np.iinfo(np.int64).max)[following]
+    name = np.where(next_ns <= found.end_ns, np.append(named.name, None)[following], found.name)
+    clipped = Ranges(name, found.start_ns, np.minimum(found.end_ns, next_ns))
+    inside = named.time.within_ns(found.start_ns, found.start_ns + 1) > 0
+    return clipped[~inside & (clipped.end_ns > clipped.start_ns)]
 
 
 def _copies_in_a_row(host: HostActivity, device_events: pa.Table) -> Ranges:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -21,6 +22,9 @@ _REDUCING, _SHARDED = ("all_reduce", "reduce_scatter"), ("all_reduce", "reduce_s
 
 #: Smaller messages are norms, flags and losses, not gradients.
 _GRADIENTS_BYTES = 1 << 16
+
+#: Messages are fragments of what could be sent at once if their mean is below this: a third of DDP's bucket of 25 MiB.
+_FRAGMENT_BYTES = 8 << 20
 
 #: Groups of other dimensions reduce activations.
 _OF_GRADIENTS = ("dp", None)
@@ -76,9 +80,10 @@ def small_collectives(evidence: Evidence, thresholds: Thresholds, ledger: Ledger
     Launching counts where ranges show it, as those of fully_shard do.
     """
     many = {
-        rank: (small, every)
-        for rank, (small, every) in _small(evidence).items()
-        if every >= thresholds.collectives and small >= thresholds.small_collectives * every
+        rank: counted
+        for rank, counted in _counted(evidence).items()
+        if counted.every >= thresholds.collectives
+        and (counted.small >= thresholds.small_collectives * counted.every or counted.mean_bytes < _FRAGMENT_BYTES)
     }
     if not many:
         return [], ledger
@@ -93,17 +98,17 @@ def small_collectives(evidence: Evidence, thresholds: Thresholds, ledger: Ledger
     if evidence.share(of_transfers + of_host) < thresholds.cause:
         return [], ledger
     ranks = sorted(many)
-    small, every = max(many.values(), key=lambda each: each[1])
+    worst = max(many.values(), key=lambda each: each.every)
     confidence, reason = evidence.confidence(of_host=of_host > of_transfers)
     named = ranks_in_words(ranks, evidence.ranks).capitalize()
     finding = Finding(
         id="small_collectives",
-        title=f"{named}: {every:,.0f} collectives per {evidence.per}, {small:,.0f} of them under "
-        f"{BANDWIDTH_BOUND_BYTES >> 20} MiB, cost {ms(of_transfers + of_host)}",
+        title=f"{named}: {worst.every:,.0f} collectives per {evidence.per}, {worst.small:,.0f} of them under "
+        f"{BANDWIDTH_BOUND_BYTES >> 20} MiB, the mean {worst.mean_bytes / 2**20:.2g} MiB, cost {ms(of_transfers + of_host)}",
         ranks=ranks,
         evidence={
-            "collectives": by_rank({rank: each for rank, (_, each) in many.items()}, 1),
-            "small_collectives": by_rank({rank: each for rank, (each, _) in many.items()}, 1),
+            "collectives": by_rank({rank: each.every for rank, each in many.items()}, 1),
+            "small_collectives": by_rank({rank: each.small for rank, each in many.items()}, 1),
             "mean_message_bytes": {f"{each.operation} on rank {each.rank}": each.message_bytes for each in mine},
             "exposed_us": by_rank(evidence.mean_us(exposed)),
             "host_us": by_rank(evidence.mean_us(host)),
@@ -159,17 +164,30 @@ def _of_data_parallelism(each: Transfer) -> bool:
     return each.operation in _SHARDED and each.dimension in _OF_GRADIENTS
 
 
-def _small(evidence: Evidence) -> dict[int, tuple[float, float]]:
-    """Small collectives of each rank in an iteration, and all of them, in groups of data parallelism."""
+@dataclass(frozen=True)
+class _Counted:
+    """Collectives of one rank's data parallelism in an iteration: the small ones, all of them, and their mean size."""
+
+    small: float
+    every: float
+    mean_bytes: float
+
+
+def _counted(evidence: Evidence) -> dict[int, _Counted]:
+    """By rank, as far as sizes are recorded."""
     groups = {(each.rank, each.group) for each in transfers(evidence) if _of_data_parallelism(each)}
-    small, every = dict.fromkeys(evidence.ranks, 0), dict.fromkeys(evidence.ranks, 0)
+    small, every, size = (dict.fromkeys(evidence.ranks, 0) for _ in range(3))
     for row in evidence.collective_sizes.to_pylist():
         rank, known = row["rank"], row["iteration"] in evidence.numbers and row["message_bytes"] is not None
         if rank in every and known and row["operation"] in _SHARDED and (rank, row["group"]) in groups:
             every[rank] += row["count"]
+            size[rank] += row["count"] * row["message_bytes"]
             small[rank] += row["count"] if row["message_bytes"] < BANDWIDTH_BOUND_BYTES else 0
     iterations = max(len(evidence.numbers), 1)
-    return {rank: (small[rank] / iterations, every[rank] / iterations) for rank in evidence.ranks}
+    return {
+        rank: _Counted(small[rank] / iterations, every[rank] / iterations, size[rank] / max(every[rank], 1))
+        for rank in evidence.ranks
+    }
 
 
 def _host_us(evidence: Evidence) -> dict[int, float]:

@@ -212,6 +212,8 @@ def test_many_small_units_cost_their_transfers_and_their_launches_and_few_or_lar
     # Time in the ranges, however long the host stops elsewhere.
     stopped = find(SimulatedJob(partial(_sharded, stops_ns=200 * MS), 2))["small_collectives"]
     assert stopped.evidence["host_us"]["0"] == approx(60 * 305, rel=0.01)
+    # Too large for latency alone, and still fragments: the host's time counts.
+    assert "the mean 4 MiB" in find(SimulatedJob(partial(_sharded, size=1 << 22), 2))["small_collectives"].title
     for few_or_large in ({"size": 1 << 25}, {"units": 10}):
         assert "small_collectives" not in find(SimulatedJob(partial(_sharded, **few_or_large), 2))
     assert "small_collectives" not in find(SimulatedJob(_sharded, 2), thresholds=Thresholds(collectives=60.01))

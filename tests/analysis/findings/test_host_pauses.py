@@ -101,10 +101,12 @@ def test_a_capture_that_mostly_sets_up_libraries_says_so_and_nothing_else(find, 
         ({"every": 2, "iterations": 5}, False),  # in most of them
         ({"computes": 1}, False),
         ({"name": "torch.save"}, True),
+        ({"written_in": "torch.save"}, True),  # copied before it
     ],
 )
 def test_states_copied_to_the_host_in_some_iterations_are_saved(find, changed, saves):
     known = {"memory": "pageable", "size": 1 << 18, "every": 4, "computes": 0, "name": "step", "iterations": 8} | changed
+    written_in = known.get("written_in", "step")
 
     def step(job, iteration):
         job.busy(kernels=20)
@@ -114,13 +116,13 @@ def test_states_copied_to_the_host_in_some_iterations_are_saved(find, changed, s
                     job.copy(0, 50 * US, memory=known["memory"], size=known["size"], out=True)
                     job.busy(kernels=known["computes"])
                 job.wait(0)
-                job.host_ns[0] += 40 * MS  # to write
+                job.be_in(0, written_in, 40 * MS)
         job.busy(kernels=20)
 
     found = find(SimulatedJob(step, iterations=known["iterations"]))
     assert ("checkpoint_stall" in found) == saves
     if saves:
-        named = known["name"] != "step"
+        named = {known["name"], written_in} != {"step"}
         assert found["checkpoint_stall"].recoverable_us_per_iteration == approx(40_600 / known["every"], rel=0.03)
         assert (found["checkpoint_stall"].confidence_reason.startswith("saving is inferred")) != named
         assert "host_pause" not in found
