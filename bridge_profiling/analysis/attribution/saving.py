@@ -42,7 +42,7 @@ def _before(found: Ranges, named: Ranges) -> Ranges:
     """
     following = np.searchsorted(named.start_ns, found.start_ns)
     next_ns = np.append(named.start_ns, np.iinfo(np.int64).max)[following]
-    name = np.where(next_ns <= found.end_ns, np.append(named.name, None)[following], found.name)
+    name = np.where(next_ns <= found.end_ns, np.append(named.name, np.array([None], object))[following], found.name)
     clipped = Ranges(name, found.start_ns, np.minimum(found.end_ns, next_ns))
     inside = named.time.within_ns(found.start_ns, found.start_ns + 1) > 0
     return clipped[~inside & (clipped.end_ns > clipped.start_ns)]
