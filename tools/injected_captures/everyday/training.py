@@ -97,7 +97,9 @@ class Lion(torch.optim.Optimizer):
         for group in self.param_groups:
             for parameter in group["params"]:
                 gradient, state = parameter.grad, self.state[parameter]
-                mean = state.setdefault("mean", torch.zeros_like(parameter)) if not state else state["mean"]
+                if not state:
+                    state["mean"] = torch.zeros_like(parameter)
+                mean = state["mean"]
                 parameter.mul_(1 - group["lr"] * 0.1)
                 parameter.add_((mean * 0.9).add_(gradient, alpha=0.1).sign_(), alpha=-group["lr"])
                 mean.mul_(0.99).add_(gradient, alpha=0.01)
