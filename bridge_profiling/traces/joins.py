@@ -89,7 +89,7 @@ class Launches:
     start_ns: Integers
     end_ns: Integers
     thread: Integers
-    issued_ns: Integers  # start of the call, else of the event: it decides the iteration
+    issued_ns: Integers  # start of the call, else of the event, `NULL` before the capture: it decides the iteration
     row: Integers  # of the call; -1 where it was not recorded
     ambiguous: int  # events whose correlation several launches or several kernels have, so that their launch is unknown
 
@@ -122,8 +122,16 @@ def launch_of(
     if ambiguous.any():
         row = np.where(ambiguous, -1, row)
     launched_ns = taken(call_start_ns, row)
-    issued_ns = np.where(row >= 0, launched_ns, start_ns)
+    issued_ns = np.where(row >= 0, launched_ns, np.where(_queued_before(row, start_ns), NULL, start_ns))
     return Launches(launched_ns, taken(call_end_ns, row), taken(call_thread, row), issued_ns, row, int(ambiguous.sum()))
+
+
+def _queued_before(row: Integers, start_ns: Integers) -> NDArray[np.bool_]:
+    """Which events were in the device's queue when the capture began: they run before the first one whose launch it shows."""
+    known = row >= 0
+    if 2 * np.count_nonzero(known) <= len(known):  # most launches are missing, so that these tell nothing
+        return np.zeros(len(known), bool)
+    return ~known & (start_ns < start_ns[known].min())
 
 
 def _ambiguous(
@@ -357,6 +365,7 @@ def trace_caveats(info: RankInfo, tables: Mapping[str, pa.Table], marks: str) ->
     if not tables["iterations"].num_rows:
         found.append(Caveat("no_iterations", f"no iterations are marked ({marks}): figures are of the whole capture"))
     if unlaunched := device["launch_start_ns"].null_count:
-        text = f"{unlaunched} of {device.num_rows} device events have no recorded launch; their start decides their iteration"
+        text = f"{unlaunched} of {device.num_rows} device events have no recorded launch. Those before the first launch"
+        text += " were queued before the capture; of others, the start decides the iteration"
         found.append(Caveat("launches_missing", text))
     return found

@@ -102,6 +102,13 @@ def test_an_iteration_has_what_was_launched_in_it(events, durations_us, compute_
     assert found["end_ns"][0] == found["start_ns"][1]
 
 
+def test_the_first_iteration_begins_when_the_device_is_done_with_what_was_launched_before():
+    before = [work("compute", 0, 400, None, iteration=None), work("compute", 400, 700, None, iteration=None)]
+    own = [work("compute", 700, 1500, 50, iteration=9), work("compute", 1600, 1900, 1050, iteration=10)]
+    found = _found([(0, 1000), (1000, 2000)], *before, *own, work("compute", 1950, 1960, None, iteration=None))
+    assert values(found, "duration_us", "compute_us") == [(0.8, 0.8), (0.5, 0.31)]
+
+
 def test_time_between_iterations_belongs_to_none_and_one_without_work_is_all_idle():
     found = _found([(0, 1000), (5000, 6000)], work("compute", 2000, 3000, 1500))
     assert values(found, "duration_us", "compute_us", "idle_us", "launch_starved_us") == [(1, 0, 1, 1)] * 2

@@ -74,6 +74,15 @@ def test_work_without_a_recorded_launch_belongs_where_it_starts(read_trace):
     assert "launches_missing" in caveats(tables)
 
 
+@pytest.mark.parametrize(("recorded", "iterations"), [(3, [None, None, 7, 7, 7]), (1, [7, 7, 7, 7, 7])])
+def test_work_that_was_queued_before_the_first_recorded_launch_is_of_no_iteration(read_trace, recorded, iterations):
+    queued = [kernel("queued", start, 5, correlation=number) for number, start in ((1, 105), (2, 110))]
+    launched = [kernel("gemm", start, 5, correlation=number) for number, start in ((3, 115), (4, 120), (5, 125))]
+    calls = [call("cudaLaunchKernel", 101 + number, 1, number) for number in (3, 4, 5)[:recorded]]
+    # Where most launches are missing, the first recorded one tells nothing.
+    assert values(read_trace([step(7, 100), *queued, *launched, *calls]).device_events, "iteration") == iterations
+
+
 def test_iterations_that_the_profiler_starts_or_flushes_in_are_boundaries(read_trace):
     events = [step(number, 100 * number, 100) for number in range(1, 5)]
     events += [

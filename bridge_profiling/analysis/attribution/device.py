@@ -2,7 +2,8 @@
 
 Times are unions over all streams, never sums. An iteration's window on the device is its host range, moved to the work that it
 launched: it ends when the host range and the last compute kernel launched in it have ended, and starts where the window before
-it ends, or where its own host range starts if that is later. Windows never overlap, so their times can be added up.
+it ends, or where its own host range starts if that is later. Windows never overlap, so their times can be added up. What was
+launched before the first iteration is in none.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 from bridge_profiling.analysis.attribution.kernel_groups import group_of
 from bridge_profiling.analysis.intervals import Intervals, Nanoseconds, rows_of, union, window
 from bridge_profiling.analysis.questions import Answer
-from bridge_profiling.traces.tables import fields, to_int64
+from bridge_profiling.traces.tables import NULL, fields, to_int64
 from bridge_profiling.traces.types import Caveat
 
 if TYPE_CHECKING:
@@ -139,7 +140,8 @@ def windows(iterations: pa.Table, device_events: pa.Table) -> Windows:
         return Windows(number, boundary, start, end)
     # An iteration that launched no compute ends no earlier than the one before it.
     ends = np.maximum.accumulate(np.maximum(end, _last_compute_ns(number, device_events, end)))
-    return Windows(number, boundary, np.maximum(start, np.concatenate((start[:1], ends[:-1]))), ends)
+    before = np.minimum(np.maximum(start[:1], _left_before_ns(number[0], device_events)), ends[:1])
+    return Windows(number, boundary, np.maximum(start, np.concatenate((before, ends[:-1]))), ends)
 
 
 def spans(windows: Windows, work: DeviceWork) -> Windows:
@@ -270,13 +272,17 @@ _KERNELS = """
         max(end_ns - start_ns) / 1000 as max_us
     from device_events
     where kind in ('compute', 'communication')
+        and not (iteration is null and launch_start_ns is null and rank in (select rank from iterations))
     group by all
     order by {rank} total_us desc, name
 """
 
 
 def kernels(connection: duckdb.DuckDBPyConnection, *, by_rank: bool = True) -> pa.Table:
-    """One row per kind, backend and name of kernel (and rank), with its group (`kernel_groups`), most time first."""
+    """One row per kind, backend and name of kernel (and rank), with its group (`kernel_groups`), most time first.
+
+    Where iterations are marked, kernels that were in the device's queue when the capture began are left out.
+    """
     found = connection.sql(_KERNELS.format(rank="rank," if by_rank else "")).to_arrow_table()
     kinds, names = (found[column].cast(pa.string()).to_pylist() for column in ("kind", "name"))
     groups = [group_of(name or "", kind) for kind, name in zip(kinds, names, strict=True)]
@@ -344,3 +350,11 @@ def _last_compute_ns(number: NDArray[np.int32], device_events: pa.Table, default
     last = default.copy()
     np.maximum.at(last, place, events["end_ns"].to_numpy())
     return last
+
+
+def _left_before_ns(first: int, device_events: pa.Table) -> int:
+    """When the device is done with what no iteration launched, before the first kernel of the first iteration; or `NULL`."""
+    computes, iteration = rows_of(device_events["kind"], "compute"), to_int64(device_events["iteration"])
+    start, end = device_events["start_ns"].to_numpy(), device_events["end_ns"].to_numpy()
+    own = start[computes & (iteration == first)]
+    return int(end[computes & (iteration == NULL) & (start < own.min())].max(initial=NULL)) if len(own) else NULL

@@ -9,7 +9,9 @@ on that path, two bounds hold:
 Each kind of cause has the lower one of those that apply to it; `_BOUNDS` lists them. A bound includes what is uncertain:
 
 - The captured iterations are a sample: the upper limit of the mean counts, by Student's t, or the largest of them if that
-  is less. Of a cause that strikes some iterations, each can last as long as the longest one that a manifest times.
+  is less. Of a cause that strikes some iterations, each can last as long as the longest one that a manifest times. Where the
+  unprofiled iterations that manifests time are longer on average than the captured ones without the profiler, a host or a
+  rank can cost that much more outside the capture.
 - The profiler's cost can be more or less than estimated by `DOUBT`.
 """
 
@@ -75,10 +77,11 @@ def bounded(evidence: Evidence, finding: Finding) -> Finding:
     bound, estimate_us = _BOUNDS.get(finding.id), finding.recoverable_us_per_iteration
     if bound is None or not evidence.numbers or (estimate_us is None and finding.id not in _WITHOUT_ESTIMATE):
         return finding
-    most_us = max(bound(evidence, finding), estimate_us or 0.0)
+    outside_us = 0.0 if finding.id in _REPLACED or finding.id == slow_iterations.__name__ else _longer_outside_us(evidence)
+    most_us = max(bound(evidence, finding), estimate_us or 0.0) + outside_us
     struck = finding.occurrence.iterations if finding.occurrence else ()
     if finding.id != slow_iterations.__name__ and set(struck).issubset(evidence.numbers):
-        most_us = min(most_us, evidence.iteration_us)
+        most_us = min(most_us, evidence.iteration_us + outside_us)
     return replace(finding, at_most_us_per_iteration=most_us)
 
 
@@ -132,12 +135,14 @@ def _kernels(evidence: Evidence, finding: Finding) -> float:
 
 
 def _slow_ranks(evidence: Evidence, finding: Finding) -> float:
-    """Ranks that others wait for: what the others need without waiting stays."""
+    """Ranks that others wait for: what the others need stays, without waiting and without what that slows."""
+    slowed_us = _slowed_us(evidence, peers_of(evidence))
 
     def floor(cost: float) -> _Times:
         # Manifests measure what the profiler costs the job, not how much of that is in each rank's own time.
         waits_us = np.nan_to_num(evidence.waiting_us) + cost * total_us(evidence.profiler.explained_us)
-        return _of_others(evidence, np.maximum(evidence.duration_us - waits_us, evidence.compute_us), finding.ranks)
+        needs_us = np.maximum(evidence.duration_us - waits_us, evidence.compute_us) - slowed_us
+        return _of_others(evidence, needs_us, finding.ranks)
 
     return _beyond(evidence, finding, floor)
 
@@ -227,6 +232,17 @@ def _beyond_at(evidence: Evidence, finding: Finding, floor_us: _Times, cost: flo
     return float(np.maximum(lasting_us, 0.0).sum() + others_us.sum()) / finding.occurrence.of
 
 
+def _longer_outside_us(evidence: Evidence) -> float:
+    """By how much the mean unprofiled iteration exceeds the captured ones without the profiler, on the median rank.
+
+    What makes one longer than every captured iteration is another cause.
+    """
+    longest_us = np.nanmax(evidence.captured_iterations_us)
+    timed_us = [np.array(manifest.durations_ns(profiled=False)) / 1e3 for manifest in evidence.manifests]
+    means_us = [float(np.minimum(each, longest_us).mean()) for each in timed_us if len(each)]
+    return max(float(np.median(means_us)) - evidence.iteration_us, 0.0) if means_us else 0.0
+
+
 def _limit(times_us: _Times) -> float:
     """The upper limit of the mean of all iterations, from those that are captured; no more than the largest of them."""
     count, spread_us = len(times_us), float(np.std(times_us, ddof=1)) if len(times_us) > 1 else 0.0
@@ -240,9 +256,12 @@ def _factor(evidence: Evidence, cost: float) -> float:
 
 
 def _host_us(evidence: Evidence, cost: float) -> Grid:
-    """What each host needs without the profiler, and without waiting for its device."""
+    """What each host needs without the profiler, and without waiting for its device.
+
+    Its cost is an estimate, even where manifests measure what of it the job's iteration shows.
+    """
     own_us, cost_us = (evidence.grid(evidence.profiler_cost, name) for name in ("host_own_us", "host_cost_us"))
-    return own_us + (1 - _factor(evidence, cost)) * cost_us
+    return own_us + (1 - cost) * cost_us
 
 
 def _in_calls_us(evidence: Evidence, cause: Cause) -> Grid:

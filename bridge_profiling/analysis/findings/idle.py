@@ -101,7 +101,9 @@ def host_sync(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Fou
     if loss is None:
         return [], ledger
     # Ranks that synchronize as often are as responsible, also those that lose less because they wait for others.
-    ranks = responsible(calls) or loss.ranks
+    # How many of a rank's waits stall its device is partly chance.
+    alike = {rank: time_us for rank, time_us in loss.lost_us.items() if calls.get(rank, 0.0) > 0}
+    ranks = sorted({*responsible(calls), *responsible(alike)}) or loss.ranks
     names = {event.name for event in evidence.events(cause, ranks=ranks)}
     hints = [advice("host_sync", entry) for call, entry in _CALLS.items() if any(call in name for name in names)]
     numbers = {

@@ -54,6 +54,16 @@ def _items(job, _, items=20):
         job.be_in(0, "forward", 100 * US)
 
 
+def _fewer_longer_items(job, _):
+    """Rank 1 waits a third as often, and loses as much."""
+    for rank, waits in ((0, 21), (1, 7)):
+        for _ in range(waits):
+            job.launch(rank, 100 * US, count=105 // waits)
+            job.wait(rank, operator="aten::item")
+            job.be_in(rank, "thinking", 21 // waits * 100 * US)
+    job.meet()
+
+
 def _an_item_while_the_device_works(job, _):
     job.busy()
     job.wait(0, operator="aten::item")  # 20 ms, in which the device works
@@ -124,6 +134,7 @@ _SHARE = {"share_of_iteration": approx(30 / 70.1, rel=1e-3)}
         (_loading_in_turns, 2, _DATA, [0, 1], approx(40_000, rel=0.02), True, "", "", {}),
         (_TOGETHER, 2, _DATA, [0, 1], approx(20_000, rel=0.02), True, "", "", {}),
         (_items, 1, _SYNC, [0], approx(20 * 107, rel=0.1), False, _ITEM, ".item()", {"synchronizations": {"0": 20}}),
+        (_fewer_longer_items, 2, _SYNC, [0, 1], approx(21 * 107, rel=0.1), False, "", "", {}),
         (_copies, 1, "pageable_copy", [0], approx(8_000, rel=0.05), False, "", "", _copied("pageable")),
         (_PINNED, 1, "copy_bound", [0], approx(8_000, rel=0.05), False, "", "", _copied("pinned")),
         (_small_kernels, 1, "small_kernels", [0], approx(13_000, rel=0.1), False, "before aten::add_", "", {}),
