@@ -10,6 +10,7 @@ import random
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
+from tools.injected_captures.everyday.fourth_table import FOURTH_ROUND
 from tools.injected_captures.everyday.second_table import SECOND_ROUND
 from tools.injected_captures.everyday.setting import (
     ATTENTION,
@@ -307,10 +308,10 @@ _MORE = (
 )  # fmt: skip
 
 #: Groups that were captured together.
-ROUNDS: dict[int, tuple[Group, ...]] = {1: (*_ONE_GPU, *_TWO_GPUS, *_MORE), 2: SECOND_ROUND, 3: THIRD_ROUND}
+ROUNDS: dict[int, tuple[Group, ...]] = {1: (*_ONE_GPU, *_TWO_GPUS, *_MORE), 2: SECOND_ROUND, 3: THIRD_ROUND, 4: FOURTH_ROUND}
 
 #: Rounds of which no case is for development, and no baseline.
-SET_ASIDE_WHOLE = (3,)
+SET_ASIDE_WHOLE = (3, 4)
 
 #: Every group by its name, in the order they run in; those of one GPU run side by side.
 GROUPS: dict[str, Group] = {group.name: group for number in ROUNDS for group in ROUNDS[number]}
