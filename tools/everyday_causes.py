@@ -173,6 +173,7 @@ def answer(capture: Capture, folder: Path, open_run: Callable[[Path], Run]) -> A
     """Analyze a capture as `bridge-profiling analyze --json` does."""
     with open_run(folder) as run:
         said: Any = document(run)
+        captured_us = run.evidence().captured_iteration_us  # the mean, as what is measured without a profiler
     named = [finding for finding in said["findings"] if finding["id"] not in NEUTRAL]
     idle = [finding for finding in said["findings"] if finding["id"] == "low_device_busy"]
     verdict = said["verdict"]
@@ -182,8 +183,8 @@ def answer(capture: Capture, folder: Path, open_run: Callable[[Path], Run]) -> A
         found=[_named(finding) for finding in named],
         contradictions=_contradictions(said),
         idle=_named(idle[0]) if idle else None,
-        profiled_ms=verdict["iteration_us"] / 1e3,
-        estimated_ms=None if estimated_us is None else (verdict["iteration_us"] - estimated_us) / 1e3,
+        profiled_ms=captured_us / 1e3,
+        estimated_ms=None if estimated_us is None else (captured_us - estimated_us) / 1e3,
     )
 
 

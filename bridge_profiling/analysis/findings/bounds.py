@@ -237,7 +237,7 @@ def _longer_outside_us(evidence: Evidence) -> float:
 
     What makes one longer than every captured iteration is another cause.
     """
-    longest_us = np.nanmax(evidence.captured_iterations_us)
+    longest_us = np.nan_to_num(evidence.captured_iterations_us).max(initial=0.0)
     timed_us = [np.array(manifest.durations_ns(profiled=False)) / 1e3 for manifest in evidence.manifests]
     means_us = [float(np.minimum(each, longest_us).mean()) for each in timed_us if len(each)]
     return max(float(np.median(means_us)) - evidence.iteration_us, 0.0) if means_us else 0.0
