@@ -15,7 +15,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from bridge_profiling.analysis.intervals import EMPTY, Intervals, Nanoseconds, coded, outermost, rows_of, union
-from bridge_profiling.traces.joins import start_order
+from bridge_profiling.traces.joins import places, start_order
 from bridge_profiling.traces.tables import NULL, to_int64
 
 #: Names of ranges in which a program waits for its data. `enumerate(DataLoader)#…` is torch's, batch-generator Megatron's
@@ -176,9 +176,11 @@ def _rows_of_operators(host_events: pa.Table, wanted: NDArray[np.int64]) -> NDAr
     rows = np.flatnonzero(own & (ids != NULL))
     if not len(rows):
         return np.full(len(wanted), -1)
-    # Readers number operators by their start, so this is sorted already, and a stable sort does not move anything.
-    rows = rows[np.argsort(ids[rows], kind="stable")]
-    found = rows[np.maximum(np.searchsorted(ids[rows], wanted, side="right") - 1, 0)]
+    known = ids[rows]
+    if (known[1:] < known[:-1]).any():  # readers number operators by their start
+        rows = rows[np.argsort(known, kind="stable")]
+        known = ids[rows]
+    found = rows[np.maximum(places(known, wanted, "right") - 1, 0)]
     return np.where(ids[found] == wanted, found, -1)
 
 

@@ -29,6 +29,7 @@ from bridge_profiling.analysis.attribution.device import DeviceWork, IdleGaps, W
 from bridge_profiling.analysis.attribution.host import FREEING, SYNCHRONIZING, on_launching_threads
 from bridge_profiling.analysis.caveats import texts
 from bridge_profiling.analysis.intervals import EMPTY, Intervals, Nanoseconds, by_thread, rows_of, union
+from bridge_profiling.traces.joins import places
 from bridge_profiling.traces.tables import NULL, to_int64
 
 #: Categories of host events that cost time, and the names of their columns in `recorded`.
@@ -124,7 +125,7 @@ class Replay:
         spent = np.concatenate(([0.0], np.cumsum(self.cost_ns)))
 
         def spent_until(time_ns: Nanoseconds) -> _Float:
-            return spent[np.searchsorted(self.start_ns, time_ns, side="right")] + without.before_ns(time_ns)
+            return spent[places(self.start_ns, time_ns, "right")] + without.before_ns(time_ns)
 
         waits = self.waits - without
         gained = _gained(self, spent_until(self.launched_ns), waits, spent_until(waits.end_ns))

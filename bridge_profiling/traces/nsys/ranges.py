@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bridge_profiling.traces.joins import Operation, batch, carried_out_by, distinct, rows_by_start
+from bridge_profiling.traces.joins import Operation, batch, carried_out_by, distinct, places, rows_by_start
 from bridge_profiling.traces.kinds import torch_operation
 from bridge_profiling.traces.nsys.database import Among, Database, sql_of
 from bridge_profiling.traces.nsys.operator_names import MARK, OperatorNames, operator_names
@@ -97,13 +97,13 @@ class Ranges:
     def _innermost(self, rows: Integers, time_ns: Integers) -> Integers:
         """Of nested ranges, it is the last to start among those as deep as the number of ranges open at the time."""
         start, end = self.start_ns[rows], np.sort(self.end_ns[rows])
-        depth = np.arange(len(rows)) - np.searchsorted(end, start, side="right")
-        opened = np.searchsorted(start, time_ns, side="right") - np.searchsorted(end, time_ns, side="right")
+        depth = np.arange(len(rows)) - places(end, start, "right")
+        opened = places(start, time_ns, "right") - places(end, time_ns, "right")
         found = np.full(len(time_ns), -1)
         for level in np.unique(opened[opened > 0]).tolist():
             times = np.flatnonzero(opened == level)
             candidates = rows[depth == level - 1]
-            before = np.searchsorted(self.start_ns[candidates], time_ns[times], side="right") - 1
+            before = places(self.start_ns[candidates], time_ns[times], "right") - 1
             place = candidates[np.maximum(before, 0)] if len(candidates) else np.full(len(times), -1)
             found[times] = np.where((before >= 0) & (self.end_ns[place] > time_ns[times]), place, -1)
         return found
