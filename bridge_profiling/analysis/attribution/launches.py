@@ -40,7 +40,8 @@ def sums_inside(
         rows, mine = np.flatnonzero(thread == one), np.flatnonzero((at_thread == one) & (at_ns != NULL))
         if len(mine):
             mine = mine[np.argsort(at_ns[mine], kind="stable")]
-            before = np.concatenate((np.zeros((1, amounts.shape[1]), np.int64), np.cumsum(amounts[mine], axis=0)))
+            before = np.zeros((len(mine) + 1, amounts.shape[1]), np.int64)
+            np.cumsum(amounts[mine], axis=0, out=before[1:])
             first, last = (places(at_ns[mine], bound[rows]) for bound in (start_ns, end_ns))
             sums[rows] = before[last] - before[first]
     return sums

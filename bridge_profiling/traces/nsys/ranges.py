@@ -134,10 +134,10 @@ def read_ranges(process: Process, end_ns: int | None) -> Ranges:
     still_open = end == NULL
     if end_ns is not None and still_open.any():
         end = np.where(still_open, np.maximum(start, end_ns), end)
-    text_ids = columns.pop("textId")
-    registered = database.strings(text_ids)
+    text_ids = columns.pop("textId", None)  # nsys writes most names into the row
+    registered = {} if text_ids is None else database.strings(text_ids)
     known = {text: code for code, text in enumerate(written.names)}
-    if registered:
+    if text_ids is not None and registered:
         ids, place = distinct(text_ids)
         of_id = [known.setdefault(registered[number], len(known)) if number in registered else -1 for number in ids.tolist()]
         by_id = np.array(of_id, np.int32)[place]
@@ -194,14 +194,20 @@ def _read(database: Database, where: Sequence[Among], needed: Needed) -> _Writte
     known.default_factory = known.__len__
     pieces: dict[str, list[Integers]] = {name: [np.empty(0, np.int64)] for name in (*_COLUMNS, _NUMBER)}
     nested, codes = [np.empty(0, bool)], [np.empty(0, np.int32)]
-    lost, described = 0, False
+    lost, described, registered = 0, False, False
     for piece in map(partial(_written, with_texts=text is not None), database.pieces(NVTX, present, where, text, needed)):
         codes.append(np.fromiter((known[name] for name in piece.names), np.int32, len(piece.names))[piece.code])
-        nested.append(piece.nested)
+        if not registered and (piece.columns["textId"] != NULL).any():
+            registered = True
+            pieces["textId"] = [np.full(sum(map(len, nested)), NULL)]
         for name, kept in pieces.items():
-            kept.append(piece.columns[name])
+            if registered or name != "textId":
+                kept.append(piece.columns[name])
+        nested.append(piece.nested)
         lost, described = lost + piece.lost, described or piece.described
-    columns = {name: np.concatenate(pieces.pop(name)) for name in (*_COLUMNS, _NUMBER)}
+    if not registered:
+        del pieces["textId"]
+    columns = {name: np.concatenate(pieces.pop(name)) for name in tuple(pieces)}
     return _Written(columns, np.concatenate(nested), np.concatenate(codes), list(known) or [""], lost, described)
 
 

@@ -52,7 +52,7 @@ from bridge_profiling.traces.nsys.report import (
     process_ranks,
     processes,
 )
-from bridge_profiling.traces.tables import NULL, BlockTables, Integers, build, coded_column, integer_column
+from bridge_profiling.traces.tables import NULL, BlockTables, Integers, build, coded_column, give_memory_back, integer_column
 from bridge_profiling.traces.types import LostRecords, RankInfo, RankSource, RankTables
 
 #: nsys' own work in which the profiler starts, stops or writes: an iteration around it is a boundary one.
@@ -103,6 +103,8 @@ def _read(database: Database, process: Process, info: RankInfo) -> RankTables:
     calls = read_calls(process, CALL, "unnamed call")
     last = max((int(ends.max()) for ends in (work.end_ns, calls.end_ns) if len(ends)), default=None)
     ranges = read_ranges(process, last)
+    if len(ranges) > _BLOCK_ROWS:
+        give_memory_back()
     if not len(work.start_ns) and not len(calls.start_ns) and not len(ranges):
         raise TraceError(f"{database.name} holds no events: nsys recorded nothing, or this is another kind of SQLite file")
     overhead = read_calls(process, "PROFILER_OVERHEAD", "profiler overhead")
