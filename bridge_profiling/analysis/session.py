@@ -108,7 +108,7 @@ class RankQuestions:
         self._is_large = tables.entry is not None and sum(map(size_bytes, tables.entry.iterdir())) >= _LARGE_BYTES
 
     def answers(self, questions: Sequence[tuple[str, dict[str, Any]]]) -> tuple[Answer, ...]:
-        """The answers to questions, names with options, in order. What they collect of a table is made in one pass."""
+        """The answers to questions, names with options, in order. One pass over a table collects for all of them."""
         needed = [
             dict.fromkeys(_keys(QUESTIONS[name].inputs, {**QUESTIONS[name].options, **given})) for name, given in questions
         ]
