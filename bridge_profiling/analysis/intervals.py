@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from bridge_profiling.traces.joins import distinct, start_order
+from bridge_profiling.traces.joins import distinct, places, start_order
 from bridge_profiling.traces.tables import NULL
 
 Nanoseconds = NDArray[np.int64]
@@ -63,15 +63,15 @@ class Intervals:
 
     def _holds(self, time_ns: Nanoseconds) -> NDArray[np.bool_]:
         """Which times are inside, or where an interval starts."""
-        return self.start_ns.searchsorted(time_ns, "right") > self.end_ns.searchsorted(time_ns, "right")
+        return places(self.start_ns, time_ns, "right") > places(self.end_ns, time_ns, "right")
 
     def _reaches(self, time_ns: Nanoseconds) -> NDArray[np.bool_]:
         """Which times are inside, or where an interval ends."""
-        return self.start_ns.searchsorted(time_ns) > self.end_ns.searchsorted(time_ns)
+        return places(self.start_ns, time_ns) > places(self.end_ns, time_ns)
 
     def _surrounds(self, time_ns: Nanoseconds) -> NDArray[np.bool_]:
         """Which times are inside, and not where an interval starts or ends."""
-        return self.start_ns.searchsorted(time_ns) > self.end_ns.searchsorted(time_ns, "right")
+        return places(self.start_ns, time_ns) > places(self.end_ns, time_ns, "right")
 
     @cached_property
     def _lengths(self) -> Nanoseconds:
@@ -80,7 +80,7 @@ class Intervals:
 
     def before_ns(self, time_ns: Nanoseconds) -> Nanoseconds:
         """Length of the set before each time."""
-        place = np.searchsorted(self.start_ns, time_ns, side="right")
+        place = places(self.start_ns, time_ns, "right")
         if not len(self):
             return np.zeros(len(time_ns), np.int64)
         last = np.maximum(place - 1, 0)
@@ -94,7 +94,7 @@ class Intervals:
     def when(self, amount_ns: Nanoseconds) -> Nanoseconds:
         """When each amount of a set that is not empty has passed; the set's end if it holds less."""
         lengths = np.cumsum(self.end_ns - self.start_ns)
-        place = np.minimum(np.searchsorted(lengths, amount_ns), len(lengths) - 1)
+        place = np.minimum(places(lengths, amount_ns), len(lengths) - 1)
         return self.end_ns[place] - np.maximum(lengths[place] - amount_ns, 0)
 
 
@@ -175,12 +175,12 @@ def self_times_ns(parent: NDArray[np.int64], start_ns: Nanoseconds, end_ns: Nano
 def _nested(start: Nanoseconds, end: Nanoseconds) -> NDArray[np.int64]:
     """Parents of one thread's properly nested ranges, by start and the longest first; wrong if ranges overlap partly."""
     lasting = end > start
-    depth = np.cumsum(lasting) - lasting - np.searchsorted(np.sort(end[lasting]), start, side="right")
+    depth = np.cumsum(lasting) - lasting - places(np.sort(end[lasting]), start, "right")
     place = np.full(len(start), -1)
     outside = np.flatnonzero((depth == 0) & lasting)
     for level in range(1, int(depth.max(initial=0)) + 1):
         rows = np.flatnonzero(depth == level)
-        before = np.searchsorted(outside, rows) - 1
+        before = places(outside, rows) - 1
         place[rows] = np.where(before >= 0, outside[np.maximum(before, 0)] if len(outside) else -1, -1)
         outside = rows[lasting[rows]]
     return place
@@ -200,7 +200,8 @@ def _open(start: list[int], end: list[int]) -> NDArray[np.int64]:
 
 def _between(starts_ns: Sequence[Nanoseconds], ends_ns: Sequence[Nanoseconds]) -> Intervals:
     """The set whose members start and end at these times, in any order."""
-    return Intervals(np.sort(np.concatenate(starts_ns)), np.sort(np.concatenate(ends_ns)))
+    # Each part ascends: a stable sort merges them.
+    return Intervals(np.sort(np.concatenate(starts_ns), kind="stable"), np.sort(np.concatenate(ends_ns), kind="stable"))
 
 
 def rows_of(column: pa.ChunkedArray, *values: str) -> NDArray[np.bool_]:

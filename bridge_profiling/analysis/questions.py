@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from bridge_profiling.traces.types import Caveat
 
@@ -66,12 +68,61 @@ class Columns:
     shared: bool = False
 
 
+@dataclass(frozen=True)
+class Blocks:
+    """A function that returns the rows of some columns of a table, in tables that each fit into memory."""
+
+    table: str  # key of `traces.tables.SCHEMAS`
+    names: tuple[str, ...]
+    optional: tuple[tuple[str, str], ...] = ()  # column to read only if the option of that name is set
+
+
+class Collector(Protocol):
+    """Takes in a table block by block, so that the table need not fit into memory."""
+
+    def add(self, block: pa.Table) -> None:
+        """Take in the next rows; dictionaries of their columns differ from block to block."""
+
+    def result(self) -> Any:
+        """What the rows come to."""
+
+
+@dataclass(frozen=True, eq=False)
+class Collected:
+    """The result of a collector. All that the questions about a capture need of one table are made in one pass over it."""
+
+    table: str  # key of `traces.tables.SCHEMAS`
+    names: tuple[str, ...]  # columns
+    collector: Callable[..., Collector]  # called with its inputs, and with the options of these names
+    inputs: tuple[Columns | Derived, ...] = ()
+    options: tuple[str, ...] = ()
+
+
+class Chosen:
+    """Collects the rows of a table that a function chooses."""
+
+    def __init__(self, choose: Callable[[pa.Table], NDArray[np.bool_]]) -> None:
+        self._choose = choose
+        self._found: list[pa.Table] = []
+
+    def add(self, block: pa.Table) -> None:
+        """Take in the next rows."""
+        rows = np.flatnonzero(self._choose(block))
+        # An empty table keeps the columns' types, once.
+        if len(rows) or not self._found:
+            self._found.append(block.take(pa.array(rows)))
+
+    def result(self) -> pa.Table:
+        """The rows in order."""
+        return pa.concat_tables(self._found).unify_dictionaries()
+
+
 @dataclass(frozen=True, eq=False)
 class Derived:
     """A value computed once for several questions: from one capture, or from the database."""
 
     function: Callable[..., Any]  # called with its inputs
-    inputs: tuple[Given | Columns | Derived, ...]  # passed in order
+    inputs: tuple[Given | Columns | Blocks | Collected | Derived, ...]  # passed in order
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,7 +169,7 @@ class Question:
         return Asked(self, frozenset({**self.options, **options}.items()))
 
 
-Input = Given | Columns | Derived | SideTables | Question
+Input = Given | Columns | Blocks | Collected | Derived | SideTables | Question
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
 
 from bridge_profiling.analysis import scorecard
 from bridge_profiling.analysis.attribution import (
@@ -22,11 +27,18 @@ from bridge_profiling.analysis.attribution import (
     phases,
     products,
     profiler_cost,
+    recording,
 )
 from bridge_profiling.analysis.compare import bench, events
 from bridge_profiling.analysis.memory import tables
-from bridge_profiling.analysis.questions import Answer, Columns, Derived, Given, Question, SideTables
+from bridge_profiling.analysis.questions import Answer, Blocks, Chosen, Collected, Columns, Derived, Given, Question, SideTables
 from bridge_profiling.analysis.ranks import clocks, communication, host_iterations, matching, message_sizes, pipeline, ranks
+
+
+def _chosen(rows: Callable[[pa.Table], NDArray[np.bool_]], *names: str) -> Collected:
+    """Columns of the host events that a function chooses."""
+    return Collected("host_events", names, partial(Chosen, rows))
+
 
 _DEVICE_EVENTS = Columns(
     "device_events",
@@ -38,27 +50,38 @@ _DEVICE_EVENTS = Columns(
     shared=True,
 )
 _ITERATIONS = Columns("iterations", ("iteration", "start_ns", "end_ns", "boundary"))
-_WAIT_CALLS = Columns("host_events", ("name", "start_ns", "correlation"))
+_WAIT_CALLS = _chosen(idle_gaps.host_rows, "name", "start_ns", "correlation")
 _SYNCHRONIZATIONS = Columns("synchronizations", ("kind", "stream", "correlation", "producer_stream", "producer_correlation"))
 _WORK = Derived(device.device_work, (_DEVICE_EVENTS,))
 _WINDOWS = Derived(device.windows, (_ITERATIONS, _DEVICE_EVENTS))
 _SPANS = Derived(device.spans, (_WINDOWS, _WORK))
 _GAPS = Derived(idle_gaps.gaps, (_DEVICE_EVENTS, _WAIT_CALLS, _SYNCHRONIZATIONS, _WORK, _WINDOWS))
-_ACTIVITY = Columns("host_events", host.COLUMNS, shared=True)
-_PROFILER = Derived(profiler_cost.replay, (_ACTIVITY, Columns("host_events", ("shapes",)), _DEVICE_EVENTS, _GAPS, _WORK))
-_OPERATORS = Columns(
+_HOST_EVENTS = Blocks("host_events", host.COLUMNS)
+_ACTIVITY = Collected(
+    "host_events", host.COLUMNS, host.ActivityCollector, (_DEVICE_EVENTS,), options=("data_loading", "checkpoint")
+)
+_OPERATORS_BY_ID = Collected("host_events", host.Operators.COLUMNS, host.Operators)
+_RECORDING = Collected("host_events", recording.COLUMNS, recording.Recorded, (_DEVICE_EVENTS,))
+_PROFILER = Derived(profiler_cost.replay, (_RECORDING, _DEVICE_EVENTS, _GAPS, _WORK))
+_ROLES_ON_HOST = _chosen(device_roles.host_rows, "category", "thread", "name", "start_ns", "end_ns")
+_OPERATORS = Blocks(
     "host_events",
     ("category", "thread", "name", "start_ns", "end_ns", "operator"),
     optional=(("shapes", "shapes"), ("stacks", "stack")),
 )
 _MEMORY_EVENTS = Columns("memory_events", ("time_ns", "thread", "device_type", "bytes"))
 _KERNEL_NAMES = Columns("device_events", ("name",))
-_RANGE_NAMES = Columns("host_events", ("category", "name", "start_ns"))
+_RANGE_NAMES = _chosen(counts.host_rows, "category", "name", "start_ns")
 _COLLECTIVES = Columns("collectives", ("iteration", "operation", "group", "group_name", "group_ranks", "message_bytes"))
-_TIMED_RANGES = Columns("host_events", ("category", "thread", "name", "start_ns", "end_ns", "sequence"))
-_SHAPED = Columns("host_events", ("category", "thread", "name", "start_ns", "end_ns", "shapes"))
+_TIMED_RANGES = Collected(
+    "host_events",
+    ("category", "thread", "name", "start_ns", "end_ns", "sequence"),
+    lambda: Chosen(phases.HostRows()),
+)
+_SHAPED = _chosen(products.host_rows, "category", "thread", "name", "start_ns", "end_ns", "shapes")
 _CALLS = Columns("host_events", ("category", "name", "start_ns", "end_ns"))
-_ANNOTATIONS = Columns("host_events", ("category", "thread", "name", "start_ns", "end_ns"))
+_ANNOTATIONS = _chosen(operators.unit_rows, "category", "thread", "name", "start_ns", "end_ns")
+_FRAMES = Columns("host_events", host.COLUMNS)
 
 _SYSTEM_CALLS = Columns("system_calls", ("thread", "name", "start_ns", "end_ns"))
 _CUDA_MEMORY = Columns("cuda_memory", ("time_ns", "device", "memory", "bytes"))
@@ -80,12 +103,17 @@ def _recorded(name: str) -> Callable[[tables.MemoryTables], Answer]:
 BREAKDOWN = Question("breakdown", "rank", device.breakdown, (_WORK,))
 ITERATIONS = Question("iterations", "rank", device.iterations, (_WINDOWS, _WORK, _GAPS))
 IDLE_GAPS = Question("idle_gaps", "rank", idle_gaps.idle_gaps, (_GAPS, _SPANS))
-IDLE_CAUSES = Question("idle_causes", "rank", idle.idle_causes, (_GAPS, _DEVICE_EVENTS, _ACTIVITY, _SPANS, _PROFILER))
+IDLE_CAUSES = Question(
+    "idle_causes",
+    "rank",
+    idle.idle_causes,
+    (_GAPS, _DEVICE_EVENTS, _ACTIVITY, _OPERATORS_BY_ID, _HOST_EVENTS, _SPANS, _PROFILER),
+)
 COPIES = Question("copies", "rank", device.copies, (_DEVICE_EVENTS,))
 KERNELS = Question("kernels", "source", device.kernels, (Given.DATABASE,))
 PRODUCTS = Question("products", "rank", products.products, (_SHAPED, _DEVICE_EVENTS, _KERNEL_NAMES, _COUNTED))
 BY_KERNEL = Question("counters_by_kernel", "rank", counters.by_kernel, (_COUNTED, _DEVICE_EVENTS, _KERNEL_NAMES))
-HOST_STEPS = Question("host_steps", "rank", host_steps.host_steps, (_ACTIVITY, _DEVICE_EVENTS, _ITERATIONS))
+HOST_STEPS = Question("host_steps", "rank", host_steps.host_steps, (_HOST_EVENTS, _DEVICE_EVENTS, _ITERATIONS))
 RANKS = Question("ranks", "run", ranks.ranks, (_WAITING, Given.DATABASE, Given.INFOS))
 PIPELINE_BY_RANK = Question(
     "pipeline_by_rank", "run", pipeline.pipeline_by_rank, (_WAITING, Given.DATABASE, Given.INFOS, CLOCK_OFFSETS)
@@ -93,7 +121,9 @@ PIPELINE_BY_RANK = Question(
 
 MEMORY = Question("memory", "run", _recorded("summary"), (_MEMORY,))
 LAUNCHES = Question("launch_statistics", "rank", device.launch_statistics, (_DEVICE_EVENTS, _SPANS))
-ROLES = Question("device_roles", "rank", device_roles.device_roles, (_DEVICE_EVENTS, _KERNEL_NAMES, _ACTIVITY, _GAPS))
+ROLES = Question(
+    "device_roles", "rank", device_roles.device_roles, (_DEVICE_EVENTS, _KERNEL_NAMES, _ROLES_ON_HOST, _OPERATORS_BY_ID, _GAPS)
+)
 ATTRIBUTION = Question("attribution", "run", parts.attribution, (ITERATIONS, IDLE_CAUSES, RANKS))
 HOST_ITERATIONS = Question("host_iterations", "run", host_iterations.host_iterations, (HOST_STEPS,))
 
@@ -112,7 +142,7 @@ QUESTIONS = {
         Question("loop_counts", "rank", counts.loop_counts, (_RANGE_NAMES, _ITERATIONS)),
         Question("operators", "rank", operators.operators, (_OPERATORS, _DEVICE_EVENTS, _MEMORY_EVENTS)),
         Question("longest_calls", "rank", operators.longest_calls, (_CALLS,)),
-        Question("flame_graph", "rank", flame_graph.flame_graph, (_ACTIVITY, _DEVICE_EVENTS, _ITERATIONS)),
+        Question("flame_graph", "rank", flame_graph.flame_graph, (_FRAMES, _DEVICE_EVENTS, _ITERATIONS)),
         Question("phases", "rank", phases.phases, (_TIMED_RANGES, _DEVICE_EVENTS, _ITERATIONS, _COUNTED)),
         Question("system_calls", "rank", nsys_tables.system_calls, (_SYSTEM_CALLS, _DEVICE_EVENTS, _ITERATIONS)),
         Question("cuda_memory", "rank", nsys_tables.cuda_memory, (_CUDA_MEMORY, _ITERATIONS)),

@@ -10,7 +10,7 @@ import tempfile
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,8 @@ from bridge_profiling.analysis.kept_answers import KeptAnswers
 from bridge_profiling.analysis.questions import (
     Answer,
     Asked,
+    Blocks,
+    Collected,
     Columns,
     Derived,
     Given,
@@ -36,7 +38,7 @@ from bridge_profiling.regular_files import modified_ns, size_bytes
 from bridge_profiling.traces import cache
 from bridge_profiling.traces.discover import Capture, find_run
 from bridge_profiling.traces.run_files import RunFiles
-from bridge_profiling.traces.tables import SCHEMAS
+from bridge_profiling.traces.tables import SCHEMAS, give_memory_back
 from bridge_profiling.traces.types import Caveat, RankInfo, RankTables
 
 if TYPE_CHECKING:
@@ -49,6 +51,9 @@ OnProgress = Callable[[int, int], None]
 #: Up to so many captures, or their tables, of so many bytes together are read in this process: starting a worker takes as long
 #: as reading 2 MB.
 _FEW_TASKS, _SMALL_BYTES = 4, 5_000_000
+
+#: Of Parquet of so many bytes, a question takes some 100 MB.
+_LARGE_BYTES = 50_000_000
 
 
 @dataclass(frozen=True)
@@ -98,7 +103,26 @@ class RankQuestions:
 
     def __init__(self, tables: RankTables) -> None:
         self._tables = tables
-        self._kept: dict[Columns | Derived, Any] = {}
+        self._kept: dict[_Key, Any] = {}
+        self._planned: dict[_Key, None] = {}
+        self._is_large = tables.entry is not None and sum(map(size_bytes, tables.entry.iterdir())) >= _LARGE_BYTES
+
+    def answers(self, questions: Sequence[tuple[str, dict[str, Any]]]) -> tuple[Answer, ...]:
+        """The answers to questions, names with options, in order. One pass over a table collects for all of them."""
+        needed = [
+            dict.fromkeys(_keys(QUESTIONS[name].inputs, {**QUESTIONS[name].options, **given})) for name, given in questions
+        ]
+        self._planned = {key: None for keys in needed for key in keys if isinstance(key.item, Collected)}
+        found: dict[int, Answer] = {}
+        # Those with the most inputs first: much of what is kept for them is freed before the others are answered.
+        order = sorted(range(len(questions)), key=lambda place: len(needed[place]), reverse=True)
+        for done, place in enumerate(order, 1):
+            name, options = questions[place]
+            found[place] = self.answer(name, **options)
+            later = {key for each in order[done:] for key in needed[each]}
+            self._kept = {key: value for key, value in self._kept.items() if key in later}
+            self._give_memory_back()
+        return tuple(found[place] for place in range(len(questions)))
 
     def answer(self, name: str, **options: Any) -> Answer:
         """The answer to a question of scope `rank`."""
@@ -107,23 +131,72 @@ class RankQuestions:
         return _as_answer(question.function(*(self._value(item, chosen) for item in question.inputs), **options))
 
     def _value(self, item: Input, options: dict[str, Any]) -> Any:
-        if isinstance(item, Columns) and not item.shared:
-            return self._columns(item.table, [*item.names, *(name for option, name in item.optional if options[option])])
-        if item not in self._kept:
+        if isinstance(item, Blocks) or (isinstance(item, Columns) and not item.shared):
+            names = [*item.names, *(name for option, name in item.optional if options[option])]
+            return (
+                partial(self._tables.blocks, item.table, names)
+                if isinstance(item, Blocks)
+                else self._columns(item.table, names)
+            )
+        key = _Key.of(item, options)
+        if key not in self._kept:
             if isinstance(item, Columns):
-                self._kept[item] = self._tables.columns(item.table, item.names)
+                self._kept[key] = self._tables.columns(item.table, item.names)
             elif isinstance(item, Derived):
-                self._kept[item] = item.function(*(self._value(each, options) for each in item.inputs))
+                self._kept[key] = item.function(*(self._value(each, options) for each in item.inputs))
+            elif isinstance(item, Collected):
+                self._collect(key, options)
             else:
                 raise TypeError(f"{item} is not an input of a question about one capture")
-        return self._kept[item]
+        return self._kept[key]
 
     def _columns(self, table: str, names: Sequence[str]) -> pa.Table:
         """Some columns. Those that are kept anyway are not read again."""
-        kept = [value for item, value in self._kept.items() if isinstance(item, Columns) and item.table == table]
+        kept = [value for key, value in self._kept.items() if isinstance(key.item, Columns) and key.item.table == table]
         found = {name: value[name] for value in kept for name in value.column_names if name in names}
         fresh = self._tables.columns(table, [name for name in names if name not in found])
         return pa.table({name: found[name] if name in found else fresh[name] for name in names})
+
+    def _collect(self, wanted: _Key, options: dict[str, Any]) -> None:
+        """Make a collected value, and all others of its table that are planned."""
+        table = wanted.item.table
+        keys = [key for key in {wanted: None} | self._planned if key.item.table == table and key not in self._kept]
+        collectors = {
+            key: key.item.collector(*(self._value(each, options) for each in key.item.inputs), **dict(key.options))
+            for key in keys
+        }
+        names = list(dict.fromkeys(name for key in keys for name in key.item.names))
+        for block in self._tables.blocks(table, names):
+            for collector in collectors.values():
+                collector.add(block)
+        for key in keys:
+            self._kept[key] = collectors.pop(key).result()
+        self._give_memory_back()
+
+    def _give_memory_back(self) -> None:
+        if self._is_large:
+            give_memory_back()
+
+
+@dataclass(frozen=True)
+class _Key:
+    """An input of a question, with the options that its value depends on."""
+
+    item: Any
+    options: tuple[tuple[str, Any], ...]
+
+    @classmethod
+    def of(cls, item: Input, options: dict[str, Any]) -> _Key:
+        names = item.options if isinstance(item, Collected) else ()
+        return cls(item, tuple((name, options[name]) for name in names))
+
+
+def _keys(inputs: Sequence[Input], options: dict[str, Any]) -> Iterator[_Key]:
+    """Inputs of a question, and theirs."""
+    for item in inputs:
+        yield _Key.of(item, options)
+        if isinstance(item, (Collected, Derived)):
+            yield from _keys(item.inputs, options)
 
 
 class Session:
@@ -422,8 +495,7 @@ def _as_answer(found: Answer | pa.Table) -> Answer:
 
 
 def _answers(tables: RankTables, questions: Sequence[tuple[str, dict[str, Any]]]) -> tuple[Answer, ...]:
-    rank = RankQuestions(tables)
-    return tuple(rank.answer(name, **options) for name, options in questions)
+    return RankQuestions(tables).answers(questions)
 
 
 def _names(asked: Iterable[Asked]) -> tuple[tuple[str, dict[str, Any]], ...]:

@@ -10,7 +10,6 @@ and the capture; otherwise the capture is read again. The entries of a directory
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import hashlib
 import importlib
 import os
@@ -27,7 +26,7 @@ import pyarrow.parquet as pq
 from bridge_profiling.manifest import RankCapture
 from bridge_profiling.traces.discover import Capture, contradiction
 from bridge_profiling.traces.seal import Origin, read_seal, write_seal
-from bridge_profiling.traces.tables import SCHEMAS, BlockTables
+from bridge_profiling.traces.tables import SCHEMAS, BlockTables, give_memory_back
 from bridge_profiling.traces.types import Caveat, RankInfo, RankTables
 
 #: Raise it when a reader gives other rows or caveats for the same file. Changed columns count by themselves.
@@ -73,6 +72,15 @@ class ParquetTables(Mapping[str, pa.Table]):
         # `read_table` would import PyArrow's data sets: 30 ms.
         with pq.ParquetFile(self.entry / f"{name}.parquet") as file:
             return file.read(None if wanted is None else list(wanted))
+
+    def blocks(self, name: str, wanted: Sequence[str] | None = None) -> Iterator[pa.Table]:
+        """The rows of a table, or of some of its columns, as they were written: `ROW_GROUP_ROWS` at a time."""
+        with pq.ParquetFile(self.entry / f"{name}.parquet") as file:
+            columns = None if wanted is None else list(wanted)
+            if not file.num_row_groups:
+                yield file.read(columns)
+            for group in range(file.num_row_groups):
+                yield file.read_row_group(group, columns)
 
     def __iter__(self) -> Iterator[str]:
         return iter(sorted(path.stem for path in self.entry.glob("*.parquet")))
@@ -138,10 +146,7 @@ def reopened(tables: RankTables, entry: Path) -> RankTables:
     """Tables that an entry was just written of. Those made in blocks are read from the entry from now on, to free memory."""
     if isinstance(tables.tables, BlockTables):
         tables.tables = ParquetTables(entry)
-        # What was read in small pieces is free now: 0.4 GB after an nsys export of 1 GB, which the C library would keep.
-        pa.default_memory_pool().release_unused()
-        with contextlib.suppress(OSError, AttributeError):  # AttributeError: not the GNU C library
-            ctypes.CDLL(None).malloc_trim(0)
+        give_memory_back()
     return RankTables(tables.info, tables.tables, entry)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -23,6 +25,9 @@ _ELEMENT_BYTES = {
     "ComplexDouble": 16,
 }
 
+#: Values that are searched for at a time.
+_SEARCHED = 2048
+
 #: Columns of `collectives` that are those of the kernel in `device_events`.
 _OF_THE_KERNEL = ("backend", "device", "stream", "start_ns", "end_ns", "launch_start_ns", "iteration")
 
@@ -33,9 +38,26 @@ def rows_by_key(keys: Integers, wanted: Integers) -> Integers:
         return np.full(len(wanted), -1)
     order = np.argsort(keys, kind="stable")
     ascending = keys[order]
-    place = np.minimum(np.searchsorted(ascending, wanted), len(keys) - 1)
+    place = np.minimum(places(ascending, wanted), len(keys) - 1)
     found = (ascending[place] == wanted) & (wanted != NULL) & (wanted != 0)
     return np.where(found, order[place], -1)
+
+
+def places(ascending: Integers, values: Integers, side: Literal["left", "right"] = "left") -> Integers:
+    """`np.searchsorted(ascending, values, side)`, in a tenth to a half of the time where many values ascend, too."""
+    if len(values) < 4 * _SEARCHED or (values[1:] < values[:-1]).any():
+        return ascending.searchsorted(values, side)
+    if 4 * len(ascending) < len(values):
+        # Few are found among many instead.
+        first = values.searchsorted(ascending, "right" if side == "left" else "left")
+        return np.repeat(np.arange(len(ascending) + 1), np.diff(first, prepend=0, append=len(values)))
+    # Values that follow one another are found in a part of the array that fits the processor's cache.
+    found = np.empty(len(values), np.int64)
+    bounds = [*ascending.searchsorted(values[::_SEARCHED], side).tolist(), len(ascending)]
+    for place, (first, last) in enumerate(pairwise(bounds)):
+        some = slice(place * _SEARCHED, (place + 1) * _SEARCHED)
+        np.add(ascending[first:last].searchsorted(values[some], side), first, out=found[some])
+    return found
 
 
 def start_order(start_ns: Integers, end_ns: Integers) -> Integers:
@@ -167,7 +189,7 @@ class Iterations:
         """Number of the iteration that contains each time; NULL where none does."""
         if not len(self.number):
             return np.full(len(time_ns), NULL)
-        place = np.searchsorted(self.start_ns, time_ns, side="right") - 1
+        place = places(self.start_ns, time_ns, "right") - 1
         inside = (place >= 0) & (time_ns <= self.end_ns[np.maximum(place, 0)])
         return np.where(inside, self.number[np.maximum(place, 0)], NULL)
 

@@ -110,10 +110,12 @@ class RankTables:
         read = getattr(self.tables, "columns", None)
         return self[name].select(list(wanted)) if read is None or name not in self.tables else read(name, wanted)
 
-    def blocks(self, name: str) -> Iterator[pa.Table]:
-        """The rows of a table, in one or more tables: not all of them need to fit into memory."""
+    def blocks(self, name: str, wanted: Sequence[str] | None = None) -> Iterator[pa.Table]:
+        """The rows of a table, or of some of its columns, in one or more tables: not all of them need to fit into memory."""
         read = getattr(self.tables, "blocks", None)
-        return iter([self[name]]) if read is None else read(name)
+        if read is not None and name in self.tables:
+            return read(name, wanted)
+        return iter([self[name] if wanted is None else self.columns(name, wanted)])
 
     @property
     def device_events(self) -> pa.Table:

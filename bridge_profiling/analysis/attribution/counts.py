@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from bridge_profiling.analysis.intervals import coded, rows_of
 from bridge_profiling.traces.tables import fields, to_int64
@@ -26,6 +27,12 @@ def collective_sizes(collectives: pa.Table) -> pa.Table:
     plain = pa.table({name: collectives[name].cast(_COLLECTIVES.field(name).type) for name in keys})
     found = plain.group_by(keys).aggregate([([], "count_all")]).rename_columns([*keys, "count"])
     return found.cast(_COLLECTIVES).sort_by([(name, "ascending") for name in ("iteration", "operation", "message_bytes")])
+
+
+def host_rows(host_events: pa.Table) -> NDArray[np.bool_]:
+    """Which host events `loop_counts` reads."""
+    names = [name for name in host_events["name"].unique().to_pylist() if name]
+    return rows_of(host_events["name"], *(name for name in names if name.startswith(tuple(_RANGES.values()))))
 
 
 def loop_counts(host_events: pa.Table, iterations: pa.Table) -> pa.Table:

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from bridge_profiling.analysis.attribution import kernel_names
 from bridge_profiling.analysis.attribution.device import IdleGaps
-from bridge_profiling.analysis.attribution.host import numbered_operators
+from bridge_profiling.analysis.attribution.host import Operators
 from bridge_profiling.analysis.intervals import Intervals, Nanoseconds, coded, outermost, rows_of
 from bridge_profiling.traces.tables import NULL, fields, to_int64
 
@@ -164,7 +164,16 @@ class _Kernels:
         return np.array([*(name in names for name in self.operators), False])[self.operator]
 
 
-def device_roles(device_events: pa.Table, kernel_names: pa.Table, host_events: pa.Table, gaps: IdleGaps) -> pa.Table:
+def host_rows(host_events: pa.Table) -> NDArray[np.bool_]:
+    """Which host events `device_roles` reads: ranges of optimizers, nodes of the backward pass, forward operators."""
+    names = [name for name in host_events["name"].unique().to_pylist() if name]
+    named = [name for name in names if name.startswith((_OPTIMIZER, _BACKWARD))]
+    return rows_of(host_events["category"], "annotation", "operator") & rows_of(host_events["name"], *named, *_FORWARD)
+
+
+def device_roles(
+    device_events: pa.Table, kernel_names: pa.Table, host_events: pa.Table, operators: Operators, gaps: IdleGaps
+) -> pa.Table:
     """One row per iteration, role and name (of the kernel; of the optimizer for a sweep), most time first.
 
     Columns: count and start_ns (of the longest) of its kernels; device_us: their durations; own_us: without those of an earlier
@@ -174,15 +183,17 @@ def device_roles(device_events: pa.Table, kernel_names: pa.Table, host_events: p
 
     Args:
         kernel_names: `name` of each device event.
-        host_events: `host.COLUMNS`.
+        host_events: `host_rows` of them.
+        operators: of the same rank.
     """
-    kernels = _kernels(device_events, kernel_names, host_events)
+    kernels = _kernels(device_events, kernel_names, operators)
     if not len(kernels.start_ns):
         return _ROLES.empty_table()
     length = kernels.end_ns - kernels.start_ns
     taken = np.zeros(len(length), bool)
     found: dict[str, pa.Table] = {}
-    for role, mine, names, idle in _roles(kernels, host_events, gaps):
+    optimizer, optimizers = _optimizers(kernels, host_events)
+    for role, mine, idle in _roles(kernels, optimizer < len(optimizers) - 1, host_events, gaps):
         own = mine & ~taken
         taken |= mine & (role not in _DESCRIBE)
         if not mine.any():
@@ -192,7 +203,8 @@ def device_roles(device_events: pa.Table, kernel_names: pa.Table, host_events: p
         columns = {
             "role": np.full(len(rows), len(found), np.int8),
             "iteration": kernels.iteration.take(rows),
-            "name": names.take(pa.array(rows if role == "optimizer_sweep" else kernels.name[rows])),
+            # Optimizers are numbered after the kernels' names: the names themselves, of a million kernels, take 200 MB.
+            "name": optimizer[rows] + len(kernels.names) if role == "optimizer_sweep" else kernels.name[rows],
             "start_ns": kernels.start_ns[rows],
             "device": length[rows],
             "own": np.where(own, length, 0)[rows],
@@ -200,42 +212,44 @@ def device_roles(device_events: pa.Table, kernel_names: pa.Table, host_events: p
             "idle": idle[rows],
         }
         found[role] = pa.table(columns)
-    return _summed(pa.concat_tables(found.values()), list(found)) if found else _ROLES.empty_table()
+    if not found:
+        return _ROLES.empty_table()
+    return _summed(pa.concat_tables(found.values()), list(found), [*kernels.names, *optimizers])
 
 
-def _summed(kernels: pa.Table, roles: list[str]) -> pa.Table:
-    """Kernels by role, an index of `roles`, iteration and name. Of each role, the longest kernel comes first."""
+def _summed(kernels: pa.Table, roles: list[str], names: list[str | None]) -> pa.Table:
+    """Kernels by role and name, indices of `roles` and `names`, and iteration. Of each role, the longest kernel comes first."""
     times = ("device", "own", "short", "idle")
     sums = [("device", "count"), ("start_ns", "first"), *((name, "sum") for name in times)]
     table = kernels.group_by(["role", "iteration", "name"], use_threads=False).aggregate(sums)
     table = table.sort_by([("role", "ascending"), ("device_sum", "descending")])
     role = pa.array(roles, pa.string()).take(table["role"].combine_chunks())
     return pa.table(
-        {"iteration": table["iteration"], "role": role, "name": table["name"]}
+        {"iteration": table["iteration"], "role": role, "name": pa.array(names, pa.string()).take(table["name"])}
         | {"count": table["device_count"], "start_ns": table["start_ns_first"]}
         | {f"{name}_us": table[f"{name}_sum"].to_numpy() / 1e3 for name in times}
     ).cast(_ROLES)
 
 
 def _roles(
-    kernels: _Kernels, host_events: pa.Table, gaps: IdleGaps
-) -> Iterator[tuple[str, NDArray[np.bool_], pa.Array, Nanoseconds]]:
-    """Each role, its kernels, names (of kernels by their index, of a sweep's by row) and the idle time of each kernel."""
-    names, no_idle = pa.array(kernels.names, pa.string()), np.zeros(len(kernels.start_ns), np.int64)
-    sweep, optimizers = _sweeps(kernels, host_events)
-    yield "optimizer_sweep", sweep, optimizers, _before_ns(kernels, gaps.launch_starved | gaps.dependency_stalled, sweep)
+    kernels: _Kernels, of_optimizer: NDArray[np.bool_], host_events: pa.Table, gaps: IdleGaps
+) -> Iterator[tuple[str, NDArray[np.bool_], Nanoseconds]]:
+    """Each role, its kernels and the idle time of each kernel; `of_optimizer`: which ones an optimizer launched."""
+    no_idle = np.zeros(len(kernels.start_ns), np.int64)
+    sweep = _sweeps(kernels, of_optimizer)
+    yield "optimizer_sweep", sweep, _before_ns(kernels, gaps.launch_starved | gaps.dependency_stalled, sweep)
     products = kernels.named(kernel_names.is_product)
     batched = products & (kernels.launched_by(*_BATCHED) | (kernels.operator < 0))
     attention = _around_softmax(kernels.named(kernel_names.is_softmax), products, batched)
-    yield "attention_other", attention & ~products, names, no_idle
-    yield "layout", _layout_copies(kernels), names, no_idle
-    yield "layout_norm", kernels.named(kernel_names.is_channels_first_norm), names, no_idle
+    yield "attention_other", attention & ~products, no_idle
+    yield "layout", _layout_copies(kernels), no_idle
+    yield "layout_norm", kernels.named(kernel_names.is_channels_first_norm), no_idle
     for precision in ("fp32", "tf32", "reduced"):
-        yield precision, kernels.named(partial(_has_precision, precision)), names, no_idle
-    yield "attention_product", attention & products, names, no_idle
+        yield precision, kernels.named(partial(_has_precision, precision)), no_idle
+    yield "attention_product", attention & products, no_idle
     again, idle = _recomputed(kernels, host_events, products, gaps)
-    yield "recomputation", again, names, idle
-    yield "fp32_elementwise", kernels.named(kernel_names.is_fp32_elementwise), names, no_idle
+    yield "recomputation", again, idle
+    yield "fp32_elementwise", kernels.named(kernel_names.is_fp32_elementwise), no_idle
 
 
 def _layout_copies(kernels: _Kernels) -> NDArray[np.bool_]:
@@ -251,33 +265,32 @@ def _has_precision(precision: str, name: str) -> bool:
     return kernel_names.product_precision(name) == precision
 
 
-def _kernels(device_events: pa.Table, kernel_names: pa.Table, host_events: pa.Table) -> _Kernels:
+def _kernels(device_events: pa.Table, kernel_names: pa.Table, operators: Operators) -> _Kernels:
     rows = np.flatnonzero(rows_of(device_events["kind"], "compute"))
     rows = rows[np.argsort(device_events["start_ns"].to_numpy()[rows], kind="stable")]
     start, end, launch, thread, operator = (
         to_int64(device_events[name])[rows] for name in ("start_ns", "end_ns", "launch_start_ns", "launch_thread", "operator")
     )
     name, names = coded(kernel_names["name"])
-    operator, operators = numbered_operators(host_events, operator)
-    return _Kernels(start, end, launch, thread, device_events["iteration"].take(rows), name[rows], names, operator, operators)
+    iteration, operator = device_events["iteration"].take(rows), operators.codes_of(operator)
+    return _Kernels(start, end, launch, thread, iteration, name[rows], names, operator, operators.names)
 
 
-def _sweeps(kernels: _Kernels, host_events: pa.Table) -> tuple[NDArray[np.bool_], pa.Array]:
-    """Kernels of sweeps over parameters, and for each kernel the optimizer in whose range it was launched, else `OUTSIDE`."""
+def _sweeps(kernels: _Kernels, of_optimizer: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Kernels of sweeps over parameters."""
     member = kernels.launched_by(*_ELEMENTWISE)
     edges = np.flatnonzero(np.diff(np.concatenate(([False], member, [False]))))
     begins, ends = edges[::2], edges[1::2]
     long = ends - begins >= SWEEP
     begins, ends = begins[long], ends[long]
-    optimizer, names = _optimizers(kernels, host_events)
     real = np.zeros(len(begins), bool)
     length = kernels.end_ns - kernels.start_ns
     for place, (begin, end) in enumerate(zip(begins.tolist(), ends.tolist(), strict=True)):
         operators = {kernels.operators[code] for code in np.unique(kernels.operator[begin:end]).tolist()}
         shorter, longer = np.quantile(length[begin:end], (0.1, 0.9))
         average = operators & _SCALES and operators & _ADDS and longer >= _UNEQUAL * shorter
-        real[place] = (optimizer[begin:end] < len(names) - 1).any() or bool(operators & _OF_PARAMETERS or average)
-    return _between(begins[real], ends[real] - 1, len(member)), pa.array(names, pa.string()).take(pa.array(optimizer))
+        real[place] = of_optimizer[begin:end].any() or bool(operators & _OF_PARAMETERS or average)
+    return _between(begins[real], ends[real] - 1, len(member))
 
 
 def _between(first: NDArray[np.int64], last: NDArray[np.int64], size: int) -> NDArray[np.bool_]:

@@ -7,6 +7,7 @@ delays nothing by itself.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -15,7 +16,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from bridge_profiling.analysis.intervals import EMPTY, Intervals, Nanoseconds, coded, outermost, rows_of, union
-from bridge_profiling.traces.joins import start_order
+from bridge_profiling.analysis.questions import Chosen
+from bridge_profiling.traces.joins import places, start_order
 from bridge_profiling.traces.tables import NULL, to_int64
 
 #: Names of ranges in which a program waits for its data. `enumerate(DataLoader)#…` is torch's, batch-generator Megatron's
@@ -127,73 +129,187 @@ class HostActivity:
     silent: Intervals  # when the threads recorded nothing for at least `SILENT_NS`, between or unusually inside operators
 
 
-def host_activity(host_events: pa.Table, device_events: pa.Table, *, data_loading: str, checkpoint: str) -> HostActivity:
+class Operators:
+    """Names of a rank's operators and annotations by id, as in `host_events.operator`; also collects them."""
+
+    #: Columns of host events that are read.
+    COLUMNS = ("category", "name", "operator")
+
+    def __init__(self) -> None:
+        self._ids: list[NDArray[np.signedinteger]] = [np.empty(0, np.int32)]
+        self._codes = [np.empty(0, np.int32)]
+        self._known: dict[str | None, int] = {}
+
+    def add(self, block: pa.Table) -> None:
+        """Take in the next host events."""
+        ids = to_int64(block["operator"])
+        rows = np.flatnonzero(rows_of(block["category"], "operator", "annotation") & (ids != NULL))
+        ids = ids[rows]
+        narrow = not len(ids) or (ids.min() >= 0 and ids.max() < 1 << 31)
+        codes, names = coded(block["name"])
+        code_of = [*(self._known.setdefault(name, len(self._known)) for name in names), -1]
+        self._ids.append(ids.astype(np.int32) if narrow else ids)
+        self._codes.append(np.array(code_of, np.int32)[codes[rows]])
+
+    def result(self) -> Operators:
+        """The names."""
+        ids, codes = np.concatenate(self._ids), np.concatenate(self._codes)
+        if (ids[1:] < ids[:-1]).any():  # readers number operators by their start
+            order = np.argsort(ids, kind="stable")
+            ids, codes = ids[order], codes[order]
+        self._ids, self._codes = [ids], [codes]
+        return self
+
+    @property
+    def names(self) -> list[str | None]:
+        """The distinct names."""
+        return list(self._known)
+
+    def codes_of(self, wanted: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Index of the name of each wanted operator; -1 for NULL and for an unknown id, or where it has no name."""
+        (ids,), (codes,) = self._ids, self._codes
+        if not len(ids):
+            return np.full(len(wanted), -1)
+        possible = (wanted >= ids[0]) & (wanted <= ids[-1])
+        place = places(ids, np.where(possible, wanted, ids[0]).astype(ids.dtype), "right") - 1
+        return np.where(possible & (ids[place] == wanted), codes[place], -1).astype(np.int64)
+
+    def names_of(self, wanted: NDArray[np.int64]) -> list[str | None]:
+        """The name of each wanted operator; None where there is none."""
+        names = self.names
+        return [names[code] if code >= 0 else None for code in self.codes_of(wanted).tolist()]
+
+
+@dataclass(frozen=True)
+class Activity:
+    """What of the host events `host_activity` reads.
+
+    Args:
+        events: named ranges and calls, those that last long, and what runtime calls and operators record inside of these.
+        pauses: times of at least `SILENT_NS` between the records of launching threads.
+    """
+
+    events: pa.Table
+    pauses: Intervals
+
+
+class ActivityCollector:
+    """Collects that."""
+
+    def __init__(self, device_events: pa.Table, *, data_loading: str, checkpoint: str) -> None:
+        self._threads = launching_threads(device_events)
+        self._expressions = (data_loading, checkpoint, GARBAGE, COMPILING)
+        self._chosen = Chosen(self._rows)
+        self._pauses = [(np.empty(0, np.int64), np.empty(0, np.int64))]
+        self._last: int | None = None  # until when the launching threads recorded something
+        self._long: dict[int, int] = {}  # the end of each thread's long records so far
+
+    def add(self, block: pa.Table) -> None:
+        """Take in the next host events."""
+        self._chosen.add(block)
+
+    def result(self) -> Activity:
+        """What was collected."""
+        begins, ends = zip(*self._pauses, strict=True)
+        return Activity(self._chosen.result(), union(np.concatenate(begins), np.concatenate(ends)))
+
+    def _rows(self, block: pa.Table) -> NDArray[np.bool_]:
+        category, name = block["category"], block["name"]
+        start, end, thread = (to_int64(block[column]) for column in ("start_ns", "end_ns", "thread"))
+        here = on_threads(block, self._threads)
+        records = here & rows_of(category, "runtime", "operator")
+        self._add_pauses(start, end, here, records)
+        names = [each for each in name.unique().to_pylist() if each is not None]
+        named = [each for each in names if any(_matches(expression, each) for expression in self._expressions)]
+        long = here & (end - start >= _STUCK_NS)
+        chosen = rows_of(category, "overhead") & (here | (thread == 0))
+        chosen |= here & rows_of(category, *_RANGES) & rows_of(name, *named)
+        chosen |= here & rows_of(category, "runtime") & rows_of(name, *SYNCHRONIZING, *ALLOCATING)
+        return chosen | long | self._inside_of_long(start, end, thread, records, long)
+
+    def _add_pauses(self, start: Nanoseconds, end: Nanoseconds, here: NDArray[np.bool_], records: NDArray[np.bool_]) -> None:
+        if self._last is None and here.any():
+            self._last = int(start[here.argmax()])
+        if records.any() and self._last is not None:
+            until = start[records]
+            begin = np.maximum.accumulate(np.concatenate(([self._last], end[records])))
+            self._last, begin = int(begin[-1]), begin[:-1]
+            pauses = until - begin >= SILENT_NS
+            self._pauses.append((begin[pauses], until[pauses]))
+
+    def _inside_of_long(
+        self,
+        start: Nanoseconds,
+        end: Nanoseconds,
+        thread: NDArray[np.int64],
+        records: NDArray[np.bool_],
+        long: NDArray[np.bool_],
+    ) -> NDArray[np.bool_]:
+        found = np.zeros(len(start), bool)
+        for one in np.unique([*self._long, *thread[records & long].tolist()]).tolist():
+            rows = np.flatnonzero(records & (thread == one))
+            ends = np.concatenate(([self._long.get(one, NULL)], np.where(long[rows], end[rows], NULL)))
+            reached = np.maximum.accumulate(ends)
+            found[rows] = start[rows] < reached[1:]
+            self._long[one] = int(reached[-1])
+        return found
+
+
+def host_activity(
+    activity: Activity,
+    operators: Operators,
+    host_events: Callable[[], Iterable[pa.Table]],
+    device_events: pa.Table,
+    *,
+    data_loading: str,
+    checkpoint: str,
+) -> HostActivity:
     """What a rank's launching threads did besides launching.
 
     Args:
-        host_events: `COLUMNS`.
+        activity: of the same expressions.
+        operators: of the same rank.
+        host_events: all of `COLUMNS`, in blocks; read only if an operator pauses.
         device_events: of the same rank.
         data_loading: regular expression, found anywhere in the names of data-loading ranges; case is ignored.
         checkpoint: the same for saving.
     """
-    here = on_launching_threads(host_events, device_events)
+    events = activity.events
+    here = on_threads(events, launching_threads(device_events))
     # Profilers record their own work on thread 0 if they do not know whose time it takes.
-    own = rows_of(host_events["category"], "overhead") & (here | (to_int64(host_events["thread"]) == 0))
-    ranges = rows_of(host_events["category"], *_RANGES) & here
-    runtime = here & rows_of(host_events["category"], "runtime")
-    calls, call_thread = _calls(host_events, runtime & rows_of(host_events["name"], *SYNCHRONIZING))
-    allocating, _ = _calls(host_events, runtime & rows_of(host_events["name"], *ALLOCATING))
+    own = rows_of(events["category"], "overhead") & (here | (to_int64(events["thread"]) == 0))
+    ranges = rows_of(events["category"], *_RANGES) & here
+    runtime = here & rows_of(events["category"], "runtime")
+    calls, call_thread = _calls(events, runtime & rows_of(events["name"], *SYNCHRONIZING), operators)
+    allocating, _ = _calls(events, runtime & rows_of(events["name"], *ALLOCATING), operators)
     copies, copy_thread, on_device = _pageable_copies(device_events)
     of_copies = _follow_copies(calls, call_thread, copies, copy_thread)
     return HostActivity(
-        data_loading=_matching(host_events, ranges, data_loading),
-        checkpoint=_matching(host_events, ranges, checkpoint),
-        profiler=outermost_ranges(host_events, own),
-        collecting=_matching(host_events, ranges, GARBAGE),
-        compiling=_matching(host_events, ranges, COMPILING),
+        data_loading=_matching(events, ranges, data_loading),
+        checkpoint=_matching(events, ranges, checkpoint),
+        profiler=outermost_ranges(events, own),
+        collecting=_matching(events, ranges, GARBAGE),
+        compiling=_matching(events, ranges, COMPILING),
         synchronizing=calls[~of_copies],
         allocating=allocating,
         pageable=joined(copies, calls[of_copies]),
         pageable_device=on_device,
-        silent=_silent(host_events, here),
+        silent=activity.pauses | _stuck(events, here, host_events, device_events),
     )
 
 
-def on_launching_threads(host_events: pa.Table, device_events: pa.Table) -> NDArray[np.bool_]:
-    """Which host events are on threads that launch compute; all of them if no launch is recorded."""
+def launching_threads(device_events: pa.Table) -> list[int]:
+    """Threads that launch compute; none if no launch is recorded."""
     computes = rows_of(device_events["kind"], "compute") & device_events["launch_thread"].is_valid().to_numpy()
-    launching = np.unique(to_int64(device_events["launch_thread"])[computes])
+    found: list[int] = np.unique(to_int64(device_events["launch_thread"])[computes]).tolist()
+    return found
+
+
+def on_threads(host_events: pa.Table, threads: Sequence[int]) -> NDArray[np.bool_]:
+    """Which host events are on some threads; all of them if there are none."""
     thread = to_int64(host_events["thread"])
-    if not len(launching):
-        return np.ones(len(thread), bool)
-    # Few threads launch: for 11 million events, a comparison with each takes a fifth of `np.isin`.
-    return np.logical_or.reduce([thread == one for one in launching.tolist()])
-
-
-def _rows_of_operators(host_events: pa.Table, wanted: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The row of each wanted operator, an id as in `host_events.operator`; -1 for NULL and for an unknown id."""
-    ids, own = to_int64(host_events["operator"]), rows_of(host_events["category"], "operator", "annotation")
-    rows = np.flatnonzero(own & (ids != NULL))
-    if not len(rows):
-        return np.full(len(wanted), -1)
-    # Readers number operators by their start, so this is sorted already, and a stable sort does not move anything.
-    rows = rows[np.argsort(ids[rows], kind="stable")]
-    found = rows[np.maximum(np.searchsorted(ids[rows], wanted, side="right") - 1, 0)]
-    return np.where(ids[found] == wanted, found, -1)
-
-
-def numbered_operators(host_events: pa.Table, wanted: NDArray[np.int64]) -> tuple[NDArray[np.int64], list[str | None]]:
-    """The index of the name of each wanted operator, -1 for NULL and for an unknown id; and the names."""
-    codes, names = coded(host_events["name"])
-    return np.append(codes, -1)[_rows_of_operators(host_events, wanted)], names
-
-
-def names_of_operators(host_events: pa.Table, wanted: NDArray[np.int64]) -> list[str | None]:
-    """The name of each wanted operator, as in `_rows_of_operators`; None where there is none."""
-    if not len(wanted):
-        return []
-    found = _rows_of_operators(host_events, wanted)
-    return host_events["name"].take(pa.array(found, mask=found < 0)).to_pylist()
+    # Few threads launch: a comparison with each takes a fifth of `np.isin`.
+    return np.logical_or.reduce([thread == one for one in threads]) if threads else np.ones(len(thread), bool)
 
 
 def _pageable_copies(device_events: pa.Table) -> tuple[Ranges, NDArray[np.int64], Intervals]:
@@ -214,13 +330,13 @@ def _pageable_copies(device_events: pa.Table) -> tuple[Ranges, NDArray[np.int64]
     return Ranges(names, start[order], end[order]), thread[order], on_device
 
 
-def _calls(host_events: pa.Table, rows: NDArray[np.bool_]) -> tuple[Ranges, NDArray[np.int64]]:
+def _calls(host_events: pa.Table, rows: NDArray[np.bool_], operators: Operators) -> tuple[Ranges, NDArray[np.int64]]:
     """Some runtime calls, named with the operator that made them, and their threads."""
     found = host_events.filter(pa.array(rows))
-    operators = names_of_operators(host_events, to_int64(found["operator"]))
+    callers = operators.names_of(to_int64(found["operator"]))
     names = [
         call if operator is None else f"{call} in {operator}"
-        for call, operator in zip(found["name"].to_pylist(), operators, strict=True)
+        for call, operator in zip(found["name"].to_pylist(), callers, strict=True)
     ]
     ranges = Ranges(np.array(names, object), to_int64(found["start_ns"]), to_int64(found["end_ns"]))
     return ranges, to_int64(found["thread"])
@@ -240,22 +356,18 @@ def _follow_copies(
     return found
 
 
-def _silent(host_events: pa.Table, here: NDArray[np.bool_]) -> Intervals:
-    """Pauses before and between the records of launching threads, which are sorted by start, and inside of operators."""
-    rows = here & rows_of(host_events["category"], "runtime", "operator")
-    start, end = to_int64(host_events["start_ns"]), to_int64(host_events["end_ns"])
-    first = start[here][:1]
-    begin = np.maximum.accumulate(np.concatenate((first, end[rows])))[: rows.sum()]
-    until = start[rows]
-    pauses = until - begin >= SILENT_NS
-    return union(begin[pauses], until[pauses]) | _stuck(host_events, rows)
-
-
-def _stuck(host_events: pa.Table, rows: NDArray[np.bool_]) -> Intervals:
+def _stuck(
+    host_events: pa.Table,
+    here: NDArray[np.bool_],
+    every_host_event: Callable[[], Iterable[pa.Table]],
+    device_events: pa.Table,
+) -> Intervals:
     """Pauses directly inside of an operator, with no record for far longer than that operator usually takes as a whole."""
+    rows = here & rows_of(host_events["category"], "runtime", "operator")
     start, end, thread = (to_int64(host_events[name]) for name in ("start_ns", "end_ns", "thread"))
     long = np.flatnonzero(rows & (end - start >= _STUCK_NS))
     found: list[tuple[int, int]] = []
+    durations: dict[str, Nanoseconds] = {}
     searched = dict.fromkeys(thread[long].tolist(), NULL)
     for outer in long.tolist():
         if end[outer] <= searched[thread[outer]]:
@@ -271,11 +383,22 @@ def _stuck(host_events: pa.Table, rows: NDArray[np.bool_]) -> Intervals:
             innermost = around[(start[around] <= begin) & (end[around] >= until)][-1].item()
             if host_events["category"][innermost].as_py() != "operator":
                 continue
-            alike = rows & rows_of(host_events["name"], host_events["name"][innermost].as_py())
-            if alike.sum() >= _ENOUGH_ALIKE and until - begin >= _STUCK * np.median((end - start)[alike]):
+            name = host_events["name"][innermost].as_py()
+            if name not in durations:
+                durations[name] = _durations_ns(every_host_event(), name, launching_threads(device_events))
+            if len(durations[name]) >= _ENOUGH_ALIKE and until - begin >= _STUCK * np.median(durations[name]):
                 found.append((begin, until))
     times_ns = np.array(found, np.int64).reshape(-1, 2)
     return union(times_ns[:, 0], times_ns[:, 1])
+
+
+def _durations_ns(host_events: Iterable[pa.Table], name: str, threads: Sequence[int]) -> Nanoseconds:
+    """Durations of the runtime calls and operators of a name."""
+    found = []
+    for block in host_events:
+        alike = rows_of(block["category"], "runtime", "operator") & rows_of(block["name"], name) & on_threads(block, threads)
+        found.append((to_int64(block["end_ns"]) - to_int64(block["start_ns"]))[alike])
+    return np.concatenate(found)
 
 
 def _matching(host_events: pa.Table, rows: NDArray[np.bool_], expression: str) -> Ranges:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import pyarrow as pa
@@ -24,7 +25,7 @@ _SCHEMA = pa.schema(
 
 
 def host_steps(
-    host_events: pa.Table,
+    host_blocks: Callable[[], Iterable[pa.Table]],
     device_events: pa.Table,
     iterations: pa.Table,
     *,
@@ -39,12 +40,13 @@ def host_steps(
         rest, which is Python for the most part. `collectives_us`: collectives of all threads, hidden ones included.
 
     Args:
-        host_events: `host.COLUMNS`.
+        host_blocks: `host.COLUMNS` of the host events.
         data_loading: regular expression, found anywhere in the names of data-loading ranges; case is ignored.
         checkpoint: the same for saving.
     """
     if device_events.num_rows or not iterations.num_rows:
         return _SCHEMA.empty_table()
+    host_events = pa.concat_tables(host_blocks())
     code, names = coded(host_events["name"])
     thread, start, end = (to_int64(host_events[name]) for name in ("thread", "start_ns", "end_ns"))
     number, begin, stop = (to_int64(iterations[name]) for name in ("iteration", "start_ns", "end_ns"))

@@ -27,7 +27,7 @@ device.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
@@ -41,10 +41,11 @@ from bridge_profiling.analysis.attribution.host import (
     CHECKPOINT,
     DATA_LOADING,
     NO_RANGES,
+    Activity,
     HostActivity,
+    Operators,
     Ranges,
     host_activity,
-    numbered_operators,
 )
 from bridge_profiling.analysis.attribution.initialization import initializing
 from bridge_profiling.analysis.attribution.profiler_cost import ProfilerCost
@@ -109,7 +110,9 @@ _IN_TURNS = (Cause.data_loading, Cause.checkpoint_stall, Cause.garbage_collectio
 def idle_causes(
     gaps: IdleGaps,
     device_events: pa.Table,
-    host_events: pa.Table,
+    activity: Activity,
+    operators: Operators,
+    host_events: Callable[[], Iterable[pa.Table]],
     spans: Windows,
     profiler: ProfilerCost,
     *,
@@ -126,8 +129,9 @@ def idle_causes(
     and saving, on the first of the cause's rows, the loss in each range, in order; profiler_us: likewise, the part of all of
     them that the cost of recording explains.
     """
-    host = host_activity(host_events, device_events, data_loading=data_loading, checkpoint=checkpoint)
-    set_up, initializing_ranges = initializing(host_events, device_events, gaps.launch_starved)
+    expressions = {"data_loading": data_loading, "checkpoint": checkpoint}
+    host = host_activity(activity, operators, host_events, device_events, **expressions)
+    set_up, initializing_ranges = initializing(activity.events, device_events, gaps.launch_starved)
     host = replace(host, checkpoint=with_saving(host, device_events, spans))
     host = replace(host, allocating=host.allocating[~np.isin(host.allocating.start_ns, set_up.start_ns)])
     evidence = {
@@ -145,7 +149,7 @@ def idle_causes(
     windows = [(number, False, begin, end) for number, begin, end in zip(numbers, begins, ends, strict=True)]
     windows += [(number, True, end, begin) for number, end, begin in zip(numbers[:-1], ends[:-1], begins[1:], strict=True)]
     firsts, lasts = (np.array([window[place] for window in windows], np.int64) for place in (2, 3))
-    names, launched_by = _launchers(gaps, device_events, host_events)
+    names, launched_by = _launchers(gaps, device_events, operators)
     rows: list[dict[str, object]] = []
     often = len(evidence[Cause.host_sync].name) >= SEVERAL * len(spans.start_ns)
     for cause, time in _times_by_cause(gaps, device_events, host, profiler, initializing_ranges.time, often=often).items():
@@ -393,10 +397,10 @@ class _Pieces:
         return [*lost[: _RANGES - 1].tolist(), *([float(lost[_RANGES - 1 :].sum())] if len(lost) >= _RANGES else [])]
 
 
-def _launchers(gaps: IdleGaps, device_events: pa.Table, host_events: pa.Table) -> tuple[list[str | None], NDArray[np.int64]]:
+def _launchers(gaps: IdleGaps, device_events: pa.Table, operators: Operators) -> tuple[list[str | None], NDArray[np.int64]]:
     """Distinct names of the operators that launched the kernels which end the gaps, and the index of each gap's."""
     operator = np.append(to_int64(device_events["operator"]), NULL)[gaps.next_kernel]
-    code, names = numbered_operators(host_events, operator)
+    code, names = operators.codes_of(operator), operators.names
     # By the first operator of each name, as they are numbered.
     order = np.argsort(operator, kind="stable")
     used, first, place = np.unique(code[order], return_index=True, return_inverse=True)

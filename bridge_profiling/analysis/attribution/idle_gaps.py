@@ -35,6 +35,11 @@ PROMPT_NS = 10_000
 WAIT_CALLS = ("cudaStreamWaitEvent", "cuStreamWaitEvent", "hipStreamWaitEvent")
 
 
+def host_rows(host_events: pa.Table) -> NDArray[np.bool_]:
+    """Which host events `gaps` reads."""
+    return rows_of(host_events["name"], *WAIT_CALLS)
+
+
 def gaps(
     device_events: pa.Table, wait_calls: pa.Table, synchronizations: pa.Table, work: DeviceWork, windows: Windows
 ) -> IdleGaps:
@@ -191,6 +196,6 @@ def _recorded_waits(synchronizations: pa.Table) -> pa.Table:
 
 def _unrecorded_waits_ns(host_events: pa.Table, waits: pa.Table) -> Nanoseconds:
     """When the host made streams wait for something that the capture does not record; ascending."""
-    calls = host_events.filter(pa.array(rows_of(host_events["name"], *WAIT_CALLS)))
+    calls = host_events.filter(pa.array(host_rows(host_events)))
     recorded = np.isin(to_int64(calls["correlation"]), waits["correlation"].to_numpy())
     return np.sort(calls["start_ns"].to_numpy()[~recorded])

@@ -6,7 +6,14 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from bridge_profiling.analysis.attribution.host import NO_RANGES, SYNCHRONIZING, Ranges, on_launching_threads, outermost_ranges
+from bridge_profiling.analysis.attribution.host import (
+    NO_RANGES,
+    SYNCHRONIZING,
+    Ranges,
+    launching_threads,
+    on_threads,
+    outermost_ranges,
+)
 from bridge_profiling.analysis.intervals import Intervals, rows_of, union
 from bridge_profiling.traces.tables import NULL, to_int64
 
@@ -25,12 +32,12 @@ def initializing(host_events: pa.Table, device_events: pa.Table, starved: Interv
     """Calls that set something up, and the outermost of them and of the operators that mostly consist of such calls.
 
     Args:
-        host_events: `host.COLUMNS`.
+        host_events: `host.COLUMNS`, of all events that last so long.
         device_events: of the same rank.
         starved: when the device waited for a launch.
     """
     took = host_events["end_ns"].to_numpy() - host_events["start_ns"].to_numpy()
-    long = np.flatnonzero((took >= _SETS_UP_NS) & on_launching_threads(host_events, device_events))
+    long = np.flatnonzero((took >= _SETS_UP_NS) & on_threads(host_events, launching_threads(device_events)))
     if not len(long):
         return NO_RANGES, NO_RANGES
     events = host_events.take(pa.array(long))

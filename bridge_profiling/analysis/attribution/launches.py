@@ -7,6 +7,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from bridge_profiling.analysis.intervals import Nanoseconds
+from bridge_profiling.traces.joins import places
 from bridge_profiling.traces.tables import NULL, to_int64
 
 Threads = NDArray[np.int64]
@@ -39,8 +40,9 @@ def sums_inside(
         rows, mine = np.flatnonzero(thread == one), np.flatnonzero((at_thread == one) & (at_ns != NULL))
         if len(mine):
             mine = mine[np.argsort(at_ns[mine], kind="stable")]
-            before = np.concatenate((np.zeros((1, amounts.shape[1]), np.int64), np.cumsum(amounts[mine], axis=0)))
-            first, last = (np.searchsorted(at_ns[mine], bound[rows]) for bound in (start_ns, end_ns))
+            before = np.zeros((len(mine) + 1, amounts.shape[1]), np.int64)
+            np.cumsum(amounts[mine], axis=0, out=before[1:])
+            first, last = (places(at_ns[mine], bound[rows]) for bound in (start_ns, end_ns))
             sums[rows] = before[last] - before[first]
     return sums
 

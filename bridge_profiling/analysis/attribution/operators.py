@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from itertools import pairwise
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 import pyarrow as pa
@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from bridge_profiling.analysis.attribution.launches import launched_inside, sums_inside
-from bridge_profiling.analysis.intervals import Nanoseconds, coded, parents, rows_of, self_times_ns
+from bridge_profiling.analysis.intervals import coded, parents, rows_of, self_times_ns
 from bridge_profiling.traces.tables import NULL, fields, to_int64
 
 #: A step and its unit, as fully_shard names its ranges, and our integrations those of libraries that name none.
@@ -21,8 +21,8 @@ _STEP = re.compile(r"(?:FSDP|ZeRO)::(all_gather|post_backward_reduce|reduce)(?: 
 #: How torch names a call of a module among Python frames: "nn.Module: Linear_3".
 _MODULE = re.compile(r"nn\.Module: (.+)")
 
-#: Calls whose times are summed up at a time: some 100 MB.
-_BLOCK_ROWS = 1 << 20
+#: Calls whose times are summed up at a time: some 50 MB.
+_BLOCK_ROWS = 1 << 19
 
 #: Columns of memory, in the order of own and total, host and device.
 MEMORY = ("cpu_memory_self_bytes", "cpu_memory_total_bytes", "device_memory_self_bytes", "device_memory_total_bytes")
@@ -40,7 +40,7 @@ _UNITS = pa.schema(
 
 
 def operators(
-    host_events: pa.Table,
+    host_events: Callable[[], Iterable[pa.Table]],
     device_events: pa.Table,
     memory_events: pa.Table,
     *,
@@ -62,24 +62,20 @@ def operators(
     capture records allocations (`profile_memory`).
     """
     keys = ["name", *(["shapes"] if shapes else []), *(["stack"] if stacks else []), *(["module"] if modules else [])]
-    rows = rows_of(host_events["category"], category)
-    module = _modules(host_events, rows) if category == "operator" else pa.nulls(int(rows.sum()), pa.string())
-    memory = _memory_bytes(host_events, rows, memory_events)
-    chosen = np.flatnonzero(rows)
     launched = device_events.select(["operator", "start_ns", "end_ns", "launch_start_ns", "launch_thread"])
-    by_module = pa.concat_tables(
-        _sums(
-            host_events.take(pa.array(chosen[block])).append_column("module", module[block]),
-            launched,
-            list(dict.fromkeys([*keys, "module"])),
-            {name: values[block] for name, values in memory.items()},
-            launches_operators=category != "runtime",
-        )
-        for block in _blocks(*(host_events[name].to_numpy()[chosen] for name in ("start_ns", "end_ns")))
-    )
+    wanted = list(dict.fromkeys([*keys, "module"]))
+    # Python frames may be modules, and memory belongs to the innermost of both.
+    also = (*(["python"] if category == "operator" else []), *(["operator", "annotation"] if memory_events.num_rows else []))
+    sums = []
+    for events in _closed(host_events(), dict.fromkeys((category, *also))):
+        rows = rows_of(events["category"], category)
+        module = _modules(events, rows) if category == "operator" else pa.nulls(int(rows.sum()), pa.string())
+        memory = _memory_bytes(events, rows, memory_events)
+        mine = events.filter(pa.array(rows)).append_column("module", module)
+        sums.append(_sums(mine, launched, wanted, memory, launches_operators=category != "runtime"))
+    by_module = pa.concat_tables(sums)
     summed = [name for name in by_module.column_names if name not in (*keys, "module")]
-    sums = [(name, "max" if name.endswith("_max") else "sum") for name in summed]
-    found = by_module.group_by(keys).aggregate(sums)
+    found = by_module.group_by(keys).aggregate([(name, "max" if name.endswith("_max") else "sum") for name in summed])
     found = found.rename_columns([*keys, *summed])
     found = found.sort_by([("self_ns_sum", "descending"), *((key, "ascending") for key in keys)])
 
@@ -95,17 +91,28 @@ def operators(
             "device_self_us": _microseconds(found["device_ns_sum"]),
             "device_total_us": _microseconds(found["device_total_ns_sum"]),
         }
-        | {name: found[f"{name}_sum"] if name in memory else pa.nulls(found.num_rows, pa.int64()) for name in MEMORY}
+        | {name: found[f"{name}_sum"] if f"{name}_sum" in summed else pa.nulls(found.num_rows, pa.int64()) for name in MEMORY}
         | ({} if modules else {"module": _most_often(by_module, found, keys)})
     )
 
 
-def _blocks(start_ns: Nanoseconds, end_ns: Nanoseconds) -> list[slice]:
-    """Runs of ranges that are by start, each of about `_BLOCK_ROWS`: no range reaches into the next run."""
-    closed = np.flatnonzero(start_ns[1:] >= np.maximum.accumulate(end_ns)[:-1]) + 1
-    places = np.searchsorted(closed, np.arange(_BLOCK_ROWS, len(start_ns), _BLOCK_ROWS))
-    bounds = np.unique([0, *np.append(closed, len(start_ns))[places].tolist(), len(start_ns)]).tolist()
-    return [slice(*bound) for bound in pairwise(bounds)] or [slice(0)]
+def _closed(blocks: Iterable[pa.Table], categories: Iterable[str]) -> Iterator[pa.Table]:
+    """Host events of some categories, about `_BLOCK_ROWS` at a time: no range reaches into the next table. At least one."""
+    pending: list[pa.Table] = []
+    rows, enough = 0, _BLOCK_ROWS
+    for block in blocks:
+        pending.append(block.filter(pa.array(rows_of(block["category"], *categories))))
+        rows += pending[-1].num_rows
+        if rows >= enough:
+            events = pa.concat_tables(pending)
+            start, end = (events[name].to_numpy() for name in ("start_ns", "end_ns"))
+            last = np.flatnonzero(start[1:] >= np.maximum.accumulate(end)[:-1])[-1:] + 1
+            for place in last.tolist():
+                yield events.slice(0, place).unify_dictionaries()
+                events = events.slice(place)
+            pending, rows = [events], events.num_rows
+            enough = rows + _BLOCK_ROWS if len(last) else 2 * rows
+    yield pa.concat_tables(pending).unify_dictionaries()
 
 
 def _sums(
@@ -120,7 +127,8 @@ def _sums(
     thread, start, end = (events[name].to_numpy() for name in ("thread", "start_ns", "end_ns"))
     device_ns = _device_ns(events["operator"], device_events) if launches_operators else np.zeros(len(start), np.int64)
     at_ns = to_int64(device_events["launch_start_ns"])
-    meanwhile = (at_ns >= start.min(initial=0)) & (at_ns <= end.max(initial=0))
+    first, last = (int(start.min()), int(end.max())) if len(start) else (0, 0)
+    meanwhile = (at_ns >= first) & (at_ns <= last)
     launched = device_events.filter(pa.array(meanwhile))
     table = pa.table(
         {key: events[key].cast(pa.string()) for key in keys}
@@ -135,6 +143,12 @@ def _sums(
     )
     wanted = [("duration_ns", "count"), *((name, "sum") for name in ("self_ns", "duration_ns", "device_ns", "device_total_ns"))]
     return table.group_by(keys).aggregate([*wanted, ("duration_ns", "max"), *((name, "sum") for name in memory)])
+
+
+def unit_rows(host_events: pa.Table) -> NDArray[np.bool_]:
+    """Which host events `units` reads."""
+    names = [name for name in host_events["name"].unique().to_pylist() if name and _STEP.fullmatch(name)]
+    return rows_of(host_events["category"], "annotation") & rows_of(host_events["name"], *names)
 
 
 def longest_calls(host_events: pa.Table) -> pa.Table:

@@ -68,6 +68,32 @@ _SCHEMA = pa.schema(
 )
 
 
+class HostRows:
+    """Which host events `phases` reads: annotations, autograd's, and those that show what else there is."""
+
+    def __init__(self) -> None:
+        self._functions: set[str] = set()
+
+    def __call__(self, host_events: pa.Table) -> NDArray[np.bool_]:
+        """Of the next block of them: a node of autograd begins before the function that it runs."""
+        operators = rows_of(host_events["category"], "operator")
+        found = _of_autograd(host_events, self._functions)
+        numbered = np.flatnonzero(found & operators & host_events["sequence"].is_valid().to_numpy())
+        names = [name for name in host_events["name"].unique().to_pylist() if name]
+        kept = [name for name in names if _OF_NODE.match(text := _without_hash(name)) or text in self._functions]
+        numbered = numbered[~rows_of(host_events["name"], *kept)[numbered]]
+        # Of a number's operators the last one counts: a fifth of them.
+        found[numbered] = False
+        last = np.unique(to_int64(host_events["sequence"])[numbered][::-1], return_index=True)[1]
+        found[numbered[len(numbered) - 1 - last]] = True
+        found |= rows_of(host_events["category"], "annotation")
+        if len(found):
+            # Whether operators were recorded, and from when to when anything was.
+            found[operators.argmax()] = True
+            found[[host_events["start_ns"].to_numpy().argmin(), host_events["end_ns"].to_numpy().argmax()]] = True
+        return found
+
+
 def phases(host_events: pa.Table, device_events: pa.Table, iterations: pa.Table, counted: Counted) -> pa.Table:
     """One row per name of an annotation, and one for autograd; by kind, then the most host time first.
 
@@ -87,7 +113,7 @@ def phases(host_events: pa.Table, device_events: pa.Table, iterations: pa.Table,
     """
     steps, launches = _Steps.of(iterations, host_events), _Launches.of(device_events, counted)
     annotations, names = _Ranges.of(host_events, "annotation")
-    operators, operator_names = _Ranges.of(host_events.filter(pa.array(_of_autograd(host_events))), "operator")
+    operators, operator_names = _Ranges.of(host_events, "operator", _of_autograd(host_events, set()))
     whole = annotations.named(names, WHOLE)
     nodes = _nodes(operators, operator_names)
     loop = _loop_thread(annotations, annotations[whole] if iterations.num_rows else annotations)
@@ -96,11 +122,12 @@ def phases(host_events: pa.Table, device_events: pa.Table, iterations: pa.Table,
     threads = np.setdiff1d(nodes.thread if recorded else launches.thread[launches.compute], [loop, NULL])
 
     ranges = annotations[~whole].outermost
-    forward = operators[~operators.named(operator_names, _OF_NODE)]
+    known = bool((operators.sequence != NULL).any())
+    forward = operators[~operators.named(operator_names, _OF_NODE) & (operators.sequence != NULL)]
+    del operators  # of a large capture, 100 MB
     launched = launches.also_on(loop, threads).inside(ranges)
     later = _backward_of(ranges, forward, nodes, launches.inside(nodes)[:, 0])
     amounts = np.column_stack((np.ones(len(ranges), np.int64), ranges.duration_ns, launched, later))
-    known = bool((operators.sequence != NULL).any())
     step = steps.holding(ranges.start_ns)
     named = _means(steps, ranges.code, step, amounts, names, backward_known=known)
     found = [_with_longest(named, ranges[step >= 0], names, step[step >= 0], iterations)]
@@ -150,9 +177,9 @@ class _Ranges:
     sequence: NDArray[np.int64]
 
     @classmethod
-    def of(cls, host_events: pa.Table, category: str) -> tuple[_Ranges, list[str]]:
-        """The ranges of a category, and the names that their codes stand for."""
-        events = host_events.filter(pa.array(rows_of(host_events["category"], category)))
+    def of(cls, host_events: pa.Table, category: str, among: NDArray[np.bool_] | bool = True) -> tuple[_Ranges, list[str]]:
+        """The ranges of a category `among` some rows, and the names that their codes stand for."""
+        events = host_events.filter(pa.array(rows_of(host_events["category"], category) & among))
         code, names = coded(events["name"])
         columns = (to_int64(events[name]) for name in ("thread", "start_ns", "end_ns", "sequence"))
         alike = [_without_hash(name or "") for name in names]
@@ -202,7 +229,8 @@ class _Launches:
         duration = to_int64(device_events["end_ns"]) - to_int64(device_events["start_ns"])
         compute, communication = (rows_of(device_events["kind"], kind) for kind in ("compute", "communication"))
         amounts = np.column_stack((duration, duration * compute, duration * communication, compute | communication))
-        amounts = np.column_stack((amounts, counted.amounts))
+        if counted.amounts.shape[1]:
+            amounts = np.column_stack((amounts, counted.amounts))
         thread, at_ns = (to_int64(device_events[name]) for name in ("launch_thread", "launch_start_ns"))
         return cls(thread, at_ns, amounts, compute)
 
@@ -262,21 +290,25 @@ def _nodes(operators: _Ranges, names: list[str]) -> _Ranges:
     return replace(nodes, sequence=sequence)
 
 
-def _of_autograd(host_events: pa.Table) -> NDArray[np.bool_]:
-    """Which events can be autograd's nodes, what these run, or what made them: a fifth of the operators."""
+def _of_autograd(host_events: pa.Table, functions: set[str]) -> NDArray[np.bool_]:
+    """Which events can be autograd's nodes, what these run, or what made them: a fifth of the operators.
+
+    Args:
+        functions: those that the nodes of earlier events run; these events' are added.
+    """
     alike = {name: _without_hash(name) for name in host_events["name"].unique().to_pylist() if name}
     matches = [match for name in alike.values() if (match := _NODE.match(name))]
-    wanted = {each for match in matches for each in (match.string, match[1])}
+    functions |= {match[1] for match in matches if match[1]}
+    wanted = {match.string for match in matches} | functions
     named = [name for name, text in alike.items() if text in wanted]
     return rows_of(host_events["name"], *named) | host_events["sequence"].is_valid().to_numpy()
 
 
 def _backward_of(ranges: _Ranges, forward: _Ranges, nodes: _Ranges, device_ns: NDArray[np.int64]) -> NDArray[np.int64]:
-    """For each range, host and device time of autograd's nodes of the operators that ran in it.
+    """For each range, host and device time of autograd's nodes of the `forward` operators with a number that ran in it.
 
     torch counts the number up when an operator makes a node: of all that have a number, the one that began last made it.
     """
-    forward = forward[forward.sequence != NULL]
     numbers, last = np.unique(forward.sequence[::-1], return_index=True)
     made_by = forward[len(forward) - 1 - last]
     place = np.minimum(np.searchsorted(numbers, nodes.sequence), max(len(numbers) - 1, 0))

@@ -97,6 +97,13 @@ _WORK: dict[str, Callable[[Dimensions], Work]] = {
 _CONVOLUTION = "aten::convolution"
 
 
+def host_rows(host_events: pa.Table) -> NDArray[np.bool_]:
+    """Which host events `products` reads."""
+    rows = rows_of(host_events["name"], *_WORK, _CONVOLUTION) & rows_of(host_events["category"], "operator")
+    found: NDArray[np.bool_] = rows & host_events["shapes"].is_valid().to_numpy()
+    return found
+
+
 def products(host_events: pa.Table, device_events: pa.Table, kernel_names: pa.Table, counted: Counted) -> pa.Table:
     """One row per operator, input shapes and precision, over the whole capture, most device time first.
 
@@ -107,8 +114,7 @@ def products(host_events: pa.Table, device_events: pa.Table, kernel_names: pa.Ta
         name does not say. `flops` is null where the dimensions do not say. The columns of `counters.MEASURES`: means of
         hardware counters while its compute ran; null unless nsys sampled them, and where a call takes less than a sample.
     """
-    rows = rows_of(host_events["name"], *_WORK, _CONVOLUTION) & rows_of(host_events["category"], "operator")
-    calls = host_events.filter(pa.array(rows & host_events["shapes"].is_valid().to_numpy()))
+    calls = host_events.filter(pa.array(host_rows(host_events)))
     compute = pa.array(rows_of(device_events["kind"], "compute"))
     events, names = device_events.filter(compute), kernel_names.filter(compute)
     thread, start, end = (to_int64(calls[name]) for name in ("thread", "start_ns", "end_ns"))

@@ -16,7 +16,6 @@ rank.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
@@ -26,24 +25,19 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from bridge_profiling.analysis.attribution.device import DeviceWork, IdleGaps, Windows
-from bridge_profiling.analysis.attribution.host import FREEING, SYNCHRONIZING, on_launching_threads
+from bridge_profiling.analysis.attribution.recording import CATEGORIES, ENQUEUES, Recording
 from bridge_profiling.analysis.caveats import texts
-from bridge_profiling.analysis.intervals import EMPTY, Intervals, Nanoseconds, by_thread, rows_of, union
+from bridge_profiling.analysis.intervals import EMPTY, Intervals, Nanoseconds, rows_of, union
+from bridge_profiling.traces.joins import places
 from bridge_profiling.traces.tables import NULL, to_int64
 
-#: Categories of host events that cost time, and the names of their columns in `recorded`.
-_RECORDED = {"operator": "operators", "runtime": "runtime_calls", "annotation": "annotations", "python": "python_frames"}
+#: Columns of `recorded` for the categories of `recording.CATEGORIES`.
+_COUNTS = ("operators", "runtime_calls", "annotations", "python_frames")
 
 #: Two times show how fast this host is: the first quartile of calls that launch a kernel, and the first decile of gaps between
 #: operators, in which one record is finished and the next one is begun. So many of them are enough, and a host can be faster or
 #: slower than the measured ones by these factors.
-_LAUNCHES, _QUARTER, _TENTH, _ENOUGH, _FASTEST, _SLOWEST = ("cudaLaunchKernel", "hipLaunchKernel"), 0.25, 0.1, 50, 0.4, 2.5
-
-#: Calls that put work on the device, whose records are two: the call's and the work's.
-_ENQUEUES = re.compile("Launch|Mem(?:cpy|set)")
-
-#: Launches and copies that take longer wait for the device: its queue is full.
-_MAY_WAIT, _MAY_WAIT_NS = re.compile("Launch|Memcpy"), 100_000
+_QUARTER, _TENTH, _ENOUGH, _FASTEST, _SLOWEST = 0.25, 0.1, 50, 0.4, 2.5
 
 #: A stream's communication overlaps compute if more than this share of it does: of gradients 70% and more, while a reduction
 #: that the next kernel needs never does.
@@ -94,9 +88,8 @@ class Replay:
     """What is needed to launch one rank's work earlier.
 
     Args:
-        start_ns: of events that cost the host time, ascending.
-        cost_ns: of each.
-        waits: when the host waited for the device.
+        recording: events that cost the host time.
+        cost_ns: of an event, by its kind.
         ends_ns: of the device's events, ascending.
         idle: the device's idle time for want of launches.
         length_ns: of that, in each gap that has any.
@@ -104,9 +97,8 @@ class Replay:
         launched_ns: when the host had launched the kernel that ends it.
     """
 
-    start_ns: Nanoseconds
+    recording: Recording
     cost_ns: _Float
-    waits: Intervals
     ends_ns: Nanoseconds
     idle: Intervals
     length_ns: Nanoseconds
@@ -119,15 +111,13 @@ class Replay:
         Args:
             without: calls that the host makes no longer, and in which it waits no longer.
         """
-        if not len(self.length_ns) or not len(self.start_ns):
+        if not len(self.length_ns) or not len(self.recording.start_ns):
             return EMPTY
-        spent = np.concatenate(([0.0], np.cumsum(self.cost_ns)))
-
-        def spent_until(time_ns: Nanoseconds) -> _Float:
-            return spent[np.searchsorted(self.start_ns, time_ns, side="right")] + without.before_ns(time_ns)
-
-        waits = self.waits - without
-        gained = _gained(self, spent_until(self.launched_ns), waits, spent_until(waits.end_ns))
+        waits = self.recording.waits - without
+        times_ns = np.concatenate((self.launched_ns, waits.end_ns))
+        rows = np.concatenate([places(self.recording.start_ns, times, "right") for times in (self.launched_ns, waits.end_ns)])
+        spent = self.recording.cost_before(rows, self.cost_ns) + without.before_ns(times_ns)
+        gained = _gained(self, spent[: len(self.launched_ns)], waits, spent[len(self.launched_ns) :])
         until = self.idle.before_ns(self.launched_ns)
         return self.idle & union(self.idle.when(until - np.rint(gained).astype(np.int64)), self.launched_ns)
 
@@ -139,50 +129,30 @@ class ProfilerCost:
     Args:
         replay: of the launches without the cost.
         explained: idle time of the device that the cost explains.
-        codes: the category of each event, an index of `_RECORDED`; -1 for the profiler's own work.
-        with_shapes: whether operators' shapes were recorded.
         rates: of this host.
     """
 
     replay: Replay
     explained: Intervals
-    codes: NDArray[np.int8]
-    with_shapes: bool
     rates: Rates
 
 
-def replay(host_events: pa.Table, shapes: pa.Table, device_events: pa.Table, gaps: IdleGaps, work: DeviceWork) -> ProfilerCost:
+def replay(recording: Recording, device_events: pa.Table, gaps: IdleGaps, work: DeviceWork) -> ProfilerCost:
     """What the profiler cost one rank.
 
     Args:
-        host_events: `host.COLUMNS`, by start.
-        shapes: host events' `shapes`.
+        recording: what it recorded on the threads that launch compute.
         device_events: of the same rank.
         gaps: in the device's compute.
         work: of the device.
     """
-    here = on_launching_threads(host_events, device_events)
-    with_shapes = bool(shapes.num_rows) and shapes["shapes"].null_count < shapes.num_rows
-    codes = np.full(host_events.num_rows, -2, np.int8)
-    for code, category in enumerate(_RECORDED):
-        codes[rows_of(host_events["category"], category)] = code
-    codes[rows_of(host_events["category"], "overhead")] = -1
-    rows = here & (codes >= -1)
-    start, end, codes = to_int64(host_events["start_ns"])[rows], to_int64(host_events["end_ns"])[rows], codes[rows]
-    launches = rows_of(host_events["name"], *_LAUNCHES)[rows]
-    each = rates().on_host((end - start)[launches], _gaps_ns(to_int64(host_events["thread"])[rows], start, end, codes))
-    names = [name for name in host_events["name"].unique().to_pylist() if name]
-    enqueues = rows_of(host_events["name"], *filter(_ENQUEUES.search, names))[rows]
-    of_category = (each.operator_us + each.shapes_us * with_shapes, each.call_us, each.annotation_us, each.python_us)
-    cost_us = np.array([*of_category, 0.0])[codes]
-    cost_us[(codes == 1) & enqueues] = each.runtime_us
-    cost_ns = np.where(codes < 0, end - start, 1e3 * cost_us)
-    full = (end - start >= _MAY_WAIT_NS) & rows_of(host_events["name"], *filter(_MAY_WAIT.search, names))[rows]
-    waiting = rows_of(host_events["name"], *SYNCHRONIZING, *FREEING)[rows]
-    waits = (codes == 1) & (full | waiting)
+    each = rates().on_host(recording.launches_ns, recording.gaps_ns)
+    operator_us = each.operator_us + each.shapes_us * recording.with_shapes
+    # The last one is of the profiler's own work, which costs as long as it took.
+    cost_us = np.array([operator_us, each.call_us, each.annotation_us, each.python_us, each.runtime_us, 0.0])
     idle = gaps.launch_starved - (work.communication - _beside_compute(device_events)) - work.memcpy - work.memset
-    earlier = _replay(start, cost_ns, union(start[waits], end[waits]), device_events, gaps, idle)
-    return ProfilerCost(earlier, earlier.explained(), codes, with_shapes, each)
+    earlier = _replay(recording, 1e3 * cost_us, device_events, gaps, idle)
+    return ProfilerCost(earlier, earlier.explained(), each)
 
 
 def recorded(cost: ProfilerCost, spans: Windows, iterations: pa.Table) -> pa.Table:
@@ -191,31 +161,26 @@ def recorded(cost: ProfilerCost, spans: Windows, iterations: pa.Table) -> pa.Tab
     `host_cost_us`: of all events, and of each kind a column of its own; `explained_us`: idle time of the device that the cost
     explains; `host_own_us`: time of the host in the iteration, without that cost and without waiting for the device.
     """
-    first, last = (np.searchsorted(cost.replay.start_ns, time_ns) for time_ns in (spans.start_ns, spans.end_ns))
-    counts = {name: _between(cost.codes == code, first, last) for code, name in enumerate(_RECORDED.values())}
-    each = cost.rates
+    recording, cost_ns, each = cost.replay.recording, cost.replay.cost_ns, cost.rates
+    first, last = (np.searchsorted(recording.start_ns, time_ns) for time_ns in (spans.start_ns, spans.end_ns))
+    by_kind = recording.counts(first, last)
+    calls = np.isin(np.arange(len(cost_ns) - 1), (CATEGORIES.index("runtime"), ENQUEUES))
+    by_kind[:, CATEGORIES.index("runtime")] += by_kind[:, ENQUEUES]
+    counts = dict(zip(_COUNTS, by_kind.T.astype(np.float64), strict=False))
     return pa.table(
         {
             "iteration": spans.numbers,
             **{name: pa.array(count, pa.int64()) for name, count in counts.items()},
             "operators_cost_us": counts["operators"] * each.operator_us,
-            "shapes_cost_us": counts["operators"] * each.shapes_us * cost.with_shapes,
-            "cuda_calls_cost_us": _between(np.where(cost.codes == 1, cost.replay.cost_ns, 0.0), first, last) / 1e3,
+            "shapes_cost_us": counts["operators"] * each.shapes_us * recording.with_shapes,
+            "cuda_calls_cost_us": _cost_between(recording, cost_ns[:-1] * calls, first, last) / 1e3,
             "annotations_cost_us": counts["annotations"] * each.annotation_us,
             "python_frames_cost_us": counts["python_frames"] * each.python_us,
-            "host_cost_us": _between(cost.replay.cost_ns, first, last) / 1e3,
+            "host_cost_us": _cost_between(recording, cost_ns, first, last) / 1e3,
             "explained_us": cost.explained.within_ns(spans.start_ns, spans.end_ns) / 1e3,
             "host_own_us": _host_own_us(cost.replay, spans, iterations),
         }
     )
-
-
-def _gaps_ns(thread: NDArray[np.int64], start: Nanoseconds, end: Nanoseconds, codes: NDArray[np.int8]) -> Nanoseconds:
-    """From the end of each operator that contains no other one to the start of its thread's next one."""
-    rows = np.flatnonzero(codes == 0)
-    rows = rows[by_thread(thread[rows])]
-    gaps = start[rows][1:] - end[rows][:-1]
-    return gaps[(gaps >= 0) & (thread[rows][1:] == thread[rows][:-1])]
 
 
 def _host_own_us(replay: Replay, spans: Windows, iterations: pa.Table) -> pa.Array:
@@ -224,20 +189,24 @@ def _host_own_us(replay: Replay, spans: Windows, iterations: pa.Table) -> pa.Arr
     end = dict(zip(iterations["iteration"].to_pylist(), iterations["end_ns"].to_pylist(), strict=True))
     begin = np.array([start.get(number, NULL) for number in spans.numbers.to_pylist()])
     until = np.array([start.get(number + 1, end.get(number, NULL)) for number in spans.numbers.fill_null(-1).to_pylist()])
-    first, last = (np.searchsorted(replay.start_ns, time_ns) for time_ns in (begin, until))
-    own_ns = until - begin - replay.waits.within_ns(begin, until) - _between(replay.cost_ns, first, last)
+    first, last = (np.searchsorted(replay.recording.start_ns, time_ns) for time_ns in (begin, until))
+    cost_ns = _cost_between(replay.recording, replay.cost_ns, first, last)
+    own_ns = until - begin - replay.recording.waits.within_ns(begin, until) - cost_ns
     return pa.array(own_ns / 1e3, mask=(begin == NULL) | (until == NULL))
 
 
-def _replay(
-    start_ns: Nanoseconds, cost_ns: _Float, waits: Intervals, device_events: pa.Table, gaps: IdleGaps, idle: Intervals
-) -> Replay:
+def _cost_between(recording: Recording, cost_ns: _Float, first: NDArray[np.int64], last: NDArray[np.int64]) -> _Float:
+    until = recording.cost_before(np.concatenate((first, last)), cost_ns)
+    return until[len(first) :] - until[: len(first)]
+
+
+def _replay(recording: Recording, cost_ns: _Float, device_events: pa.Table, gaps: IdleGaps, idle: Intervals) -> Replay:
     length = idle.within_ns(gaps.gaps.start_ns, gaps.gaps.end_ns)
     starved = np.flatnonzero(length)
     end, kernel = gaps.gaps.end_ns[starved], gaps.next_kernel[starved]
     launched = np.where(kernel >= 0, np.append(to_int64(device_events["launch_end_ns"]), 0)[kernel], end)
     ends = np.sort(device_events["end_ns"].to_numpy())
-    return Replay(start_ns, cost_ns, waits, ends, idle, length[starved], end, np.minimum(launched, end))
+    return Replay(recording, cost_ns, ends, idle, length[starved], end, np.minimum(launched, end))
 
 
 def _beside_compute(device_events: pa.Table) -> Intervals:
@@ -289,8 +258,3 @@ def _gained(replay: Replay, spent_at_launch: _Float, waits: Intervals, spent_at_
             of_host_then = base[wait] + spent_at_wait[wait]
             base[wait + 1] = min(of_host_then + waited_ns[wait], device_lead + slack_ns[wait]) - spent_at_wait[wait]
     return np.clip(np.diff(lead, prepend=0.0), 0.0, length)
-
-
-def _between(values: NDArray[np.generic], first: NDArray[np.int64], last: NDArray[np.int64]) -> NDArray[np.float64]:
-    sums = np.concatenate(([0.0], np.cumsum(values, dtype=np.float64)))
-    return sums[last] - sums[first]

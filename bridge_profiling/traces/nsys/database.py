@@ -73,6 +73,11 @@ def sql_of(where: Sequence[Among]) -> str:
     return " AND ".join([each.sql for each in where]) or "1"
 
 
+#: Columns that rows need an integer in, where they meet some conditions.
+Needed = Mapping[str, Sequence[Among]]
+_NOTHING_NEEDED: Needed = {}
+
+
 @dataclass(frozen=True)
 class Piece:
     """Some rows of a table."""
@@ -80,6 +85,8 @@ class Piece:
     rows: int
     integers: Mapping[str, Integers]
     texts: Bytes  # of the column of texts, if one was asked for: a SEPARATOR after each
+    without: int = 0  # rows of this part of the table, chosen or not, that lack an integer: as from `not_integers`
+    pages: Bytes | None = None  # all that this part of the table holds; None where SQLite read it
 
 
 class Database:
@@ -141,27 +148,48 @@ class Database:
 
     def columns(self, table: str, names: Sequence[str], where: Sequence[Among] = ()) -> dict[str, Integers]:
         """Columns of integers; NULL where a value, the column or the table is missing."""
+        return self.columns_and_lost(table, names, where, {})[0]
+
+    def columns_and_lost(
+        self, table: str, names: Sequence[str], where: Sequence[Among], needed: Needed
+    ) -> tuple[dict[str, Integers], int]:
+        """Columns as from `columns`, and how many rows of the table lack an integer that they need, as from `not_integers`."""
         present = [name for name in names if self.has(table, name)]
         pieces: dict[str, list[Integers]] = {name: [] for name in present}
-        rows = 0
-        for piece in self.pieces(table, present, where):
-            rows += piece.rows
+        rows = lost = 0
+        for piece in self.pieces(table, present, where, needed=needed):
+            rows, lost = rows + piece.rows, lost + piece.without
             for name in present:
                 pieces[name].append(piece.integers[name])
         # One after another, so that not all columns are in memory twice.
-        return {name: np.concatenate(pieces.pop(name)) if pieces.get(name) else np.full(rows, NULL) for name in names}
+        columns = {name: np.concatenate(pieces.pop(name)) if pieces.get(name) else np.full(rows, NULL) for name in names}
+        return columns, lost
 
-    def pieces(self, table: str, names: Sequence[str], where: Sequence[Among] = (), text: str | None = None) -> Iterator[Piece]:
-        """A table's rows by rowid: columns of integers that it has, and one of texts, of which null ones are empty."""
+    def pieces(
+        self,
+        table: str,
+        names: Sequence[str],
+        where: Sequence[Among] = (),
+        text: str | None = None,
+        needed: Needed = _NOTHING_NEEDED,
+    ) -> Iterator[Piece]:
+        """A table's rows by rowid: columns of integers that it has, and one of texts, of which null ones are empty.
+
+        A piece can be without rows that meet the conditions. Rows that lack an integer which they need are counted: see
+        `Piece.without`.
+        """
         if not self.has(table) or not (names or text):
             return
+        needed = {name: conditions for name, conditions in needed.items() if self.has(table, name)}
+        conditions = [*where, *(each for conditions in needed.values() for each in conditions)]
         last = NULL
         try:
-            for rows in self._from_pages(table, {*names, *(each.column for each in where)}, text):
-                if (piece := _chosen(rows, names, where, with_texts=text is not None)).rows:
-                    yield piece
+            for rows in self._from_pages(table, {*names, *needed, *(each.column for each in conditions)}, text):
+                yield _chosen(rows, names, where, needed, with_texts=text is not None)
                 last = rows.last
         except UnusualError:
+            if without := self.not_integers(table, needed, after=last):
+                yield Piece(0, {name: np.empty(0, np.int64) for name in names}, np.empty(0, np.uint8), without)
             yield from self._from_sqlite(table, names, where, text, last)
 
     def _from_pages(self, table: str, names: set[str], text: str | None) -> Iterator[TableRows]:
@@ -218,18 +246,11 @@ class Database:
             raise TraceError(f"{self.name} cannot be read: {column} holds something other than integers")
         return found
 
-    def not_integers(self, table: str, columns: Mapping[str, Sequence[Among]]) -> int:
-        """How many rows that meet the conditions of a column have something other than an integer in it; each row counts once.
-
-        Columns that the table lacks count nothing.
-        """
-        # One pass over the table: a million rows take SQLite 0.1 s.
-        wrong = [
-            f"typeof({quoted(name)}) != 'integer' AND {sql_of(where)}"
-            for name, where in columns.items()
-            if self.has(table, name)
-        ]
-        return int(self.rows(f"SELECT count(*) FROM {quoted(table)} WHERE {' OR '.join(wrong)}")[0][0]) if wrong else 0
+    def not_integers(self, table: str, needed: Needed, *, after: int) -> int:
+        """How many rows after one meet the conditions of a column, and have no integer in it; each row counts once."""
+        wrong = [f"typeof({quoted(name)}) != 'integer' AND {sql_of(where)}" for name, where in needed.items()]
+        query = f"SELECT count(*) FROM {quoted(table)} WHERE rowid > ? AND ({' OR '.join(wrong)})"
+        return int(self.rows(query, (after,))[0][0]) if wrong else 0
 
     def strings(self, ids: Integers) -> dict[int, str]:
         """Some texts of `StringIds`, which can hold millions.
@@ -250,13 +271,20 @@ class Database:
         return found
 
 
-def _chosen(rows: TableRows, names: Sequence[str], where: Sequence[Among], *, with_texts: bool) -> Piece:
+def _chosen(rows: TableRows, names: Sequence[str], where: Sequence[Among], needed: Needed, *, with_texts: bool) -> Piece:
+    def meeting(conditions: Sequence[Among]) -> NDArray[np.bool_]:
+        return np.logical_and.reduce([each.holds(rows.integers[each.column]) for each in conditions])
+
     chosen: NDArray[np.bool_] | slice = slice(None)
-    if where:
-        chosen = np.logical_and.reduce([each.holds(rows.integers[each.column]) for each in where])
+    if where and not (met := meeting(where)).all():
+        chosen = met
+    # Whatever is neither an integer nor null is unusual.
+    lacking = [(name, rows.integers[name] == NULL) for name in needed]
+    lacking_here = [null & meeting(needed[name]) if needed[name] else null for name, null in lacking if null.any()]
+    without = int(np.logical_or.reduce(lacking_here).sum()) if lacking_here else 0
     integers = {name: rows.integers[name][chosen] for name in names}
     if not with_texts:
-        return Piece(len(next(iter(integers.values()))), integers, np.empty(0, np.uint8))
+        return Piece(len(next(iter(integers.values()))), integers, np.empty(0, np.uint8), without, rows.data)
     length = rows.text_bytes[chosen] + 1
     ends = np.cumsum(length)
     # Each text's place in the file, less its place in the result.
@@ -268,7 +296,7 @@ def _chosen(rows: TableRows, names: Sequence[str], where: Sequence[Among], *, wi
         raise UnusualError
     texts[texts == ord(SEPARATOR)] = ord(" ")
     texts[ends - 1] = ord(SEPARATOR)
-    return Piece(len(length), integers, texts)
+    return Piece(len(length), integers, texts, without, rows.data)
 
 
 def _pending(path: Path, file: BinaryIO) -> str | None:

@@ -76,12 +76,13 @@ class DeviceWork:
     whole_graphs: int  # events that are executions of a CUDA graph as a whole
     negative: int  # events left out because they end before they start
     unnamed: int  # kernels whose name is missing or damaged: they can be communication
+    unowned: int  # events of no process, left out
 
 
 def read_device_work(process: Process) -> DeviceWork:
     """Kernels, executions of whole CUDA graphs, copies and memsets."""
     names: list[DeviceName] = []
-    pieces = [_kernels(process, names), _graphs(process, names), _copies(process, names), _memsets(process, names)]
+    pieces, unowned = zip(*(kind(process, names) for kind in (_kernels, _graphs, _copies, _memsets)), strict=True)
     columns = {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
     usable = _usable(columns)
     rows = np.flatnonzero(usable)
@@ -100,6 +101,7 @@ def read_device_work(process: Process) -> DeviceWork:
         whole_graphs=len(pieces[1]["start"]),
         negative=int((~usable).sum()),
         unnamed=int(np.array([_is_unnamed(name.text) for name in names], bool)[columns["name"]].sum()),
+        unowned=sum(unowned),
     )
 
 
@@ -113,10 +115,12 @@ def _usable(columns: dict[str, Integers]) -> NDArray[np.bool_]:
     return (columns["start"] != NULL) & (columns["end"] >= columns["start"])
 
 
-def _columns(process: Process, table: str, *more: str) -> dict[str, Integers]:
+def _columns(process: Process, table: str, *more: str) -> tuple[dict[str, Integers], int]:
+    """Columns of a table of device work, and how many of its events are of no process."""
     if missing := [name for name in ("start", "end") if process.database.has(table) and not process.database.has(table, name)]:
         raise TraceError(f"{process.database.name} cannot be read: {table} has no column {missing[0]}")
-    return process.columns(table, "start", "end", "deviceId", "streamId", "correlationId", "bytes", "graphNodeId", *more)
+    names = ("start", "end", "deviceId", "streamId", "correlationId", "bytes", "graphNodeId", *more)
+    return process.columns_and_unowned(table, "globalPid", *names)
 
 
 def _piece(
@@ -130,8 +134,8 @@ def _piece(
     return shared | {"name": codes, "graph": graph, "bytes": columns["bytes"]}
 
 
-def _kernels(process: Process, names: list[DeviceName]) -> dict[str, Integers]:
-    columns = _columns(process, KERNEL, "demangledName", "shortName", "graphId")
+def _kernels(process: Process, names: list[DeviceName]) -> tuple[dict[str, Integers], int]:
+    columns, unowned = _columns(process, KERNEL, "demangledName", "shortName", "graphId")
     if len(columns["start"]) and not any(process.database.has(KERNEL, name) for name in ("demangledName", "shortName")):
         raise TraceError(f"{process.database.name} cannot be read: {KERNEL} has neither demangledName nor shortName")
     ids = np.where(columns["demangledName"] != NULL, columns["demangledName"], columns["shortName"])
@@ -143,21 +147,21 @@ def _kernels(process: Process, names: list[DeviceName]) -> dict[str, Integers]:
         return DeviceName(text, kernel.kind, kernel.backend, kernel.operation)
 
     graph = np.where((columns["graphId"] != NULL) & (columns["graphId"] != 0), columns["graphId"], _node_graph(columns))
-    return _piece(columns, names, ids, name, graph)
+    return _piece(columns, names, ids, name, graph), unowned
 
 
-def _graphs(process: Process, names: list[DeviceName]) -> dict[str, Integers]:
+def _graphs(process: Process, names: list[DeviceName]) -> tuple[dict[str, Integers], int]:
     """Executions of CUDA graphs that were recorded as a whole, without the kernels inside."""
-    columns = _columns(process, GRAPH, "graphId")
+    columns, unowned = _columns(process, GRAPH, "graphId")
 
     def name(graph: int) -> DeviceName:
         return DeviceName("CUDA graph" if graph == NULL else f"CUDA graph {graph}", COMPUTE)
 
-    return _piece(columns, names, columns["graphId"], name, columns["graphId"])
+    return _piece(columns, names, columns["graphId"], name, columns["graphId"]), unowned
 
 
-def _copies(process: Process, names: list[DeviceName]) -> dict[str, Integers]:
-    columns = _columns(process, COPY, "copyKind", "srcKind", "dstKind")
+def _copies(process: Process, names: list[DeviceName]) -> tuple[dict[str, Integers], int]:
+    columns, unowned = _columns(process, COPY, "copyKind", "srcKind", "dstKind")
     memories = _memories(process.database)
 
     def name(key: tuple[int, int, int]) -> DeviceName:
@@ -167,17 +171,17 @@ def _copies(process: Process, names: list[DeviceName]) -> dict[str, Integers]:
         return DeviceName(f"Memcpy {copy.direction} ({memory})", MEMCPY, copy=copy)
 
     keys = np.stack([columns["copyKind"], columns["srcKind"], columns["dstKind"]], axis=1)
-    return _piece(columns, names, keys, name, _node_graph(columns))
+    return _piece(columns, names, keys, name, _node_graph(columns)), unowned
 
 
-def _memsets(process: Process, names: list[DeviceName]) -> dict[str, Integers]:
-    columns = _columns(process, MEMSETS, "memKind")
+def _memsets(process: Process, names: list[DeviceName]) -> tuple[dict[str, Integers], int]:
+    columns, unowned = _columns(process, MEMSETS, "memKind")
     memories = _memories(process.database)
 
     def name(memory: int) -> DeviceName:
         return DeviceName(f"Memset ({memories.get(memory, 'unknown').capitalize()})", MEMSET)
 
-    return _piece(columns, names, columns["memKind"], name, _node_graph(columns))
+    return _piece(columns, names, columns["memKind"], name, _node_graph(columns)), unowned
 
 
 def _node_graph(columns: dict[str, Integers]) -> Integers:
@@ -203,18 +207,20 @@ class Calls:
     name: NDArray[np.int32]
     names: list[str]
     negative: int
+    unowned: int  # of no process, left out
 
 
 def read_calls(process: Process, table: str, unnamed: str) -> Calls:
     """The events of one host table; those without a name are called `unnamed`."""
-    columns = process.columns(table, "start", "end", "globalTid", "correlationId", "nameId")
+    names_of_columns = ("start", "end", "globalTid", "correlationId", "nameId")
+    columns, unowned = process.columns_and_unowned(table, "globalTid", *names_of_columns)
     usable = _usable(columns)
     rows = rows_by_start(columns["start"], columns["end"], usable)
     start, end, thread, correlation, name = (values[rows] for values in columns.values())
     ids, place = distinct(name)
     texts = process.database.strings(ids)
     names = [_VERSION.sub("", texts.get(number, unnamed)) for number in ids.tolist()]
-    return Calls(start, end, thread, correlation, place, names, int((~usable).sum()))
+    return Calls(start, end, thread, correlation, place, names, int((~usable).sum()), unowned)
 
 
 def read_waits(process: Process, calls: Calls) -> tuple[dict[str, Integers], list[Caveat]]:

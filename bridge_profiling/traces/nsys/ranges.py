@@ -12,14 +12,15 @@ import struct
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bridge_profiling.traces.joins import Operation, batch, carried_out_by, distinct, rows_by_start
+from bridge_profiling.traces.joins import Operation, batch, carried_out_by, distinct, places, rows_by_start
 from bridge_profiling.traces.kinds import torch_operation
-from bridge_profiling.traces.nsys.database import Among, Database, sql_of
+from bridge_profiling.traces.nsys.database import Among, Database, Needed, Piece, sql_of
 from bridge_profiling.traces.nsys.operator_names import MARK, OperatorNames, operator_names
 from bridge_profiling.traces.nsys.report import NVTX, Process
 from bridge_profiling.traces.tables import NULL, Integers
@@ -78,6 +79,7 @@ class Ranges:
     operator: list[bool]  # torch called it an operator
     shapes: list[str | None]  # its inputs' dimensions as JSON text; None when not recorded
     lost: int = 0  # left out: without a thread, a type or a start, or they end before it
+    described: bool = True  # whether NCCL can have written payloads as JSON
 
     def __len__(self) -> int:
         return len(self.start_ns)
@@ -97,13 +99,13 @@ class Ranges:
     def _innermost(self, rows: Integers, time_ns: Integers) -> Integers:
         """Of nested ranges, it is the last to start among those as deep as the number of ranges open at the time."""
         start, end = self.start_ns[rows], np.sort(self.end_ns[rows])
-        depth = np.arange(len(rows)) - np.searchsorted(end, start, side="right")
-        opened = np.searchsorted(start, time_ns, side="right") - np.searchsorted(end, time_ns, side="right")
+        depth = np.arange(len(rows)) - places(end, start, "right")
+        opened = places(start, time_ns, "right") - places(end, time_ns, "right")
         found = np.full(len(time_ns), -1)
         for level in np.unique(opened[opened > 0]).tolist():
             times = np.flatnonzero(opened == level)
             candidates = rows[depth == level - 1]
-            before = np.searchsorted(self.start_ns[candidates], time_ns[times], side="right") - 1
+            before = places(self.start_ns[candidates], time_ns[times], "right") - 1
             place = candidates[np.maximum(before, 0)] if len(candidates) else np.full(len(times), -1)
             found[times] = np.where((before >= 0) & (self.end_ns[place] > time_ns[times]), place, -1)
         return found
@@ -120,27 +122,29 @@ class Ranges:
 
 def read_ranges(process: Process, end_ns: int | None) -> Ranges:
     """The ranges of one process. Those still open end at `end_ns`; None leaves them out."""
-    database, where, lost = process.database, process.where(NVTX), 0
+    database, where = process.database, process.where(NVTX)
+    needed: Needed = {}
     if database.has(NVTX, "eventType"):
         of_ranges = Among("eventType", tuple((kind, kind) for kind in _NESTED_TYPES + _FREE_TYPES))
         where = (*where, of_ranges)
-        lost += database.not_integers(NVTX, {"eventType": (), "globalTid": (of_ranges,)})
-    columns, nested, texts, codes = _columns(database, where)
+        needed = {"eventType": (), "globalTid": (of_ranges,)}
+    written = _read(database, where, needed)
+    columns, codes = written.columns, written.code
     start, end = columns.pop("start"), columns.pop("end")
     still_open = end == NULL
-    if end_ns is not None:
+    if end_ns is not None and still_open.any():
         end = np.where(still_open, np.maximum(start, end_ns), end)
-    text_ids = columns.pop("textId")
-    registered = database.strings(text_ids)
-    known = {text: code for code, text in enumerate(texts)}
-    if registered:
+    text_ids = columns.pop("textId", None)  # nsys writes most names into the row
+    registered = {} if text_ids is None else database.strings(text_ids)
+    known = {text: code for code, text in enumerate(written.names)}
+    if text_ids is not None and registered:
         ids, place = distinct(text_ids)
         of_id = [known.setdefault(registered[number], len(known)) if number in registered else -1 for number in ids.tolist()]
         by_id = np.array(of_id, np.int32)[place]
         codes = np.where(by_id >= 0, by_id, codes)
         del place, by_id
     del text_ids
-    lost += int(((start == NULL) | (~still_open & (end < start))).sum())
+    lost = written.lost + int(((start == NULL) | (~still_open & (end < start))).sum())
     # Millions of rows: what is done with is freed.
     rows = rows_by_start(start, end, (start != NULL) & (end != NULL) & (end >= start))
     start, end, codes = start[rows], end[rows], codes[rows]
@@ -154,38 +158,68 @@ def read_ranges(process: Process, end_ns: int | None) -> Ranges:
         thread=columns.pop("globalTid")[rows],
         name=codes,
         sequence=numbers,
-        nested=nested[rows],
+        nested=written.nested[rows],
         open=still_open[rows],
         names=[name for name, _, _ in parts],
         operator=operator,
         shapes=["".join(shapes.split()) or None for _, _, shapes in parts],
         lost=lost,
+        described=written.described,
     )
 
 
-def _columns(
-    database: Database, where: Sequence[Among]
-) -> tuple[dict[str, Integers], NDArray[np.bool_], list[str], NDArray[np.int32]]:
-    """Columns, with autograd's number in each row's text; which ranges nest; the texts, with MARK between a name and torch's
-    additions; and each row's index among them."""
-    names = ("start", "end", "globalTid", "textId")
-    present = [name for name in (*names, "eventType") if database.has(NVTX, name)]
+@dataclass(frozen=True)
+class _Written:
+    """Rows of ranges as they are written.
+
+    `columns` has autograd's number in each row's text, `names` have MARK between a name and torch's additions.
+    """
+
+    columns: dict[str, Integers]
+    nested: NDArray[np.bool_]
+    code: NDArray[np.int32]  # index of `names`
+    names: list[str]
+    lost: int  # rows without a thread or a type
+    described: bool
+
+
+#: Columns of integers that are read.
+_COLUMNS = ("start", "end", "globalTid", "textId")
+
+
+def _read(database: Database, where: Sequence[Among], needed: Needed) -> _Written:
+    present = [name for name in (*_COLUMNS, "eventType") if database.has(NVTX, name)]
     text = "text" if database.has(NVTX, "text") else None
     known: defaultdict[str, int] = defaultdict()
     known.default_factory = known.__len__
+    pieces: dict[str, list[Integers]] = {name: [np.empty(0, np.int64)] for name in (*_COLUMNS, _NUMBER)}
     nested, codes = [np.empty(0, bool)], [np.empty(0, np.int32)]
-    pieces: dict[str, list[Integers]] = {name: [np.empty(0, np.int64)] for name in (*names, _NUMBER)}
-    for piece in database.pieces(NVTX, present, where, text):
-        unknown = np.full(piece.rows, NULL)
-        named = (
-            operator_names(piece.texts, piece.rows) if text else OperatorNames([""], np.zeros(piece.rows, np.int32), unknown)
-        )
-        codes.append(np.fromiter((known[name] for name in named.names), np.int32, len(named.names))[named.code])
-        nested.append(np.isin(piece.integers.get("eventType", unknown), _NESTED_TYPES))
+    lost, described, registered = 0, False, False
+    for piece in map(partial(_written, with_texts=text is not None), database.pieces(NVTX, present, where, text, needed)):
+        codes.append(np.fromiter((known[name] for name in piece.names), np.int32, len(piece.names))[piece.code])
+        if not registered and (piece.columns["textId"] != NULL).any():
+            registered = True
+            pieces["textId"] = [np.full(sum(map(len, nested)), NULL)]
         for name, kept in pieces.items():
-            kept.append(named.sequence if name == _NUMBER else piece.integers.get(name, unknown))
-    columns = {name: np.concatenate(pieces.pop(name)) for name in (*names, _NUMBER)}
-    return columns, np.concatenate(nested), list(known) or [""], np.concatenate(codes)
+            if registered or name != "textId":
+                kept.append(piece.columns[name])
+        nested.append(piece.nested)
+        lost, described = lost + piece.lost, described or piece.described
+    if not registered:
+        del pieces["textId"]
+    columns = {name: np.concatenate(pieces.pop(name)) for name in tuple(pieces)}
+    return _Written(columns, np.concatenate(nested), np.concatenate(codes), list(known) or [""], lost, described)
+
+
+def _written(piece: Piece, *, with_texts: bool) -> _Written:
+    unknown = np.full(piece.rows, NULL)
+    named = OperatorNames([""], np.zeros(piece.rows, np.int32), unknown)
+    if with_texts and piece.rows:
+        named = operator_names(piece.texts, piece.rows)
+    columns = {name: piece.integers.get(name, unknown) for name in _COLUMNS} | {_NUMBER: named.sequence}
+    nested = np.isin(piece.integers.get("eventType", unknown), _NESTED_TYPES)
+    described = piece.pages is None or _COMMUNICATOR.encode() in piece.pages.tobytes()
+    return _Written(columns, nested, named.code, named.names if piece.rows else [], piece.without, described)
 
 
 def operations(
@@ -255,7 +289,7 @@ def _groups(ranges: Ranges, calls: dict[int, Operation]) -> dict[int, list[Opera
 
 def _calls(process: Process, ranges: Ranges, world_size: int | None) -> dict[int, Operation]:
     """NCCL's calls by the row of their range."""
-    payloads = _payloads(process)
+    payloads = _payloads(process, described=ranges.described)
     sizes = {
         payload[_COMMUNICATOR]: payload[_RANKS]
         for payload in payloads.values()
@@ -287,7 +321,7 @@ def _calls(process: Process, ranges: Ranges, world_size: int | None) -> dict[int
     return found
 
 
-def _payloads(process: Process) -> dict[tuple[int, int], dict[str, int]]:
+def _payloads(process: Process, *, described: bool) -> dict[tuple[int, int], dict[str, int]]:
     """The payloads of ranges, by thread and start."""
     database, where = process.database, sql_of(process.where(NVTX))
     found: dict[tuple[int, int], dict[str, int]] = {}
@@ -297,7 +331,7 @@ def _payloads(process: Process) -> dict[tuple[int, int], dict[str, int]]:
         for thread, start, raw in database.rows(query):
             if payload := _unpacked(raw, fields):
                 found[thread, start] = payload
-    if database.has(NVTX, "jsonText", "start", "globalTid"):
+    if described and database.has(NVTX, "jsonText", "start", "globalTid"):
         query = f"SELECT globalTid, start, jsonText FROM {NVTX} WHERE jsonText LIKE '%{_COMMUNICATOR}%' AND {where}"
         for thread, start, text in database.rows(query):
             if payload := _parsed(text):

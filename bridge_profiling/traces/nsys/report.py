@@ -64,6 +64,10 @@ class Process:
         """Columns of integers of the process' rows: see `Database.columns`."""
         return self.database.columns(table, names, self.where(table))
 
+    def columns_and_unowned(self, table: str, owner: str, *names: str) -> tuple[dict[str, Integers], int]:
+        """The same, and how many of the table's rows are of no process, whose number is in `owner`."""
+        return self.database.columns_and_lost(table, names, self.where(table), {owner: ()})
+
 
 def processes(database: Database) -> list[Process]:
     """The processes with work on a device, by device; without any, those with ranges or CUDA calls."""

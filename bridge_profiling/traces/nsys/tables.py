@@ -45,9 +45,6 @@ from bridge_profiling.traces.nsys.events import (
 from bridge_profiling.traces.nsys.ranges import Ranges, operations, read_ranges
 from bridge_profiling.traces.nsys.report import (
     CALL,
-    COPY,
-    GRAPH,
-    KERNEL,
     THREAD_BITS,
     THREAD_MASK,
     Process,
@@ -55,8 +52,7 @@ from bridge_profiling.traces.nsys.report import (
     process_ranks,
     processes,
 )
-from bridge_profiling.traces.nsys.report import MEMSET as MEMSETS
-from bridge_profiling.traces.tables import NULL, BlockTables, Integers, build, coded_column, integer_column
+from bridge_profiling.traces.tables import NULL, BlockTables, Integers, build, coded_column, give_memory_back, integer_column
 from bridge_profiling.traces.types import LostRecords, RankInfo, RankSource, RankTables
 
 #: nsys' own work in which the profiler starts, stops or writes: an iteration around it is a boundary one.
@@ -107,6 +103,8 @@ def _read(database: Database, process: Process, info: RankInfo) -> RankTables:
     calls = read_calls(process, CALL, "unnamed call")
     last = max((int(ends.max()) for ends in (work.end_ns, calls.end_ns) if len(ends)), default=None)
     ranges = read_ranges(process, last)
+    if len(ranges) > _BLOCK_ROWS:
+        give_memory_back()
     if not len(work.start_ns) and not len(calls.start_ns) and not len(ranges):
         raise TraceError(f"{database.name} holds no events: nsys recorded nothing, or this is another kind of SQLite file")
     overhead = read_calls(process, "PROFILER_OVERHEAD", "profiler overhead")
@@ -134,11 +132,10 @@ def _read(database: Database, process: Process, info: RankInfo) -> RankTables:
     if memory := memory_columns(process, base):
         tables["cuda_memory"] = build("cuda_memory", info.rank, memory)
     info.caveats += [*wait_caveats, *iteration_caveats, *trace_caveats(info, tables, "NVTX iteration_N")]
-    work_of_none = sum(database.not_integers(table, {"globalPid": ()}) for table in (KERNEL, COPY, MEMSETS, GRAPH))
-    of_none = database.not_integers(CALL, {"globalTid": ()}) + ranges.lost
-    _add_caveats(database, info, work, calls, ranges, unusable=work_of_none + of_none)
-    lost = work.negative + work.unnamed + ambiguous + work_of_none
-    of_device = len(work.start_ns) + work.negative + work_of_none
+    of_none = calls.unowned + ranges.lost
+    _add_caveats(database, info, work, calls, ranges, unusable=work.unowned + of_none)
+    lost = work.negative + work.unnamed + ambiguous + work.unowned
+    of_device = len(work.start_ns) + work.negative + work.unowned
     add_lost(info, LostRecords(lost + calls.negative + of_none, lost, of_device), ambiguous)
     info.partial = info.error is not None
     host_events = _HostEvents(ranges, calls, overhead, operator, base, info.rank)
