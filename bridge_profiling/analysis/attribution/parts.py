@@ -164,7 +164,7 @@ def _lost(idle_causes: pa.Table) -> dict[tuple[int, str, int | None], dict[str, 
     """The loss of each iteration of each capture, by part. Time between two iterations belongs to neither of them."""
     found: dict[tuple[int, str, int | None], dict[str, float]] = defaultdict(lambda: defaultdict(float))
     inside = idle_causes.filter(pc.invert(idle_causes["between"]))
-    summed = inside.group_by(["rank", "source", "iteration", "cause"]).aggregate([("lost_us", "sum")])
+    summed = inside.group_by(["rank", "source", "iteration", "cause"], use_threads=False).aggregate([("lost_us", "sum")])
     for row in summed.to_pylist():
         found[row["rank"], row["source"], row["iteration"]][PART_OF_CAUSE[Cause(row["cause"])]] += row["lost_us_sum"]
     return found
