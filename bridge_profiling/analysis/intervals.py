@@ -245,6 +245,13 @@ def rows_of(column: pa.ChunkedArray, *values: str) -> NDArray[np.bool_]:
     return np.concatenate(found)
 
 
+def names_in(column: pa.ChunkedArray) -> list[str]:
+    """The names that a column can hold: all of its dictionaries. Looking which of them rows have takes 40 times as long."""
+    encoded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
+    names = dict.fromkeys(name for chunk in encoded.chunks for name in chunk.dictionary.to_pylist())
+    return [name for name in names if name is not None]
+
+
 def coded(column: pa.ChunkedArray) -> tuple[NDArray[np.int64], list[str | None]]:
     """A column of names as an index of each row, -1 for null, and the names."""
     encoded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -77,8 +78,11 @@ def scorecard(
             ("launches", launches),
         )
     }
-    of_roles = roles.filter(pc.equal(roles["source"], source)).group_by("role", use_threads=False)
-    role_us = {row["role"]: row["device_us_sum"] for row in of_roles.aggregate([("device_us", "sum")]).to_pylist()}
+    # Rank by rank, and without threads: a sum in another order has another last digit.
+    of_roles = roles.filter(pc.equal(roles["source"], source)).group_by(["rank", "role"], use_threads=False)
+    role_us: dict[str, float] = defaultdict(float)
+    for row in of_roles.aggregate([("device_us", "sum")]).to_pylist():
+        role_us[row["role"]] += row["device_us_sum"]
     hosts = host_iterations.to_pylist()
     if hosts and not mine["kernels"]:
         return pa.Table.from_pylist(

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from bridge_profiling.analysis.attribution.counters import MEASURES, Counted, means
 from bridge_profiling.analysis.attribution.launches import Threads, sums_inside
 from bridge_profiling.analysis.attribution.parts import counted_iterations
-from bridge_profiling.analysis.intervals import Nanoseconds, coded, rows_of
+from bridge_profiling.analysis.intervals import Nanoseconds, coded, names_in, rows_of
 from bridge_profiling.traces.tables import NULL, fields, to_int64
 
 #: Names that the hook and its integrations give to the phases of a step.
@@ -264,7 +264,7 @@ def _nodes(operators: _Ranges, names: list[str]) -> _Ranges:
 
 def _of_autograd(host_events: pa.Table) -> NDArray[np.bool_]:
     """Which events can be autograd's nodes, what these run, or what made them: a fifth of the operators."""
-    alike = {name: _without_hash(name) for name in host_events["name"].unique().to_pylist() if name}
+    alike = {name: _without_hash(name) for name in names_in(host_events["name"]) if name}
     matches = [match for name in alike.values() if (match := _NODE.match(name))]
     wanted = {each for match in matches for each in (match.string, match[1])}
     named = [name for name, text in alike.items() if text in wanted]
