@@ -34,12 +34,12 @@ def kernel_times(device_events: pa.Table) -> pa.Table:
     Columns: iteration; start_ns and end_ns: the first start and the last end of its kernels; the same of its compute kernels,
     null without any; compute_us: the time in which one of those ran.
     """
-    kernels = device_events.filter(pa.array(rows_of(device_events["kind"], "compute", "communication")))
-    start, end = (kernels[name].to_numpy() for name in ("start_ns", "end_ns"))
-    computes, iteration = rows_of(kernels["kind"], "compute"), to_int64(kernels["iteration"], WHOLE_CAPTURE)
+    start, end = (device_events[name].to_numpy() for name in ("start_ns", "end_ns"))
+    computes, communicates = (rows_of(device_events["kind"], kind) for kind in ("compute", "communication"))
+    kernels, iteration = computes | communicates, to_int64(device_events["iteration"], WHOLE_CAPTURE)
     rows = []
-    for number in np.unique(iteration).tolist():
-        mine = iteration == number
+    for number in np.unique(iteration[kernels]).tolist():
+        mine = kernels & (iteration == number)
         compute = mine & computes
         any_compute = bool(compute.any())
         rows.append(

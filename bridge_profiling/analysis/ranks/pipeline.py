@@ -253,17 +253,16 @@ def _exchanges(
 ) -> tuple[dict[int, _Place], dict[tuple[int, int], _Exchange], bool]:
     """Each rank's place, its exchanges by rank and iteration, and whether the pipelines are guessed."""
     rows = connection.sql(_EXCHANGES).to_arrow_table().to_pylist()
+    members_of = {text: ranks_of(text) or () for text in {row["group_ranks"] for row in rows}}
     stage_of = {info.rank: info.coordinates["pp"][0] for info in infos if info.coordinates and "pp" in info.coordinates}
     named = [row for row in rows if "pipeline" in (row["group"] or "").lower()]
-    across = [
-        row for row in rows if len({stage_of[rank] for rank in ranks_of(row["group_ranks"]) or () if rank in stage_of}) > 1
-    ]
+    across = [row for row in rows if len({stage_of[rank] for rank in members_of[row["group_ranks"]] if rank in stage_of}) > 1]
     chosen = across or named or rows
     places: dict[int, _Place] = {}
     exchanges: dict[tuple[int, int], _Exchange] = {}
     for row in chosen:
-        rank, members = row["rank"], ranks_of(row["group_ranks"])
-        if not members or rank not in members:
+        rank, members = row["rank"], members_of[row["group_ranks"]]
+        if rank not in members:
             continue
         places[rank] = _Place(row["group_ranks"], members.index(rank), len(members) - 1)
         exchange = exchanges.setdefault((rank, row["iteration"]), _Exchange())
