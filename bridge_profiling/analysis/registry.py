@@ -21,6 +21,7 @@ from bridge_profiling.analysis.attribution import (
     idle,
     idle_gaps,
     kernel_groups,
+    kernel_times,
     nsys_tables,
     operators,
     parts,
@@ -45,7 +46,7 @@ _DEVICE_EVENTS = Columns(
     (
         *("kind", "device", "stream", "start_ns", "end_ns", "iteration"),
         *("correlation", "operator", "launch_start_ns", "launch_end_ns", "launch_thread"),
-        *("bytes", "direction", "from_memory", "to_memory"),
+        *("bytes", "direction", "from_memory", "to_memory", "collective"),
     ),
     shared=True,
 )
@@ -73,6 +74,7 @@ _MEMORY_EVENTS = Columns("memory_events", ("time_ns", "thread", "device_type", "
 _KERNEL_NAMES = Columns("device_events", ("name",))
 _RANGE_NAMES = _chosen(counts.host_rows, "category", "name", "start_ns")
 _COLLECTIVES = Columns("collectives", ("iteration", "operation", "group", "group_name", "group_ranks", "message_bytes"))
+_COMMUNICATED = Columns("collectives", ("group_name", "group_ranks", "operation", "message_bytes", "collective"))
 _TIMED_RANGES = Collected(
     "host_events",
     ("category", "thread", "name", "start_ns", "end_ns", "sequence"),
@@ -93,7 +95,6 @@ _MEMORY = Derived(tables.memory_tables, (Given.DATABASE,))
 _MATCHED = SideTables(matching.match, (Given.DATABASE,))
 CLOCK_OFFSETS = Question("clock_offsets", "run", clocks.clock_offsets, (_MATCHED, Given.DATABASE, Given.INFOS))
 _WAITING = SideTables(communication.measure_waiting, (_MATCHED, Given.DATABASE, CLOCK_OFFSETS))
-_EXPOSURE = SideTables(communication.measure_exposure, (_MATCHED, Given.DATABASE))
 
 
 def _recorded(name: str) -> Callable[[tables.MemoryTables], Answer]:
@@ -114,9 +115,12 @@ KERNELS = Question("kernels", "source", device.kernels, (Given.DATABASE,))
 PRODUCTS = Question("products", "rank", products.products, (_SHAPED, _DEVICE_EVENTS, _KERNEL_NAMES, _COUNTED))
 BY_KERNEL = Question("counters_by_kernel", "rank", counters.by_kernel, (_COUNTED, _DEVICE_EVENTS, _KERNEL_NAMES))
 HOST_STEPS = Question("host_steps", "rank", host_steps.host_steps, (_HOST_EVENTS, _DEVICE_EVENTS, _ITERATIONS))
-RANKS = Question("ranks", "run", ranks.ranks, (_WAITING, Given.DATABASE, Given.INFOS))
+KERNEL_TIMES = Question("kernel_times", "rank", kernel_times.kernel_times, (_DEVICE_EVENTS,))
+EXPOSURE = Question("exposure", "rank", kernel_times.exposure, (_DEVICE_EVENTS, _COMMUNICATED, _WORK))
+_EXPOSURE = SideTables(communication.measure_exposure, (_MATCHED, Given.DATABASE, EXPOSURE, Given.INFOS))
+RANKS = Question("ranks", "run", ranks.ranks, (_WAITING, Given.DATABASE, Given.INFOS, ITERATIONS, KERNEL_TIMES))
 PIPELINE_BY_RANK = Question(
-    "pipeline_by_rank", "run", pipeline.pipeline_by_rank, (_WAITING, Given.DATABASE, Given.INFOS, CLOCK_OFFSETS)
+    "pipeline_by_rank", "run", pipeline.pipeline_by_rank, (_WAITING, Given.DATABASE, Given.INFOS, CLOCK_OFFSETS, KERNEL_TIMES)
 )
 
 MEMORY = Question("memory", "run", _recorded("summary"), (_MEMORY,))
@@ -135,6 +139,8 @@ QUESTIONS = {
         IDLE_GAPS,
         IDLE_CAUSES,
         COPIES,
+        KERNEL_TIMES,
+        EXPOSURE,
         Question("profiler_cost", "rank", profiler_cost.recorded, (_PROFILER, _SPANS, _ITERATIONS)),
         LAUNCHES,
         ROLES,
@@ -192,7 +198,7 @@ QUESTIONS = {
 }
 
 #: Small answers, computed whenever a capture's tables are loaded: together they cost less than loading the tables again.
-WITH_EVERY_PASS = (BREAKDOWN, ITERATIONS, IDLE_GAPS, COPIES)
+WITH_EVERY_PASS = (BREAKDOWN, ITERATIONS, IDLE_GAPS, COPIES, KERNEL_TIMES, EXPOSURE)
 
 #: Questions whose caveats are those of a run as a whole.
 WITH_CAVEATS = ("breakdown", "idle_gaps", "typical_iteration", "communication", "stragglers", "pipeline", "memory")

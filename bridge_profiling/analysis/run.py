@@ -174,6 +174,17 @@ class Run:
         """
         return self._answer(name, **options).table
 
+    def ask_of(self, rank: int, name: str, **options: Any) -> pa.Table:
+        """The answer about one rank, to a question about single captures. The other captures are not asked.
+
+        Args:
+            rank: a captured rank of the main source.
+            name: of the question.
+            options: keyword arguments of its function.
+        """
+        info = next(info for info in self.infos if (info.rank, info.source) == (rank, self.main_source))
+        return self._session.answer_of_rank(QUESTIONS[name].with_options(**options), info).table
+
     def prefetch(self, *names: str, **with_options: Mapping[str, Any]) -> None:
         """Read the captures once for several questions: each is then answered without another pass.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -73,12 +74,15 @@ def scorecard(
         for name, table in (
             ("attribution", attribution),
             ("iterations", iterations),
-            ("kernels", kernels),
+            ("kernels", kernels.select(["rank", "source", "kind", "name", "group", "total_us"])),
             ("launches", launches),
         )
     }
-    of_roles = roles.filter(pc.equal(roles["source"], source)).group_by("role").aggregate([("device_us", "sum")]).to_pylist()
-    role_us = {row["role"]: row["device_us_sum"] for row in of_roles}
+    # Rank by rank, and without threads: a sum in another order has another last digit.
+    of_roles = roles.filter(pc.equal(roles["source"], source)).group_by(["rank", "role"], use_threads=False)
+    role_us: dict[str, float] = defaultdict(float)
+    for row in of_roles.aggregate([("device_us", "sum")]).to_pylist():
+        role_us[row["role"]] += row["device_us_sum"]
     hosts = host_iterations.to_pylist()
     if hosts and not mine["kernels"]:
         return pa.Table.from_pylist(
@@ -86,6 +90,8 @@ def scorecard(
         )
     working = [row for row in mine["attribution"] if row["idle_us"] < row["duration_us"]]
     compute = [row for row in mine["kernels"] if row["kind"] == "compute"]
+    # Each distinct name is searched once: every rank has the same ones.
+    fused = {name for name in {row["name"] for row in compute} if FUSED_ATTENTION.search(name or "")}
     by_rank = {
         "device_busy": {row["rank"]: 1 - row["idle_us"] / row["duration_us"] for row in working if row["duration_us"]},
         "memory_headroom": _free(memory.to_pylist(), infos),
@@ -95,7 +101,7 @@ def scorecard(
     of_run = {
         "mixed_precision": _part(role_us.get("reduced", 0.0), role_us.get("fp32", 0.0) + role_us.get("tf32", 0.0)),
         "fused_attention": _part(
-            _time(compute, lambda row: bool(FUSED_ATTENTION.search(row["name"] or ""))),
+            _time(compute, lambda row: row["name"] in fused),
             role_us.get("attention_other", 0.0) + role_us.get("attention_product", 0.0),
         ),
         "fused_optimizer": _part(_time(compute, lambda row: row["group"] == "optimizer"), role_us.get("optimizer_sweep", 0.0)),

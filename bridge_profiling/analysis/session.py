@@ -6,6 +6,7 @@ This process holds answers, never a rank's tables.
 from __future__ import annotations
 
 import contextlib
+import os
 import tempfile
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,7 +15,9 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from bridge_profiling.analysis.kept_answers import KeptAnswers
 from bridge_profiling.analysis.questions import (
@@ -309,6 +312,19 @@ class Session:
             self._answers[asked] = self._of_each_source(asked) if of_each_source else self._evaluate(asked)
         return self._answers[asked]
 
+    def answer_of_rank(self, asked: Asked, info: RankInfo) -> Answer:
+        """The answer about one capture, by a question of scope `rank`. The other captures are not asked."""
+        if self._is_answered(asked):
+            table, caveats = self._answers[asked].table, self._answers[asked].caveats
+            mine = pc.and_(pc.equal(table["rank"], info.rank), pc.equal(table["source"], info.source))
+            return Answer(table.filter(mine), tuple(each for each in caveats if info.rank in each.ranks))
+        entry = next((result.entry for result in self.traces if result.info is info), None)
+        readable = entry if entry is not None and entry.is_dir() else None
+        captures = (each for each in self._captures if (each.rank, each.source) == (info.rank, info.source))
+        source = readable or next(captures, None)
+        tasks = [] if source is None else [RankTask(source, _names([asked]), self._parquet, Path(self._scratch.name))]
+        return self._all_of(0, asked, self._work(tasks))
+
     def _is_answered(self, asked: Asked) -> bool:
         """Whether the answer is known, now or from an earlier run of a command."""
         if asked not in self._answers and self._cached and (kept := self._kept and self._kept.get(asked)):
@@ -448,16 +464,23 @@ class Session:
         return sorted(done, key=lambda result: (result.info.rank, result.info.source))
 
     def _keep(self, asked: Sequence[Asked], results: Sequence[RankResult]) -> None:
-        # Without any result, the columns are those of a capture without events.
-        found = results or [RankResult(_NO_CAPTURE, None, _answers(RankTables(_NO_CAPTURE, {}), _names(asked)))]
         for place, each in enumerate(asked):
-            tables, caveats = [], []
-            for result in found:
-                answer, rank = result.answers[place], result.info.rank
-                tables.append(_labelled(answer.table, result.info))
-                caveats += [replace(caveat, ranks=(rank,)) for caveat in answer.caveats]
-            table = pa.concat_tables(tables)
-            self._answers[each] = Answer(table, tuple(caveats)) if results else Answer(table.slice(0, 0))
+            self._answers[each] = self._all_of(place, each, results)
+
+    @staticmethod
+    def _all_of(place: int, asked: Asked, results: Sequence[RankResult]) -> Answer:
+        """The answers of the results at a place as one."""
+        if not results:  # the columns are those of a capture without events
+            (empty,) = _answers(RankTables(_NO_CAPTURE, {}), _names([asked]))
+            return Answer(_together([_NO_CAPTURE], [empty.table]).slice(0, 0))
+        answers = [result.answers[place] for result in results]
+        table = _together([result.info for result in results], [answer.table for answer in answers])
+        caveats = (
+            replace(caveat, ranks=(result.info.rank,))
+            for result, answer in zip(results, answers, strict=True)
+            for caveat in answer.caveats
+        )
+        return Answer(table, tuple(caveats))
 
 
 def connect(entries: Sequence[Path], *, memory_limit: str = "1GB") -> duckdb.DuckDBPyConnection:
@@ -475,8 +498,10 @@ def connect(entries: Sequence[Path], *, memory_limit: str = "1GB") -> duckdb.Duc
     connection = duckdb.connect(config={"memory_limit": memory_limit, "temp_directory": str(spill)})
     # Its progress bar would be written into a notebook, or over ours.
     connection.execute("set enable_progress_bar = false")
+    # Each folder is listed once: to look for each table of a thousand ranks takes a second.
+    listed = [(str(entry), frozenset(os.listdir(entry))) for entry in entries]
     for name, schema in SCHEMAS.items():
-        files = [str(path) for entry in entries if (path := entry / f"{name}.parquet").is_file()]
+        files = [os.path.join(entry, f"{name}.parquet") for entry, names in listed if f"{name}.parquet" in names]
         if files:
             connection.read_parquet(files).create_view(name)
         else:
@@ -502,10 +527,15 @@ def _names(asked: Iterable[Asked]) -> tuple[tuple[str, dict[str, Any]], ...]:
     return tuple((each.question.name, dict(each.options)) for each in asked)
 
 
-def _labelled(table: pa.Table, info: RankInfo) -> pa.Table:
-    """A table with the capture's rank and source as its first columns."""
-    rank, source = (pa.repeat(value, table.num_rows) for value in (pa.scalar(info.rank, pa.int32()), info.source))
-    return table.add_column(0, "source", source).add_column(0, "rank", rank)
+def _together(infos: Sequence[RankInfo], tables: Sequence[pa.Table]) -> pa.Table:
+    """The rows of all captures, with the capture's rank and source as the first columns."""
+    # One chunk: each filter of a table with a chunk for every rank took milliseconds.
+    table = pa.concat_tables(tables).combine_chunks()
+    place = np.repeat(np.arange(len(tables)), [each.num_rows for each in tables])
+    labels = {"source": pa.array([info.source for info in infos]), "rank": pa.array([info.rank for info in infos], pa.int32())}
+    for name, values in labels.items():
+        table = table.add_column(0, name, values.take(pa.array(place)))
+    return table
 
 
 def _load(task: RankTask) -> tuple[RankTables, Path | None]:

@@ -11,6 +11,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from bridge_profiling.analysis import Run
 from bridge_profiling.analysis.attribution.device import ranks_without_work
 from bridge_profiling.analysis.attribution.parts import BY_ACTIVITY, BY_CAUSE
@@ -28,14 +31,14 @@ from bridge_profiling.report import (
     words,
 )
 from bridge_profiling.report.findings_view import Pictures, findings_view
-from bridge_profiling.report.flame_graph_view import LEAST_SHARE, flame_graph_section
+from bridge_profiling.report.flame_graph_view import flame_graph_section
 from bridge_profiling.report.timeline import Timeline, iteration_name, timeline_of
 from bridge_profiling.report.verdict import Summary, verdict
 from bridge_profiling.report.views import Cell, FigureView, FindingView, PageView, SectionView, TableView, Target
 from bridge_profiling.traces.types import RankInfo
 
 #: Questions of a page to each capture in addition to those of `summarize`, with options.
-ALSO_ASKED: dict[str, dict[str, Any]] = {"flame_graph": {"least_share": LEAST_SHARE}, "longest_calls": {}}
+ALSO_ASKED: dict[str, dict[str, Any]] = {"longest_calls": {}}
 
 Rows = list[dict[str, Any]]
 
@@ -109,7 +112,7 @@ def run_tables(run: Run) -> list[TableView]:
         phases_view.of_run(run.phases().to_pylist(), _TERMINAL_ROWS, of_device=not all_on_cpu),
         tables.kernel_groups(run.kernel_groups().to_pylist()),
         tables.kernels(run.kernels(by_rank=False).to_pylist(), _TERMINAL_ROWS),
-        tables.operators(run.operators().to_pylist(), _TERMINAL_ROWS),
+        tables.operators(run.operators(), _TERMINAL_ROWS),
         products_view.matrix_products(run.matrix_products().to_pylist(), _TERMINAL_ROWS),
         tables.communication(run.communication().to_pylist(), iterations, _TERMINAL_ROWS),
         message_sizes_view.communication_by_size(run.communication(by_size=True).to_pylist(), iterations, _TERMINAL_ROWS),
@@ -155,7 +158,6 @@ def page_view(run: Run, summary: Summary, output: Path) -> PageView:
         "pipeline": run.pipeline().to_pylist(),
         "pipeline_waits": run.pipeline_waits().to_pylist(),
         "kernels": [row for row in run.kernels(by_rank=False).to_pylist() if row["source"] == summary.source],
-        "operators": [row for row in run.operators().to_pylist() if row["source"] == summary.source],
         "memory": run.memory().to_pylist(),
     }
     pictures = Pictures(
@@ -170,7 +172,7 @@ def page_view(run: Run, summary: Summary, output: Path) -> PageView:
     work = [
         tables.kernel_groups(groups),
         tables.kernels(rows["kernels"], _MOST_ROWS),
-        tables.operators(rows["operators"], _MOST_ROWS, _longest_calls(run, timeline)),
+        tables.operators(_of_source(run.operators(), summary), _MOST_ROWS, _longest_calls(run, timeline)),
         products_view.matrix_products(products, _MOST_ROWS),
         tables.system_calls(run.system_calls().to_pylist(), _MOST_ROWS),
         measurements.wall_clock(manifests),
@@ -223,6 +225,11 @@ def page_view(run: Run, summary: Summary, output: Path) -> PageView:
     )
 
 
+def _of_source(table: pa.Table, summary: Summary) -> pa.Table:
+    """The rows from the profiler that captured the most ranks."""
+    return table.filter(pc.equal(table["source"], summary.source))
+
+
 def _with_python(section: SectionView, summary: Summary) -> SectionView:
     """The section with the line of Python behind each of its tables."""
     found = [
@@ -250,7 +257,9 @@ def _longest_calls(run: Run, timeline: Timeline) -> dict[str, Target]:
     found: dict[str, Target] = {}
     if not timeline.segments:
         return found
-    rows = [row for row in run.ask("longest_calls").to_pylist() if row["source"] == run.main_source]
+    calls = run.ask("longest_calls")
+    shown = pc.is_in(calls["rank"], pa.array(timeline.ranks, pa.int32()))
+    rows = calls.filter(pc.and_(pc.equal(calls["source"], run.main_source), shown)).to_pylist()
     for row in sorted(rows, key=lambda row: -row["duration_us"]):
         if row["name"] not in found and (place := timeline.target_at(row["rank"], row["start_ns"], row["duration_us"])):
             found[row["name"]] = place

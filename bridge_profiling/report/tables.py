@@ -7,6 +7,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
+import pyarrow as pa
+
 from bridge_profiling.analysis.attribution.operators import MEMORY
 from bridge_profiling.analysis.attribution.parts import BY_ACTIVITY
 from bridge_profiling.layout import number_ranges
@@ -179,33 +181,33 @@ def kernel_groups(rows: Rows) -> TableView:
     return table("kernel-groups", title, ordered, columns, name_last=True)
 
 
-def operators(rows: Rows, count: int, places: Mapping[str, Target] = NOWHERE) -> TableView:
-    """Rows of `Run.operators`, those of all ranks added up; `places`: where the timeline shows each name."""
-    found: dict[str, dict[str, Any]] = {}
-    for row in rows:
-        new = {"name": row["name"], "max_us": 0.0, "module": None}
-        sums = found.setdefault(row["name"], new | dict.fromkeys(_SUMMED, 0))
-        sums.update({name: sums[name] + (row[name] or 0) for name in _SUMMED}, max_us=max(sums["max_us"], row["max_us"]))
-        sums["module"] = sums["module"] or row["module"]
-    shown, note = most(sorted(found.values(), key=lambda row: (-row["self_us"], row["name"])), count)
+def operators(of_ranks: pa.Table, count: int, places: Mapping[str, Target] = NOWHERE) -> TableView:
+    """`Run.operators`, the rows of all ranks added up; `places`: where the timeline shows each name."""
+    # Without threads, which would add fractions in any order. A hundred rows of each of many ranks are slow as objects.
+    summed = of_ranks.group_by("name", use_threads=False)
+    added = summed.aggregate([*((name, "sum") for name in _SUMMED), ("max_us", "max"), ("module", "first")])
+    columns_of = {**{f"{name}_sum": name for name in _SUMMED}, "max_us_max": "max_us", "module_first": "module"}
+    rows = added.rename_columns([columns_of.get(name, name) for name in added.column_names]).to_pylist()
+    found = [row | {name: row[name] or 0 for name in _SUMMED} for row in rows]
+    shown, note = most(sorted(found, key=lambda row: (-row["self_us"], row["name"])), count)
     of_device = {"own device ms": ms("device_self_us"), "device ms": ms("device_total_us")}
     of_memory = {
         heading: of(f"{where}_memory_self_bytes", words.memory)
         for where, heading in (("cpu", "own host memory"), ("device", "own device memory"))
-        if any(row[f"{where}_memory_self_bytes"] for row in found.values())
+        if any(row[f"{where}_memory_self_bytes"] for row in found)
     }
     columns = {
         "count": of("count"),
         "own ms": ms("self_us"),
         "total ms": ms("total_us"),
-        **(of_device if any(row["device_total_us"] for row in found.values()) else {}),
+        **(of_device if any(row["device_total_us"] for row in found) else {}),
         "longest µs": of("max_us", _MICROSECONDS),
         **of_memory,
-        **({"module": lambda row: row["module"] or ""} if any(row["module"] for row in found.values()) else {}),
+        **({"module": lambda row: row["module"] or ""} if any(row["module"] for row in found) else {}),
         **({"longest": lambda row: Cell("", target=places.get(row["name"]))} if places else {}),
         "name": lambda row: words.short(row["name"]),
     }
-    title = f"Host operators of {words.ranks(sorted({row['rank'] for row in rows}))}, over the whole capture"
+    title = f"Host operators of {words.ranks(sorted(set(of_ranks['rank'].to_pylist())))}, over the whole capture"
     return table("operators", title, shown, columns, name_last=True, filters=[], sorted_by=1, note=note)
 
 

@@ -12,7 +12,7 @@ from bridge_profiling.analysis.attribution.device import Windows, device_work
 from bridge_profiling.analysis.attribution.idle import Cause
 from bridge_profiling.analysis.attribution.idle_gaps import PROMPT_NS, gaps
 from bridge_profiling.analysis.attribution.parts import attribution, steady, typical_iteration
-from bridge_profiling.analysis.intervals import outermost, parents, union
+from bridge_profiling.analysis.intervals import Lanes, outermost, parents, union
 from bridge_profiling.analysis.session import RankQuestions
 from tests.analysis.ranks_in_hand import answer, rank, span, values, work
 
@@ -304,3 +304,22 @@ def test_waiting_is_taken_from_communication_and_never_more_than_it(waiting_us, 
 
 def test_a_range_that_ends_with_the_one_around_it_is_inside_it() -> None:
     assert outermost(np.array([10, 10, 12])).tolist() == [True, False, True]
+
+
+def test_sets_of_several_lanes_on_one_axis_are_those_of_each_lane():
+    generator = np.random.default_rng(0)
+    first, last = np.array([1_000, -50, 7]), np.array([1_400, 500, 7])  # the last lane is empty
+    lane = generator.integers(0, 3, 200)
+    begin = first[lane] + generator.integers(-50, 500, 200)
+    end = begin + generator.integers(0, 20, 200)
+    lanes = Lanes(first, last)
+    every = lanes.union(lane, begin, end)
+    inside = every.within_ns(lanes.start_ns, lanes.end_ns)
+    for number in range(3):
+        mine = lane == number
+        alone = union(np.clip(begin[mine], first[number], last[number]), np.clip(end[mine], first[number], last[number]))
+        here = lanes.lane_of(every.start_ns) == number
+        shift = lanes.start_ns[number] - first[number]
+        assert (every.start_ns[here] - shift).tolist() == alone.start_ns.tolist()
+        assert (every.end_ns[here] - shift).tolist() == alone.end_ns.tolist()
+        assert inside[number] == alone.total_ns

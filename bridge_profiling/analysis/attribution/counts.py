@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from bridge_profiling.analysis.intervals import coded, rows_of
+from bridge_profiling.analysis.intervals import coded, names_in, rows_of
 from bridge_profiling.traces.tables import fields, to_int64
 
 #: Ranges that count passes and steps, by the beginning of their names.
@@ -31,7 +31,7 @@ def collective_sizes(collectives: pa.Table) -> pa.Table:
 
 def host_rows(host_events: pa.Table) -> NDArray[np.bool_]:
     """Which host events `loop_counts` reads."""
-    names = [name for name in host_events["name"].unique().to_pylist() if name]
+    names = names_in(host_events["name"])
     return rows_of(host_events["name"], *(name for name in names if name.startswith(tuple(_RANGES.values()))))
 
 

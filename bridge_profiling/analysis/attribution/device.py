@@ -264,15 +264,24 @@ def copies(device_events: pa.Table) -> pa.Table:
     )
 
 
+# The events of all ranks are read once for both answers.
+_KERNEL_SUMS = """
+create temp table if not exists kernel_sums as
+select rank, kind, backend, name, count(*) as count, sum(end_ns - start_ns)::bigint as total_ns,
+    min(end_ns - start_ns) as min_ns, max(end_ns - start_ns) as max_ns
+from device_events
+where kind in ('compute', 'communication')
+    and not (iteration is null and launch_start_ns is null and rank in (select rank from iterations))
+group by all
+"""
+
 _KERNELS = """
-    select {rank} kind, backend, name, count(*) as count,
-        sum(end_ns - start_ns)::bigint / 1000 as total_us,
-        sum(end_ns - start_ns)::bigint / count(*) / 1000 as mean_us,
-        min(end_ns - start_ns) / 1000 as min_us,
-        max(end_ns - start_ns) / 1000 as max_us
-    from device_events
-    where kind in ('compute', 'communication')
-        and not (iteration is null and launch_start_ns is null and rank in (select rank from iterations))
+    select {rank} kind, backend, name, sum(count)::bigint as count,
+        sum(total_ns)::bigint / 1000 as total_us,
+        sum(total_ns)::bigint / sum(count)::bigint / 1000 as mean_us,
+        min(min_ns) / 1000 as min_us,
+        max(max_ns) / 1000 as max_us
+    from kernel_sums
     group by all
     order by {rank} total_us desc, name
 """
@@ -283,6 +292,7 @@ def kernels(connection: duckdb.DuckDBPyConnection, *, by_rank: bool = True) -> p
 
     Where iterations are marked, kernels that were in the device's queue when the capture began are left out.
     """
+    connection.execute(_KERNEL_SUMS)
     found = connection.sql(_KERNELS.format(rank="rank," if by_rank else "")).to_arrow_table()
     kinds, names = (found[column].cast(pa.string()).to_pylist() for column in ("kind", "name"))
     groups = [group_of(name or "", kind) for kind, name in zip(kinds, names, strict=True)]

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from bridge_profiling.analysis.attribution import kernel_names
 from bridge_profiling.analysis.attribution.device import IdleGaps
 from bridge_profiling.analysis.attribution.host import Operators
-from bridge_profiling.analysis.intervals import Intervals, Nanoseconds, coded, outermost, rows_of
+from bridge_profiling.analysis.intervals import Intervals, Nanoseconds, coded, names_in, outermost, rows_of
 from bridge_profiling.traces.tables import NULL, fields, to_int64
 
 #: Kernels in a row that make a sweep over parameters. A block of a transformer has at most 20 between two matrix products.
@@ -166,7 +166,7 @@ class _Kernels:
 
 def host_rows(host_events: pa.Table) -> NDArray[np.bool_]:
     """Which host events `device_roles` reads: ranges of optimizers, nodes of the backward pass, forward operators."""
-    names = [name for name in host_events["name"].unique().to_pylist() if name]
+    names = names_in(host_events["name"])
     named = [name for name in names if name.startswith((_OPTIMIZER, _BACKWARD))]
     return rows_of(host_events["category"], "annotation", "operator") & rows_of(host_events["name"], *named, *_FORWARD)
 

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from bridge_profiling.analysis.intervals import EMPTY, Intervals, Nanoseconds, coded, outermost, rows_of, union
+from bridge_profiling.analysis.intervals import EMPTY, Intervals, Nanoseconds, coded, names_in, outermost, rows_of, union
 from bridge_profiling.analysis.questions import Chosen
 from bridge_profiling.traces.joins import places, start_order
 from bridge_profiling.traces.tables import NULL, to_int64
@@ -403,8 +403,7 @@ def _durations_ns(host_events: Iterable[pa.Table], name: str, threads: Sequence[
 
 def _matching(host_events: pa.Table, rows: NDArray[np.bool_], expression: str) -> Ranges:
     """The outermost of the ranges whose name matches. Compares each distinct name once."""
-    names = host_events["name"].unique().to_pylist()
-    matching = [name for name in names if name is not None and _matches(expression, name)]
+    matching = [name for name in names_in(host_events["name"]) if _matches(expression, name)]
     if not matching:
         return NO_RANGES
     return outermost_ranges(host_events, rows & rows_of(host_events["name"], *matching))

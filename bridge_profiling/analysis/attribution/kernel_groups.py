@@ -67,7 +67,8 @@ def kernel_groups(kernels: pa.Table, copies: pa.Table) -> pa.Table:
         different names in it, and `names`: those with the most time. Communication has a group for each operation.
     """
     sums: dict[tuple[int, str, str], list[Any]] = defaultdict(lambda: [0, 0.0, {}])
-    rows = [(row, group_of(row["name"] or "", row["kind"])) for row in kernels.to_pylist()]
+    read = kernels.select(["rank", "source", "name", "group", "count", "total_us"])
+    rows = [(row, row["group"]) for row in read.to_pylist()]
     rows += [
         ({**row, "name": f"{row['direction']} {row['from_memory']} to {row['to_memory']}"}, COPY) for row in copies.to_pylist()
     ]

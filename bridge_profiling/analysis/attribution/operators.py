@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from bridge_profiling.analysis.attribution.launches import launched_inside, sums_inside
-from bridge_profiling.analysis.intervals import coded, parents, rows_of, self_times_ns
+from bridge_profiling.analysis.intervals import coded, names_in, parents, rows_of, self_times_ns
 from bridge_profiling.traces.tables import NULL, fields, to_int64
 
 #: A step and its unit, as fully_shard names its ranges, and our integrations those of libraries that name none.
@@ -168,8 +168,7 @@ def longest_calls(host_events: pa.Table) -> pa.Table:
 
 def _modules(host_events: pa.Table, operators: NDArray[np.bool_]) -> pa.Array:
     """For each operator, the innermost module that was open on its thread when it started."""
-    named = host_events["name"].unique().to_pylist()
-    modules = {name: match[1] for name in named if (match := _MODULE.fullmatch(name or ""))}
+    modules = {name: match[1] for name in names_in(host_events["name"]) if (match := _MODULE.fullmatch(name))}
     of_module = rows_of(host_events["category"], "python") & rows_of(host_events["name"], *modules) if modules else None
     if of_module is None or not of_module.any():
         return pa.nulls(int(operators.sum()), pa.string())

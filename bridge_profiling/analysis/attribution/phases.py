@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from bridge_profiling.analysis.attribution.counters import MEASURES, Counted, means
 from bridge_profiling.analysis.attribution.launches import Threads, sums_inside
 from bridge_profiling.analysis.attribution.parts import counted_iterations
-from bridge_profiling.analysis.intervals import Nanoseconds, coded, rows_of
+from bridge_profiling.analysis.intervals import Nanoseconds, coded, names_in, rows_of
 from bridge_profiling.traces.tables import NULL, fields, to_int64
 
 #: Names that the hook and its integrations give to the phases of a step.
@@ -79,7 +79,7 @@ class HostRows:
         operators = rows_of(host_events["category"], "operator")
         found = _of_autograd(host_events, self._functions)
         numbered = np.flatnonzero(found & operators & host_events["sequence"].is_valid().to_numpy())
-        names = [name for name in host_events["name"].unique().to_pylist() if name]
+        names = names_in(host_events["name"])
         kept = [name for name in names if _OF_NODE.match(text := _without_hash(name)) or text in self._functions]
         numbered = numbered[~rows_of(host_events["name"], *kept)[numbered]]
         # Of a number's operators the last one counts: a fifth of them.
@@ -296,7 +296,7 @@ def _of_autograd(host_events: pa.Table, functions: set[str]) -> NDArray[np.bool_
     Args:
         functions: those that the nodes of earlier events run; these events' are added.
     """
-    alike = {name: _without_hash(name) for name in host_events["name"].unique().to_pylist() if name}
+    alike = {name: _without_hash(name) for name in names_in(host_events["name"])}
     matches = [match for name in alike.values() if (match := _NODE.match(name))]
     functions |= {match[1] for match in matches if match[1]}
     wanted = {match.string for match in matches} | functions

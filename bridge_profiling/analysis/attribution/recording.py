@@ -10,7 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from bridge_profiling.analysis.attribution.host import FREEING, SYNCHRONIZING, launching_threads, on_threads
-from bridge_profiling.analysis.intervals import Intervals, Nanoseconds, by_thread, rows_of, union
+from bridge_profiling.analysis.intervals import Intervals, Nanoseconds, by_thread, names_in, rows_of, union
 from bridge_profiling.traces.tables import to_int64
 
 #: Columns of host events that are read.
@@ -100,7 +100,7 @@ class Recorded:
         rows = np.flatnonzero((kind <= OWN) & on_threads(block, self._threads))
         kind = kind[rows]
         start, end, thread = (to_int64(block[name])[rows] for name in ("start_ns", "end_ns", "thread"))
-        names = [name for name in block["name"].unique().to_pylist() if name]
+        names = names_in(block["name"])
         called = kind == CATEGORIES.index("runtime")
         full = (end - start >= _MAY_WAIT_NS) & rows_of(block["name"], *filter(_MAY_WAIT.search, names))[rows]
         waits = called & (full | rows_of(block["name"], *SYNCHRONIZING, *FREEING)[rows])

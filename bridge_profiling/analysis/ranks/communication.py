@@ -14,11 +14,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from bridge_profiling.analysis.caveats import caveat
-from bridge_profiling.analysis.intervals import rows_of, union
 from bridge_profiling.analysis.questions import Answer
 from bridge_profiling.analysis.ranks.groups import with_dimensions
 from bridge_profiling.bench.results import BUS_OPERATIONS, bus_factor
@@ -26,6 +25,9 @@ from bridge_profiling.traces.types import Caveat, RankInfo
 
 if TYPE_CHECKING:
     import duckdb
+
+#: Rows of several ranks that are worked on together. More exceed the processor's cache.
+_SOME_ROWS = 1 << 16
 
 #: Rows per batch of a streamed query.
 _BATCH_ROWS = 1 << 17
@@ -164,15 +166,26 @@ def communication_by_rank(connection: duckdb.DuckDBPyConnection) -> pa.Table:
     return connection.sql(_BY_RANK).to_arrow_table()
 
 
-def measure_exposure(connection: duckdb.DuckDBPyConnection) -> tuple[Caveat, ...]:
-    """Create the table `exposure`: time of each group's communication that nothing else hides. Needs `matching.match`.
+def measure_exposure(
+    connection: duckdb.DuckDBPyConnection, exposure: pa.Table, infos: Sequence[RankInfo]
+) -> tuple[Caveat, ...]:
+    """Create the table `exposure` from the answer of that name: time of each group's communication that nothing else hides.
 
-    Columns: group_id, operation, message_bytes, rank, exposed_us, overlapped_us.
+    Columns: group_id (as of `matching.match`), operation, message_bytes, rank, exposed_us, overlapped_us.
     """
-    connection.register("exposure_rows", _exposure(connection))
-    connection.execute("create or replace temp table exposure as select * from exposure_rows")
+    connection.register("exposure_rows", exposure.filter(pc.equal(exposure["source"], source_of(infos))))
+    connection.execute(
+        """create or replace temp table exposure as
+        select hash(group_name, group_ranks) as group_id, operation, message_bytes, rank, exposed_us, overlapped_us
+        from exposure_rows"""
+    )
     connection.unregister("exposure_rows")
     return ()
+
+
+def source_of(infos: Sequence[RankInfo]) -> str:
+    """The profiler of the captures that are compared."""
+    return infos[0].source if infos else "kineto"
 
 
 def rank_by_rank(connection: duckdb.DuckDBPyConnection, query: str) -> Iterator[tuple[int, pa.Table]]:
@@ -200,43 +213,24 @@ def rank_by_rank(connection: duckdb.DuckDBPyConnection, query: str) -> Iterator[
         yield rank, pa.Table.from_batches(kept)
 
 
-def _exposure(connection: duckdb.DuckDBPyConnection) -> pa.Table:
-    """The rows of `exposure`."""
-    operations = rank_by_rank(
-        connection.cursor(), "select rank, collective, group_id, operation, message_bytes from operations"
-    )
-    work = rank_by_rank(connection.cursor(), "select rank, kind, start_ns, end_ns, collective from device_events")
-    rows: list[tuple[int, str, int | None, int, float, float]] = []
-    current = next(operations, None)
-    for rank, events in work:
-        while current is not None and current[0] != rank:
-            current = next(operations, None)
-        if current is None:
-            break
-        rows += _exposed(rank, events, current[1])
-    names = ("group_id", "operation", "message_bytes", "rank", "exposed_us", "overlapped_us")
-    kinds = (pa.uint64(), pa.string(), pa.int64(), pa.int32(), pa.float64(), pa.float64())
-    columns = list(zip(*rows, strict=True)) or [()] * len(names)
-    return pa.table({name: pa.array(column, kind) for name, column, kind in zip(names, columns, kinds, strict=True)})
+def some_ranks(connection: duckdb.DuckDBPyConnection, query: str) -> Iterator[pa.Table]:
+    """Rows of a query, all of some ranks at a time: so many that arrays pay off, and that memory does not grow with the ranks.
 
-
-def _exposed(rank: int, events: pa.Table, operations: pa.Table) -> list[tuple[int, str, int | None, int, float, float]]:
-    start, end = events["start_ns"].to_numpy(), events["end_ns"].to_numpy()
-    communicates = rows_of(events["kind"], "communication")
-    computes = rows_of(events["kind"], "compute")
-    compute = union(start[computes], end[computes])
-    other = union(start[~communicates], end[~communicates])
-    collective = events["collective"].fill_null(-1).to_numpy()
-    keys = list(zip(*(operations[name].to_pylist() for name in ("group_id", "operation", "message_bytes")), strict=True))
-    codes: dict[tuple[int, str, int | None], int] = {}
-    code = np.array([codes.setdefault(key, len(codes)) for key in keys], np.int64)
-    of_collective = np.full(max(int(collective.max(initial=-1)), max(operations["collective"].to_pylist(), default=-1)) + 2, -1)
-    of_collective[operations["collective"].to_numpy()] = code
-    mine = of_collective[collective]
-    found = []
-    for key, number in codes.items():
-        rows = mine == number
-        time = union(start[rows], end[rows])
-        hidden_ns, overlapped_ns = (int(each.within_ns(time.start_ns, time.end_ns).sum()) for each in (other, compute))
-        found.append((*key, rank, (time.total_ns - hidden_ns) / 1e3, overlapped_ns / 1e3))
-    return found
+    Args:
+        connection: runs nothing else until the rows are read; pass a cursor if it does.
+        query: has `rank` as its first column, with the rows of each rank together.
+    """
+    kept: list[pa.RecordBatch] = []
+    count = 0
+    for batch in connection.sql(query).fetch_record_batch(_BATCH_ROWS):  # a batch is at most one file, thus one rank
+        if count >= _SOME_ROWS:
+            other = batch.column(0).to_numpy() != kept[-1].column(0)[-1].as_py()
+            if other.any():
+                first = int(other.argmax())
+                yield pa.Table.from_batches([*kept, batch.slice(0, first)])
+                kept, count, batch = [], 0, batch.slice(first)
+        if batch.num_rows:
+            kept.append(batch)
+            count += batch.num_rows
+    if kept:
+        yield pa.Table.from_batches(kept)

@@ -16,18 +16,20 @@ https://arxiv.org/abs/2104.04473).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from bridge_profiling.analysis.caveats import caveat
-from bridge_profiling.analysis.intervals import EMPTY, Intervals, grouped, rows_of, union, window
+from bridge_profiling.analysis.intervals import EMPTY, Intervals, Lanes, grouped, run_starts, union
 from bridge_profiling.analysis.questions import Answer
-from bridge_profiling.analysis.ranks.communication import rank_by_rank
+from bridge_profiling.analysis.ranks.communication import some_ranks, source_of
 from bridge_profiling.analysis.ranks.matching import POINT_TO_POINT
 from bridge_profiling.traces.joins import ranks_of
 from bridge_profiling.traces.tables import fields
@@ -54,22 +56,21 @@ select rank, iteration, min(first_ns) filter (first_ns >= last_ns) as over_ns
 from exchanged join others using (rank, iteration) group by all
 """
 
-_COMPUTED = """
-select rank, iteration, min(start_ns) as first_ns, max(end_ns) as last_ns from device_events
-where kind = 'compute' and iteration is not null group by all
-"""
-
 _STAGE_WAITS = """
 select rank, waits_for, iteration, count(*), sum(wait_ns)::bigint from waiting
 where point_to_point and rank <> waits_for and wait_ns > 0 group by all
 """
 
-# One query for all ranks: one for each would read the tables of all ranks each time.
+# One query for all ranks, as the next one: one for each would read the tables of all ranks each time.
 _WAITS = f"""
 select operations.rank, operations.start_ns,
     operations.start_ns + coalesce(wait_ns, operations.end_ns - operations.start_ns) as end_ns, waits_for,
     operations.operation in {POINT_TO_POINT} as exchange
 from operations left join waiting using (rank, collective) order by operations.rank
+"""
+
+_EVENTS = """
+select rank, start_ns, end_ns, kind = 'compute' as computing, coalesce(collective, -1) as collective from device_events
 """
 
 _BETWEEN_STAGES = pa.schema(
@@ -189,12 +190,17 @@ def pipeline_by_rank(
     connection: duckdb.DuckDBPyConnection,
     infos: Sequence[RankInfo],
     clock_offsets: pa.Table,
+    kernel_times: pa.Table,
     *,
     microbatches: int | None = None,
 ) -> Answer:
     """Each rank's part in its pipeline, per iteration. Needs `measure_waiting`.
 
     Args:
+        connection: the run's tables.
+        infos: of the ranks.
+        clock_offsets: the answer of that name.
+        kernel_times: the answer of that name.
         microbatches: per iteration; None counts the messages that the first stage sends.
 
     Returns:
@@ -205,29 +211,31 @@ def pipeline_by_rank(
     if not places:
         return Answer(_RANKS.empty_table())
     offsets = dict(zip(clock_offsets["rank"].to_pylist(), clock_offsets["offset_ns"].to_pylist(), strict=True))
-    spans, unclear = _spans(connection, places, offsets)
+    times = kernel_times.filter(pc.equal(kernel_times["source"], source_of(infos)))
+    spans, unclear = _spans(connection, times.to_pylist(), places, offsets)
     counts, interleaved = ({}, False) if microbatches else _microbatches(places, exchanges)
     edge = set(connection.execute("select rank, iteration from iterations where boundary").fetchall())
     rows: list[dict[str, Any]] = []
     waiting = _waiting(connection, places)
-    query = "select rank, kind, start_ns, end_ns, iteration, collective from device_events"
-    for rank, events in rank_by_rank(connection.cursor(), query):
-        if rank not in places:
-            continue
-        place, shift, work = places[rank], offsets.get(rank, 0), _Work.of(events)
-        for iteration, (begin_ns, end_ns) in spans.get(place.pipeline, {}).items():
-            exchange = exchanges.get((rank, iteration))
-            if exchange is None:
-                continue
+    for events in some_ranks(connection.cursor(), _EVENTS):
+        lanes, work = [], _Work.of(events)
+        for rank, place in ((rank, places[rank]) for rank in work.rows if rank in places):
+            shift = offsets.get(rank, 0)
+            lanes += [
+                _Lane(rank, iteration, place, exchanges[rank, iteration], begin_ns - shift, end_ns - shift)
+                for iteration, (begin_ns, end_ns) in spans.get(place.pipeline, {}).items()
+                if (rank, iteration) in exchanges
+            ]
+        for lane, times_us in zip(lanes, _bubbles(work, waiting, lanes), strict=True):
             rows.append(
                 {
-                    "iteration": iteration,
-                    "rank": rank,
-                    "stage": place.stage,
-                    "pipeline": place.pipeline,
-                    "boundary": (rank, iteration) in edge,
-                    "microbatches": microbatches or counts.get((place.pipeline, iteration)),
-                    **_bubble(work, waiting.get(rank, EMPTY), exchange, place, window(begin_ns - shift, end_ns - shift)),
+                    "iteration": lane.iteration,
+                    "rank": lane.rank,
+                    "stage": lane.place.stage,
+                    "pipeline": lane.place.pipeline,
+                    "boundary": (lane.rank, lane.iteration) in edge,
+                    "microbatches": microbatches or counts.get((lane.place.pipeline, lane.iteration)),
+                    **dict(zip(_TIMES, times_us, strict=True)),
                 }
             )
     rows.sort(key=lambda row: (row["iteration"], row["pipeline"], row["stage"]))
@@ -245,17 +253,16 @@ def _exchanges(
 ) -> tuple[dict[int, _Place], dict[tuple[int, int], _Exchange], bool]:
     """Each rank's place, its exchanges by rank and iteration, and whether the pipelines are guessed."""
     rows = connection.sql(_EXCHANGES).to_arrow_table().to_pylist()
+    members_of = {text: ranks_of(text) or () for text in {row["group_ranks"] for row in rows}}
     stage_of = {info.rank: info.coordinates["pp"][0] for info in infos if info.coordinates and "pp" in info.coordinates}
     named = [row for row in rows if "pipeline" in (row["group"] or "").lower()]
-    across = [
-        row for row in rows if len({stage_of[rank] for rank in ranks_of(row["group_ranks"]) or () if rank in stage_of}) > 1
-    ]
+    across = [row for row in rows if len({stage_of[rank] for rank in members_of[row["group_ranks"]] if rank in stage_of}) > 1]
     chosen = across or named or rows
     places: dict[int, _Place] = {}
     exchanges: dict[tuple[int, int], _Exchange] = {}
     for row in chosen:
-        rank, members = row["rank"], ranks_of(row["group_ranks"])
-        if not members or rank not in members:
+        rank, members = row["rank"], members_of[row["group_ranks"]]
+        if rank not in members:
             continue
         places[rank] = _Place(row["group_ranks"], members.index(rank), len(members) - 1)
         exchange = exchanges.setdefault((rank, row["iteration"]), _Exchange())
@@ -273,14 +280,18 @@ def _exchanges(
 
 
 def _spans(
-    connection: duckdb.DuckDBPyConnection, places: dict[int, _Place], offsets: dict[int, int]
+    connection: duckdb.DuckDBPyConnection,
+    kernel_times: list[dict[str, Any]],
+    places: dict[int, _Place],
+    offsets: dict[int, int],
 ) -> tuple[dict[str, dict[int, tuple[int, int]]], bool]:
     """Begin and end of each pipeline's iterations on the common clock, and whether the end of some rank is unclear."""
     over = {(rank, iteration): time for rank, iteration, time in connection.execute(_OVER).fetchall() if time is not None}
     found: dict[str, dict[int, tuple[int, int]]] = {}
     unclear = False
-    for rank, iteration, first_ns, last_ns in connection.execute(_COMPUTED).fetchall():
-        if rank not in places:
+    for row in kernel_times:
+        rank, iteration, first_ns, last_ns = (row[name] for name in ("rank", "iteration", "compute_start_ns", "compute_end_ns"))
+        if rank not in places or iteration is None or first_ns is None:
             continue
         unclear |= (rank, iteration) not in over
         begin, end = first_ns + offsets.get(rank, 0), over.get((rank, iteration), last_ns) + offsets.get(rank, 0)
@@ -314,49 +325,86 @@ def _waiting(connection: duckdb.DuckDBPyConnection, places: dict[int, _Place]) -
             return exchange
         return waits_for != rank and (waits_for not in places or places[waits_for].stage != places[rank].stage)
 
-    found = {}
-    for rank, rows in rank_by_rank(connection, _WAITS):
-        if rank in places:
-            columns = (rows[name].to_pylist() for name in ("waits_for", "exchange"))
-            waits = np.array([across(rank, *row) for row in zip(*columns, strict=True)], bool)
-            found[rank] = union(rows["start_ns"].to_numpy()[waits], rows["end_ns"].to_numpy()[waits])
-    return found
+    rows = connection.sql(_WAITS).to_arrow_table()
+    columns = (rows[name].to_pylist() for name in ("rank", "waits_for", "exchange"))
+    waits = np.array([rank in places and across(rank, *row) for rank, *row in zip(*columns, strict=True)], bool)
+    rank, start, end = (rows[name].to_numpy()[waits] for name in ("rank", "start_ns", "end_ns"))
+    begins = run_starts(rank)
+    pieces = (np.split(times, begins[1:]) for times in (start, end))
+    return {one: union(*times) for one, *times in zip(rank[begins].tolist(), *pieces, strict=True)} if len(rank) else {}
+
+
+class _Lane(NamedTuple):
+    """A rank's part in its pipeline's time of one iteration, on the rank's own clock."""
+
+    rank: int
+    iteration: int
+    place: _Place
+    exchange: _Exchange
+    begin_ns: int
+    end_ns: int
 
 
 class _Work(NamedTuple):
-    """A rank's device events."""
+    """Device events of some ranks."""
 
+    rows: dict[int, slice]  # of each rank
     start_ns: NDArray[np.int64]
     end_ns: NDArray[np.int64]
     computing: NDArray[np.bool_]
-    collective: NDArray[np.int64]  # negative for other work
+    collective: NDArray[np.int64]  # -1 for other work
 
     @classmethod
     def of(cls, events: pa.Table) -> _Work:
-        return cls(
-            start_ns=events["start_ns"].to_numpy(),
-            end_ns=events["end_ns"].to_numpy(),
-            computing=rows_of(events["kind"], "compute"),
-            collective=events["collective"].fill_null(-1).to_numpy(),
-        )
+        rank, start, end, computing, collective = (column.to_numpy() for column in events.columns)
+        bounds = [*run_starts(rank).tolist(), len(rank)]
+        rows = {int(rank[begin]): slice(begin, until) for begin, until in pairwise(bounds)}
+        return cls(rows, start, end, computing.astype(bool), collective.astype(np.int64))
+
+    def near(self, lane: _Lane) -> NDArray[np.int64]:
+        """Rows of the lane's rank that overlap its time."""
+        mine = self.rows[lane.rank]
+        found = (self.end_ns[mine] > lane.begin_ns) & (self.start_ns[mine] < lane.end_ns)
+        return np.flatnonzero(found) + mine.start
 
 
-def _bubble(events: _Work, waiting: Intervals, exchange: _Exchange, place: _Place, whole: Intervals) -> dict[str, float]:
-    """A rank's bubble within the pipeline's time of one iteration."""
-    begin_ns, end_ns = int(whole.start_ns[0]), int(whole.end_ns[0])
-    near = (events.end_ns > begin_ns) & (events.start_ns < end_ns)
-    start, end, computing = events.start_ns[near], events.end_ns[near], events.computing[near]
-    exchanging = np.isin(events.collective[near], exchange.collectives)
-    compute = union(start[computing], end[computing]) & whole
-    work = ((union(start[~exchanging], end[~exchanging]) - waiting) & whole) | compute
-    first = int(work.start_ns[0]) if len(work) else end_ns
-    final = int(work.end_ns[-1]) if len(work) else end_ns
-    bubble = ((waiting & whole) | window(begin_ns, first) | window(final, end_ns)) - work
-    filled, drained = _phases(exchange, place, begin_ns, end_ns)
-    parts = [bubble & window(*part) for part in ((begin_ns, filled), (filled, drained), (drained, end_ns))]
-    times_ns = [each.total_ns for each in (whole, compute, bubble, *parts)]
-    times_ns.append(whole.total_ns - bubble.total_ns - work.total_ns)
-    return {name: time_ns / 1e3 for name, time_ns in zip(_TIMES, times_ns, strict=True)}
+def _bubbles(events: _Work, waits: dict[int, Intervals], lanes: list[_Lane]) -> list[tuple[float, ...]]:
+    """`_TIMES` of each lane. All lanes are computed together: hundreds of ranks have few events each."""
+    if not lanes:
+        return []
+    axis = Lanes(*(np.array([getattr(lane, name) for lane in lanes], np.int64) for name in ("begin_ns", "end_ns")))
+    every = np.arange(len(lanes))
+    begin, end = axis.start_ns, axis.end_ns
+
+    def repeated(pieces: Sequence[Sized]) -> NDArray[np.int64]:
+        return np.repeat(every, [len(piece) for piece in pieces])
+
+    pieces = [events.near(lane) for lane in lanes]
+    rows, of_row = np.concatenate(pieces), repeated(pieces)
+    start, until, computing = events.start_ns[rows], events.end_ns[rows], events.computing[rows]
+    collectives = [lane.exchange.collectives for lane in lanes]
+    # Numbers of a rank's collectives, made different for each lane.
+    numbers = max(int(events.collective.max()), max(max(each) for each in collectives)) + 2
+    exchanges = repeated(collectives) * numbers + np.concatenate([np.array(each, np.int64) for each in collectives])
+    exchanging = np.isin(of_row * numbers + events.collective[rows], exchanges) & (events.collective[rows] >= 0)
+    waited = [waits.get(lane.rank, EMPTY) for lane in lanes]
+    waiting = axis.union(
+        repeated(waited), np.concatenate([each.start_ns for each in waited]), np.concatenate([each.end_ns for each in waited])
+    )
+    compute = axis.union(of_row[computing], start[computing], until[computing])
+    work = (axis.union(of_row[~exchanging], start[~exchanging], until[~exchanging]) - waiting) | compute
+    # Begin of the first and end of the last work; the lane's end without any.
+    bounds = np.searchsorted(work.start_ns, begin), np.searchsorted(work.start_ns, end)
+    some = bounds[1] > bounds[0]
+    first, final = end.copy(), end.copy()
+    first[some], final[some] = work.start_ns[bounds[0][some]], work.end_ns[bounds[1][some] - 1]
+    bubble = (waiting | union(begin, first) | union(final, end)) - work
+    phases = [_phases(lane.exchange, lane.place, lane.begin_ns, lane.end_ns) for lane in lanes]
+    filled, drained = (axis.place(every, np.array(times, np.int64)) for times in zip(*phases, strict=True))
+    spent = [end - begin, compute.within_ns(begin, end), bubble.within_ns(begin, end)]
+    spent += [bubble.within_ns(*part) for part in ((begin, filled), (filled, drained), (drained, end))]
+    spent.append(spent[0] - spent[2] - work.within_ns(begin, end))
+    return list(zip(*((each / 1e3).tolist() for each in spent), strict=True))
 
 
 def _phases(exchange: _Exchange, place: _Place, begin_ns: int, end_ns: int) -> tuple[int, int]:

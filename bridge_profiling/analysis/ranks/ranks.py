@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from bridge_profiling.analysis.attribution.device import WHOLE_CAPTURE, Windows
-from bridge_profiling.analysis.attribution.device import windows as device_windows
+from bridge_profiling.analysis.attribution.device import WHOLE_CAPTURE
 from bridge_profiling.analysis.attribution.parts import ENOUGH_ITERATIONS, steady_iterations
 from bridge_profiling.analysis.caveats import caveat
-from bridge_profiling.analysis.intervals import EMPTY, Intervals, grouped, rows_of, union
+from bridge_profiling.analysis.intervals import Lanes, grouped, run_starts
 from bridge_profiling.analysis.questions import Answer
-from bridge_profiling.analysis.ranks.communication import rank_by_rank
+from bridge_profiling.analysis.ranks.communication import some_ranks, source_of
 from bridge_profiling.traces.tables import fields
 
 if TYPE_CHECKING:
@@ -41,9 +41,9 @@ select iteration, rank, waits_for, sum(wait_ns) / 1e3 as wait_us, count(*) as op
 from waiting where rank <> waits_for group by all having wait_us > 0 order by iteration, rank, waits_for
 """
 
-# One query for all ranks: one for each would read the waiting of all ranks each time.
-_WAITS_OF_RANKS = """
-select rank, iteration, start_ns, start_ns + wait_ns as end_ns from waiting where waits_for <> rank order by rank
+_WAITS_OF_RANKS = f"""
+select rank, coalesce(iteration, {WHOLE_CAPTURE}) as iteration, start_ns, start_ns + wait_ns as end_ns
+from waiting where waits_for <> rank order by rank, iteration
 """
 
 _WAITED_FOR = """
@@ -66,10 +66,6 @@ with began as (
 select began.rank, (start_ns + offset_ns - min(start_ns + offset_ns) over ()) / 1e3 as capture_start_us, offset_ns / 1e3 as
     clock_offset_us, median_late_us, coalesce(times_last, 0) as times_last, coalesce(operations, 0) as operations
 from began join offsets using (rank) left join lateness using (rank) order by began.rank
-"""
-
-_MARKED = """
-select rank, iteration, start_ns, end_ns, coalesce(boundary, false) as boundary from iterations order by rank, start_ns
 """
 
 _RANKS = pa.schema(
@@ -103,8 +99,16 @@ def waits(connection: duckdb.DuckDBPyConnection) -> pa.Table:
     return connection.sql(_WAITS).to_arrow_table()
 
 
-def ranks(connection: duckdb.DuckDBPyConnection, infos: Sequence[RankInfo]) -> Answer:
+def ranks(
+    connection: duckdb.DuckDBPyConnection, infos: Sequence[RankInfo], iterations: pa.Table, kernel_times: pa.Table
+) -> Answer:
     """Each rank's iterations, with the slowest and the fastest rank of each. Needs `measure_waiting`.
+
+    Args:
+        connection: the run's tables.
+        infos: of the ranks.
+        iterations: the answer of that name.
+        kernel_times: the answer of that name.
 
     Returns:
         A row per iteration and rank: iteration (null for a capture without any, which counts as one), rank, boundary,
@@ -113,13 +117,12 @@ def ranks(connection: duckdb.DuckDBPyConnection, infos: Sequence[RankInfo]) -> A
         other ranks waited for it), place: `slowest`, `fastest` or null. The last four are null for a rank whose communication
         could not be matched, or whose capture lost too much to be judged.
     """
-    windows = dict(rank_by_rank(connection, _MARKED))
+    windows, kernels = (grouped(_of_source(table, infos), "rank") for table in (iterations, kernel_times))
     waited_for = {(row[0], row[1]): row[2] for row in connection.execute(_WAITED_FOR).fetchall()}
     rows: list[dict[str, Any]] = []
-    query = "select rank, kind, start_ns, end_ns, iteration from device_events where kind in ('compute', 'communication')"
-    waited = _waited(connection)
-    for rank, events in rank_by_rank(connection.cursor(), query):
-        rows += _iterations(rank, windows.pop(rank, None), events, waited)
+    alone_ns = _waited_alone_ns(connection)
+    for rank, mine in kernels.items():
+        rows += _iterations(rank, windows.pop(rank, []), mine, alone_ns)
     unjudged = {info.rank for info in infos if not info.judged}
     incomparable = {row[0] for row in connection.execute(_INCOMPARABLE).fetchall()}
     rows.sort(key=lambda row: (-1 if row["iteration"] is None else row["iteration"], row["rank"]))
@@ -214,48 +217,62 @@ def verdict(stragglers: pa.Table) -> str:
     return {0: "none", 1: "occasional"}.get(words.count("sometimes"), "rotating")
 
 
-def _waited(connection: duckdb.DuckDBPyConnection) -> dict[tuple[int, int], Intervals]:
-    """When each rank waited for another one, by rank and iteration."""
-    found = {}
-    for rank, rows in rank_by_rank(connection, _WAITS_OF_RANKS):
-        iteration = rows["iteration"].fill_null(WHOLE_CAPTURE).to_numpy()
-        for number in np.unique(iteration).tolist():
-            here = iteration == number
-            found[rank, number] = union(rows["start_ns"].to_numpy()[here], rows["end_ns"].to_numpy()[here])
-    return found
+def _of_source(table: pa.Table, infos: Sequence[RankInfo]) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = table.filter(pc.equal(table["source"], source_of(infos))).to_pylist()
+    return rows
+
+
+def _waited_alone_ns(connection: duckdb.DuckDBPyConnection) -> dict[tuple[int, int], int]:
+    """How long each rank waited for other ones without computing, by rank and iteration."""
+    waits = connection.sql(_WAITS_OF_RANKS).to_arrow_table()
+    if not waits.num_rows:
+        return {}
+    rank, iteration, start, end = (column.to_numpy() for column in waits.columns)
+    change = (rank[1:] != rank[:-1]) | (iteration[1:] != iteration[:-1])
+    first = np.flatnonzero(np.append(True, change))
+    lane = np.repeat(np.arange(len(first)), np.diff(np.append(first, len(rank))))
+    lanes = Lanes(np.minimum.reduceat(start, first), np.maximum.reduceat(end, first))
+    waited = lanes.union(lane, start, end)
+    lane = lanes.lane_of(waited.start_ns)
+    # On the rank's own clock again, where its compute is.
+    to_clock = np.minimum.reduceat(start, first) - lanes.start_ns
+    begin, until, of_rank = waited.start_ns + to_clock[lane], waited.end_ns + to_clock[lane], rank[first][lane]
+    alone = until - begin
+    query = "select rank, start_ns, end_ns from device_events where kind = 'compute'"
+    for events in some_ranks(connection.cursor(), query):
+        of_event, start, end = (column.to_numpy() for column in events.columns)
+        begins = run_starts(of_event)
+        ranks, place = of_event[begins], np.repeat(np.arange(len(begins)), np.diff(np.append(begins, len(of_event))))
+        axis = Lanes(np.minimum.reduceat(start, begins), np.maximum.reduceat(end, begins))
+        compute = axis.union(place, start, end)
+        mine = np.flatnonzero(np.isin(of_rank, ranks))
+        by_rank = np.argsort(ranks)
+        where = by_rank[np.searchsorted(ranks[by_rank], of_rank[mine])]
+        alone[mine] -= compute.within_ns(axis.place(where, begin[mine]), axis.place(where, until[mine]))
+    summed = np.zeros(len(first), np.int64)
+    np.add.at(summed, lane, alone)
+    return dict(zip(zip(rank[first].tolist(), iteration[first].tolist(), strict=True), summed.tolist(), strict=True))
 
 
 def _iterations(
-    rank: int, marked: pa.Table | None, events: pa.Table, waits: Mapping[tuple[int, int], Intervals]
-) -> list[dict[str, Any]]:
-    computing = rows_of(events["kind"], "compute")
-    start, end = events["start_ns"].to_numpy()[computing], events["end_ns"].to_numpy()[computing]
-    of_event = events["iteration"].fill_null(WHOLE_CAPTURE).to_numpy()[computing]
-    compute = union(start, end)
-    if marked is not None:
-        windows = device_windows(marked, events)
-    else:
-        begins, ends = (events[name].to_numpy() for name in ("start_ns", "end_ns"))
-        windows = Windows.whole(Intervals(begins.min(keepdims=True), ends.max(keepdims=True)))
-    rows = []
-    for iteration, boundary, start_ns, end_ns in zip(
-        windows.iteration.tolist(), windows.boundary.tolist(), windows.start_ns.tolist(), windows.end_ns.tolist(), strict=True
-    ):
-        here = of_event == iteration
-        waited = waits.get((rank, iteration), EMPTY)
-        alone_ns = waited.total_ns - int(compute.within_ns(waited.start_ns, waited.end_ns).sum())
-        rows.append(
-            {
-                "iteration": None if iteration == WHOLE_CAPTURE else iteration,
-                "rank": rank,
-                "boundary": boundary,
-                "duration_us": (end_ns - start_ns) / 1e3,
-                "compute_us": union(start[here], end[here]).total_ns / 1e3,
-                "waiting_us": alone_ns / 1e3,
-                "own_us": (end_ns - start_ns - alone_ns) / 1e3,
-            }
-        )
-    return rows
+    rank: int, windows: list[dict[str, Any]], kernels: list[dict[str, Any]], alone_ns: Mapping[tuple[int, int], int]
+) -> Iterator[dict[str, Any]]:
+    if not windows:
+        start_ns, end_ns = min(row["start_ns"] for row in kernels), max(row["end_ns"] for row in kernels)
+        windows = [{"iteration": None, "boundary": False, "start_ns": start_ns, "end_ns": end_ns}]
+    compute_us = {row["iteration"]: row["compute_us"] for row in kernels}
+    for row in windows:
+        number, duration_ns = row["iteration"], row["end_ns"] - row["start_ns"]
+        waited_ns = alone_ns.get((rank, WHOLE_CAPTURE if number is None else number), 0)
+        yield {
+            "iteration": number,
+            "rank": rank,
+            "boundary": row["boundary"] or False,
+            "duration_us": duration_ns / 1e3,
+            "compute_us": compute_us.get(number, 0.0),
+            "waiting_us": waited_ns / 1e3,
+            "own_us": (duration_ns - waited_ns) / 1e3,
+        }
 
 
 def _place(rows: list[dict[str, Any]]) -> None:

@@ -25,6 +25,9 @@ MAX_PART_BYTES = 64 << 20
 
 _SEARCH_BYTES = 1 << 16
 
+#: Nearly every event is smaller.
+_EVENT_BYTES = 1 << 12
+
 _START = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BARE_ARRAY = re.compile(rb"(?:\xef\xbb\xbf)?\s*\[")
 
@@ -115,9 +118,10 @@ class Stream:
 
 def _last_separator(text: bytearray) -> re.Match[bytes] | None:
     """The last place between two events, searched from the end."""
-    low = max(len(text) - _SEARCH_BYTES, 0)
+    reach = _EVENT_BYTES
     while True:
+        low = max(len(text) - reach, 0)
         found = deque(SEPARATOR.finditer(text, low), maxlen=1)
         if found or low == 0:
             return found[0] if found else None
-        low = max(low - 16 * _SEARCH_BYTES, 0)
+        reach *= 16
