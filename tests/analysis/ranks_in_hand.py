@@ -2,7 +2,7 @@
 
 import pyarrow as pa
 
-from bridge_profiling.analysis.session import RankQuestions
+from bridge_profiling.analysis.one_rank import RankQuestions
 from bridge_profiling.traces import cache
 from bridge_profiling.traces.tables import SCHEMAS, build
 from bridge_profiling.traces.types import RankInfo, RankTables

@@ -13,7 +13,7 @@ from bridge_profiling.analysis.attribution.idle import Cause
 from bridge_profiling.analysis.attribution.idle_gaps import PROMPT_NS, gaps
 from bridge_profiling.analysis.attribution.parts import attribution, steady, typical_iteration
 from bridge_profiling.analysis.intervals import Lanes, outermost, parents, union
-from bridge_profiling.analysis.session import RankQuestions
+from bridge_profiling.analysis.one_rank import RankQuestions
 from tests.analysis.ranks_in_hand import answer, rank, span, values, work
 
 _BOUND = 40

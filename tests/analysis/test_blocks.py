@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from bridge_profiling.analysis.one_rank import RankQuestions
 from bridge_profiling.analysis.registry import QUESTIONS
-from bridge_profiling.analysis.session import RankQuestions
 from bridge_profiling.traces import cache
 from bridge_profiling.traces.discover import find_run
 from tests.analysis.ranks_in_hand import rank, span, work

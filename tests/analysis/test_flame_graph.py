@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge_profiling.analysis import stacks as stacks_module
-from bridge_profiling.analysis.session import RankQuestions
+from bridge_profiling.analysis.one_rank import RankQuestions
 from bridge_profiling.analysis.stacks import stacks
 from tests.analysis.ranks_in_hand import answer, rank, values, work
 

@@ -222,7 +222,7 @@ def _summed(kernels: pa.Table, roles: list[str], names: list[str | None]) -> pa.
     times = ("device", "own", "short", "idle")
     sums = [("device", "count"), ("start_ns", "first"), *((name, "sum") for name in times)]
     table = kernels.group_by(["role", "iteration", "name"], use_threads=False).aggregate(sums)
-    table = table.sort_by([("role", "ascending"), ("device_sum", "descending")])
+    table = table.sort_by([("role", "ascending"), ("device_sum", "descending"), ("start_ns_first", "ascending")])
     role = pa.array(roles, pa.string()).take(table["role"].combine_chunks())
     return pa.table(
         {"iteration": table["iteration"], "role": role, "name": pa.array(names, pa.string()).take(table["name"])}
