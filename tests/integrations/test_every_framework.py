@@ -73,8 +73,7 @@ STEP = ["forward", "backward", "optimizer"]
 
 
 @pytest.fixture
-def loop(tmp_path, monkeypatch):
-    monkeypatch.delenv("BRIDGE_PROFILING_DIR", raising=False)
+def loop(tmp_path):
     return Loop(tmp_path)
 
 

@@ -17,7 +17,7 @@ import psutil
 ROOT = Path(__file__).resolve().parents[2]
 
 #: What would make a job believe that it is part of another, or change what it captures.
-FOREIGN = ("BRIDGE_PROFILING", "MASTER_", "NRL_", "PLANTED", "RANK", "SLURM", "TORCHELASTIC", "WORLD_SIZE")
+FOREIGN = ("BRIDGE_PROFILING", "LOCAL_RANK", "MASTER_", "NRL_", "PLANTED", "RANK", "SLURM", "TORCHELASTIC", "WORLD_SIZE")
 
 
 def environment(nsys: Path | None = None, **more: str) -> dict[str, str]:
