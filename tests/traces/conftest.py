@@ -39,6 +39,7 @@ def write_trace(tmp_path):
             content = json.dumps(content)
         raw = content.encode() if isinstance(content, str) else content
         path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
         path.write_bytes(gzip.compress(raw) if name.endswith(".gz") else raw)
         return path
 
