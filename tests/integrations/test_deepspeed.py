@@ -17,21 +17,11 @@ pytestmark = [pytest.mark.system, pytest.mark.needs("deepspeed")]
 PARAMETERS = (32 * 64 + 64) + (64 * 4 + 4)
 
 
-@pytest.fixture(scope="module")
-def on_cpu():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DS_ACCELERATOR", "cpu")
-        yield
+@pytest.fixture(autouse=True)
+def _on_cpu(monkeypatch):
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
 
 
-@pytest.fixture(scope="module")
-def cases(tmp_path_factory, on_cpu):
-    folder = tmp_path_factory.mktemp("cases")
-    run_ranks(every_case, folder, folder=folder, ranks=2, check=True)
-    return folder
-
-
-@pytest.mark.usefixtures("on_cpu")
 def test_the_example_is_captured_whole_and_its_manifest_has_what_deepspeed_measures(tmp_path):
     example = ExampleRun("deepspeed_zero.py", tmp_path)
     micro_batch = ["host-to-device", "forward", "backward"]
@@ -62,8 +52,9 @@ def test_the_example_is_captured_whole_and_its_manifest_has_what_deepspeed_measu
     assert "wall_clock_breakdown is on" in framework["notes"][0]
 
 
-def test_zero_3_is_captured_with_deepspeeds_own_ranges(cases):
-    captured = Captured(cases / "zero3", "iter-3-5")
+def test_zero_3_is_captured_with_deepspeeds_own_ranges_and_an_epochs_end_shares_an_iteration_with_the_next(tmp_path):
+    run_ranks(every_case, tmp_path, folder=tmp_path, ranks=2, check=True)
+    captured = Captured(tmp_path / "zero3", "iter-3-5")
     for rank in (0, 1):
         assert captured.manifest(rank)["framework"]["zero_stage"] == 3
         found = captured.ranges(rank)
@@ -72,9 +63,7 @@ def test_zero_3_is_captured_with_deepspeeds_own_ranges(cases):
         step = ["forward", "backward", "optimizer"]
         assert captured.phases(rank) == {3: [*step, "data-loading"], 4: [*step, "checkpoint", "data-loading"]}
 
-
-def test_an_epoch_that_ends_between_two_steps_shares_an_iteration_with_the_next(cases):
-    captured = Captured(cases / "epochs", "iter-3-5")
+    captured = Captured(tmp_path / "epochs", "iter-3-5")
     manifest = captured.manifest()
     assert (manifest["status"], manifest["captured"]["iterations"]) == ("complete", [3, 4])
     # Five batches an epoch, two a step: iteration 2 has the first epoch's last one and the second's first.

@@ -56,17 +56,13 @@ def one_rank(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def one(one_rank):
-    return one_rank[1]
-
-
-@pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory):
     folder = tmp_path_factory.mktemp("two_ranks")
     return folder, run_cases(folder, TWO_RANKS, ranks=2)[0]
 
 
-def test_a_process_without_a_launcher_trains_alone_and_evaluations_and_watching_change_no_bit_of_any_loss(one):
+def test_a_process_without_a_launcher_trains_alone_and_evaluations_and_watching_change_no_bit_of_any_loss(one_rank):
+    one = one_rank[1]
     for name in ("plain", "masked", "llama"):
         assert list(one[name].train) == list(range(6))
         assert one[name].values[-1] < one[name].values[0] - 0.2
@@ -107,8 +103,8 @@ def test_every_phase_is_named_and_an_evaluation_inside_the_window(one_rank):
     assert [names.count(phase) for phase in ("forward-backward", "data-loading")] == [2, 16]
 
 
-def test_a_layout_gives_the_losses_of_one_rank_and_pipeline_stages_train_and_evaluate_together(one, two_ranks):
-    losses = two_ranks[1]
+def test_a_layout_gives_the_losses_of_one_rank_and_pipeline_stages_train_and_evaluate_together(one_rank, two_ranks):
+    one, losses = one_rank[1], two_ranks[1]
     for layout in ("dp_overlapped", "tp"):
         assert losses[layout].values == pytest.approx(one["plain"].values, abs=5e-5)
     for layout in ("pp", "pp_interleaved"):

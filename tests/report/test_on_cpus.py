@@ -29,20 +29,6 @@ def _rank(loading_us, computing_us, arrive_us, loading):
     return events
 
 
-@pytest.fixture
-def run(tmp_path, write_trace, run_of):
-    """Opens a run of two ranks: how long each loads data, and computes."""
-
-    def make(*times_us, loading=LOADER):
-        arrive_us = max(sum(times) for times in times_us)
-        for rank, (loading_us, computing_us) in enumerate(times_us):
-            trace = _rank(loading_us, computing_us, arrive_us, loading)
-            write_trace(trace, f"run/rank-{rank}.json.gz", distributedInfo={"rank": rank})
-        return run_of(tmp_path / "run")
-
-    return make
-
-
 @pytest.mark.parametrize(
     ("times_us", "finding", "headline"),
     [
@@ -52,8 +38,12 @@ def run(tmp_path, write_trace, run_of):
         (((1_000, 10_000), (1_000, 10_000)), None, "Nothing to change was found."),
     ],
 )
-def test_the_late_rank_and_its_cause_are_named(run, tmp_path, times_us, finding, headline):
-    opened = run(*times_us, loading="save_checkpoint" if "Saving" in headline else LOADER)
+def test_the_late_rank_and_its_cause_are_named(tmp_path, write_trace, run_of, times_us, finding, headline):
+    """Of two ranks, by how long each loads data, or saves, and computes."""
+    for rank, times in enumerate(times_us):
+        trace = _rank(*times, max(map(sum, times_us)), "save_checkpoint" if "Saving" in headline else LOADER)
+        write_trace(trace, f"run/rank-{rank}.json.gz", distributedInfo={"rank": rank})
+    opened = run_of(tmp_path / "run")
     summary = summarize(opened)
     said = verdict(summary)
     assert said.headline.startswith(headline)

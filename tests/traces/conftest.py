@@ -1,6 +1,5 @@
 """Writes small traces and reports, reads them, and knows where the real captures lie."""
 
-import functools
 import gzip
 import json
 import os
@@ -72,9 +71,3 @@ def captures():
     if not path.is_dir():
         pytest.skip(f"the real captures are not in {path}: BRIDGE_PROFILING_CAPTURES names their place")
     return path
-
-
-@pytest.fixture(scope="session")
-def decoded(captures):
-    """The tables of a real Kineto trace, `tp2_dp2/rank-0` for example, which is read once."""
-    return functools.cache(lambda name: kineto.read(captures / "kineto" / f"{name}.json.gz"))
