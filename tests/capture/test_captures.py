@@ -13,7 +13,8 @@ from bridge_profiling.capture.torch_profiler import TorchProfiler
 from bridge_profiling.config import Window
 from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.manifest import find_captures
-from tests.capture.conftest import raising, read_trace
+from tests.capture.conftest import raising
+from tests.integrations.captured import read_trace
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from bridge_profiling.report.schemas import schema_text
-from tests.analysis.compared_runs import WrittenRun
+from tests.analysis.compared_runs import WrittenRun, quiet
 from tests.cli.conftest import write
 from tests.report.published import problems
 
@@ -36,8 +36,8 @@ def test_what_is_printed_fits_the_schema_and_says_what_could_be_judged(typed, fo
         write(folder / run / "rank-2.json.gz", 2, cut=0)
     write(folder / "cpu" / "rank-0.json.gz", 0, device=False)
     WrittenRun(marked=False).write(folder / "unmarked")
-    WrittenRun(ranks=2, unprofiled_ms=[5.0, 5.01, 4.99, 5.02, 5.0]).write(folder / "base")
-    WrittenRun(ranks=2, unprofiled_ms=[6.0, 6.01, 5.99, 6.02, 6.0], kernels={"gemm": [400.0]}).write(folder / "slower")
+    quiet(ranks=2).write(folder / "base")
+    quiet(1.2, ranks=2, kernels={"gemm": [400.0]}).write(folder / "slower")
     command, *_ = line.split()
     document = json.loads(typed(*line.split(), "--json").stdout)
     assert problems(command, document) == []

@@ -12,6 +12,17 @@ PHASES = (
 )
 
 
+def read_trace(path: Path) -> dict:
+    with gzip.open(path, "rt") as file:
+        return json.load(file)
+
+
+def iterations_in(events: list[dict]) -> list[int]:
+    """The iterations of a trace in the order in which they ran, each time that it ran."""
+    steps = [event for event in events if event.get("ph") == "X" and event["name"].startswith("ProfilerStep#")]
+    return [int(step["name"].removeprefix("ProfilerStep#")) for step in sorted(steps, key=lambda step: step["ts"])]
+
+
 class Captured:
     """The captures of one window below `root`."""
 
@@ -23,9 +34,8 @@ class Captured:
 
     def events(self, rank: int = 0) -> list[dict]:
         """The complete events of a trace, in the order of their begin."""
-        with gzip.open(self.root / "torch" / self._folder / f"rank-{rank}.pt.trace.json.gz", "rt") as file:
-            events = [event for event in json.load(file)["traceEvents"] if event.get("ph") == "X"]
-        return sorted(events, key=lambda event: event["ts"])
+        trace = read_trace(self.root / "torch" / self._folder / f"rank-{rank}.pt.trace.json.gz")
+        return sorted((event for event in trace["traceEvents"] if event.get("ph") == "X"), key=lambda event: event["ts"])
 
     def ranges(self, rank: int = 0) -> list[str]:
         """Names of the ranges in a trace, in order."""
