@@ -1,7 +1,5 @@
 """The batch scripts that NeMo-Run would submit, and golden files: UPDATE_GOLDEN=1 writes these anew, for `git diff`."""
 
-from __future__ import annotations
-
 import io
 import os
 import re

@@ -1,7 +1,5 @@
 """`section.field=value` and YAML files over any tree of dataclasses: what is accepted, what is refused and how."""
 
-from __future__ import annotations
-
 import enum
 import functools
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Reads what a training left in its output directory: the manifests, and the iterations and phases in the traces."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

@@ -4,8 +4,6 @@ Each test reads what a small GPT has left on two CPU ranks: see `bridge_pretrain
 that of the Python which the variable BRIDGE_PYTHON names.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The examples of DDP, the FSDP wrapper and fully_shard on two ranks: the window, the phases, and the units."""
 
-from __future__ import annotations
-
 import pytest
 
 from bridge_profiling.analysis import Run

@@ -1,7 +1,5 @@
 """DeepSpeed on two CPU ranks: the example, ZeRO's stages, and what DeepSpeed measures itself."""
 
-from __future__ import annotations
-
 import importlib.metadata
 from pathlib import Path
 

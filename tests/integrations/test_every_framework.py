@@ -1,7 +1,5 @@
 """What every integration does alike: resumes, failures, signals, and nothing where no profiler is asked for."""
 
-from __future__ import annotations
-
 import copy
 import io
 import signal

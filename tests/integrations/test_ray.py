@@ -1,7 +1,5 @@
 """What a driver gives Ray's workers, and what a worker captures: everything that needs no Ray."""
 
-from __future__ import annotations
-
 import copy
 import json
 import os

@@ -1,7 +1,5 @@
 """TensorBoard's PyTorch plugin opens our folders: its own reader finds each rank and its views."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import lzma

@@ -1,7 +1,5 @@
 """A rank's entry point: its command line, and its exit codes when it is wrong, stopped, killed or started again."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Tasks and executors as users have them, of this machine and of others: no cluster and no network."""
 
-from __future__ import annotations
-
 import importlib
 from dataclasses import dataclass, field
 
