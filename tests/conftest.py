@@ -252,10 +252,10 @@ def _captures_are_read_in_this_process(request: pytest.FixtureRequest, monkeypat
 
 @pytest.fixture(autouse=True)
 def _started_by_no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test believes that it is part of a job, and a launch that it names is forgotten after it."""
-    found = {name for name in os.environ if name.startswith(FOREIGN)} - {"BRIDGE_PROFILING_CAPTURES"}
-    for name in found | {"BRIDGE_PROFILING_LAUNCH_ID"}:
-        monkeypatch.delenv(name, raising=False)
+    """No test believes that it is part of a job, whatever a test before it has set; NeMo-Run passes LOGLEVEL on to its jobs."""
+    found = {name for name in os.environ if name.startswith((*FOREIGN, "LOGLEVEL"))}
+    for name in found - {"BRIDGE_PROFILING_CAPTURES"}:
+        monkeypatch.delenv(name)
 
 
 @pytest.fixture(autouse=True, scope="module")

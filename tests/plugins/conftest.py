@@ -138,7 +138,7 @@ def assigned(executor):
 
 @pytest.fixture
 def nemorun_home(tmp_path, monkeypatch):
-    monkeypatch.delenv("LOGLEVEL", raising=False)  # NeMo-Run passes it on
+
     monkeypatch.setattr("nemo_run.config._NEMORUN_HOME", str(tmp_path))
 
 
