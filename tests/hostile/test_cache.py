@@ -140,7 +140,6 @@ def test_a_damaged_capture_stays_damaged_in_the_cache(write_trace, tmp_path):
 
 
 def test_the_cache_is_next_to_the_capture_where_possible_and_no_capture_itself(capture):
-
     load(capture)
     assert list(capture.path.parent.glob(f"{cache.FOLDER}/*/device_events.parquet"))
     assert [each.path for each in find_run(capture.path.parent).captures] == [capture.path]

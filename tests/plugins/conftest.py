@@ -138,7 +138,6 @@ def assigned(executor):
 
 @pytest.fixture
 def nemorun_home(tmp_path, monkeypatch):
-
     monkeypatch.setattr("nemo_run.config._NEMORUN_HOME", str(tmp_path))
 
 
