@@ -1,28 +1,34 @@
 """The batch scripts that NeMo-Run would submit, and golden files: UPDATE_GOLDEN=1 writes these anew, for `git diff`."""
 
-from __future__ import annotations
-
 import io
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import nemo_run as run
 import pytest
 
 
+@contextmanager
+def written_experiment(home: Path, title: str) -> Iterator[run.Experiment]:
+    """An experiment below `home` for the block to fill: NeMo-Run writes it, and nobody submits it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("nemo_run.config._NEMORUN_HOME", str(home))
+        patch.setattr("sys.stdin", io.StringIO())  # what NeMo-Run starts reads from it
+        with run.Experiment(title) as experiment:
+            yield experiment
+            experiment.dryrun(log=False, delete_exp_dir=False)
+
+
 def batch_script(home: Path, executor: run.SlurmExecutor, task: run.Script, plugins: Sequence[run.Plugin] = ()) -> Path:
     """The script of a job in an experiment below `home`, which nobody submits."""
     # No script says what is packaged.
     executor.packager = run.Packager()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("nemo_run.config._NEMORUN_HOME", str(home))
-        patch.setattr("sys.stdin", io.StringIO())  # what NeMo-Run starts reads from it
-        with run.Experiment("golden") as experiment:
-            experiment.add(task, executor=executor, name="train", plugins=list(plugins))
-            experiment.dryrun(log=False, delete_exp_dir=False)
+    with written_experiment(home, "golden") as experiment:
+        experiment.add(task, executor=executor, name="train", plugins=list(plugins))
     (written,) = home.rglob("*_sbatch.sh")
     return written
 

@@ -29,6 +29,7 @@ import pytest
 from recipes.releases import hide_old_async_checkpoints
 from tests.integrations.bridge_environment import why_no_bridge
 from tests.system.debian import why_no_browser, why_no_packages
+from tests.system.jobs import FOREIGN
 from tests.system.nsys_install import why_no_nsys
 
 # Tests look for megatron-core before they import a recipe.
@@ -247,6 +248,14 @@ def _captures_are_read_in_this_process(request: pytest.FixtureRequest, monkeypat
             yield from (workers.Outcome(place, *workers.call(function, task)) for place, task in enumerate(tasks))
 
         monkeypatch.setattr(workers.ProcessEngine, "map", read_here)
+
+
+@pytest.fixture(autouse=True)
+def _started_by_no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test believes that it is part of a job, whatever a test before it has set; NeMo-Run passes LOGLEVEL on to its jobs."""
+    found = {name for name in os.environ if name.startswith((*FOREIGN, "LOGLEVEL"))}
+    for name in found - {"BRIDGE_PROFILING_CAPTURES"}:
+        monkeypatch.delenv(name)
 
 
 @pytest.fixture(autouse=True, scope="module")

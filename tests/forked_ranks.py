@@ -4,8 +4,6 @@ For tests of what is trained; a test of how a rank is started, told to stop or r
 environment is the one in which the first of them was asked for: variables that a test sets later do not reach them.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import multiprocessing.connection
 import multiprocessing.forkserver

@@ -11,7 +11,7 @@ from bridge_profiling.analysis.compare.series import compare_series
 from bridge_profiling.analysis.compare.statistics import change_of_mean, change_of_median, slope_of, welch_p
 from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.report.series_view import series_view
-from tests.analysis.compared_runs import WrittenRun
+from tests.analysis.compared_runs import WrittenRun, quiet
 
 GEMM, SOFTMAX = [300.0, 300.0], [50.0]
 
@@ -148,16 +148,13 @@ def test_welch_is_that_of_its_worked_example():
     assert change.low < 2.2 < change.high
 
 
-QUIET = [5.0, 5.01, 4.99, 5.02, 5.0]
-
-
 @pytest.fixture
 def series(tmp_path_factory, run_of):
     return lambda *runs: compare_series([run_of(run.write(tmp_path_factory.mktemp("run"))) for run in runs])
 
 
-def scaled(*factors, **more):
-    return [WrittenRun(unprofiled_ms=[each * factor for each in QUIET], seed=n, **more) for n, factor in enumerate(factors)]
+def scaled(*factors):
+    return [quiet(factor, seed=n) for n, factor in enumerate(factors)]
 
 
 @pytest.mark.parametrize(

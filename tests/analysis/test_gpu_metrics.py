@@ -21,8 +21,7 @@ def sample(report, names, level, begin=3000, gpu=0):
             report.add("GPU_METRICS", timestamp=time, typeId=KIND + gpu, metricId=number, value=level(name, time))
 
 
-@pytest.fixture
-def sampled(tmp_path, run_of):
+def test_levels_are_those_of_the_marked_iterations(tmp_path, run_of):
     """Iterations 4000 to 4900 and 5000 to 5900 ns, and a sample of two counters every 100 ns from 3000 to 6900."""
     report = small_report()
 
@@ -33,10 +32,7 @@ def sampled(tmp_path, run_of):
 
     sample(report, (ACTIVE, READ), level)
     report.write(tmp_path / "rank-0.sqlite")
-    return run_of()
-
-
-def test_levels_are_those_of_the_marked_iterations(sampled, tmp_path):
+    sampled = run_of()
     active, read = sampled.gpu_metrics().to_pylist()
     assert (active["metric"], active["samples"], active["max"], active["p95"]) == (ACTIVE, 20, 80, 80)
     assert (active["rank"], active["source"], active["device"], active["mean"]) == (0, "nsys", 0, 60)

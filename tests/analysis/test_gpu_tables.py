@@ -15,18 +15,11 @@ FOLDER = Path(__file__).parent / "gpu_tables"
 UNTRACED_US = {"host-to-device": 20.289, "iteration_6": 20.289}
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    """Of torch.profiler and of nsys."""
-    folder = tmp_path_factory.mktemp("gpu_tables")
+def test_device_time_and_memory_of_operators_and_ranges_are_those_of_torch_and_both_profilers_count_the_same(tmp_path, run_of):
     for kind in ("pt.trace.json", "sqlite"):
-        (folder / kind).mkdir()
-        (folder / kind / f"rank-0.{kind}").write_bytes(lzma.decompress((FOLDER / f"rank-0.{kind}.xz").read_bytes()))
-    with Run(folder / "pt.trace.json") as kineto, Run(folder / "sqlite") as nsys:
-        yield kineto, nsys
-
-
-def test_device_time_and_memory_of_operators_and_ranges_are_those_of_torch(runs):
+        (tmp_path / kind).mkdir()
+        (tmp_path / kind / f"rank-0.{kind}").write_bytes(lzma.decompress((FOLDER / f"rank-0.{kind}.xz").read_bytes()))
+    runs = [run_of(tmp_path / kind) for kind in ("pt.trace.json", "sqlite")]
     theirs = json.loads((FOLDER / "key_averages.json").read_text())
     rows = [row for category in ("operator", "annotation") for row in runs[0].operators(category=category).to_pylist()]
     assert {row["name"] for row in rows} == set(theirs)
@@ -35,9 +28,7 @@ def test_device_time_and_memory_of_operators_and_ranges_are_those_of_torch(runs)
         total_us -= UNTRACED_US.get(row["name"], 0)
         ours = [row[name] for name in ("count", "device_self_us", "device_total_us", *MEMORY)]
         assert ours == [count, pytest.approx(own_us, abs=0.02), pytest.approx(total_us, abs=0.02), *memory], row["name"]
-
-
-def test_both_profilers_count_the_same_calls_and_kernels(runs):
+    # Both profilers, torch.profiler and nsys, count the same calls and kernels.
     calls, phases = (
         [{row["name"]: row for row in table(run).to_pylist() if not row["name"].startswith("cub::")} for run in runs]
         for table in (Run.operators, Run.phases)

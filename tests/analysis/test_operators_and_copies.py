@@ -103,11 +103,10 @@ def test_work_on_several_devices_is_counted_as_that_of_one():
     assert (values(both.table, "busy_us"), one.caveats, both.caveats[0].code) == ([(20,)], (), "several_devices")
 
 
-def found(ranges, events):
-    return values(units(table("host_events", ranges), table("device_events", events)), *COLUMNS)
-
-
 def test_a_collective_belongs_to_the_unit_whose_range_it_was_launched_in():
+    def found(ranges, events):
+        return values(units(table("host_events", ranges), table("device_events", events)), *COLUMNS)
+
     ranges = [
         span("FSDP::all_gather (layers.0)", 0, 10_000, thread=1),
         span("FSDP::all_gather (layers.1)", 20_000, 30_000, thread=1),
@@ -133,8 +132,6 @@ def test_a_collective_belongs_to_the_unit_whose_range_it_was_launched_in():
         ("layers.0", "all_gather", 1, 10, 1, 40),
         ("layers.1", "reduce", 1, 15, 1, 7),
     ]
-
-
-def test_without_a_device_the_hosts_time_is_known_and_the_devices_is_not_zero():
+    # Without a device the host's time is known, and the device's is not zero.
     ranges = [span("ZeRO::reduce", 0, 3000, thread=1), span("FSDP::all_gather", 5000, 6000, thread=1)]
     assert found(ranges, []) == [("", "reduce", 1, 3, 0, None), ("", "all_gather", 1, 1, 0, None)]

@@ -129,7 +129,6 @@ def test_without_ray_installed_the_error_says_what_to_type(monkeypatch):
 def test_of_two_files_of_one_rank_the_whole_one_counts(write_trace, run_of, tmp_path):
     """Parquet of a rank and of a damaged copy of its file, in one folder."""
     for folder, events in (("damaged", [*steps(100), kernel("bad", 5, -1)]), ("good", steps(100, 200))):
-        (tmp_path / folder).mkdir()
         path = write_trace(events, f"{folder}/rank-0.json.gz", distributedInfo={"rank": 0})
         run_of(path, parquet=tmp_path / "kept").breakdown()
     run, damaged = run_of(tmp_path / "kept"), str(tmp_path / "damaged" / "rank-0.json.gz")

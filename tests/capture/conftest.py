@@ -1,6 +1,5 @@
 """Small real trainings under the real torch profiler, and readers of what they leave."""
 
-import gzip
 import json
 import time
 from collections.abc import Callable, Iterable
@@ -12,6 +11,7 @@ import torch
 from bridge_profiling import ProfilingConfig
 from bridge_profiling.capture import ProfilingHook
 from bridge_profiling.capture.control.protocol import CaptureRequest, RequestDirectory
+from tests.integrations.captured import iterations_in, read_trace
 
 
 class Run:
@@ -104,16 +104,6 @@ class Run:
     def done(self) -> list[dict]:
         """The captures on demand that are over."""
         return [json.loads(path.read_text()) for path in (self.requests.path / "done").glob("*.json")]
-
-
-def read_trace(path: Path) -> dict:
-    with gzip.open(path, "rt") as file:
-        return json.load(file)
-
-
-def iterations_in(events: list[dict]) -> list[int]:
-    steps = [event for event in events if event.get("ph") == "X" and event["name"].startswith("ProfilerStep#")]
-    return [int(step["name"].removeprefix("ProfilerStep#")) for step in sorted(steps, key=lambda step: step["ts"])]
 
 
 def at(wanted: int, action: Callable[[], object]) -> Callable[[int], None]:

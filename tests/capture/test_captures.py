@@ -13,7 +13,8 @@ from bridge_profiling.capture.torch_profiler import TorchProfiler
 from bridge_profiling.config import Window
 from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.manifest import find_captures
-from tests.capture.conftest import raising, read_trace
+from tests.capture.conftest import raising
+from tests.integrations.captured import read_trace
 
 
 @pytest.mark.parametrize(
@@ -125,7 +126,7 @@ def test_an_iteration_without_work_is_refused(nothing):
     replace(WORK, **{nothing: 1})
 
 
-def test_a_known_device_has_its_data_sheets_peak(monkeypatch):
+def test_a_known_device_has_its_data_sheets_peak_and_one_that_has_failed_a_reason(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
     monkeypatch.setattr("torch.cuda.get_device_name", lambda: "NVIDIA H200")
     # 63.4 TFLOP in 375 ms on one device are 169.1 TFLOP/s, 17.1 % of its peak.
@@ -134,10 +135,7 @@ def test_a_known_device_has_its_data_sheets_peak(monkeypatch):
     assert (described.device, described.peak_tflops, described.reason) == ("NVIDIA H200", 989.4, None)
     assert (stated.device, stated.peak_tflops, stated.reason) == ("NVIDIA H200", 700.0, None)
     assert throughput(work, described.peak_tflops, [375_120_871]) == ([169.1], [0.1709])
-
-
-def test_a_device_that_has_failed_keeps_no_manifest_from_being_written(monkeypatch):
-    monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
+    # One that has failed keeps no manifest from being written.
     error = RuntimeError("CUDA error: an illegal memory access was encountered")
     monkeypatch.setattr("torch.cuda.get_device_name", raising(error))
     described = describe_work(WORK, None)

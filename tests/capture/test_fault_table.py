@@ -21,7 +21,8 @@ from bridge_profiling.capture import torch_profiler
 from bridge_profiling.capture.torch_profiler import TorchProfiler
 from bridge_profiling.capture.window import CaptureWindow
 from bridge_profiling.errors import ProfilingConfigError
-from tests.capture.conftest import Run, at, iterations_in, raising
+from tests.capture.conftest import Run, at, raising
+from tests.integrations.captured import iterations_in
 
 PAGE = Path(__file__).parents[2] / "docs" / "concepts" / "faults.md"
 

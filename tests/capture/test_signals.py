@@ -11,7 +11,8 @@ import pytest
 from bridge_profiling.capture.hook import ProfilingHook
 from bridge_profiling.capture.signals import exit_is_pending, signals_held, unwind_on
 from bridge_profiling.capture.torch_profiler import TorchProfiler
-from tests.capture.conftest import at, iterations_in, raising
+from tests.capture.conftest import at, raising
+from tests.integrations.captured import iterations_in
 
 USR = signal.SIGUSR1
 

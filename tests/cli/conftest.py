@@ -1,8 +1,6 @@
 """Types commands: in this process, in a process of their own, and on a terminal."""
 
 import contextvars
-import gzip
-import json
 import os
 import subprocess
 import sys
@@ -12,7 +10,7 @@ import pytest
 
 from bridge_profiling import cli
 from tests.traces.conftest import captures
-from tests.traces.kineto_files import document, steps
+from tests.traces.kineto_files import packed, steps
 
 __all__ = ["captures"]
 
@@ -22,8 +20,7 @@ COMMAND = [sys.executable, "-m", "bridge_profiling.cli"]
 def write(path, rank, cut=None, *, device=True):
     """A rank's trace of two iterations, cut off after some bytes; with a kernel in each, or on a CPU alone."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    trace = document(steps(*([250] if device else [None]) * 2), distributedInfo={"rank": rank})
-    path.write_bytes(gzip.compress(json.dumps(trace).encode())[:cut])
+    path.write_bytes(packed(steps(*([250] if device else [None]) * 2), distributedInfo={"rank": rank})[:cut])
 
 
 @pytest.fixture

@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.analysis.compared_runs import WrittenRun
+from tests.analysis.compared_runs import quiet
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "how-to" / "in-ci.md"
-QUIET = [5.0, 5.01, 4.99, 5.02, 5.0]
 
 
 @pytest.mark.integration
@@ -23,8 +22,8 @@ def test_equal_runs_pass_and_a_slower_one_fails_with_the_reason_in_the_summary(t
     (job,) = yaml.safe_load(text)["jobs"].values()
     train, comparison, *_ = (step["run"] for step in job["steps"] if "run" in step)
     assert "--output-dir this-commit" in train
-    WrittenRun(unprofiled_ms=QUIET).write(tmp_path / "baseline")
-    WrittenRun(unprofiled_ms=[each * factor for each in QUIET], seed=2).write(tmp_path / "this-commit")
+    quiet().write(tmp_path / "baseline")
+    quiet(factor, seed=2).write(tmp_path / "this-commit")
     path = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
     environment = os.environ | path | {"GITHUB_STEP_SUMMARY": str(tmp_path / "summary.md")}
     command = ["bash", "-e", "-c", comparison]

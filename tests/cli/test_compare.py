@@ -4,20 +4,17 @@ import re
 
 import pytest
 
-from tests.analysis.compared_runs import WrittenRun
-
-_QUIET = [5.0, 5.01, 4.99, 5.02, 5.0]
+from tests.analysis.compared_runs import WrittenRun, quiet
 
 
 @pytest.fixture(autouse=True)
 def runs(folder):
     """The working directory has a base, a slower run, one of two iterations, one without, and one of more work."""
-    WrittenRun(unprofiled_ms=_QUIET).write(folder / "base")
-    slower = {"gemm": [360.0, 360.0], "softmax": [50.0]}
-    WrittenRun(unprofiled_ms=[each * 1.2 for each in _QUIET], kernels=slower, seed=2).write(folder / "slower")
+    quiet().write(folder / "base")
+    quiet(1.2, kernels={"gemm": [360.0, 360.0], "softmax": [50.0]}, seed=2).write(folder / "slower")
     WrittenRun(iterations=2, seed=3).write(folder / "short")
     WrittenRun(iterations=1, marked=False).write(folder / "unmarked")
-    WrittenRun(unprofiled_ms=_QUIET, shapes="[[128, 64], [64, 64]]").write(folder / "more_work")
+    quiet(shapes="[[128, 64], [64, 64]]").write(folder / "more_work")
     return folder
 
 
@@ -71,8 +68,7 @@ def test_a_damaged_capture_is_named_and_ends_with_1(typed, runs):
 def test_several_runs_are_one_table_a_sentence_per_change_and_a_line_on_the_page(typed, runs):
     for night, (factor, host_us) in enumerate([(1.0, 100.0), (1.0, 100.0), (1.12, 700.0), (1.12, 700.0)]):
         clock = {"clock": {"unix_ns": (1_772_330_000 + 86_400 * night) * 10**9, "perf_counter_ns": 1}}
-        times = [each * factor for each in _QUIET]
-        WrittenRun(unprofiled_ms=times, host_us=host_us, manifest=clock, seed=night).write(runs / f"nightly/{night}/profiles")
+        quiet(factor, host_us=host_us, manifest=clock, seed=night).write(runs / f"nightly/{night}/profiles")
     nights = [f"nightly/{night}/profiles" for night in range(4)]
     lines = typed("compare", *nights, "-o", "page.html").stdout.splitlines()
     assert lines[:3] == [

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from bridge_profiling.report.schemas import schema_text
-from tests.analysis.compared_runs import WrittenRun
+from tests.analysis.compared_runs import WrittenRun, quiet
 from tests.cli.conftest import write
 from tests.report.published import problems
 
@@ -16,19 +16,6 @@ def test_the_schema_is_printed_without_a_run(typed, command):
     assert (done.returncode, done.stdout, done.stderr) == (0, schema_text(command), "")
 
 
-@pytest.fixture
-def runs(folder):
-    """A run with captures that cannot be read, nothing but such, on CPUs alone, without iterations, and one to compare with."""
-    for run in ("run", "bad"):
-        write(folder / run / "rank-1.json.gz", 1, cut=60)
-        write(folder / run / "rank-2.json.gz", 2, cut=0)
-    write(folder / "cpu" / "rank-0.json.gz", 0, device=False)
-    WrittenRun(marked=False).write(folder / "unmarked")
-    WrittenRun(ranks=2, unprofiled_ms=[5.0, 5.01, 4.99, 5.02, 5.0]).write(folder / "base")
-    WrittenRun(ranks=2, unprofiled_ms=[6.0, 6.01, 5.99, 6.02, 6.0], kernels={"gemm": [400.0]}).write(folder / "slower")
-
-
-@pytest.mark.usefixtures("runs")
 @pytest.mark.parametrize(
     ("line", "outcome"),
     [
@@ -42,7 +29,15 @@ def runs(folder):
         ("compare run base cpu unmarked", None),
     ],
 )
-def test_what_is_printed_fits_the_schema_and_says_what_could_be_judged(typed, line, outcome):
+def test_what_is_printed_fits_the_schema_and_says_what_could_be_judged(typed, folder, line, outcome):
+    """Runs with captures that cannot be read, nothing but such, on CPUs alone, without iterations, and two to compare."""
+    for run in ("run", "bad"):
+        write(folder / run / "rank-1.json.gz", 1, cut=60)
+        write(folder / run / "rank-2.json.gz", 2, cut=0)
+    write(folder / "cpu" / "rank-0.json.gz", 0, device=False)
+    WrittenRun(marked=False).write(folder / "unmarked")
+    quiet(ranks=2).write(folder / "base")
+    quiet(1.2, ranks=2, kernels={"gemm": [400.0]}).write(folder / "slower")
     command, *_ = line.split()
     document = json.loads(typed(*line.split(), "--json").stdout)
     assert problems(command, document) == []

@@ -3,8 +3,6 @@
 import json
 import os
 
-import pytest
-
 from tests.cli.conftest import write
 
 
@@ -63,16 +61,11 @@ def test_a_flame_graph_is_speedscope_or_folded_text_and_says_what_was_not_record
     assert (folder / "flamegraph.folded.txt").read_text() == "rank 1;thread 1;ProfilerStep 500000\n"
 
 
-@pytest.fixture
-def snapshot(captures, folder):
-    """A copy of the real snapshot, so that what is cached lies next to it."""
+def test_memory_shows_the_peak_what_was_live_at_it_and_growth(captures, typed, folder):
+    # A copy of the real snapshot, so that what is cached lies next to it.
     source = captures / "memory" / "tp2_dp2" / "snapshot_0.pickle.xz"
     (folder / source.name).write_bytes(source.read_bytes())
-    return source.name
-
-
-def test_memory_shows_the_peak_what_was_live_at_it_and_growth(snapshot, typed, folder):
-    done = typed("memory", snapshot, "-o", "memory.html")
+    done = typed("memory", source.name, "-o", "memory.html")
     lines = done.stdout.splitlines()
     assert (done.returncode, lines[0]) == (0, "Rank 0 peaks at 5.61 GiB; at most 5.92 GiB reserved.")
     assert "megatron/core/fusions/fused_softmax.py:335: 1.00 GiB" in lines[1]

@@ -42,9 +42,7 @@ class Child:
 
 
 @pytest.fixture(autouse=True)
-def without_a_launcher(monkeypatch, tmp_path):
-    for name in [name for name in os.environ if name.startswith(("SLURM_", "BRIDGE_PROFILING_")) or name == "RANK"]:
-        monkeypatch.delenv(name)
+def elsewhere(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
 
 

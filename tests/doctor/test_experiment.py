@@ -1,6 +1,5 @@
 """What doctor reads from experiments that NeMo-Run itself wrote."""
 
-import io
 from dataclasses import dataclass, field
 
 import pytest
@@ -9,6 +8,7 @@ from bridge_profiling.doctor import find_experiment, read_experiment
 from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.experiments.jobs import load
 from bridge_profiling.plugins import NsysPlugin, PyTorchProfilerPlugin
+from tests.batch_scripts import written_experiment
 from tests.plugins.conftest import Container as WithoutModel
 from tests.plugins.conftest import Train, pretrain
 
@@ -45,24 +45,17 @@ def home(tmp_path_factory):
     window = {"profile_step_start": 4, "profile_step_end": 6}
     nsys = NsysPlugin(**window, profile_ranks=[0, 3], nsys_gpu_metrics=True)
     torch = PyTorchProfilerPlugin(**window, profile_ranks=[0, 1])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("nemo_run.config._NEMORUN_HOME", str(home))
-        patch.setattr("sys.stdin", io.StringIO())
-        with run.Experiment("study") as experiment:
-            experiment.add(partial, executor=slurm, name="nsys", plugins=[nsys])
-            local = run.LocalExecutor(ntasks_per_node=2, launcher="torchrun")
-            experiment.add(script, executor=local, name="torch", plugins=[torch])
-            experiment.add([run.Script("a.py", entrypoint="python"), run.Script(inline="echo")], executor=slurm, name="group")
-            experiment.dryrun(log=False, delete_exp_dir=False)
+    with written_experiment(home, "study") as experiment:
+        experiment.add(partial, executor=slurm, name="nsys", plugins=[nsys])
+        local = run.LocalExecutor(ntasks_per_node=2, launcher="torchrun")
+        experiment.add(script, executor=local, name="torch", plugins=[torch])
+        experiment.add([run.Script("a.py", entrypoint="python"), run.Script(inline="echo")], executor=slurm, name="group")
     return home
 
 
-@pytest.fixture
-def requests(home):
-    return {r.name.partition("/")[2]: r for r in read_experiment(find_experiment("study", {"NEMORUN_HOME": str(home)}))}
-
-
-def test_a_partial_on_slurm_is_read_with_its_config_and_its_executor(requests, home):
+def test_a_partial_is_read_with_its_config_and_its_executor_and_scripts_with_their_overrides(home):
+    found = read_experiment(find_experiment("study", {"NEMORUN_HOME": str(home)}))
+    requests = {request.name.partition("/")[2]: request for request in found}
     request = requests["nsys"]
     assert (request.profiling.window.start, request.profiling.profile_ranks) == (4, [0, 3])
     assert (request.wants_nsys, request.wants_gpu_metrics) == (True, True)
@@ -73,9 +66,7 @@ def test_a_partial_on_slurm_is_read_with_its_config_and_its_executor(requests, h
     assert request.srun == ("srun", "--account=team", "--partition=gpu", "--container-image=image.sqsh")
     # The job sees /nemo_run/profiles; this machine knows that place by the job's directory.
     assert request.output_dir.is_relative_to(home / "experiments" / "study")
-
-
-def test_scripts_are_read_with_their_overrides_and_each_task_of_a_group_is_a_run_of_its_own(requests):
+    # Scripts with their overrides; each task of a group is a run of its own.
     request = requests["torch"]
     assert (request.profiling.use_pytorch_profiler, request.profiling.profile_ranks) == (True, [0, 1])
     # What the recipe behind its options sets is in the script's metadata; its arguments win over that.

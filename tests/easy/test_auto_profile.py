@@ -3,7 +3,7 @@
 import json
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -129,34 +129,31 @@ def test_torch_is_not_loaded_before_the_script_loads_it(tmp_path: Path) -> None:
     assert ended.returncode == 0, ended.stderr
 
 
-class TestPhases:
-    @pytest.fixture(autouse=True)
-    def forgotten(self) -> Iterator[None]:
-        reset_phase_times()
-        yield
-        reset_phase_times()
-
-    def test_times_are_added_up_by_name(self, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_times_of_phases_are_added_up_by_name_also_of_functions_and_of_those_that_raised(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reset_phase_times()
+    with monkeypatch.context() as patch:
         # Two phases "forward" of 10 and 3 ns, each with "attention" of 2 and 1 ns inside, which ends first.
         clock = iter([0, 5, 7, 10, 20, 21, 22, 23])
-        monkeypatch.setattr("bridge_profiling.easy.steps.perf_counter_ns", lambda: next(clock))
+        patch.setattr("bridge_profiling.easy.steps.perf_counter_ns", lambda: next(clock))
         for _ in range(2):
             with phase("forward"), phase("attention"):
                 pass
-        times = phase_times()
-        assert times == {"attention": PhaseTime(2, 3, 1, 2), "forward": PhaseTime(2, 13, 3, 10)}
-        assert times["forward"].mean_ns == 6.5
-        assert str(times).splitlines()[1].startswith("forward    2 times, ")
+    times = phase_times()
+    assert times == {"attention": PhaseTime(2, 3, 1, 2), "forward": PhaseTime(2, 13, 3, 10)}
+    assert times["forward"].mean_ns == 6.5
+    assert str(times).splitlines()[1].startswith("forward    2 times, ")
 
-    def test_it_decorates_a_function_and_a_phase_that_raised_counts(self) -> None:
-        @phase("logging", synchronize=True)
-        def log(x: int) -> float:
-            return 7 / x
+    @phase("logging", synchronize=True)
+    def log(x: int) -> float:
+        return 7 / x
 
-        assert log(1) == 7
-        with pytest.raises(ZeroDivisionError):
-            log(0)
-        assert phase_times()["logging"].count == 2
+    assert log(1) == 7
+    with pytest.raises(ZeroDivisionError):
+        log(0)
+    assert phase_times()["logging"].count == 2
+    reset_phase_times()
 
 
 def test_pairs_of_a_name_add_up_and_threads_do_not_disturb_each_other(monkeypatch: pytest.MonkeyPatch) -> None:

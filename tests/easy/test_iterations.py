@@ -66,22 +66,16 @@ def test_an_iteration_is_a_step_of_the_optimizer(tmp_path: Path, train, case: st
 
 
 @pytest.mark.integration
-def test_what_follows_the_last_step_is_no_iteration(tmp_path: Path, train) -> None:
-    train(EVALUATES_FIRST, "--steps", "6:10")
+def test_a_module_is_run_with_its_own_arguments_and_what_follows_its_last_step_is_no_iteration(tmp_path: Path) -> None:
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").touch()
+    (tmp_path / "package" / "train.py").write_text(f"import sys\nprint(sys.argv[1:], __package__)\n{EVALUATES_FIRST}")
+    ended = run_ranks(start, "--steps=6:10", "-m", "package.train", "--", "-m", "--steps", folder=tmp_path)
+    assert ended.stdout.startswith("['--', '-m', '--steps'] package\n"), ended.stderr
     written = manifest(tmp_path / "profiles", folder="iter-6-10")
     assert (written["status"], written["captured"]["iterations"]) == ("partial", [6, 7])
     assert "training ended after iteration 7" in written["reason"]
     assert written["durations_ns"]["iteration"] == list(range(8))
-
-
-@pytest.mark.integration
-def test_a_module_is_run_by_its_name_with_its_own_arguments(tmp_path: Path) -> None:
-    (tmp_path / "package").mkdir()
-    (tmp_path / "package" / "__init__.py").touch()
-    (tmp_path / "package" / "train.py").write_text(f"import sys\nprint(sys.argv[1:], __package__)\n{EVALUATES_FIRST}")
-    ended = run_ranks(start, "--steps=3:6", "-m", "package.train", "--", "-m", "--steps", folder=tmp_path)
-    assert ended.stdout.startswith("['--', '-m', '--steps'] package\n"), ended.stderr
-    assert manifest(tmp_path / "profiles")["status"] == "complete"
 
 
 @pytest.mark.parametrize("ours", [(), ("--steps", "3:6"), ("--",), ("--steps=3:6", "--"), ("-m",)])

@@ -1,7 +1,5 @@
 """Experiments as NeMo-Run writes them."""
 
-import io
-
 import pytest
 
 
@@ -11,6 +9,7 @@ def home(tmp_path_factory):
     import nemo_run as run
 
     from bridge_profiling.plugins import PyTorchProfilerPlugin
+    from tests.batch_scripts import written_experiment
 
     folder = tmp_path_factory.mktemp("submit")
     ssh = run.SSHTunnel(host="login", user="me", job_dir=str(folder / "far"), port=2222)
@@ -19,14 +18,10 @@ def home(tmp_path_factory):
     script = run.Script("train.py", entrypoint="python", args=[])
     chosen = run.Script("train.py", entrypoint="python", args=["profiling.output_dir=/scratch/mine"])
     far = {"bare": (script, bare), "contained": (script, contained), "chosen": (chosen, bare.clone())}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("nemo_run.config._NEMORUN_HOME", str(folder / "home"))
-        patch.setattr("sys.stdin", io.StringIO())
-        for title, jobs in (("far", far), ("near", {"near": (script, run.LocalExecutor())})):
-            with run.Experiment(title) as experiment:
-                for name, (task, executor) in jobs.items():
-                    plugin = PyTorchProfilerPlugin(profile_step_start=2, profile_step_end=4)
-                    experiment.add(task, executor=executor, name=name, plugins=[plugin])
-                experiment.add(run.Script(inline="echo"), executor=run.LocalExecutor(), name="unprofiled")
-                experiment.dryrun(log=False, delete_exp_dir=False)
+    for title, jobs in (("far", far), ("near", {"near": (script, run.LocalExecutor())})):
+        with written_experiment(folder / "home", title) as experiment:
+            for name, (task, executor) in jobs.items():
+                plugin = PyTorchProfilerPlugin(profile_step_start=2, profile_step_end=4)
+                experiment.add(task, executor=executor, name=name, plugins=[plugin])
+            experiment.add(run.Script(inline="echo"), executor=run.LocalExecutor(), name="unprofiled")
     return folder / "home"

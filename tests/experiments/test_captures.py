@@ -101,7 +101,7 @@ def test_a_directory_that_is_not_there_or_empty_is_one_error(tmp_path, name, mes
         fetch(FarSide(), str(tmp_path / name), tmp_path / "here")
 
 
-def test_each_job_says_where_it_writes(home):
+def test_each_job_says_where_it_writes_and_one_must_be_named(home):
     experiment, _ = experiment_of(Path("far"), {"NEMORUN_HOME": str(home)})
     far = home.parent / "far" / "far" / experiment.name
     jobs = read_jobs(experiment)
@@ -112,6 +112,14 @@ def test_each_job_says_where_it_writes(home):
         "unprofiled": None,
     }
     assert jobs[0].ssh_tunnel.get("host") == "login"
+    refused = {
+        None: r"Name one of them: far_\d+/bare",
+        "nobody": "has no job 'nobody'",
+        "unprofiled": "no job of the experiment",
+    }
+    for job, message in refused.items():
+        with pytest.raises(ProfilingConfigError, match=message):
+            captures_of(experiment, job)
 
 
 def test_a_jobs_captures_come_below_the_experiment(home):
@@ -122,16 +130,6 @@ def test_a_jobs_captures_come_below_the_experiment(home):
     assert ([built.get("host") for built in reached], tunnel.closed) == (["login"], True)
     assert found == experiment / "contained" / "profiles"
     assert (found / TRACE.format("iter-2-4")).read_text() == "content"
-
-
-@pytest.mark.parametrize(
-    ("job", "message"),
-    [(None, r"Name one of them: far_\d+/bare"), ("nobody", "has no job 'nobody'"), ("unprofiled", "no job of the experiment")],
-)
-def test_an_experiment_without_one_profiled_job_of_that_name_is_refused(home, job, message):
-    experiment, _ = experiment_of(Path("far"), {"NEMORUN_HOME": str(home)})
-    with pytest.raises(ProfilingConfigError, match=message):
-        captures_of(experiment, job)
 
 
 def test_what_ran_here_is_read_where_it_is(home):

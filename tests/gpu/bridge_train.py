@@ -7,7 +7,6 @@ OUT/losses.jsonl holds each iteration's loss to the last bit; OUT/profiles what 
 """
 
 import argparse
-import ast
 import os
 import sys
 from contextlib import nullcontext
@@ -20,6 +19,7 @@ from bridge_profiling.config import ProfilingConfig
 from bridge_profiling.integrations.megatron_bridge import ProfilingCallback
 from bridge_profiling.layout import ParallelLayout
 from bridge_profiling.nsys.launch import report_exit_code
+from bridge_profiling.overrides import parse_override
 from tests.integrations.bridge_pretrain import Losses, configuration
 from tools.gpu_kit.bridge_imports import import_bridge
 
@@ -67,16 +67,8 @@ def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("settings", nargs="*")
     options = parser.parse_intermixed_args(arguments)
     options.start, options.end = (int(part) for part in options.window.split(":"))
-    options.settings = SETTINGS | dict(_setting(text) for text in options.settings)
+    options.settings = SETTINGS | {one.key: one.value for one in map(parse_override, options.settings)}
     return options
-
-
-def _setting(text: str) -> tuple[str, Any]:
-    name, _, value = text.partition("=")
-    try:
-        return name, ast.literal_eval(value)
-    except (ValueError, SyntaxError):
-        return name, value
 
 
 def _configuration(options: argparse.Namespace) -> Any:

@@ -282,7 +282,7 @@ class Jobs:
         folder.mkdir(parents=True)
         if spec.resumes_at is not None:
             _as_it_was(self._folder / str(spec.needs) / "saved", folder / "saved", spec.resumes_at)
-        kept = {key: value for key, value in os.environ.items() if not key.startswith((*FOREIGN, "LOCAL_RANK", "PYTEST"))}
+        kept = {key: value for key, value in os.environ.items() if not key.startswith((*FOREIGN, "PYTEST"))}
         visible = list(dict.fromkeys(device.removesuffix(_SECOND_RANK) for device in devices))
         if len(visible) < spec.gpus:
             # Each rank's first GPU is then the one that they share.

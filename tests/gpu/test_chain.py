@@ -14,8 +14,6 @@ LAYOUTS = {"tp2": {"tp": 2, "pp": 1, "dp": 1}, "pp2": {"tp": 1, "pp": 2, "dp": 1
 PROFILED = [name for name, spec in JOBS.items() if name.split("-")[0] in LAYOUTS and spec.profiler != "none"]
 WITH_MEMORY = [name for name in PROFILED if "memory" in JOBS[name].sources]
 
-profiled = pytest.mark.parametrize("job", PROFILED, indirect=True)
-
 
 def wanted(job):
     """The iterations that the job should have captured."""
@@ -23,8 +21,9 @@ def wanted(job):
     return list(range(max(start, job.spec.resumes_at or 0), end))
 
 
-@profiled
-def test_the_trace_holds_exactly_the_window(job):
+@pytest.mark.parametrize(("job", "reference"), [(name, name.split("-")[0]) for name in PROFILED], indirect=True)
+def test_the_trace_holds_exactly_the_window_to_the_last_kernel_of_its_optimizer_and_losses_stay(job, reference):
+    check_losses(job, reference)  # to the last bit
     resumed = job.spec.resumes_at is not None
     check_window(job, wanted(job), status="partial" if resumed else "complete")
     layout = LAYOUTS[job.name.split("-")[0]]
@@ -39,23 +38,14 @@ def test_the_trace_holds_exactly_the_window(job):
             assert "inside the window" in manifest["reason"]
     if resumed:
         assert f"resuming at iteration {job.spec.resumes_at}" in job.output
-
-
-@profiled
-def test_every_iteration_is_in_the_trace_to_the_last_kernel_of_its_optimizer(job):
     # In a process' first step, megatron-core 0.19 agrees with the other ranks by one more all-reduce.
-    kinds = [COMPUTE] if job.spec.resumes_at is not None else []
+    kinds = [COMPUTE] if resumed else []
     check_same_kernels(job, wanted(job), *kinds)
     for rank, tables in job.traces().items():
         steps = in_phase(tables, "optimizer", *kinds)
         assert set(steps) == set(wanted(job)), f"rank {rank}"
         assert sum(steps[wanted(job)[-1]].values()) > 5
         assert all(step == steps[wanted(job)[-1]] for step in steps.values()), f"rank {rank}"
-
-
-@pytest.mark.parametrize(("job", "reference"), [(name, name.split("-")[0]) for name in PROFILED], indirect=True)
-def test_losses_are_the_same_to_the_last_bit_with_and_without_profiling(job, reference):
-    check_losses(job, reference)
 
 
 @pytest.mark.parametrize("job", WITH_MEMORY, indirect=True)

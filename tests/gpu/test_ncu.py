@@ -43,30 +43,22 @@ for _ in range(10):
 """
 
 
-@pytest.fixture(scope="module")
-def findings(tmp_path_factory):
-    """Findings about every kernel of a small training, and where it runs."""
-    folder = tmp_path_factory.mktemp("ncu")
-    (folder / "train.py").write_text(SCRIPT)
-    subprocess.run([sys.executable, "train.py", "traced"], cwd=folder, env=ENVIRONMENT, check=True, timeout=300)
-    with Run(folder / "run") as run:
+def test_every_dominant_kernels_command_reports_that_kernel_and_no_other(tmp_path):
+    (tmp_path / "train.py").write_text(SCRIPT)
+    subprocess.run([sys.executable, "train.py", "traced"], cwd=tmp_path, env=ENVIRONMENT, check=True, timeout=300)
+    with Run(tmp_path / "run") as run:
         found = [one for one in run.findings(Thresholds(dominant_kernel=0.01)) if one.id == "dominant_kernel"]
-    return folder, found
-
-
-def test_every_dominant_kernels_command_reports_that_kernel_and_no_other(findings):
-    folder, found = findings
     assert len(found) >= 2
     templates = 0
     for place, finding in enumerate(found):
         kernel, command = finding.evidence["kernel"], finding.evidence["ncu_command"]
         templates += "demangled" in command
         assert command.endswith(f"{sys.executable} train.py traced")
-        report = folder / f"report-{place}"
+        report = tmp_path / f"report-{place}"
         # The basic set: what is asked here is which kernel it is, and not what ncu finds out about it.
         typed = command.removesuffix(" traced").replace("--set full", "--set basic")
         typed = typed.replace("ncu-rank-0", report.name)
-        done = subprocess.run(["sh", "-c", typed], cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
+        done = subprocess.run(["sh", "-c", typed], cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
         if "ERR_NVGPUCTRPERM" in done.stdout + done.stderr:
             pytest.skip("this user may not read the device's counters")
         assert done.returncode == 0, done.stdout + done.stderr

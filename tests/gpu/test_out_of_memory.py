@@ -5,17 +5,14 @@ import pytest
 from bridge_profiling.analysis.memory.series import site
 from bridge_profiling.traces.memory import snapshot as memory_snapshot
 
-pytestmark = [
-    pytest.mark.needs("cuda", "megatron", "nemo_run"),
-    pytest.mark.timeout(900),
-    pytest.mark.parametrize("job", ["out-of-memory"], indirect=True),
-]
+pytestmark = [pytest.mark.needs("cuda", "megatron", "nemo_run"), pytest.mark.timeout(900)]
 
 
 SNAPSHOT = "memory/iter-8-12/oom-rank-0-1.pickle"
 
 
-def test_the_jobs_error_is_the_original_one_and_the_manifest_names_it_and_the_snapshot(job):
+@pytest.mark.parametrize("job", ["out-of-memory"], indirect=True)
+def test_the_jobs_error_is_the_original_one_and_the_manifest_names_it_and_the_snapshot_which_can_be_read(job):
     assert job.returncode == 1, job.tail
     assert "OutOfMemoryError: CUDA out of memory. Tried to allocate" in job.output
     assert "in leak_all_memory" in job.output
@@ -25,9 +22,7 @@ def test_the_jobs_error_is_the_original_one_and_the_manifest_names_it_and_the_sn
     assert manifest["captured"]["iterations"] == [8, 9]
     written = {artifact["path"] for outcome in manifest["profilers"] for artifact in outcome["artifacts"]}
     assert {SNAPSHOT, "torch/iter-8-12/rank-0.pt.trace.json.gz"} <= written
-
-
-def test_the_failed_request_and_who_made_it_can_be_read(job):
+    # The failed request, and who made it.
     tables = memory_snapshot.read(job.profiles / SNAPSHOT)
     (request,) = tables["out_of_memory"].to_pylist()
     assert request["requested_bytes"] == 1 << 30

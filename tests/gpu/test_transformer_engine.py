@@ -35,18 +35,13 @@ KERNELS = {
     "te_cuda_graphs": ("transformer_engine", "cudnn"),
 }
 
-profiled = pytest.mark.parametrize("job", PROFILED, indirect=True)
 
-
-@profiled
-def test_the_window_is_exact_on_every_rank_and_each_iteration_shows_the_cases_libraries(job):
+@pytest.mark.parametrize(("job", "reference"), [(name, name.split("-")[0]) for name in PROFILED], indirect=True)
+def test_the_window_is_exact_on_every_rank_each_iteration_shows_the_cases_libraries_and_losses_stay(job, reference):
     check_window(job)
     check_same_kernels(job, WINDOW, COMPUTE)
     check_libraries(job, *(part for part in KERNELS[job.name.split("-")[0]] if part != "nccl" or job.spec.gpus > 1))
-
-
-@pytest.mark.parametrize(("job", "reference"), [(name, name.split("-")[0]) for name in PROFILED], indirect=True)
-def test_losses_are_the_same_to_the_last_bit_with_and_without_profiling(job, reference):
+    # To the last bit.
     check_losses(job, reference)
     assert all(re.fullmatch(r"0x1\.[0-9a-f]+p[+-]\d+", loss) for loss in job.losses.values()), "a number, and no NaN"
     for one in (job, reference):

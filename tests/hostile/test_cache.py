@@ -139,8 +139,7 @@ def test_a_damaged_capture_stays_damaged_in_the_cache(write_trace, tmp_path):
     assert str(capture.path) in first
 
 
-def test_the_cache_is_next_to_the_capture_where_possible_and_no_capture_itself(capture, monkeypatch):
-    monkeypatch.delenv(cache.DIRECTORY_VARIABLE, raising=False)
+def test_the_cache_is_next_to_the_capture_where_possible_and_no_capture_itself(capture):
     load(capture)
     assert list(capture.path.parent.glob(f"{cache.FOLDER}/*/device_events.parquet"))
     assert [each.path for each in find_run(capture.path.parent).captures] == [capture.path]

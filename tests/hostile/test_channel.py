@@ -39,13 +39,6 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "profiles"
 
 
-@pytest.fixture
-def secret(tmp_path: Path) -> Path:
-    """A file that nobody may change."""
-    (tmp_path / "secret").write_text("secret")
-    return tmp_path / "secret"
-
-
 WRITERS: dict[str, Callable[[Path], object]] = {
     "write_json": lambda path: write_json(path, {"a": 1}),
     "write_atomically": lambda path: write_atomically(path, lambda temporary: temporary.write_text("ours")),
@@ -55,8 +48,9 @@ WRITERS: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("write", WRITERS.values(), ids=WRITERS)
 @pytest.mark.parametrize("to", ["secret", "missing"])
-def test_a_link_under_any_name_that_was_used_before_is_not_followed(root, secret, write, to, monkeypatch):
+def test_a_link_under_any_name_that_was_used_before_is_not_followed(root, write, to, monkeypatch):
     """In a second write, the file's own name, those that a first one used and those of earlier releases are links."""
+    (secret := root.with_name("secret")).write_text("secret")
     names, create, mkdir = set(), os.open, os.mkdir
     monkeypatch.setattr(os, "open", lambda path, *a, **k: (names.add(Path(path).name), create(path, *a, **k))[1])
     monkeypatch.setattr(os, "mkdir", lambda path, *a, **k: (names.add(Path(path).name), mkdir(path, *a, **k))[1])

@@ -10,7 +10,7 @@ import pytest
 from bridge_profiling.traces import run_files
 from bridge_profiling.traces.discover import find_run
 from tests.cli.conftest import write
-from tests.traces.kineto_files import document, steps
+from tests.traces.kineto_files import packed, steps
 
 RANK = "run/rank-1.json.gz"
 
@@ -158,9 +158,9 @@ def test_a_path_that_is_not_utf_8_is_an_error_of_its_rank(typed, folder):
 
 
 def test_a_rank_outside_its_job_is_named(typed, folder):
-    (folder / "run" / "rank-0.json.gz").write_bytes(gzip.compress(json.dumps(document(steps(250, 250))).encode()))
-    path = folder / "run" / "rank-9.json.gz"
-    path.write_bytes(gzip.compress(json.dumps(document(steps(250), distributedInfo={"rank": 9, "world_size": 8})).encode()))
+    for rank in (3, 9):
+        trace = packed(steps(250), distributedInfo={"rank": rank, "world_size": 8})
+        (folder / "run" / f"rank-{rank}.json.gz").write_bytes(trace)
     done = typed("analyze", "run", "--json")
     (caveat,) = (each for each in json.loads(done.stdout)["caveats"] if each["code"] == "rank_outside_world")
     assert caveat["ranks"] == [9]

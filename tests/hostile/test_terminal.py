@@ -49,14 +49,6 @@ def test_a_name_is_escaped_in_every_place_of_a_table(hostile, terminal):
     assert not [line for line in out.getvalue().splitlines() if line.startswith("error")]
 
 
-@pytest.fixture(scope="module")
-def named(tmp_path_factory):
-    """A run whose kernels, operators and ranges are called by everything hostile that JSON can hold."""
-    path = tmp_path_factory.mktemp("named")
-    write_ranks_called("".join(text for key, text in HOSTILE.items() if key != "half a character"), path)
-    return path
-
-
 @pytest.mark.parametrize(
     "command",
     [
@@ -68,7 +60,10 @@ def named(tmp_path_factory):
     ],
     ids=" ".join,
 )
-def test_no_command_prints_or_writes_a_hostile_name_as_it_is(typed, folder, named, command):
+def test_no_command_prints_or_writes_a_hostile_name_as_it_is(typed, folder, tmp_path_factory, command):
+    """The kernels, operators and ranges of a run are called by everything hostile that JSON can hold."""
+    named = tmp_path_factory.mktemp("named")
+    write_ranks_called("".join(text for key, text in HOSTILE.items() if key != "half a character"), named)
     done = typed(*(part.format(named) for part in command))
     assert done.returncode == 0, done.stderr
     assert not _unsafe(done.stdout + done.stderr)

@@ -1,7 +1,5 @@
 """Where the tests find a Python that can import Megatron Bridge, and how it trains there."""
 
-from __future__ import annotations
-
 import functools
 import os
 import subprocess

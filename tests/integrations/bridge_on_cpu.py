@@ -6,8 +6,6 @@ none of them, so it builds its own layers. `recipes.megatron.cpu` then lets the 
 project's own trainings. Model, optimizer, data, checkpoints and communication (gloo) are real.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.abc
 import importlib.machinery

@@ -8,8 +8,6 @@ ranks. What a training leaves in its folder: `rank-N.log` (everything that it pr
 and `profiles`, which is what our callback captured.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import gc
 import importlib.util

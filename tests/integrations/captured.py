@@ -1,7 +1,5 @@
 """Reads what a training left in its output directory: the manifests, and the iterations and phases in the traces."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path
@@ -10,6 +8,17 @@ PHASES = (
     *("data-loading", "host-to-device", "forward", "backward", "forward-backward", "optimizer"),
     *("checkpoint", "evaluation", "logging"),
 )
+
+
+def read_trace(path: Path) -> dict:
+    with gzip.open(path, "rt") as file:
+        return json.load(file)
+
+
+def iterations_in(events: list[dict]) -> list[int]:
+    """The iterations of a trace in the order in which they ran, each time that it ran."""
+    steps = [event for event in events if event.get("ph") == "X" and event["name"].startswith("ProfilerStep#")]
+    return [int(step["name"].removeprefix("ProfilerStep#")) for step in sorted(steps, key=lambda step: step["ts"])]
 
 
 class Captured:
@@ -23,9 +32,8 @@ class Captured:
 
     def events(self, rank: int = 0) -> list[dict]:
         """The complete events of a trace, in the order of their begin."""
-        with gzip.open(self.root / "torch" / self._folder / f"rank-{rank}.pt.trace.json.gz", "rt") as file:
-            events = [event for event in json.load(file)["traceEvents"] if event.get("ph") == "X"]
-        return sorted(events, key=lambda event: event["ts"])
+        trace = read_trace(self.root / "torch" / self._folder / f"rank-{rank}.pt.trace.json.gz")
+        return sorted((event for event in trace["traceEvents"] if event.get("ph") == "X"), key=lambda event: event["ts"])
 
     def ranges(self, rank: int = 0) -> list[str]:
         """Names of the ranges in a trace, in order."""

@@ -1,7 +1,5 @@
 """An example of docs/examples on two connected CPU ranks, with its profiling and without."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

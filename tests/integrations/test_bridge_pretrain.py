@@ -4,8 +4,6 @@ Each test reads what a small GPT has left on two CPU ranks: see `bridge_pretrain
 that of the Python which the variable BRIDGE_PYTHON names.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path
@@ -117,36 +115,31 @@ def test_a_plugin_has_the_releases_arguments_and_defaults_and_its_converter_the_
     assert [field.name for field in converted] == theirs["script_arguments"]
 
 
+def emitted(name: str, **settings: Any) -> list[str]:
+    script = run.Script(path="pretrain.py", entrypoint="python")
+    getattr(plugins, name)(**settings).setup(script, run.SlurmExecutor(account="team"))
+    return script.args
+
+
 @pytest.mark.parametrize("name", PLUGINS)
-def test_a_plugin_emits_only_keys_that_the_release_knows(about, name):
+def test_a_plugin_emits_what_the_releases_own_emits_and_only_keys_that_the_release_knows(about, name):
+    """But for the capitals of PreemptionPlugin's booleans there."""
+    assert emitted(name, **required(about, name)) == [text.lower() for text in about["plugins"][name]["overrides"]]
     defaults = about["plugins"][name]["arguments"].items()
     switched = {argument: not default for argument, default in defaults if isinstance(default, bool)}
-    script = run.Script(path="pretrain.py", entrypoint="python")
-    getattr(plugins, name)(**required(about, name), **switched).setup(script, run.SlurmExecutor(account="team"))
-    for argument in script.args:
+    for argument in emitted(name, **required(about, name), **switched):
         section, key = argument.split("=")[0].split(".")
         assert key in about[section], argument
 
 
-@pytest.mark.parametrize("name", PLUGINS)
-def test_a_plugin_emits_what_the_releases_own_emits(about, name):
-    """But for the capitals of PreemptionPlugin's booleans there."""
-    script = run.Script(path="pretrain.py", entrypoint="python")
-    getattr(plugins, name)(**required(about, name)).setup(script, run.SlurmExecutor(account="team"))
-    assert script.args == [override.lower() for override in about["plugins"][name]["overrides"]]
-
-
-def test_the_profiling_section_has_the_releases_fields_and_defaults(about):
-    """But for the snapshot's path, which the callback takes over only where the user has set it."""
+def test_the_profiling_section_has_the_releases_fields_and_the_callback_listens_to_its_events(about):
+    """But for the default of the snapshot's path, which the callback takes over only where the user has set it."""
     theirs = about["profiling"]
     assert theirs["memory_snapshot_path"] == (
         "snapshot.pickle" if about["release"] < "0.4" else "/nemo_run/snapshot.pickle"
     )  # as docs/reference/plugins.md says
     ours = {name: getattr(ProfilingConfig(), name, "missing") for name in theirs}
     assert ours | {"memory_snapshot_path": theirs["memory_snapshot_path"]} == theirs
-
-
-def test_the_callback_listens_to_events_that_the_release_has(about):
     listened = {name for name in dir(ProfilingCallback) if name.startswith("on_")}
     assert listened <= set(about["events"])
     # No event tells of an exception or an early exit, which is why the callback is a context manager.

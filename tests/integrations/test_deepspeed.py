@@ -1,7 +1,5 @@
 """DeepSpeed on two CPU ranks: the example, ZeRO's stages, and what DeepSpeed measures itself."""
 
-from __future__ import annotations
-
 import importlib.metadata
 from pathlib import Path
 
@@ -17,31 +15,15 @@ pytestmark = [pytest.mark.system, pytest.mark.needs("deepspeed")]
 PARAMETERS = (32 * 64 + 64) + (64 * 4 + 4)
 
 
-@pytest.fixture(scope="module")
-def on_cpu():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DS_ACCELERATOR", "cpu")
-        yield
+@pytest.fixture(autouse=True)
+def _on_cpu(monkeypatch):
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
 
 
-@pytest.fixture(scope="module")
-def example(tmp_path_factory, on_cpu):
-    return ExampleRun("deepspeed_zero.py", tmp_path_factory.mktemp("example"))
-
-
-@pytest.fixture(scope="module")
-def cases(tmp_path_factory, on_cpu):
-    folder = tmp_path_factory.mktemp("cases")
-    run_ranks(every_case, folder, folder=folder, ranks=2, check=True)
-    return folder
-
-
-def test_the_example_is_captured_whole_and_trains_as_without(example):
+def test_the_example_is_captured_whole_and_its_manifest_has_what_deepspeed_measures(tmp_path):
+    example = ExampleRun("deepspeed_zero.py", tmp_path)
     micro_batch = ["host-to-device", "forward", "backward"]
     example.check("deepspeed", [*micro_batch, "data-loading", *micro_batch, "optimizer", "data-loading"])
-
-
-def test_zero_2_reduces_each_micro_batch_and_gathers_once(example):
     for rank in (0, 1):
         found = example.captured.ranges(rank)
         # Of two iterations with two micro-batches each.
@@ -49,9 +31,7 @@ def test_zero_2_reduces_each_micro_batch_and_gathers_once(example):
         framework = example.captured.manifest(rank)["framework"]
         assert (framework["zero_stage"], framework["gradient_accumulation_steps"]) == (2, 2)
         assert (framework["version"], framework["backend"]) == (importlib.metadata.version("deepspeed"), "gloo")
-
-
-def test_the_flops_profilers_result_is_in_the_manifest_of_the_rank_that_has_it(example):
+    # The FLOPs profiler's result, of the rank that has it.
     found = example.captured.manifest(0)["framework"]["flops_profiler"]
     assert (found["enabled"], found["profile_step"]) == (True, 1)
     # A multiplication and an addition for each weight and sample, of 4 samples in one micro-batch; two micro-batches, biases.
@@ -61,9 +41,7 @@ def test_the_flops_profilers_result_is_in_the_manifest_of_the_rank_that_has_it(e
     assert 2 * macs <= found["result"]["forward_flops"] <= 2.1 * macs
     assert found["result"]["parameters"] == PARAMETERS
     assert example.captured.manifest(1)["framework"]["flops_profiler"]["result"] is None
-
-
-def test_the_wall_clock_breakdown_of_the_window_is_in_the_manifest(example):
+    # The wall-clock breakdown of the window.
     framework = example.captured.manifest(1)["framework"]
     found = framework["wall_clock_breakdown"]
     assert (found["enabled"], found["iteration"]) == (True, [3, 4])
@@ -72,8 +50,9 @@ def test_the_wall_clock_breakdown_of_the_window_is_in_the_manifest(example):
     assert "wall_clock_breakdown is on" in framework["notes"][0]
 
 
-def test_zero_3_is_captured_with_deepspeeds_own_ranges(cases):
-    captured = Captured(cases / "zero3", "iter-3-5")
+def test_zero_3_is_captured_with_deepspeeds_own_ranges_and_an_epochs_end_shares_an_iteration_with_the_next(tmp_path):
+    run_ranks(every_case, tmp_path, folder=tmp_path, ranks=2, check=True)
+    captured = Captured(tmp_path / "zero3", "iter-3-5")
     for rank in (0, 1):
         assert captured.manifest(rank)["framework"]["zero_stage"] == 3
         found = captured.ranges(rank)
@@ -82,9 +61,7 @@ def test_zero_3_is_captured_with_deepspeeds_own_ranges(cases):
         step = ["forward", "backward", "optimizer"]
         assert captured.phases(rank) == {3: [*step, "data-loading"], 4: [*step, "checkpoint", "data-loading"]}
 
-
-def test_an_epoch_that_ends_between_two_steps_shares_an_iteration_with_the_next(cases):
-    captured = Captured(cases / "epochs", "iter-3-5")
+    captured = Captured(tmp_path / "epochs", "iter-3-5")
     manifest = captured.manifest()
     assert (manifest["status"], manifest["captured"]["iterations"]) == ("complete", [3, 4])
     # Five batches an epoch, two a step: iteration 2 has the first epoch's last one and the second's first.

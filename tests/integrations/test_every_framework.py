@@ -1,7 +1,5 @@
 """What every integration does alike: resumes, failures, signals, and nothing where no profiler is asked for."""
 
-from __future__ import annotations
-
 import copy
 import io
 import signal
@@ -73,8 +71,7 @@ STEP = ["forward", "backward", "optimizer"]
 
 
 @pytest.fixture
-def loop(tmp_path, monkeypatch):
-    monkeypatch.delenv("BRIDGE_PROFILING_DIR", raising=False)
+def loop(tmp_path):
     return Loop(tmp_path)
 
 

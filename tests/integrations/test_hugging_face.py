@@ -1,7 +1,5 @@
 """The callback in Hugging Face's Trainer, and the hook in a loop around Accelerate: iterations, phases, nothing lost."""
 
-from __future__ import annotations
-
 import copy
 import importlib
 

@@ -1,7 +1,5 @@
 """The callback in Lightning's Trainer: the right iterations whatever they consist of, every phase, nothing lost."""
 
-from __future__ import annotations
-
 import pytest
 
 from bridge_profiling.errors import ProfilingConfigError

@@ -1,7 +1,5 @@
 """What the callback for Megatron Bridge does with a config and with signals. `test_bridge_pretrain.py` has it trained."""
 
-from __future__ import annotations
-
 import signal
 from dataclasses import dataclass, field
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Where ranks stand, from meshes and wrapped models, against the mesh's own coordinates; process groups without peers."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 
 import pytest

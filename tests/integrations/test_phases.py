@@ -1,7 +1,5 @@
 """Phases found by hooks (in which order, nested, compiled, on other threads), and their memory."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import threading

@@ -1,7 +1,5 @@
 """What a driver gives Ray's workers, and what a worker captures: everything that needs no Ray."""
 
-from __future__ import annotations
-
 import copy
 import json
 import os
@@ -20,10 +18,7 @@ STEPS, PATTERNS = "NRL_NSYS_PROFILE_STEP_RANGE", "NRL_NSYS_WORKER_PATTERNS"
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch, tmp_path):
-    """Asked for: steps 2 to 7 of policy workers. No nsys on this machine, and nothing of another launch."""
-    for name in (*os.environ, "BRIDGE_PROFILING_LAUNCH_ID"):
-        if name.startswith(("NRL_", "BRIDGE_PROFILING", "SLURM", "TORCHELASTIC")):
-            monkeypatch.delenv(name, raising=False)
+    """Asked for: steps 2 to 7 of policy workers. No nsys on this machine."""
     monkeypatch.setenv(STEPS, "2:8")
     monkeypatch.setenv(PATTERNS, "*policy*")
     monkeypatch.setattr(integration, "_nsys_here", lambda: None)

@@ -1,7 +1,5 @@
 """TensorBoard's PyTorch plugin opens our folders: its own reader finds each rank and its views."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import lzma
@@ -41,18 +39,14 @@ print(json.dumps(found))
 pytestmark = pytest.mark.integration
 
 
-@pytest.fixture(autouse=True)
-def _plugin() -> None:
-    pytest.importorskip("tensorboard")
-    pytest.importorskip("torch_tb_profiler")
-
-
 def read(folder: Path) -> dict[str, Any]:
     return json.loads(ended_well([sys.executable, "-c", READER, folder]).stdout.splitlines()[-1])
 
 
 def test_ranks_of_gpus_also_have_kernels_and_links_give_the_distributed_view_its_nodes(tmp_path: Path) -> None:
     """Captured by the hook on two GPUs, and recompressed for this repository."""
+    pytest.importorskip("tensorboard")
+    pytest.importorskip("torch_tb_profiler")
     profiles = tmp_path / "profiles"
     for kind in ("manifest", "torch"):
         (profiles / kind / "iter-5-8").mkdir(parents=True)

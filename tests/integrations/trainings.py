@@ -1,7 +1,5 @@
 """A small training on one CPU in each framework, of eight iterations with one batch each, and what is captured of it."""
 
-from __future__ import annotations
-
 import importlib
 from pathlib import Path
 

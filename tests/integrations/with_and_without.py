@@ -3,8 +3,6 @@
 In one process each, since importing the frameworks takes longer than the trainings.
 """
 
-from __future__ import annotations
-
 import os
 import runpy
 import sys

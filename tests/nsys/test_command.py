@@ -1,7 +1,8 @@
-"""The command lines of nsys, fitted to the nsys of a machine; tests/system/test_nsys.py runs them with a real one."""
+"""Command lines of nsys and the files shared with its supervisor; tests/system/test_nsys.py runs them with a real nsys."""
 
 import os
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,9 +11,10 @@ import pytest
 from bridge_profiling.capture import ParallelLayout, start_under_nsys
 from bridge_profiling.capture.nsys_profiler import nsys_request
 from bridge_profiling.config import ProfilingConfig
-from bridge_profiling.errors import CaptureError, ProfilingConfigError
+from bridge_profiling.errors import CaptureError
 from bridge_profiling.nsys import command as nsys_command
 from bridge_profiling.nsys import launch as nsys_launch
+from bridge_profiling.nsys.channel import CHANNEL_VARIABLE, Capture, Channel, Spec, Training
 
 ALL = "--trace --output --sample --cpuctxsw --cuda-graph-trace --force-overwrite --kill --wait --capture-range"
 ALL += " --capture-range-end --nvtx-capture --delay --export"
@@ -127,13 +129,6 @@ def test_options_follow_the_settings_the_user_and_the_machine(version, settings,
     assert warnings == warned
 
 
-def test_options_that_cannot_work_are_refused_before_anything_starts():
-    traces = [{"nsys_trace": ["a b"]}, {"nsys_trace": ["nvtx", "foo"]}]
-    for wrong in (*traces, {"nsys_extra_args": ["--output=x"]}, {"nsys_extra_args": "--wait=all"}):
-        with pytest.raises(ProfilingConfigError, match=r"profiling\.nsys_"):
-            ProfilingConfig(**wrong).finalize()
-
-
 @pytest.mark.parametrize(
     ("version", "settings", "own", "expected"),
     [
@@ -234,3 +229,31 @@ def test_a_report_is_complete_when_no_process_writes_it(writers, written, messag
 def test_options_say_how_many_ranges_are_captured_and_when_the_report_is_written(options, captures, at_its_end):
     arguments = ["--capture-range=nvtx", *([f"--capture-range{options}"] if options else [])]
     assert (nsys_command.captures_of(arguments), nsys_command.reports_with_range(arguments)) == (captures, at_its_end)
+
+
+PATHS = {"nsys": ["nsys", "profile"], "command": ["python", "train.py"], "report": "report.nsys-rep"}
+SPEC = Spec(rank=0, supervisor=1, notes=[], export_sqlite=False, captures=2, reports_with_range=False, **PATHS)
+
+
+def test_captures_are_numbered_and_one_that_never_stopped_is_replaced(tmp_path):
+    channel = Channel(tmp_path)
+    channel.write(SPEC)
+    first, second = Capture("m1", "r1"), Capture("m2", "r2")
+    assert channel.announce(first) == channel.announce(second) == 1
+    channel.write(replace(second, stopped=True), 1)
+    assert channel.announce(first) == 2
+    channel.write(replace(first, stopped=True), 2)
+    with pytest.raises(CaptureError, match="make 2 captures and has made them"):
+        channel.announce(first)
+
+
+def test_a_process_that_the_training_started_has_no_channel(tmp_path):
+    """A message that is damaged is none."""
+    channel, environ = Channel(tmp_path), {CHANNEL_VARIABLE: str(tmp_path)}
+    assert Channel.of_this_process({}) is None
+    assert Channel.of_this_process(environ) == channel
+    (tmp_path / "training.json").write_text(f'{{"pid": {os.getppid()}, "more": 2}}')
+    assert Channel.of_this_process(environ) == channel
+    for pid, expected in ((os.getpid(), channel), (os.getppid(), None)):
+        channel.write(Training(pid))
+        assert Channel.of_this_process(environ) == expected

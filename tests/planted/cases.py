@@ -1,7 +1,5 @@
 """The table of captures with planted causes: `cases.json`, read. Needs no torch, and no capture to exist."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field

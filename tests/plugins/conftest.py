@@ -1,7 +1,5 @@
 """Tasks and executors as users have them, of this machine and of others: no cluster and no network."""
 
-from __future__ import annotations
-
 import importlib
 from dataclasses import dataclass, field
 
@@ -140,7 +138,6 @@ def assigned(executor):
 
 @pytest.fixture
 def nemorun_home(tmp_path, monkeypatch):
-    monkeypatch.delenv("LOGLEVEL", raising=False)  # NeMo-Run passes it on
     monkeypatch.setattr("nemo_run.config._NEMORUN_HOME", str(tmp_path))
 
 

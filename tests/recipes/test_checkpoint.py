@@ -79,31 +79,20 @@ def test_a_profiled_training_resumes_to_the_bit_and_captures_the_rest_of_its_win
         assert [iteration for trace in traces for iteration in trace_iterations(trace)] == captured
 
 
-def test_a_training_that_is_out_of_time_stops_with_a_checkpoint(one):
+def test_checkpoints_come_when_time_is_up_and_at_their_interval_old_ones_go_and_a_training_can_go_on(one):
     folder, losses, output = one
     assert list(losses["late"].train) == [0]
     assert (folder / "late/latest_checkpointed_iteration.txt").read_text() == "1"
     assert "training stops after iteration 0: train.exit_duration_in_mins=1e-06 is over" in output
-
-
-def test_checkpoints_come_at_their_interval_and_at_the_end_and_old_ones_go(one):
-    folder, losses, output = one
+    # At its interval, and at the end.
     assert losses["regular"].train == losses["whole"].train
     assert f"no checkpoint under {folder}/regular yet: training starts from scratch" in output
     written = re.findall(rf"checkpoint of (\d) iterations written in .*: {folder}/regular/", output)
     assert written == ["2", "4", "6"]
     assert {path.name for path in (folder / "regular").glob("iter_*")} == {"iter_0000004", "iter_0000006"}
-
-
-def test_a_finished_training_that_is_started_again_has_nothing_to_do(one):
-    folder, losses, output = one
+    # Started again as it was, and longer, with a learning rate of nothing: two batches cost what the checkpoint's model gives.
     assert losses["regular_again"].train == {}
     assert f"nothing is left to train: the checkpoint under {folder}/regular holds 6 iterations" in output
-
-
-def test_a_training_can_be_made_longer_with_other_settings_of_the_optimizer(one):
-    """With a learning rate of nothing, the model stays what the checkpoint held: two batches cost what that model gives."""
-    losses = one[1]
     assert list(losses["longer"].train) == [6, 7]
     assert max(losses["longer"].values) < losses["whole"].values[0] - 0.3
 

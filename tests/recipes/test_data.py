@@ -42,8 +42,8 @@ def folder(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="module")
-def losses(folder):
+@pytest.mark.integration
+def test_iteration_3_sees_the_same_indexed_data_wherever_a_run_starts_whoever_loads_it_and_on_two_ranks(folder):
     indexed, blend = f"{FROZEN} dataset.blend=[{folder}/long]", f"{FROZEN} dataset.blend=[{folder}/long,{folder}/short]"
     workers = f"dataset.num_workers=2 dataset.prefetch_factor=3 dataset.path_to_cache={folder}/cache"
     cases = {
@@ -53,11 +53,7 @@ def losses(folder):
         "blend": f"{blend} train.eval_interval=3",
         "weighted": f"{blend} dataset.blend_weights=[1,9]",
     }
-    return run_cases(folder, cases)[0]
-
-
-@pytest.mark.integration
-def test_iteration_3_sees_the_same_indexed_data_wherever_a_run_starts_and_whoever_loads_it(losses, folder):
+    losses, _ = run_cases(folder, cases)
     whole = losses["indexed"].train
     assert whole != losses["mock"].train
     assert len(set(whole.values())) == 6
@@ -65,16 +61,10 @@ def test_iteration_3_sees_the_same_indexed_data_wherever_a_run_starts_and_whoeve
     # Indices are kept next to the data, or where they are asked for.
     assert list(folder.glob("long/cache/GPTDataset_indices/*.npy"))
     assert list(folder.glob("cache/*.npy"))
-
-
-@pytest.mark.integration
-def test_data_sets_are_blended_by_their_sizes_or_by_weights(losses):
+    # Data sets are blended by their sizes or by weights.
     assert len({str(losses[name].train) for name in ("indexed", "blend", "weighted")}) == 3
     assert list(losses["blend"].evaluation) == [2, 5]
-
-
-@pytest.mark.integration
-def test_two_ranks_share_one_index_and_see_what_one_rank_sees(losses, folder):
+    # Two ranks share one index.
     settings = f"{FROZEN} dataset.blend=[{folder}/long] dataset.path_to_cache={folder}/cache_of_two"
     two_ranks = run_cases(folder, {"two_ranks": settings}, ranks=2)[0]["two_ranks"]
     assert two_ranks.values == pytest.approx(losses["indexed"].values, abs=5e-5)

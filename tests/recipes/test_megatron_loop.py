@@ -56,21 +56,22 @@ def one_rank(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def one(one_rank):
-    return one_rank[1]
-
-
-@pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory):
     folder = tmp_path_factory.mktemp("two_ranks")
     return folder, run_cases(folder, TWO_RANKS, ranks=2)[0]
 
 
-@pytest.mark.parametrize("name", ["plain", "masked", "llama"])
-def test_a_process_without_a_launcher_trains_alone(one, name):
-    assert list(one[name].train) == list(range(6))
-    assert one[name].values[-1] < one[name].values[0] - 0.2
-    assert name == "plain" or one[name].train != one["plain"].train
+def test_a_process_without_a_launcher_trains_alone_and_evaluations_and_watching_change_no_bit_of_any_loss(one_rank):
+    one = one_rank[1]
+    for name in ("plain", "masked", "llama"):
+        assert list(one[name].train) == list(range(6))
+        assert one[name].values[-1] < one[name].values[0] - 0.2
+        assert name == "plain" or one[name].train != one["plain"].train
+    # With the distributed optimizer.
+    assert one["bf16"].values == pytest.approx(one["plain"].values, abs=0.02)
+    assert list(one["evaluated"].evaluation) == [1, 3, 5]
+    assert one["watched"].evaluation == one["evaluated"].evaluation
+    assert one["watched"].train == one["evaluated"].train == one["plain"].train
 
 
 def test_progress_says_layers_iteration_loss_step_time_and_tokens(one_rank):
@@ -81,12 +82,6 @@ def test_progress_says_layers_iteration_loss_step_time_and_tokens(one_rank):
     first = next(line for line in lines if line.startswith("iteration 0/6 | loss 4."))
     assert " ms/step | " in first
     assert first.endswith(" tokens/s")
-
-
-def test_evaluations_and_watching_change_no_bit_of_any_loss(one):
-    assert list(one["evaluated"].evaluation) == [1, 3, 5]
-    assert one["watched"].evaluation == one["evaluated"].evaluation
-    assert one["watched"].train == one["evaluated"].train == one["plain"].train
 
 
 def test_a_monitored_rank_logs_its_iterations_tokens_and_waiting_for_data(one_rank):
@@ -101,10 +96,6 @@ def test_a_monitored_rank_logs_its_iterations_tokens_and_waiting_for_data(one_ra
     assert not (one_rank[0] / "plain" / "monitor").exists()
 
 
-def test_bf16_with_the_distributed_optimizer_trains_like_fp32(one):
-    assert one["bf16"].values == pytest.approx(one["plain"].values, abs=0.02)
-
-
 def test_every_phase_is_named_and_an_evaluation_inside_the_window(one_rank):
     names = Captured(one_rank[0] / "around_an_evaluation", "iter-2-4").ranges()
     # Two iterations of four microbatches, and an evaluation of as many.
@@ -112,21 +103,16 @@ def test_every_phase_is_named_and_an_evaluation_inside_the_window(one_rank):
     assert [names.count(phase) for phase in ("forward-backward", "data-loading")] == [2, 16]
 
 
-@pytest.mark.parametrize("layout", ["dp_overlapped", "tp"])
-def test_a_layout_gives_the_losses_of_one_rank(one, two_ranks, layout):
-    assert two_ranks[1][layout].values == pytest.approx(one["plain"].values, abs=5e-5)
-
-
-@pytest.mark.parametrize("layout", ["pp", "pp_interleaved"])
-def test_pipeline_stages_train_together(two_ranks, layout):
-    losses = two_ranks[1][layout]
-    assert list(losses.train) == list(range(6))
-    assert losses.values[-1] < losses.values[0] - 0.3
-
-
-def test_evaluations_work_over_a_pipeline_and_with_overlapped_gathers(one, two_ranks):
-    assert list(two_ranks[1]["pp"].evaluation) == [2, 5]
-    overlapped, alone = two_ranks[1]["dp_overlapped"].evaluation, one["evaluated"].evaluation
+def test_a_layout_gives_the_losses_of_one_rank_and_pipeline_stages_train_and_evaluate_together(one_rank, two_ranks):
+    one, losses = one_rank[1], two_ranks[1]
+    for layout in ("dp_overlapped", "tp"):
+        assert losses[layout].values == pytest.approx(one["plain"].values, abs=5e-5)
+    for layout in ("pp", "pp_interleaved"):
+        assert list(losses[layout].train) == list(range(6))
+        assert losses[layout].values[-1] < losses[layout].values[0] - 0.3
+    # Evaluations, over a pipeline and with overlapped gathers.
+    assert list(losses["pp"].evaluation) == [2, 5]
+    overlapped, alone = losses["dp_overlapped"].evaluation, one["evaluated"].evaluation
     assert list(map(float.fromhex, overlapped.values())) == pytest.approx(list(map(float.fromhex, alone.values())), abs=5e-5)
 
 

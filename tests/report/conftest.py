@@ -13,11 +13,8 @@ def made(tmp_path, write_trace, run_of):
     """Opens a run of ranks with these events each: by default two iterations of 0.9 ms, from 0 and 1 ms, with a kernel."""
 
     def make(ranks=1, events=None, folder="run"):
-        (tmp_path / folder).mkdir()
         for rank in range(ranks):
-            write_trace(
-                steps(250, 250) if events is None else events, f"{folder}/rank-{rank}.json.gz", distributedInfo={"rank": rank}
-            )
+            write_trace(events or steps(250, 250), f"{folder}/rank-{rank}.json.gz", distributedInfo={"rank": rank})
         return run_of(tmp_path / folder)
 
     return make

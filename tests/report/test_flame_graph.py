@@ -26,8 +26,9 @@ EVENTS = [
 ]
 
 
-def test_a_speedscope_file_has_a_profile_of_each_thread_and_is_valid(made, tmp_path):
-    made(events=EVENTS).write_flame_graph(tmp_path / "host.json")
+def test_a_speedscope_file_has_a_profile_of_each_thread_and_folded_text_a_line_of_nanoseconds_for_each_stack(made, tmp_path):
+    run = made(events=EVENTS)
+    run.write_flame_graph(tmp_path / "host.json")
     document = json.loads((tmp_path / "host.json").read_text())
     jsonschema.validate(document, SCHEMA)
     frames = document["shared"]["frames"]
@@ -37,11 +38,8 @@ def test_a_speedscope_file_has_a_profile_of_each_thread_and_is_valid(made, tmp_p
         ["rank 0, thread 1, host time", [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3]], [50, 20, 25, 5], 100],
         ["rank 0, thread 2, host time", [[4]], [10], 10],
     ]
-
-
-def test_folded_text_has_a_line_of_whole_nanoseconds_for_each_stack(made, tmp_path):
     output = tmp_path / "stacks.txt"
-    assert made(events=EVENTS).write_flame_graph(output, folded=True) == 5
+    assert run.write_flame_graph(output, folded=True) == 5
     first, *_, last = output.read_text().splitlines()
     assert (first, last) == ("rank 0;thread 1;lib/train.py(3): <module> 50000", "rank 0;thread 2;a:b c 10000")
 

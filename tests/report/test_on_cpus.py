@@ -29,21 +29,6 @@ def _rank(loading_us, computing_us, arrive_us, loading):
     return events
 
 
-@pytest.fixture
-def run(tmp_path, write_trace, run_of):
-    """Opens a run of two ranks: how long each loads data, and computes."""
-
-    def make(*times_us, loading=LOADER):
-        arrive_us = max(sum(times) for times in times_us)
-        for rank, (loading_us, computing_us) in enumerate(times_us):
-            (tmp_path / "run").mkdir(exist_ok=True)
-            trace = _rank(loading_us, computing_us, arrive_us, loading)
-            write_trace(trace, f"run/rank-{rank}.json.gz", distributedInfo={"rank": rank})
-        return run_of(tmp_path / "run")
-
-    return make
-
-
 @pytest.mark.parametrize(
     ("times_us", "finding", "headline"),
     [
@@ -53,8 +38,12 @@ def run(tmp_path, write_trace, run_of):
         (((1_000, 10_000), (1_000, 10_000)), None, "Nothing to change was found."),
     ],
 )
-def test_the_late_rank_and_its_cause_are_named(run, tmp_path, times_us, finding, headline):
-    opened = run(*times_us, loading="save_checkpoint" if "Saving" in headline else LOADER)
+def test_the_late_rank_and_its_cause_are_named(tmp_path, write_trace, run_of, times_us, finding, headline):
+    """Of two ranks, by how long each loads data, or saves, and computes."""
+    for rank, times in enumerate(times_us):
+        trace = _rank(*times, max(map(sum, times_us)), "save_checkpoint" if "Saving" in headline else LOADER)
+        write_trace(trace, f"run/rank-{rank}.json.gz", distributedInfo={"rank": rank})
+    opened = run_of(tmp_path / "run")
     summary = summarize(opened)
     said = verdict(summary)
     assert said.headline.startswith(headline)
@@ -72,6 +61,6 @@ def test_the_late_rank_and_its_cause_are_named(run, tmp_path, times_us, finding,
 
 
 def test_events_of_an_unknown_category_may_be_of_a_device_that_is_not_read(write_trace, run_of, tmp_path):
-    (tmp_path / "run").mkdir()
+
     write_trace([*_rank(70_000, 10_000, 81_000, LOADER), complete("mtia_ccp_events", "fc", 50_000, 900)], "run/rank-0.json.gz")
     assert verdict(summarize(run_of(tmp_path / "run"))).headline == "These captures hold no device work to judge."

@@ -1,11 +1,18 @@
-"""The published JSON Schemas: current, complete, and of use to someone who checks a document with them."""
+"""The JSON document has the numbers that the terminal prints, and its published schemas are current and complete."""
 
+import json
 import runpy
 from pathlib import Path
 
+import pytest
 from jsonschema import Draft202012Validator
 
+from bridge_profiling.report import words
+from bridge_profiling.report.verdict import summarize
+from tests.planted.cases import CASES
 from tests.report.published import published
+from tests.report.summaries import printed
+from tests.traces.kineto_files import kernel
 
 SCRIPT = Path(__file__).resolve().parents[2] / "tools" / "json_schemas.py"
 
@@ -30,3 +37,31 @@ def test_every_key_is_described_and_numbers_with_a_unit_say_so():
             assert about, path
             if "number" in kind or "integer" in kind:
                 assert unit == next((unit for end, unit in units.items() if path.endswith(end)), unit), path
+
+
+@pytest.mark.parametrize("name", ["data_loading_2", "straggler_compute_4", "clean_2_nsys", "host_sync_2"])
+def test_the_verdict_and_the_budget_are_the_numbers_on_the_terminal(run_of, tmp_path, name):
+    run = run_of(CASES[name].folder, parquet=tmp_path / "tables")
+    text = printed(summarize(run))
+    document = json.loads(run.to_json())
+    verdict = document["verdict"]
+    for sentence in (verdict["headline"], *verdict["sentences"], *verdict["first"], *verdict["notes"]):
+        assert sentence in text
+    assert f"An iteration takes {words.milliseconds(verdict['iteration_us'])} (median of {verdict['iterations']} on" in text
+    (parts,) = (sentence for sentence in verdict["sentences"] if sentence.startswith("Its parts: "))
+    for part in document["budget"]["parts"]:
+        name = "exposed communication" if part["cause"] == "communication" else part["name"]
+        assert (f" {words.percent(part['share'])} {name}" in parts) == (part["share"] >= 0.02)
+    if verdict["recoverable_us_per_iteration"]:
+        assert f"at most {words.milliseconds(verdict['at_most_us_per_iteration'])}" in text
+        amount, share = (words.milliseconds(verdict["total_recoverable_us_per_iteration"]), verdict["total_recoverable_share"])
+        total = f"together about {amount} per iteration ({words.percent(share)})"
+        assert (total in text) == (len(document["findings"]) > 1)
+    assert (verdict["confidence"] in (None, "high")) != (f"Confidence is {verdict['confidence']}" in text)
+
+
+def test_coordinates_come_from_the_trace_and_what_is_no_number_is_null(write_trace, run_of):
+    ours = {"rank": 3, "coordinates": {"tp": [1, 2], "pp": [0, 1]}}
+    run = run_of(write_trace([kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL()", 1, 0)], bridge_profiling=ours))
+    (rank,) = json.loads(run.to_json(), parse_constant=pytest.fail)["ranks"]
+    assert (rank["coordinates"], rank["device"]["span_us"]) == (ours["coordinates"], 0)

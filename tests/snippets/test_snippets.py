@@ -1,7 +1,5 @@
 """Code blocks of the documents that name a utility, ours or theirs, run as typed; a table says why the others do not."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import re

@@ -1,7 +1,6 @@
 """What system tests share: a job's environment, waiting for it, ending it, and reading what its ranks left."""
 
 import contextlib
-import gzip
 import json
 import os
 import re
@@ -14,10 +13,12 @@ from pathlib import Path
 
 import psutil
 
+from tests.integrations.captured import iterations_in, read_trace
+
 ROOT = Path(__file__).resolve().parents[2]
 
 #: What would make a job believe that it is part of another, or change what it captures.
-FOREIGN = ("BRIDGE_PROFILING", "MASTER_", "NRL_", "PLANTED", "RANK", "SLURM", "TORCHELASTIC", "WORLD_SIZE")
+FOREIGN = ("BRIDGE_PROFILING", "LOCAL_RANK", "MASTER_", "NRL_", "PLANTED", "RANK", "SLURM", "TORCHELASTIC", "WORLD_SIZE")
 
 
 def environment(nsys: Path | None = None, **more: str) -> dict[str, str]:
@@ -75,9 +76,7 @@ def by_rank(files: Iterable[Path], read: Callable[[Path], list[int]]) -> dict[in
 
 def trace_iterations(trace: Path) -> list[int]:
     """The iterations that a Kineto trace names."""
-    with gzip.open(trace, "rt") as file:
-        names = {event.get("name", "") for event in json.load(file)["traceEvents"]}
-    return sorted(int(match[1]) for name in names if (match := re.fullmatch(r"ProfilerStep#(\d+)", name)))
+    return sorted(set(iterations_in(read_trace(trace)["traceEvents"])))
 
 
 def nvtx_ranges(sqlite: Path) -> list[str]:

@@ -1,6 +1,5 @@
 """Writes small traces and reports, reads them, and knows where the real captures lie."""
 
-import functools
 import gzip
 import json
 import os
@@ -39,6 +38,7 @@ def write_trace(tmp_path):
             content = json.dumps(content)
         raw = content.encode() if isinstance(content, str) else content
         path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
         path.write_bytes(gzip.compress(raw) if name.endswith(".gz") else raw)
         return path
 
@@ -71,9 +71,3 @@ def captures():
     if not path.is_dir():
         pytest.skip(f"the real captures are not in {path}: BRIDGE_PROFILING_CAPTURES names their place")
     return path
-
-
-@pytest.fixture(scope="session")
-def decoded(captures):
-    """The tables of a real Kineto trace, `tp2_dp2/rank-0` for example, which is read once."""
-    return functools.cache(lambda name: kineto.read(captures / "kineto" / f"{name}.json.gz"))

@@ -43,6 +43,11 @@ def document(events: list[dict[str, Any]], **keys: Any) -> dict[str, Any]:
     return {"schemaVersion": 1, "distributedInfo": {"rank": 3, "world_size": 8}, "traceEvents": events, **keys}
 
 
+def packed(events: list[dict[str, Any]], **keys: Any) -> bytes:
+    """The file of such a trace."""
+    return gzip.compress(json.dumps(document(events, **keys)).encode())
+
+
 def write_capture(
     root: Path, events: list[dict[str, Any]], window: range, rank: int = 0, world_size: int = 1, /, **manifest: Any
 ) -> Path:
@@ -51,8 +56,7 @@ def write_capture(
     trace, path = root / "torch" / folder / f"rank-{rank}.pt.trace.json.gz", root / "manifest" / folder / f"rank-{rank}.json"
     for each in (trace, path):
         each.parent.mkdir(parents=True, exist_ok=True)
-    written = document(events, distributedInfo={"rank": rank, "world_size": world_size})
-    trace.write_bytes(gzip.compress(json.dumps(written).encode()))
+    trace.write_bytes(packed(events, distributedInfo={"rank": rank, "world_size": world_size}))
     artifact = {"path": str(trace.relative_to(root)), "bytes": trace.stat().st_size}
     known: dict[str, Any] = {"status": "complete", "reason": None, "rank": rank, "world_size": world_size}
     known["profilers"] = [{"name": "torch", "status": "complete", "reason": None, "artifacts": [artifact]}]
@@ -75,5 +79,4 @@ def write_ranks_called(name: str, folder: Path) -> None:
                 call("cudaLaunchKernel", begin + 4_110, 2, step + 1),
                 kernel(name, begin + 4_200, 2_500, correlation=step + 1),
             ]
-        trace = document(events, distributedInfo={"rank": rank})
-        (folder / f"rank-{rank}.json.gz").write_bytes(gzip.compress(json.dumps(trace).encode()))
+        (folder / f"rank-{rank}.json.gz").write_bytes(packed(events, distributedInfo={"rank": rank}))

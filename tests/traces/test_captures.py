@@ -1,30 +1,26 @@
 """Reports of nsys and traces of Kineto from real H200s."""
 
-import functools
 import os
 from pathlib import Path
 
 import pytest
 
 from bridge_profiling.errors import TraceError
+from bridge_profiling.traces import kineto
 from bridge_profiling.traces.nsys import tables as nsys
 from tests.system.nsys_install import working_nsys
 from tests.traces.conftest import values
 
 
-@pytest.fixture(scope="module")
-def report(captures):
-    """The tables of a rank's report, which is read once. Its own rank is not the one that the reader is given."""
-    return functools.cache(lambda rank: nsys.read(captures / "nsys" / "tp2_dp2" / f"rank{rank}.sqlite.xz", rank=9))
-
-
-def test_the_job_and_its_iterations_are_known_and_no_iteration_is_at_the_boundary(decoded, report):
+def test_the_job_and_its_iterations_are_known_and_no_iteration_is_at_the_boundary(captures):
     """In nsys' report the flush comes after them, and the initialization is another process'."""
     for rank in (0, 1):
-        info = report(rank).info
+        # Its own rank is not the one that the reader is given.
+        report = nsys.read(captures / "nsys" / "tp2_dp2" / f"rank{rank}.sqlite.xz", rank=9)
+        info = report.info
         assert (info.rank, info.rank_source, info.world_size, info.devices) == (rank, "trace", 4, {rank: "NVIDIA H200"})
         assert info.files[0].endswith(f"rank{rank}.sqlite.xz")
-        for tables in (decoded(f"tp2_dp2/rank-{rank}"), report(rank)):
+        for tables in (kineto.read(captures / "kineto" / "tp2_dp2" / f"rank-{rank}.json.gz"), report):
             assert values(tables.iterations, "iteration", "boundary") == [(9, False), (10, False)]
 
 

@@ -1,6 +1,5 @@
 """RUN can be any directory or file: captures of any origin are found, and each says where its rank comes from."""
 
-import gzip
 import json
 import os
 import subprocess
@@ -10,14 +9,13 @@ import pytest
 
 from bridge_profiling.traces.cache import load
 from bridge_profiling.traces.discover import find_run
-from tests.traces.kineto_files import document, kernel
+from tests.traces.kineto_files import kernel, packed
 
 
 def _trace(path, rank=None, time=None):
     """A trace of a rank, last changed at a time."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    trace = document([kernel("k", 1, 1)], distributedInfo={} if rank is None else {"backend": "nccl", "rank": rank})
-    path.write_bytes(gzip.compress(json.dumps(trace).encode()))
+    path.write_bytes(packed([kernel("k", 1, 1)], distributedInfo={} if rank is None else {"backend": "nccl", "rank": rank}))
     if time is not None:
         os.utime(path, (time, time))
     return path

@@ -1,14 +1,19 @@
-"""Tables that are read from the file's pages have SQLite's rows; whatever is unusual or damaged is left to SQLite."""
+"""Tables that are read from the pages of the file, or in blocks, have the rows of SQLite, which reads whatever is unusual."""
 
 import itertools
 import random
 import sqlite3
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
+from bridge_profiling.traces import cache
+from bridge_profiling.traces.discover import Capture
+from bridge_profiling.traces.nsys import tables as nsys
 from bridge_profiling.traces.nsys.database import MAX_NAME, Among, Database
 from bridge_profiling.traces.nsys.pages import TableFile, UnusualError
+from tests.traces.nsys_files import small_report
 
 NUMBERS = [None, 0, 1, -1, 127, -129, 1 << 15, -(1 << 23), 1 << 31, -(1 << 47), 1 << 62, -(1 << 63) + 1]
 TEXTS = [None, "", "x", "aten::mm, seq = 3", "é\x1f\x1e", "n" * 300]
@@ -74,3 +79,20 @@ def test_damage_is_unusual_and_nothing_else(file):
             except UnusualError:
                 continue
             assert found <= len(whole)
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_blocks_are_the_whole(tmp_path, monkeypatch, rows):
+    path = small_report().write(tmp_path / "rank-0.sqlite")
+    whole = nsys.read(path).host_events
+    monkeypatch.setattr(nsys, "_BLOCK_ROWS", rows)
+    tables = nsys.read(path)
+    blocks = list(tables.blocks("host_events"))
+    assert len(blocks) > 1
+    assert pa.concat_tables(blocks).to_pylist() == whole.to_pylist()
+    assert sorted(tables.tables) == sorted(nsys.read(path).tables)
+    assert tables.host_events.to_pylist() == whole.to_pylist()
+
+    kept = cache.load(Capture(path, "nsys", 0, "order"), directory=tmp_path / "cache")
+    assert isinstance(kept.tables, cache.ParquetTables)
+    assert kept.host_events.to_pylist() == whole.to_pylist()

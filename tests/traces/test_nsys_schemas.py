@@ -173,9 +173,8 @@ def test_a_launchers_rank_is_no_ranks_rank(read_report):
     assert (info.rank, info.rank_source, info.world_size) == (25, "file name", None)
 
 
-@pytest.fixture
-def two_processes():
-    """A report of two processes, which share correlation numbers."""
+def test_processes_in_one_report_are_kept_apart_and_mpi_names_their_ranks(tmp_path):
+    """They share correlation numbers."""
     report, other = small_report(), Report(OTHER_PROCESS)
     other.strings = report.strings
     other.range("iteration_4", 4000, 4950).kernel("other", 4100, 4300, correlation=4, deviceId=1)
@@ -183,11 +182,7 @@ def two_processes():
     del other.rows["TARGET_INFO_SESSION_START_TIME"]
     for table, rows in other.rows.items():
         report.rows[table] += rows
-    return report
-
-
-def test_processes_in_one_report_are_kept_apart(tmp_path, two_processes):
-    path = two_processes.write(tmp_path / "report_node0.sqlite")
+    path = report.write(tmp_path / "report_node0.sqlite")
     assert ranks_in_report(path) == [0, 1]
     captures = find_run(tmp_path).captures
     assert [(capture.rank, capture.rank_source) for capture in captures] == [(0, "order"), (1, "order")]
@@ -197,12 +192,9 @@ def test_processes_in_one_report_are_kept_apart(tmp_path, two_processes):
     assert values(second.iterations, "iteration") == [4]
     assert (second.info.rank, second.info.rank_source) == (1, "order")
     assert "2 processes" in caveats(second)["processes_unnamed"]
-
-
-def test_mpi_names_the_ranks_of_processes(tmp_path, two_processes):
     for process, rank in ((PROCESS, 6), (OTHER_PROCESS, 7)):
-        two_processes.add("MPI_RANKS", globalTid=process + 15279, rank=rank)
-    path = two_processes.write(tmp_path / "report.sqlite")
+        report.add("MPI_RANKS", globalTid=process + 15279, rank=rank)
+    path = report.write(tmp_path / "report.sqlite")
     assert ranks_in_report(path) == [6, 7]
     tables = nsys.read(path, rank=7)
     assert values(tables.device_events, "name") == ["other"]

@@ -1,9 +1,5 @@
 """The status of a job, and requests to it."""
 
-import os
-
-import pytest
-
 from bridge_profiling.capture.control.protocol import CaptureRequest, JobStatus
 
 _PROCESS = {"run": "run-1", "launch": "", "job_id": None, "host": "elsewhere", "pid": 1, "pid_space": None, "cuda": True}
@@ -15,10 +11,3 @@ STATUS = JobStatus(**_PROCESS, **_PROFILED, **_TRAINING, **_PROGRESS)
 
 def requested(**request):
     return CaptureRequest(**{"iterations": 2, **request})
-
-
-@pytest.fixture
-def no_launcher(monkeypatch):
-    for name in list(os.environ):
-        if name.startswith(("SLURM_", "TORCHELASTIC_", "MASTER_", "BRIDGE_PROFILING")):
-            monkeypatch.delenv(name)

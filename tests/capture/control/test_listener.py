@@ -68,7 +68,7 @@ def test_requests_of_an_earlier_run_are_closed(run):
         ([], 5, [running(), accepted(ranks=[0])], None),
     ],
 )
-def test_a_rank_carries_out_captures_of_its_launch_that_it_receives_in_time(run, no_launcher, before, iteration, then, answer):
+def test_a_rank_carries_out_captures_of_its_launch_that_it_receives_in_time(run, before, iteration, then, answer):
     for message in before:
         run.requests.write(*message)
     write = at(iteration, lambda: [run.requests.write(*message) for message in then])

@@ -56,45 +56,37 @@ def type_trigger(folder: Path, *words: object) -> tuple[int, str, str]:
     return ended.value.code or 0, out.getvalue(), err.getvalue()
 
 
-@pytest.fixture(scope="module")
-def story(tmp_path_factory):
-    """Everything typed at one running job, in order; each test checks one part."""
-    folder = tmp_path_factory.mktemp("job")
-    run, typed = Run(folder / "profiles"), {}
-    job = ThreadPoolExecutor(1).submit(run_ranks, train, folder, folder=folder, ranks=2)
+def test_a_running_job_is_profiled_on_request_twice_every_other_request_is_refused_and_training_is_unchanged(tmp_path):
+    run = Run(tmp_path / "profiles")
+    job = ThreadPoolExecutor(1).submit(run_ranks, train, tmp_path, folder=tmp_path, ranks=2)
     try:
         wait_until(lambda: (status := run.requests.status()) and status.completed >= 20)
 
         # Refused by the client, and by the job: nothing is changed by any of these.
-        refused = {"iteration 1 is past": type_trigger(folder, "--start", 1)}
-        refused["--ranks some is not a list of ranks"] = type_trigger(folder, "--ranks", "some")
+        refused = {"iteration 1 is past": type_trigger(tmp_path, "--start", 1)}
+        refused["--ranks some is not a list of ranks"] = type_trigger(tmp_path, "--ranks", "some")
         (run.requests.path / "by-hand").write_text('{"iterations": 3, "sta')
         os.rename(run.requests.path / "by-hand", run.requests.path / "request.json")
         wait_until(run.refusals)
 
         # The first capture begins far enough away for another to be refused meanwhile.
-        typed["start"] = start = run.requests.status().iteration + 75
-        typed["first"] = type_trigger(folder, "--iterations", 3, "--start", start, "--ranks", 1, "--reason", "slow", "--json")
-        refused["another request is open: iterations"] = type_trigger(folder, "--iterations", 1)
+        start = run.requests.status().iteration + 75
+        first = type_trigger(tmp_path, "--iterations", 3, "--start", start, "--ranks", 1, "--reason", "slow", "--json")
+        refused["another request is open: iterations"] = type_trigger(tmp_path, "--iterations", 1)
         wait_until(lambda: run.requests.status().iteration > start + 3 and run.requests.status().open is None)
 
         # The second, until it is written: where it may begin is left to the job.
         recorded = ["--record-shapes", "--with-stack", "--set", "pytorch_profiler_profile_memory=true"]
-        typed["second"] = type_trigger(folder, "--iterations", 1, "--ranks", "all", *recorded, "--wait")
-
+        code, printed, _ = type_trigger(tmp_path, "--iterations", 1, "--ranks", "all", *recorded, "--wait")
+        assert code == 0, printed
     finally:
-        (folder / "stop").touch()
-        typed["ended"] = job.result()
-    refused["the job has ended: training ended after iteration"] = type_trigger(folder)
-    typed["refused"] = refused
-    return run, typed
+        (tmp_path / "stop").touch()
+        ended = job.result()
+    refused["the job has ended: training ended after iteration"] = type_trigger(tmp_path)
 
-
-def test_the_rank_asked_for_is_profiled_in_the_iterations_asked_for(story):
-    run, typed = story
-    (code, out, err), start = typed["first"], typed["start"]
-    assert (code, err) == (0, "")
-    answer, folder = json.loads(out), f"iter-{start}-{start + 3}"
+    # The rank asked for is profiled in the iterations asked for.
+    assert (first[0], first[2]) == (0, "")
+    answer, folder = json.loads(first[1]), f"iter-{start}-{start + 3}"
     assert (answer["silent"], {rank: one["status"] for rank, one in answer["answers"].items()}) == ([], {"1": "armed"})
     assert Path(answer["manifests"]).name == folder
     assert run.outcome(folder, 1) == ("complete", [start, start + 1, start + 2])
@@ -102,12 +94,8 @@ def test_the_rank_asked_for_is_profiled_in_the_iterations_asked_for(story):
     trigger = run.manifest(folder, 1)["trigger"]
     assert (trigger["kind"], trigger["reason"], trigger["requested_at"][-6:]) == ("request", "slow", "+00:00")
 
-
-def test_with_wait_the_command_ends_when_all_is_written_and_prints_how_to_read_it(story):
-    run, typed = story
-    code, out, _ = typed["second"]
-    assert code == 0, out
-    captured, to_type = out.splitlines()[-2:]
+    # With --wait the command ends when all is written, and prints how to read it.
+    captured, to_type = printed.splitlines()[-2:]
     place = Path(captured.removeprefix("captured 2 ranks: "))
     assert shlex.split(to_type)[-2:] == ["report", str(place)]
     for rank in (0, 1):
@@ -115,27 +103,21 @@ def test_with_wait_the_command_ends_when_all_is_written_and_prints_how_to_read_i
         config = run.manifest(place.name, rank)["config"]
         assert (config["record_shapes"], config["pytorch_profiler_collect_callstack"]) == (True, True)
 
-
-def test_there_are_no_other_captures_and_training_is_unchanged(story):
-    run, typed = story
-    ended = typed["ended"]
+    # There are no other captures, and training is unchanged.
     assert ended.exit_codes == [0, 0], ended.stderr
     assert "Traceback" not in ended.stderr
     assert ended.stderr.count("Unterminated string") == 1, "each refusal is logged once"
     assert len(run.folders()) == len(list((run.root / "torch").iterdir())) == 2
     assert sorted(path.name for path in run.requests.path.iterdir()) == ["answers", "done", "progress.json", "refused"]
     assert not list((run.requests.path / "answers").iterdir())
-    losses = [json.loads((run.root.parent / f"losses-{rank}.json").read_text()) for rank in (0, 1)]
+    losses = [json.loads((tmp_path / f"losses-{rank}.json").read_text()) for rank in (0, 1)]
     state, alone = torch.zeros(8), []
     for iteration in range(len(losses[0])):
         state = step(state, torch.full((8,), 2.0 * iteration + 1))
         alone.append(state.sum().item().hex())
     assert losses == [alone, alone]
 
-
-def test_every_other_request_is_refused_with_the_reason(story):
-    run, typed = story
-    for reason, (code, out, err) in typed["refused"].items():
+    for reason, (code, out, err) in refused.items():
         assert (code, out) == (2, "")
         assert reason in err
     assert any("the request cannot be read; Unterminated string" in reason for reason in run.refusals())
