@@ -172,8 +172,9 @@ class Session:
             return Answer(table.filter(mine), tuple(each for each in caveats if info.rank in each.ranks))
         entry = next((result.entry for result in self.traces if result.info is info), None)
         readable = entry if entry is not None and entry.is_dir() else None
-        captures = (each for each in self._captures if (each.rank, each.source) == (info.rank, info.source))
-        source = readable or next(captures, None)
+        # A capture's rank can turn out to be another one when it is read; a file of several processes has several captures.
+        captures = [each for each in self._captures if str(each.path.absolute()) in info.files]
+        source = readable or next((each for each in captures if each.rank == info.rank), next(iter(captures), None))
         tasks = [] if source is None else [RankTask(source, _names([asked]), self._parquet, Path(self._scratch.name))]
         return self._all_of(0, asked, self._work(tasks))
 

@@ -144,7 +144,7 @@ def launch_of(
     if ambiguous.any():
         row = np.where(ambiguous, -1, row)
     launched_ns = taken(call_start_ns, row)
-    issued_ns = np.where(row >= 0, launched_ns, np.where(_queued_before(row, start_ns), NULL, start_ns))
+    issued_ns = np.where(row >= 0, launched_ns, np.where(_queued_before(row, start_ns) & ~ambiguous, NULL, start_ns))
     return Launches(launched_ns, taken(call_end_ns, row), taken(call_thread, row), issued_ns, row, int(ambiguous.sum()))
 
 
@@ -325,7 +325,7 @@ def collective_columns(
 ) -> dict[str, pa.Array]:
     """The columns of `collectives`, from those of `device_events` and the operation and row of each communication kernel.
 
-    `issued_ns` is when each was launched, or began where that is unknown: it orders a group's operations.
+    `issued_ns` of `Launches` orders a group's operations.
     """
     ranks = [None if each.group_ranks is None else json.dumps(each.group_ranks, separators=(",", ":")) for each in operations]
     codes: dict[tuple[str | None, str | None], int] = {}
@@ -387,7 +387,7 @@ def trace_caveats(info: RankInfo, tables: Mapping[str, pa.Table], marks: str) ->
     if not tables["iterations"].num_rows:
         found.append(Caveat("no_iterations", f"no iterations are marked ({marks}): figures are of the whole capture"))
     if unlaunched := device["launch_start_ns"].null_count:
-        text = f"{unlaunched} of {device.num_rows} device events have no recorded launch. Those before the first launch"
-        text += " were queued before the capture; of others, the start decides the iteration"
+        text = f"{unlaunched} of {device.num_rows} device events have no recorded launch: they were launched before the capture"
+        text += " and are in no iteration, or their start decides their iteration"
         found.append(Caveat("launches_missing", text))
     return found

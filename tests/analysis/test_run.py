@@ -17,7 +17,7 @@ from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.traces import kineto
 from bridge_profiling.traces.types import Caveat
 from tests.analysis.ranks_in_hand import values
-from tests.traces.kineto_files import kernel, steps
+from tests.traces.kineto_files import call, complete, kernel, steps
 
 PER_RANK = ("breakdown", "iterations", "idle_gaps", "copies", "kernels", "operators", "typical_iteration")
 
@@ -35,6 +35,15 @@ def write_ranks(write_trace):
 
 def answers(run):
     return {question: getattr(run, question)().to_pylist() for question in PER_RANK}
+
+
+@pytest.mark.parametrize(("recorded", "counted"), [(True, {"gemm": 3}), (False, {"gemm": 3, "queued": 1})])
+def test_kernels_are_those_of_the_capture_and_not_what_was_queued_before_it(write_trace, run_of, recorded, counted):
+    queued = kernel("queued", 50, 5, correlation=9)
+    launched = [kernel("gemm", 120 + place, 1, correlation=place + 1) for place in range(3)]
+    calls = [call("cudaLaunchKernel", 105 + place, 1, place + 1) for place in range(3)]
+    write_trace([complete("user_annotation", "ProfilerStep#7", 100, 50), queued, *launched, *(calls if recorded else [])])
+    assert dict(values(run_of().kernels(), "name", "count")) == counted
 
 
 def test_every_rank_is_answered_for_in_order_with_units_in_the_names_of_columns(write_ranks, run_of):

@@ -83,6 +83,12 @@ def test_work_that_was_queued_before_the_first_recorded_launch_is_of_no_iteratio
     assert values(read_trace([step(7, 100), *queued, *launched, *calls]).device_events, "iteration") == iterations
 
 
+def test_work_whose_launch_is_ambiguous_was_not_queued_before(read_trace):
+    work = [kernel("gemm", 105 + 5 * number, 4, correlation=max(number, 2)) for number in range(1, 7)]
+    calls = [call("cudaLaunchKernel", 101, 1, number) for number in range(2, 7)]
+    assert values(read_trace([step(7, 100), *work, *calls]).device_events, "iteration") == [7] * 6
+
+
 def test_iterations_that_the_profiler_starts_or_flushes_in_are_boundaries(read_trace):
     events = [step(number, 100 * number, 100) for number in range(1, 5)]
     events += [

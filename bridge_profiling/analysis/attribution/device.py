@@ -267,11 +267,15 @@ def copies(device_events: pa.Table) -> pa.Table:
 # The events of all ranks are read once for both answers.
 _KERNEL_SUMS = """
 create temp table if not exists kernel_sums as
+with recorded as (
+    select rank, min(start_ns) filter (where launch_start_ns is not null) as first_ns from device_events
+    where rank in (select rank from iterations) group by rank having 2 * count(launch_start_ns) > count(*)
+)
 select rank, kind, backend, name, count(*) as count, sum(end_ns - start_ns)::bigint as total_ns,
     min(end_ns - start_ns) as min_ns, max(end_ns - start_ns) as max_ns
-from device_events
+from device_events left join recorded using (rank)
 where kind in ('compute', 'communication')
-    and not (iteration is null and launch_start_ns is null and rank in (select rank from iterations))
+    and not (iteration is null and launch_start_ns is null and coalesce(start_ns < first_ns, false))
 group by all
 """
 

@@ -219,8 +219,7 @@ class ActivityCollector:
         here = on_threads(block, self._threads)
         records = here & rows_of(category, "runtime", "operator")
         self._add_pauses(start, end, here, records)
-        names = [each for each in name.unique().to_pylist() if each is not None]
-        named = [each for each in names if any(_matches(expression, each) for expression in self._expressions)]
+        named = [each for each in names_in(name) if any(_matches(expression, each) for expression in self._expressions)]
         long = here & (end - start >= _STUCK_NS)
         chosen = rows_of(category, "overhead") & (here | (thread == 0))
         chosen |= here & rows_of(category, *_RANGES) & rows_of(name, *named)

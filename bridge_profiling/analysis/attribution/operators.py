@@ -67,7 +67,7 @@ def operators(
     # Python frames may be modules, and memory belongs to the innermost of both.
     also = (*(["python"] if category == "operator" else []), *(["operator", "annotation"] if memory_events.num_rows else []))
     sums = []
-    for events in _closed(host_events(), dict.fromkeys((category, *also))):
+    for events in _closed(host_events(), dict.fromkeys((category, *also)), modules_alone=category != "python"):
         rows = rows_of(events["category"], category)
         module = _modules(events, rows) if category == "operator" else pa.nulls(int(rows.sum()), pa.string())
         memory = _memory_bytes(events, rows, memory_events)
@@ -96,12 +96,18 @@ def operators(
     )
 
 
-def _closed(blocks: Iterable[pa.Table], categories: Iterable[str]) -> Iterator[pa.Table]:
-    """Host events of some categories, about `_BLOCK_ROWS` at a time: no range reaches into the next table. At least one."""
+def _closed(blocks: Iterable[pa.Table], categories: Iterable[str], *, modules_alone: bool) -> Iterator[pa.Table]:
+    """Host events of some categories, about `_BLOCK_ROWS` at a time: no range reaches into the next table. At least one.
+
+    Args:
+        modules_alone: of Python frames, only those of modules.
+    """
     pending: list[pa.Table] = []
     rows, enough = 0, _BLOCK_ROWS
     for block in blocks:
-        pending.append(block.filter(pa.array(rows_of(block["category"], *categories))))
+        of_module = rows_of(block["name"], *filter(_MODULE.fullmatch, names_in(block["name"])))
+        unused = rows_of(block["category"], "python") & ~of_module if modules_alone else np.zeros(block.num_rows, bool)
+        pending.append(block.filter(pa.array(rows_of(block["category"], *categories) & ~unused)))
         rows += pending[-1].num_rows
         if rows >= enough:
             events = pa.concat_tables(pending)
@@ -147,7 +153,7 @@ def _sums(
 
 def unit_rows(host_events: pa.Table) -> NDArray[np.bool_]:
     """Which host events `units` reads."""
-    names = [name for name in host_events["name"].unique().to_pylist() if name and _STEP.fullmatch(name)]
+    names = [name for name in names_in(host_events["name"]) if _STEP.fullmatch(name)]
     return rows_of(host_events["category"], "annotation") & rows_of(host_events["name"], *names)
 
 
@@ -232,7 +238,7 @@ def units(host_events: pa.Table, device_events: pa.Table) -> pa.Table:
         `device_us` is null without such events: on a CPU, the host's time is that of the communication.
     """
     annotations = host_events.filter(pa.array(rows_of(host_events["category"], "annotation")))
-    steps = {name: match for name in annotations["name"].unique().to_pylist() if (match := _STEP.fullmatch(name or ""))}
+    steps = {name: match for name in names_in(annotations["name"]) if (match := _STEP.fullmatch(name))}
     if not steps:
         return _UNITS.empty_table()
     chosen = annotations.filter(pa.array(rows_of(annotations["name"], *steps)))

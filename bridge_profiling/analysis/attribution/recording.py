@@ -86,7 +86,7 @@ class Recorded:
         self._own, self._own_ns = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
         self._waits = [np.empty((0, 2), np.int64)]
         self._launches: list[Nanoseconds] = [np.empty(0, np.int64)]
-        self._gaps: list[NDArray[np.integer]] = [np.empty(0, np.int64)]
+        self._gaps: list[NDArray[np.integer]] = [np.empty(0, np.uint32)]
         self._rows, self._with_shapes = 0, False
         self._last_operators = np.empty((0, 3), np.int64)  # thread, start and end of each thread's last operator
 

@@ -10,8 +10,8 @@ Each kind of cause has the lower one of those that apply to it; `_BOUNDS` lists 
 
 - The captured iterations are a sample: the upper limit of the mean counts, by Student's t, or the largest of them if that
   is less. Of a cause that strikes some iterations, each can last as long as the longest one that a manifest times. Where the
-  unprofiled iterations that manifests time are longer on average than the captured ones without the profiler, a host or a
-  rank can cost that much more outside the capture.
+  unprofiled iterations that manifests time are longer on average than the captured ones without the profiler, what
+  is not about kernels can cost that much more outside the capture.
 - The profiler's cost can be more or less than estimated by `DOUBT`.
 """
 

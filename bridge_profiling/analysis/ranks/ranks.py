@@ -88,6 +88,9 @@ _STRAGGLERS = pa.schema(
 )
 
 
+_KNOWN = "select rank from device_events union select rank from iterations"
+
+
 def waits(connection: duckdb.DuckDBPyConnection) -> pa.Table:
     """Waiting between pairs of ranks. Needs `measure_waiting`.
 
@@ -117,7 +120,17 @@ def ranks(
         other ranks waited for it), place: `slowest`, `fastest` or null. The last four are null for a rank whose communication
         could not be matched, or whose capture lost too much to be judged.
     """
-    windows, kernels = (grouped(_of_source(table, infos), "rank") for table in (iterations, kernel_times))
+    # Workers also answer about captures whose tables are not in the database: how these waited is unknown.
+    known = {
+        rank
+        for (rank,) in connection.execute(
+            "select distinct rank from device_events union select rank from iterations"
+        ).fetchall()
+    }
+    windows, kernels = (
+        grouped((row for row in _of_source(table, infos) if row["rank"] in known), "rank")
+        for table in (iterations, kernel_times)
+    )
     waited_for = {(row[0], row[1]): row[2] for row in connection.execute(_WAITED_FOR).fetchall()}
     rows: list[dict[str, Any]] = []
     alone_ns = _waited_alone_ns(connection)

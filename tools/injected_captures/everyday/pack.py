@@ -46,9 +46,9 @@ _BOTH_RECORDERS = ("convolution_1", "gpt_ddp", "experts_2", "sharded")
 #: of the iteration or lost in the spread of the blocks, and a baseline of one. Of the third: causes whose gain is less than
 #: 2%, or whose blocks overlap with those of the baseline, and what was meant to be harmless and costs 2% or more; and, for
 #: size, two of the group that takes most: a cause that another group has too, and a variant without a cause. Of the fourth:
-#: causes that the blocks do not show, and the largest traces, which did not come back from the machine. All were chosen before
-#: any finding on them was seen. Three groups of the fourth round, the largest ones, were analyzed once and are left out for
-#: size.
+#: causes that the blocks do not show, and the largest traces, which did not come back from the machine. All of these were
+#: chosen before any finding on them was seen. Not so three groups of the fourth round, the largest ones, which were analyzed
+#: once and are left out for size.
 LEFT_OUT = frozenset({
     "llama_sharded_sync", "llama_sharded_busy", "llama_sharded_lengths", "llama_1_tight", "llama_1_lengths",
     "encoder_ddp_sync", "vision_ddp_buckets",
