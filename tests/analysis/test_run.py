@@ -4,6 +4,7 @@ import os
 import pickle
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -16,6 +17,7 @@ from bridge_profiling.analysis.workers import RayEngine
 from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.traces import kineto
 from bridge_profiling.traces.types import Caveat
+from tests.analysis.findings.simulated_jobs import Here
 from tests.analysis.ranks_in_hand import values
 from tests.traces.kineto_files import call, complete, kernel, steps
 
@@ -35,6 +37,28 @@ def write_ranks(write_trace):
 
 def answers(run):
     return {question: getattr(run, question)().to_pylist() for question in PER_RANK}
+
+
+class _Elsewhere(Here):
+    """Does the work in this process, as if another machine kept the tables of rank 1."""
+
+    def map(self, function, tasks):
+        there = Path("elsewhere")
+        for outcome in super().map(
+            function, [replace(task, source=self.kept) if task.source == there else task for task in tasks]
+        ):
+            if outcome.answer.info.rank == 1:
+                self.kept = outcome.answer.entry
+                outcome = replace(outcome, answer=replace(outcome.answer, entry=there))
+            yield outcome
+
+
+def test_a_rank_whose_tables_are_elsewhere_is_left_out_across_ranks(write_ranks, run_of, tmp_path):
+    write_ranks(3)
+    run = run_of(parquet=tmp_path / "tables", engine=_Elsewhere())
+    assert set(run.ranks()["rank"].to_pylist()) == {0, 2}
+    assert set(run.iterations()["rank"].to_pylist()) == {0, 1, 2}
+    assert any("1 captures are not accessible from this machine" in text for text in run.limitations)
 
 
 @pytest.mark.parametrize(("recorded", "counted"), [(True, {"gemm": 3}), (False, {"gemm": 3, "queued": 1})])
