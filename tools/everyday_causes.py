@@ -7,6 +7,7 @@ It analyzes every capture, in minutes. tests/everyday/test_accuracy.py checks th
 
 from __future__ import annotations
 
+import argparse
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
@@ -420,6 +421,9 @@ def _share(errors: Sequence[float]) -> str:
 
 def main() -> None:
     """Write the page."""
+    argparse.ArgumentParser(
+        description="Analyze all everyday captures, in minutes, and write the page about them."
+    ).parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         tables = Path(scratch, "tables")
         tables.mkdir()
