@@ -421,9 +421,7 @@ def _share(errors: Sequence[float]) -> str:
 
 def main() -> None:
     """Write the page."""
-    argparse.ArgumentParser(
-        description="Analyze all everyday captures, in minutes, and write their page."
-    ).parse_args()
+    argparse.ArgumentParser(description="Analyze all everyday captures, in minutes, and write their page.").parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         tables = Path(scratch, "tables")
         tables.mkdir()
