@@ -34,21 +34,22 @@ def kernel_times(device_events: pa.Table) -> pa.Table:
     Columns: iteration; start_ns and end_ns: the first start and the last end of its kernels; the same of its compute kernels,
     null without any; compute_us: the time in which one of those ran.
     """
+    computes = rows_of(device_events["kind"], "compute")
+    kernels = np.flatnonzero(computes | rows_of(device_events["kind"], "communication"))
+    iteration = to_int64(device_events["iteration"], WHOLE_CAPTURE)[kernels]
+    kernels = kernels[np.argsort(iteration, kind="stable")]
+    numbers, first = np.unique(np.sort(iteration), return_index=True)
     start, end = (device_events[name].to_numpy() for name in ("start_ns", "end_ns"))
-    computes, communicates = (rows_of(device_events["kind"], kind) for kind in ("compute", "communication"))
-    kernels, iteration = computes | communicates, to_int64(device_events["iteration"], WHOLE_CAPTURE)
     rows = []
-    for number in np.unique(iteration[kernels]).tolist():
-        mine = kernels & (iteration == number)
-        compute = mine & computes
-        any_compute = bool(compute.any())
+    for number, mine in zip(numbers.tolist(), np.split(kernels, first[1:]), strict=False):
+        compute = mine[computes[mine]]
         rows.append(
             {
                 "iteration": None if number == WHOLE_CAPTURE else number,
                 "start_ns": int(start[mine].min()),
                 "end_ns": int(end[mine].max()),
-                "compute_start_ns": int(start[compute].min()) if any_compute else None,
-                "compute_end_ns": int(end[compute].max()) if any_compute else None,
+                "compute_start_ns": int(start[compute].min()) if len(compute) else None,
+                "compute_end_ns": int(end[compute].max()) if len(compute) else None,
                 "compute_us": union(start[compute], end[compute]).total_ns / 1e3,
             }
         )

@@ -77,10 +77,11 @@ def bounded(evidence: Evidence, finding: Finding) -> Finding:
     bound, estimate_us = _BOUNDS.get(finding.id), finding.recoverable_us_per_iteration
     if bound is None or not evidence.numbers or (estimate_us is None and finding.id not in _WITHOUT_ESTIMATE):
         return finding
-    outside_us = 0.0 if finding.id in _REPLACED or finding.id == slow_iterations.__name__ else _longer_outside_us(evidence)
+    names_iterations = finding.id == slow_iterations.__name__
+    outside_us = 0.0 if finding.id in _REPLACED or names_iterations else _longer_outside_us(evidence)
     most_us = max(bound(evidence, finding), estimate_us or 0.0) + outside_us
     struck = finding.occurrence.iterations if finding.occurrence else ()
-    if finding.id != slow_iterations.__name__ and set(struck).issubset(evidence.numbers):
+    if not names_iterations and set(struck).issubset(evidence.numbers):
         most_us = min(most_us, evidence.iteration_us + outside_us)
     return replace(finding, at_most_us_per_iteration=most_us)
 
