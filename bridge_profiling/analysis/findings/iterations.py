@@ -45,7 +45,8 @@ def slow_iterations(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) 
     Captured iterations that count in means are not repeated here: the findings about their causes name them.
     """
     unprofiled, captured = _unprofiled(evidence, thresholds, ledger), _left_out(evidence, thresholds)
-    if unprofiled:  # These show better what the same pauses cost the whole run.
+    # Unprofiled ones show better what the same pauses cost the whole run.
+    if any(finding.recoverable_us_per_iteration is not None for finding in unprofiled):
         captured = [replace(finding, recoverable_us_per_iteration=None) for finding in captured]
     return [*unprofiled, *captured], ledger
 
@@ -78,9 +79,13 @@ def _unprofiled(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> l
     every = distances.pop() if len(numbers) >= _REGULAR and len(distances) == 1 and 1 not in distances else None
     longest = {number: max(slow[number].values()) for number in numbers}
     worst = max(numbers, key=lambda number: longest[number])
-    enough = len(numbers) >= _REGULAR
+    confidence, reason = Confidence.high, ""
+    if once := len(numbers) == 1:
+        confidence, reason = Confidence.low, "one such iteration can be chance, and does not show how often others follow"
+    elif len(numbers) < _REGULAR:
+        confidence, reason = Confidence.medium, f"only {len(numbers)} such iterations, which can be chance"
     named = ranks_in_words(sorted(ranks), [manifest.rank for manifest in evidence.manifests])
-    counted = "1 iteration is" if len(numbers) == 1 else f"{len(numbers)} iterations are up to"
+    counted = "1 iteration is" if once else f"{len(numbers)} iterations are up to"
     action = [
         advice("slow_iterations", ranks=named, start=worst, end=worst + 1),
         advice("slow_iterations", "regular" if every else "irregular", every=every),
@@ -96,9 +101,9 @@ def _unprofiled(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> l
             "beyond_usual_us": {str(number): round(longest[number], 3) for number in numbers[:50]},
             "every": every,
         },
-        recoverable_us_per_iteration=saving_us,
-        confidence=Confidence.high if enough else Confidence.medium,
-        confidence_reason="" if enough else f"only {len(numbers)} such iterations, which can be chance",
+        recoverable_us_per_iteration=None if once else saving_us,
+        confidence=confidence,
+        confidence_reason=reason,
         action=" ".join(action),
         events=[
             Event(max(slow[number], key=lambda rank: slow[number][rank]), f"iteration {number}", number, None, longest[number])

@@ -103,6 +103,13 @@ def test_slow_iterations_now_and_then(find):
     assert found.events[0].iteration == 17
 
 
+def test_one_slow_iteration_is_named_and_promises_nothing(find):
+    found = find(_durations(24, at_12=104))["slow_iterations"]
+    assert found.title == "1 iteration is 80 ms longer than the usual 24 ms"
+    assert (found.recoverable_us_per_iteration, found.at_most_us_per_iteration) == (None, None)
+    assert found.confidence is Confidence.low
+
+
 @pytest.mark.parametrize(
     ("before", "unprofiled", "title"),
     [
