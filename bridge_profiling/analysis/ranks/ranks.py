@@ -87,7 +87,7 @@ _STRAGGLERS = pa.schema(
     ]
 )
 
-
+# Whose tables the database has.
 _KNOWN = "select rank from device_events union select rank from iterations"
 
 
@@ -121,12 +121,7 @@ def ranks(
         could not be matched, or whose capture lost too much to be judged.
     """
     # Workers also answer about captures whose tables are not in the database: how these waited is unknown.
-    known = {
-        rank
-        for (rank,) in connection.execute(
-            "select distinct rank from device_events union select rank from iterations"
-        ).fetchall()
-    }
+    known = {rank for (rank,) in connection.execute(_KNOWN).fetchall()}
     windows, kernels = (
         grouped((row for row in _of_source(table, infos) if row["rank"] in known), "rank")
         for table in (iterations, kernel_times)
