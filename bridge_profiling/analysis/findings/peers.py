@@ -31,6 +31,10 @@ _SLICED, _SLICE_US, _SLICED_KERNELS, _STALLED = 3.0, 1_000.0, 3, 0.03
 #: Ranks that launch as many kernels, to this share, do the same on data of another size.
 _AS_MANY = 0.02
 
+#: Captures without iterations cover different parts of the training where this share of the kernels runs more often on a rank.
+#: Where they cover the same part, what a rank does in addition is of few kernels.
+_OTHER_PART = 0.1
+
 #: Communication slows compute that it overlaps by at most this share of the overlap.
 CONTENTION = 0.5
 
@@ -130,9 +134,12 @@ def excess_compute_us(evidence: Evidence, peers: list[list[int]]) -> Grid:
     """Compute beyond the peers'.
 
     Communication of a rank that waits slows its compute: half of that overlap is not its own. Executions of kernels beyond the
-    peers' are, even where the peers compute as long because they are slowed.
+    peers' are, even where the peers compute as long because they are slowed, unless the captures differ in their part of the
+    training.
     """
     excess = beyond_peers(evidence.compute_us, peers)
+    if differ_in_part(evidence, peers):
+        return excess - _of_more_executions_us(evidence, peers)
     if evidence.iterations.num_rows:
         overlapped = evidence.grid(evidence.iterations, "overlapped_communication_us")
         mine, theirs = (CONTENTION * np.maximum(np.nan_to_num(beyond_peers(sign * overlapped, peers)), 0.0) for sign in (1, -1))
@@ -142,8 +149,17 @@ def excess_compute_us(evidence: Evidence, peers: list[list[int]]) -> Grid:
     return excess
 
 
-def _of_more_executions_us(evidence: Evidence, peers: list[list[int]]) -> NDArray[np.float64]:
-    """Time per iteration of each rank's executions of kernels beyond its peers', less that of those that it lacks."""
+def differ_in_part(evidence: Evidence, peers: list[list[int]]) -> bool:
+    """Whether peers captured different parts of the training, which only captures without iterations do."""
+    if evidence.per != "capture":
+        return False
+    count, _ = _executions(evidence)
+    more = np.nan_to_num(beyond_peers(count, peers)) != 0
+    return bool(len(more)) and float(more.any(axis=1).mean()) > _OTHER_PART
+
+
+def _executions(evidence: Evidence) -> tuple[Grid, Grid]:
+    """Of each kernel (rows) on each rank (columns), per iteration: executions, and their time in microseconds."""
     places = {rank: place for place, rank in enumerate(evidence.ranks)}
     lines = {name: line for line, name in enumerate(dict.fromkeys(row["name"] for row in evidence.compute_kernels))}
     count, total_us = (np.zeros((len(lines), len(places))) for _ in range(2))
@@ -153,6 +169,12 @@ def _of_more_executions_us(evidence: Evidence, peers: list[list[int]]) -> NDArra
             iterations = evidence.captured_iterations.get(row["rank"], 1)
             count[at] = row["count"] / iterations
             total_us[at] = row["total_us"] / iterations
+    return count, total_us
+
+
+def _of_more_executions_us(evidence: Evidence, peers: list[list[int]]) -> NDArray[np.float64]:
+    """Time per iteration of each rank's executions of kernels beyond its peers', less that of those that it lacks."""
+    count, total_us = _executions(evidence)
     more, more_us = (np.nan_to_num(beyond_peers(grid, peers)) for grid in (count, total_us))
     fewer = more < 0
     more_us[fewer] = (more * (total_us - more_us) / np.maximum(count - more, 1e-9))[fewer]

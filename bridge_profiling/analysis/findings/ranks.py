@@ -14,6 +14,7 @@ from bridge_profiling.analysis.findings.peers import (
     beyond_peers,
     computes_more,
     contended_ranks,
+    differ_in_part,
     differ_in_size,
     excess_compute_us,
     kernels_beyond_peers,
@@ -69,12 +70,15 @@ def straggler_compute(evidence: Evidence, thresholds: Thresholds, ledger: Ledger
     )
     excess = np.where(np.isin(evidence.ranks, [*explained]), np.minimum(excess, 0.0), excess)
     typical, turns = evidence.typical_us(excess), take_turns(evidence, excess, thresholds.cause * evidence.iteration_us)
-    compute = evidence.typical_us(evidence.compute_us)
+    compute, same_part = evidence.typical_us(evidence.compute_us), not differ_in_part(evidence, peers)
     slow = [
         rank
         for rank in unlike_peers(evidence, excess, peers)
         if evidence.share(typical[rank]) > thresholds.cause
-        and (typical[rank] > _CLOCKS * compute[rank] or computes_more(kernels_beyond_peers(evidence, peers, rank)))
+        and (
+            typical[rank] > _CLOCKS * compute[rank]
+            or (same_part and computes_more(kernels_beyond_peers(evidence, peers, rank)))
+        )
     ]
     if turns:
         typical, slow = evidence.mean_us(np.maximum(excess, 0.0)), sorted(turns)
@@ -141,6 +145,10 @@ def straggler_host(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -
     peers, known = peers_of(evidence), evidence.waiting_is_known
     own = evidence.duration_us - evidence.compute_us - np.nan_to_num(evidence.waiting_us)
     late = np.minimum(beyond_peers(ledger.left_us(*_LATE), peers), beyond_peers(own, peers))
+    if evidence.per == "capture" and known:
+        # Captures that start one after the other have one long wait, in which ranks meet for the first time.
+        longest_us = evidence.grid(evidence.rank_iterations, "longest_wait_us")
+        late = np.minimum(late, np.nanmax(np.maximum(evidence.waiting_us - longest_us, 0.0), axis=1, keepdims=True))
     # Hosts that barely keep up are late in turns by chance, and by what the profiler costs each of them.
     least_us = max(_BY_CHANCE * evidence.iteration_us, *evidence.profiler_of_host_us.values())
     turns = take_turns(evidence, late, least_us) if known else {}

@@ -50,6 +50,10 @@ _WAITED_FOR = """
 select iteration, waits_for as rank, sum(wait_ns) / 1e3 as waited_for_us from waiting where rank <> waits_for group by all
 """
 
+_LONGEST_WAIT = """
+select iteration, rank, max(wait_ns) / 1e3 as longest_wait_us from waiting where rank <> waits_for group by all
+"""
+
 # Ranks that communicate, but without an operation that could be compared with another rank's.
 _INCOMPARABLE = """
 select distinct rank from operations where coalesce(group_size, 2) > 1 and rank not in (select rank from waiting) order by rank
@@ -72,7 +76,7 @@ _RANKS = pa.schema(
     [
         *fields(pa.int32(), "iteration", "rank"),
         ("boundary", pa.bool_()),
-        *fields(pa.float64(), "duration_us", "compute_us", "waiting_us", "own_us", "waited_for_us"),
+        *fields(pa.float64(), "duration_us", "compute_us", "waiting_us", "own_us", "waited_for_us", "longest_wait_us"),
         ("place", pa.string()),
     ]
 )
@@ -117,8 +121,9 @@ def ranks(
         A row per iteration and rank: iteration (null for a capture without any, which counts as one), rank, boundary,
         duration_us (of the iteration's window on the device), compute_us (union of kernels that do not communicate),
         waiting_us (waiting for other ranks without compute), own_us (duration without waiting), waited_for_us (sum of what
-        other ranks waited for it), place: `slowest`, `fastest` or null. The last four are null for a rank whose communication
-        could not be matched, or whose capture lost too much to be judged.
+        other ranks waited for it), longest_wait_us (its longest wait in one operation, also beside compute), place: `slowest`,
+        `fastest` or null. The last five are null for a rank whose communication could not be matched, or whose capture lost too
+        much to be judged.
     """
     # Workers also answer about captures whose tables are not in the database: how these waited is unknown.
     known = {rank for (rank,) in connection.execute(_KNOWN).fetchall()}
@@ -126,7 +131,8 @@ def ranks(
         grouped((row for row in _of_source(table, infos) if row["rank"] in known), "rank")
         for table in (iterations, kernel_times)
     )
-    waited_for = {(row[0], row[1]): row[2] for row in connection.execute(_WAITED_FOR).fetchall()}
+    queries = {"waited_for_us": _WAITED_FOR, "longest_wait_us": _LONGEST_WAIT}
+    waited = {name: {row[:2]: row[2] for row in connection.execute(query).fetchall()} for name, query in queries.items()}
     rows: list[dict[str, Any]] = []
     alone_ns = _waited_alone_ns(connection)
     for rank, mine in kernels.items():
@@ -135,10 +141,11 @@ def ranks(
     incomparable = {row[0] for row in connection.execute(_INCOMPARABLE).fetchall()}
     rows.sort(key=lambda row: (-1 if row["iteration"] is None else row["iteration"], row["rank"]))
     for row in rows:
-        row["waited_for_us"] = waited_for.get((row["iteration"], row["rank"]), 0.0)
+        judged = row["rank"] not in incomparable and row["rank"] not in unjudged
+        row |= {name: of.get((row["iteration"], row["rank"]), 0.0) if judged else None for name, of in waited.items()}
         row["place"] = None
-        if row["rank"] in incomparable or row["rank"] in unjudged:
-            row["waiting_us"] = row["own_us"] = row["waited_for_us"] = None
+        if not judged:
+            row["waiting_us"] = row["own_us"] = None
     _place(rows)
     caveats = []
     if incomparable:

@@ -160,3 +160,38 @@ def test_kernels_that_are_interrupted_on_one_device_share_it(find):
     assert found["contended_device"].ranks == [1]
     assert found["contended_device"].recoverable_us_per_iteration == approx(4 * 2_600, rel=0.02)
     assert "nvidia-smi" in found["contended_device"].action
+
+
+def _unmarked(job):
+    for rows in job.rows.values():
+        rows["iterations"].clear()
+        for row in (*rows["device_events"], *rows["collectives"]):
+            row["iteration"] = None
+    return job
+
+
+def test_captures_without_iterations_are_compared_in_what_both_cover(find):
+    def step(job, number, kernels):
+        if number == 10:  # Part of an iteration before, which only one rank captured.
+            for kernel in range(kernels):
+                job.launch(1, 8 * MS // kernels, name=f"kernel {kernel}")
+        for kernel in range(10):
+            job.launch(job.all, 1 * MS, name=f"kernel {kernel}")
+        job.meet()
+
+    assert list(find(_unmarked(SimulatedJob(partial(step, kernels=8), 2)), *_FINDS)) == []
+    # Of a single kernel it is work that the rank has in addition.
+    assert find(_unmarked(SimulatedJob(partial(step, kernels=1), 2)), *_FINDS)["straggler_compute"].ranks == [1]
+
+
+def test_a_capture_without_iterations_that_begins_late_makes_no_late_host(find):
+    def step(job, number, late):
+        if number in late:
+            job.wait(1)
+            job.launch(1, 10 * US)
+            job.be_in(1, "something", 30 * MS)
+        job.busy()
+        job.meet()
+
+    assert list(find(_unmarked(SimulatedJob(partial(step, late=(10,)), 2)), *_FINDS)) == []
+    assert find(_unmarked(SimulatedJob(partial(step, late=(10, 12)), 2)), *_FINDS)["straggler_host"].ranks == [1]
