@@ -235,7 +235,6 @@ def test_even_stages_have_the_schedules_bubble_and_no_more(tmp_path, stages, mic
         assert row["microbatches"] == microbatches
         assert row["ideal_bubble_fraction"] == pytest.approx(ideal)
         assert row["bubble_fraction"] == pytest.approx(ideal, abs=0.005)
-        assert row["excess_compute_us"] == pytest.approx(0, abs=1)
         assert row["warm_up_us"] + row["steady_us"] + row["cool_down_us"] == pytest.approx(row["bubble_us"])
         assert row["other_idle_us"] < 0.01 * row["pipeline_us"]
         assert microbatches < stages or row["steady_us"] < 0.005 * row["pipeline_us"]
@@ -264,9 +263,6 @@ def test_stages_that_are_not_captured_are_named(tmp_path):
     assert "stages 1, 2" in caveat.text
 
 
-SLOW = 3 * MS
-
-
 def _training(slow, *, count=10, ranks=4, **how):
     """Ranks compute 20 ms an iteration within 0.5%, some more than that, in tensor pairs and across all."""
     run, chance = SimulatedRun(ranks, **how), random.Random(3)
@@ -283,17 +279,9 @@ def _training(slow, *, count=10, ranks=4, **how):
 
 def test_the_matrix_names_the_rank_that_came_last(tmp_path):
     run = SimulatedRun(3, offsets_ns={0: -900 * MS, 2: 44 * MS})
-
-    def step(_):
-        for rank, work in enumerate((1 * MS, 5 * MS, 2 * MS)):
-            run.compute(rank, work)
-        run.meet(range(3))
-
-    assert run.iterate(2, step, first=100).captured(tmp_path).waits().to_pylist() == [
-        {"iteration": number, "rank": rank, "waits_for": 1, "wait_us": wait, "operations": 1}
-        for number in (100, 101)
-        for rank, wait in ((0, 4000.0), (2, 3000.0))
-    ]
+    run.iterate(1, lambda _: [*(run.compute(rank, each * MS) for rank, each in enumerate((1, 5, 2))), run.meet(range(3))])
+    found = values(run.captured(tmp_path).waits(), "iteration", "rank", "waits_for", "wait_us", "operations")
+    assert found == [(10, 0, 1, 4000.0, 1), (10, 2, 1, 3000.0, 1)]
 
 
 @pytest.mark.parametrize(
@@ -301,15 +289,15 @@ def test_the_matrix_names_the_rank_that_came_last(tmp_path):
     [
         # Rank, its verdict, confidence, times slow; the slowest first.
         # Always one.
-        (lambda _: {2: SLOW}, {}, "stable", [(2, "stable", "high", 10)]),
+        (lambda _: {2: 3 * MS}, {}, "stable", [(2, "stable", "high", 10)]),
         # Each in turn.
-        (lambda number: {number % 4: SLOW}, {"count": 12}, "rotating", [(rank, "sometimes", "low", 3) for rank in range(4)]),
+        (lambda number: {number % 4: 3 * MS}, {"count": 12}, "rotating", [(rank, "sometimes", "low", 3) for rank in range(4)]),
         # Once.
-        (lambda number: {1: SLOW} if number == 12 else {}, {}, "occasional", [(1, "sometimes", "low", 1)]),
+        (lambda number: {1: 3 * MS} if number == 12 else {}, {}, "occasional", [(1, "sometimes", "low", 1)]),
         # Noise.
         (lambda _: {}, {}, "none", []),
         # In two iterations.
-        (lambda _: {1: SLOW}, {"count": 2}, "stable", [(1, "stable", "low", 2)]),
+        (lambda _: {1: 3 * MS}, {"count": 2}, "stable", [(1, "stable", "low", 2)]),
     ],
 )
 def test_a_slow_rank_is_stable_if_it_is_slow_in_most_iterations(tmp_path, slow, how, word, rows):
@@ -335,7 +323,7 @@ def test_one_rank_cannot_be_compared(tmp_path):
 
 
 def test_ranks_whose_communication_cannot_be_matched_are_not_called_slow(tmp_path):
-    run = _training(lambda _: {2: SLOW})
+    run = _training(lambda _: {2: 3 * MS})
     run.change_operations(group_name=None, group_ranks=None, group=None)
     asked = run.captured(tmp_path)
     assert set(values(asked.ranks(), "own_us", "place")) == {(None, None)}
@@ -345,11 +333,17 @@ def test_ranks_whose_communication_cannot_be_matched_are_not_called_slow(tmp_pat
 
 
 def test_a_capture_that_starts_late_is_not_a_late_rank(tmp_path):
-    rows = _training(lambda _: {2: SLOW}, offsets_ns={1: 77 * MS}).captured(tmp_path, skip={3: 8}).start_skew().to_pylist()
+    rows = _training(lambda _: {2: 3 * MS}, offsets_ns={1: 77 * MS}).captured(tmp_path, skip={3: 8}).start_skew().to_pylist()
     assert rows[3]["capture_start_us"] > 80_000
     assert rows[1]["capture_start_us"] < 1000
     assert rows[1]["clock_offset_us"] == pytest.approx(-77_000, abs=1)
     assert max(rows, key=lambda row: row["median_late_us"])["rank"] == 2
+
+
+def test_captures_without_iterations_are_compared_as_wholes(tmp_path):
+    asked = _training(lambda _: {0: 3 * MS}).captured(tmp_path, marked=False)
+    assert values(asked.ranks(), "rank", "iteration", "place")[0] == (0, None, "slowest")
+    assert "iterations_not_marked" in [each.code for each in asked.caveats("ranks")]
 
 
 def test_waiting_during_compute_is_own_time(tmp_path):
@@ -358,14 +352,8 @@ def test_waiting_during_compute_is_own_time(tmp_path):
     def step(_):
         begin = run.now_ns[0]
         run.compute(1, 10 * MS)
-        run.meet([0, 1], "reduce_scatter", group="DP")
+        run.meet([0, 1])
         run.ran(0, "compute", begin, begin + 6 * MS)
 
     found = values(run.iterate(3, step).captured(tmp_path).ranks(), "rank", "waiting_us", "compute_us")
     assert set(found) == {(0, 4000, 6000), (1, 0, 10_000)}
-
-
-def test_captures_without_iterations_are_compared_as_wholes(tmp_path):
-    asked = _training(lambda _: {0: SLOW}).captured(tmp_path, marked=False)
-    assert values(asked.ranks(), "rank", "iteration", "place")[0] == (0, None, "slowest")
-    assert "iterations_not_marked" in [each.code for each in asked.caveats("ranks")]
