@@ -65,7 +65,6 @@ HOST = [
     _event("python", "<built-in method sleep of Lock object at 0x7fff>", 64, 68),
     _event("operator", "aten::mm", 15, 35, thread=2, operator=5),
     _event("operator", "aten::empty", 20, 20, thread=2),
-    _event("overhead", "Buffer Flush", 20, 30, thread=2),
 ]
 DEVICE = [
     work("compute", 20 * US, 26 * US, 17 * US),
@@ -101,6 +100,5 @@ def test_each_stack_has_the_time_it_was_open_without_and_with_its_callees_and_th
     ]
     small_left_out = answer(tables, "flame_graph", least_share=0.12)
     assert [stack[-1] for stack in small_left_out["stack"].to_pylist()] == [MODULE, STEP, forward, "aten::mm", "aten::mm"]
-    assert [each.text for each in found.caveats] == [
-        "0.002 ms of device work are in no stack of the flame graph: where they were launched was not recorded"
-    ]
+    (caveat,) = found.caveats
+    assert caveat.text.startswith("0.002 ms of device work are in no stack of the flame graph")

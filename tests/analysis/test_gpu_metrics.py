@@ -4,9 +4,7 @@ import json
 
 import pytest
 
-from bridge_profiling.report.page import write_page
-from bridge_profiling.report.run_view import page_view, run_tables
-from bridge_profiling.report.verdict import summarize
+from bridge_profiling.report.run_view import run_tables
 from tests.report.published import problems
 from tests.traces.nsys_files import small_report
 
@@ -41,11 +39,9 @@ def test_levels_are_those_of_the_marked_iterations(tmp_path, run_of):
     found = sampled.ask("gpu_metrics_over_time", intervals=2).to_pylist()
     values = [(row["metric"], round(row["time_us"], 2), row["value"]) for row in found]
     assert values == [(READ, 0.48, 10), (READ, 1.43, 10), (ACTIVE, 0.48, 80), (ACTIVE, 1.43, 40)]
-    # On the terminal, on the page and in JSON.
+    # On the terminal and in JSON.
     (counters,) = [table for table in run_tables(sampled) if table.id == "gpu-metrics-table"]
     assert [cell.text for cell in counters.rows[0]] == ["0", "0", "60.0", "80.0", "80.0", "20", ACTIVE]
-    write_page(page_view(sampled, summarize(sampled), tmp_path / "page.html"), tmp_path / "page.html")
-    assert "GPU counters" in (tmp_path / "page.html").read_text()
     assert [row["metric"] for row in json.loads(sampled.to_json())["gpu_metrics"]] == [ACTIVE, READ]
 
 
@@ -53,7 +49,6 @@ def test_kernels_phases_and_products_have_the_counters_while_they_ran(tmp_path, 
     """Kernels from 4400 to 4800 and from 5400 to 5800 ns; of the second one's samples, each is of the 100 ns before."""
     report = small_report().add("TARGET_INFO_GPU", id=0, name="NVIDIA H100 80GB HBM3", totalMemory=1 << 36)
     report.call("cudaLaunchKernel", 5060, 5070, correlation=9).kernel("short", 5200, 5250, correlation=9)
-    report.range("forward", 5050, 5250)
     report.rows["NVTX_EVENTS"][3]["text"] = "aten::mm, seq = 7, op_id = 3, sizes = [[1000, 1000], [1000, 1000]]"
     levels = {ACTIVE: 50, "Tensor Active [Throughput %]": 30, READ: 10, "DRAM Write Bandwidth [Throughput %]": 5}
     sample(report, levels, lambda name, time: levels[name] * (2 if time > 5600 else 1), begin=5000)
@@ -63,17 +58,10 @@ def test_kernels_phases_and_products_have_the_counters_while_they_ran(tmp_path, 
     found = {row["name"]: [row[name] for name in names[1:]] for row in run.kernel_counters().to_pylist()}
     expected = [1, 4, 0.75, 0.45, 0.15, 0.075, 0.225 * 3.35]
     assert found == {"gemm": pytest.approx(expected), "short": [1, 0.5, None, None, None, None, None]}
-    (phase,) = run.phases().to_pylist()
-    assert [phase[name] for name in names[3:7]] == pytest.approx(expected[2:6], rel=0.12), "with the short kernel"
     (product,) = run.matrix_products().to_pylist()
     assert product["measured_flops_per_byte"] == pytest.approx(2e9 / 400e-9 / 1e12 / expected[-1])
-    assert (product["tensor_active"], product["tflops"]) == pytest.approx((0.45, 5000))
     shown = {table.id: table for table in run_tables(run)}
-    assert ("kernel-counters" in shown, "DRAM" in shown["phases"].columns, "measured" in shown["products"].columns) == (
-        True,
-    ) * 3
     assert "1 kernel is shorter than the time between two samples (11%" in shown["kernel-counters"].note
-    assert len(run.figure("counters").data) == 1
     assert problems("analyze", json.loads(run.to_json())) == []
 
 
@@ -111,7 +99,6 @@ def test_system_calls_of_launching_threads_and_cudas_allocations_are_those_of_th
     names = ("memory", "allocations", "frees", "in_iterations", "peak_bytes", "end_bytes")
     rows = [tuple(row[name] for name in names) for row in run.cuda_memory().to_pylist()]
     assert rows == [("device", 2, 1, 2, 96, 64), ("pinned", 1, 0, 1, 8, 8)]
-    found = {table.id for table in run_tables(run)}
     (rank,) = json.loads(run.to_json())["ranks"]
-    assert ({"system-calls", "cuda-memory"} <= found, len(rank["system_calls"]), len(rank["cuda_memory"])) == (True, 1, 2)
+    assert (len(rank["system_calls"]), len(rank["cuda_memory"])) == (1, 2)
     assert problems("analyze", json.loads(run.to_json())) == []

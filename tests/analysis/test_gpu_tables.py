@@ -36,7 +36,6 @@ def test_device_time_and_memory_of_operators_and_ranges_are_those_of_torch_and_b
     by_kineto, by_nsys = ({name: row["count"] for name, row in of.items()} for of in calls)
     assert by_kineto == by_nsys
     assert phases[0].keys() == phases[1].keys()
-    assert phases[0]["forward"]["backward_device_us"] > 8000
     for name, row in phases[0].items():
         theirs = phases[1][name]
         assert theirs["kernel_count"] == row["kernel_count"]

@@ -1,7 +1,6 @@
 """The command for Nsight Compute: what a shell makes of it, and which kernels ncu finds by its filter."""
 
 import json
-import re
 import shlex
 import subprocess
 import sys
@@ -9,12 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from bridge_profiling.analysis import Run
-from bridge_profiling.analysis.findings import Thresholds
 from bridge_profiling.analysis.findings.kernels import kernel_filter, ncu_command
 from bridge_profiling.manifest import Manifest, RankCapture
 from bridge_profiling.traces.types import RankInfo
-from tests.planted.cases import CASES
 
 BFLOAT = "void k<c10::BFloat16>(c10::BFloat16*)"
 COUNTS = {"void k<float>(float*)": 6, BFLOAT: 40, "gemm": 2}
@@ -49,7 +45,6 @@ def test_a_single_process_is_started_by_ncu(options, launches):
     assert words[:3] == ["ncu", "--set", "full"]
     end = ["--target-processes", "all", "-o", "ncu-rank-0", "python", "my train.py", "--lr=1e-3"]
     assert words[words.index("--kernel-name") + 1 :] == [*launches, *end]
-    assert any("own profiler off" in note for note in found.notes)
     assert any("No iteration is marked" in note for note in found.notes) == ("iterations" in options)
 
 
@@ -61,24 +56,21 @@ def test_a_single_process_is_started_by_ncu(options, launches):
             "python launch/pretrain.py --recipe gpt_125m profiling.use_pytorch_profiler=false",
         ),
         # Without `bridge-profiling run`.
-        ([*RUN, "my train.py", "--lr", "0.1"], "ncu-rank-0 python -u 'my train.py' --lr 0.1"),
-        ([*RUN, "--light", "--set", "profile_every=9", "train.py", "--x"], "ncu-rank-0 python -u train.py --x"),
+        ([*RUN, "--light", "--set", "profile_every=9", "my train.py", "--x"], "ncu-rank-0 python -u 'my train.py' --x"),
         # A command that is not known, or whose process got its work from its parent.
         (None, "ncu-rank-0 <your command>"),
         (["python", "-c", SPAWNED, "--multiprocessing-fork"], "ncu-rank-0 <your command>"),
-        (["python", "-u", "/site/ray/_private/workers/default_worker.py"], "ncu-rank-0 <your command>"),
     ],
 )
 def test_the_training_is_started_without_its_own_profiler(command, started):
     found = made(command, use_pytorch_profiler=True, use_nsys_profiler=False)
     assert found.command.endswith(started)
     assert any("does not record its command" in note for note in found.notes) == ("<your" in started)
-    assert not any("own profiler off:" in note for note in found.notes)
 
 
 @pytest.mark.integration
 @pytest.mark.parametrize("kernel", ["operator'$x\"`!\\", "void 核<float, 'a', \"b$c\">(int)"])
-@pytest.mark.parametrize("environment", [{}, {"RANK": "1"}, {"SLURM_PROCID": "1"}, {"RANK": "0"}])
+@pytest.mark.parametrize("environment", [{}, {"SLURM_PROCID": "1"}, {"RANK": "0"}])
 def test_one_rank_starts_ncu_and_every_argument_and_name_survives_the_shell(tmp_path, kernel, environment):
     """The line as a shell runs it, with a launcher that starts one rank, and programs that print what they are given."""
     (tmp_path / "python").write_text(f"#!{sys.executable}\nimport json, sys\nprint(json.dumps(sys.argv))\n")
@@ -98,16 +90,6 @@ def test_one_rank_starts_ncu_and_every_argument_and_name_survives_the_shell(tmp_
         assert (Path(program).name, words[:2], words[2 : 2 + len(wanted)]) == ("ncu", ["--set", "full"], wanted)
 
 
-def test_a_finding_of_a_real_capture_carries_it(tmp_path):
-    with Run(CASES["data_loading_2"].folder, parquet=tmp_path) as run:
-        found = [one for one in run.findings(Thresholds(dominant_kernel=0.1)) if one.id == "dominant_kernel"]
-    assert found
-    for finding in found:
-        assert finding.evidence["ncu_command"].startswith("torchrun --nproc-per-node 2 --no-python sh -c ")
-        assert "--launch-skip" in finding.evidence["ncu_command"]
-        assert finding.evidence["ncu_notes"]
-
-
 @pytest.mark.parametrize(
     ("name", "others", "options", "also"),
     [
@@ -120,9 +102,3 @@ def test_a_finding_of_a_real_capture_carries_it(tmp_path):
 def test_a_kernel_is_chosen_by_as_little_of_its_name_as_is_its_own(name, others, options, also):
     found = kernel_filter(name, others)
     assert (found.options[: len(options)], found.also) == (options, also)
-
-
-@pytest.mark.parametrize("function", ["f++", "a(b", "k)", "^x$", "k.1", "核[", "*", "a|b"])
-def test_a_name_of_any_characters_is_not_an_expression(function):
-    found = kernel_filter(f"{function}<float>", [f"{function}<int>"])
-    assert re.compile(found.options[-1].removeprefix("regex:"))

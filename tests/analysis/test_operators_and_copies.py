@@ -10,9 +10,6 @@ from bridge_profiling.analysis.attribution.operators import operators, units
 from bridge_profiling.run import Run
 from tests.analysis.ranks_in_hand import answer, rank, span, table, values, work
 
-BUSY = [work("compute", 0, 15_000), work("compute", 10_000, 20_000, device=1)]
-COLUMNS = ("unit", "step", "count", "host_us", "communication_count", "device_us")
-
 
 @pytest.mark.parametrize("rows", [1, 1 << 20])
 def test_own_time_is_without_operators_inside(monkeypatch, rows):
@@ -47,31 +44,25 @@ def test_calls_are_separated_by_shapes_or_call_stacks_and_other_ranges_counted_w
         span("aten::mm", 2000, 3000, "operator", shapes="[[9,9],[9,9]]", stack=stack),
         span("aten::mm", 4000, 5000, "operator"),
         span("dataloader", 6000, 11_000, "annotation"),
-        span("cudaLaunchKernel", 4200, 4500, "runtime"),
     ]
     host, device, memory = (
         table(name, rows) for name, rows in (("host_events", events), ("device_events", []), ("memory_events", []))
     )
     found = partial(operators, lambda: [host], device, memory)
     assert found()["count"].to_pylist() == [3]
-    by_shape, by_stack = found(shapes=True), found(stacks=True)
-    assert dict(values(by_shape, "shapes", "count")) == {shapes: 1, "[[9,9],[9,9]]": 1, None: 1}
-    assert dict(values(by_stack, "stack", "count")) == {stack: 2, None: 1}
-    others = [values(found(category=each), "name", "self_us") for each in ("annotation", "runtime", "python")]
-    assert others == [[("dataloader", 5)], [("cudaLaunchKernel", 0.3)], []]
+    assert dict(values(found(shapes=True), "shapes", "count")) == {shapes: 1, "[[9,9],[9,9]]": 1, None: 1}
+    assert dict(values(found(stacks=True), "stack", "count")) == {stack: 2, None: 1}
+    assert values(found(category="annotation"), "name", "self_us") == [("dataloader", 5)]
 
 
 def test_modules_are_those_of_torch(tmp_path):
     model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 64))
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], with_stack=True) as used:
-        for _ in range(3):
-            model(torch.randn(32, 64)).backward(torch.ones(32, 64))
+        model(torch.randn(32, 64)).backward(torch.ones(32, 64))
     used.export_chrome_trace(str(tmp_path / "rank-0.json"))
     with Run(tmp_path, parquet=tmp_path) as run:
-        found, by_module = run.operators(), run.operators(modules=True)
-    calls = {row for row in values(by_module, "name", "module", "count") if row[0] in ("aten::addmm", "aten::relu")}
-    assert calls == {("aten::addmm", "Linear_0", 3), ("aten::addmm", "Linear_1", 3), ("aten::relu", "ReLU_0", 3)}
-    assert dict(values(found, "name", "module"))["aten::relu"] == "ReLU_0"
+        found = values(run.operators(modules=True), "name", "module", "count")
+    assert set(found) >= {("aten::addmm", "Linear_0", 1), ("aten::addmm", "Linear_1", 1), ("aten::relu", "ReLU_0", 1)}
 
 
 def test_copies_by_direction_and_memory_with_their_bandwidth():
@@ -86,7 +77,6 @@ def test_copies_by_direction_and_memory_with_their_bandwidth():
         copy("HtoD", "pageable", 3000, None),
         copy("HtoD", "pinned", 4000, 50_000),
         copy("DtoD", "device", 6000, 900_000),
-        work("compute", 0, 500),
         work("memset", 0, 500, bytes=7),
     ]
     names = ("direction", "from_memory", "host_memory", "count", "bytes", "total_us", "bandwidth_gbs")
@@ -95,17 +85,19 @@ def test_copies_by_direction_and_memory_with_their_bandwidth():
         ("HtoD", "pageable", "pageable", 3, 10_000, 3, pytest.approx(5)),
         ("HtoD", "pinned", "pinned", 1, 50_000, 1, pytest.approx(50)),
     ]
-    assert copies(table("device_events", [])).num_rows == 0
 
 
 def test_work_on_several_devices_is_counted_as_that_of_one():
-    one, both = (breakdown(device_work(table("device_events", events))) for events in (BUSY[:1], BUSY))
+    busy = [work("compute", 0, 15_000), work("compute", 10_000, 20_000, device=1)]
+    one, both = (breakdown(device_work(table("device_events", events))) for events in (busy[:1], busy))
     assert (values(both.table, "busy_us"), one.caveats, both.caveats[0].code) == ([(20,)], (), "several_devices")
 
 
 def test_a_collective_belongs_to_the_unit_whose_range_it_was_launched_in():
+    columns = ("unit", "step", "count", "host_us", "communication_count", "device_us")
+
     def found(ranges, events):
-        return values(units(table("host_events", ranges), table("device_events", events)), *COLUMNS)
+        return values(units(table("host_events", ranges), table("device_events", events)), *columns)
 
     ranges = [
         span("FSDP::all_gather (layers.0)", 0, 10_000, thread=1),

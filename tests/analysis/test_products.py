@@ -37,7 +37,6 @@ def _found(*calls, kernel=BF16, took_ns=1000):
         ("aten::convolution_backward", [OUTPUT, IMAGE, FILTER], 2 * 2 * 8 * 16 * 30 * 30 * 3 * 3 * 3),
         ("aten::convolution", [IMAGE, FILTER, [16]], None),
         ("aten::mm", [[4, 8]], None),
-        ("aten::mm", [[-4, 8], [8, 16]], None),
         ("aten::mm", [["4", None], [10**200, 10**200]], None),
         ("aten::bmm", [[2**18, 2**18, 2**9], [2**18, 2**9, 2**9]], 2.0**55),
     ],
@@ -66,7 +65,6 @@ def test_a_convolutions_output_is_known_from_its_backward_pass():
         ("NVIDIA H100 80GB HBM3", FP32, [[4096, 4096], [4096, 4096]], "fp32", 66.9, 66.9),
         ("NVIDIA H100 80GB HBM3", "unknown", [[64, 1024], [1024, 1024]], None, None, None),
         ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", BF16, [[64, 1024], [1024, 1024]], "bf16", None, None),
-        ("Radeon", BF16, [[64, 1024], [1024, 1024]], "bf16", None, None),
     ],
 )
 def test_speed_is_a_share_of_the_peak_and_of_the_roof(device, kernel, shapes, precision, peak, roof):
@@ -79,24 +77,15 @@ def test_speed_is_a_share_of_the_peak_and_of_the_roof(device, kernel, shapes, pr
     assert row["share_of_peak"] == (peak and pytest.approx(row["tflops"] / peak))
     assert row["share_of_roof"] == (roof and pytest.approx(row["tflops"] / roof))
     figure = roofline([row])
-    if roof is None:
-        assert figure is None
-        return
-    line, points = figure["data"]
-    assert (points["x"], points["y"]) == ([round(row["flops_per_byte"], 3)], [round(row["tflops"], 3)])
-    assert (line["y"][0], line["y"][-1]) == (3.35, peak)
-    assert line["x"][1] == pytest.approx(peak / 3.35)
+    assert (figure and (figure["data"][0]["y"][0], figure["data"][0]["y"][-1])) == (roof and (3.35, peak))
 
 
 @pytest.mark.parametrize(
     ("device", "memory", "link"),
     [
-        ("NVIDIA B200", 8000, 900), ("NVIDIA GB200", 8000, 900), ("NVIDIA GH200 480GB", 4000, 450), ("NVIDIA H200", 4800, 450),
-        ("NVIDIA H100 NVL", 3900, None), ("NVIDIA H100 PCIe", 2000, None), ("NVIDIA H800", 3350, 200),
-        ("NVIDIA H20", 4000, 450), ("NVIDIA A100-SXM4-80GB", 2039, 300), ("NVIDIA GH200 144G HBM3e", 4900, 450),
-        ("NVIDIA A100 80GB PCIe", 1935, None), ("NVIDIA A100-SXM4-40GB", 1555, 300), ("Tesla V100-SXM2-16GB", 900, 150),
-        ("Tesla T4", 320, None), ("NVIDIA L40S", 864, None), ("NVIDIA GeForce RTX 4090", None, None),
-        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None, None),
+        ("NVIDIA GH200 480GB", 4000, 450), ("NVIDIA GH200 144G HBM3e", 4900, 450), ("NVIDIA H20", 4000, 450),
+        ("NVIDIA H100 PCIe", 2000, None), ("NVIDIA A100-SXM4-80GB", 2039, 300), ("NVIDIA A100 80GB PCIe", 1935, None),
+        ("Tesla T4", 320, None), ("NVIDIA GeForce RTX 4090", None, None), ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None, None),
     ],
 )  # fmt: skip
 def test_the_bandwidths_of_memory_and_link_are_those_of_the_device(device, memory, link):

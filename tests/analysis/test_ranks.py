@@ -44,22 +44,10 @@ def _matched(run, folder, skip={}, **how):  # noqa: B006
     return dict(Counter(Counter(number for number, *_ in rows).values())), codes
 
 
-@pytest.mark.parametrize(
-    ("run", "how", "matches", "codes"),
-    [
-        # Without the rank not captured.
-        (_pairs(4, {}), {"ranks": [0, 1, 3]}, {2: 12, 3: 6}, ["groups_partly_captured"]),
-        # Where captures that begin within an iteration overlap.
-        (
-            _pairs(4, {1: 40 * MS, 2: -7 * MS}),
-            {"skip": {1: 3, 3: 8}},
-            {2: 9 + 6, 3: 2, 4: 4},
-            ["operations_unmatched", "captures_aligned"],
-        ),
-    ],
-)
-def test_operations_match(tmp_path, run, how, matches, codes):
-    assert _matched(run, tmp_path, **how) == (matches, codes)
+def test_operations_match_without_a_rank_and_where_captures_overlap(tmp_path):
+    assert _matched(_pairs(4, {}), tmp_path / "a", ranks=[0, 1, 3]) == ({2: 12, 3: 6}, ["groups_partly_captured"])
+    found = _matched(_pairs(4, {1: 40 * MS, 2: -7 * MS}), tmp_path / "b", {1: 3, 3: 8})
+    assert found == ({2: 9 + 6, 3: 2, 4: 4}, ["operations_unmatched", "captures_aligned"])
 
 
 def test_a_handful_of_operations_that_fit_anywhere_is_left_unmatched(tmp_path):
@@ -91,32 +79,23 @@ def test_whatever_the_clocks_and_wherever_captures_begin_all_that_overlaps_is_ma
     assert _matched(run, tmp_path_factory.mktemp("run"), skip, marked=marked)[0] == shared
 
 
-_UNMATCHED = ({}, ["operations_unmatched"])
-
-
 @pytest.mark.parametrize(
     ("operations", "recorded", "expected"),
     [
-        (("broadcast", "broadcast"), {}, _UNMATCHED),
-        (("all_gather", "all_reduce"), {}, _UNMATCHED),
-        (("all_reduce", "all_gather"), {"message_bytes": 7}, _UNMATCHED),
+        (("all_gather", "all_reduce"), {}, ({}, ["operations_unmatched"])),
+        (("all_reduce", "all_gather"), {"message_bytes": 7}, ({}, ["operations_unmatched"])),
+        (("all_to_all", "all_to_all"), {"message_bytes": 7}, ({2: 4}, [])),
         (("all_reduce", "all_gather"), {"group_name": None, "group_ranks": None}, ({}, ["operations_without_group"])),
     ],
 )
 def test_only_operations_of_one_kind_size_place_and_group_match(tmp_path, operations, recorded, expected):
     run = SimulatedRun(2)
-    run.iterate(2, lambda _: [run.meet([0, 1], "all_reduce"), run.meet([0, 1], "all_gather")])
+    kinds = operations if "all_to_all" in operations else ("all_reduce", "all_gather")
+    run.iterate(2, lambda _: [run.meet([0, 1], kind) for kind in kinds])
     run.change_operations([0, 1] if "group_name" in recorded else [1], **recorded)
     for row, operation in zip(run.operations[1], operations * 2, strict=True):
         row["operation"] = operation
     assert _matched(run, tmp_path) == expected
-
-
-def test_an_uneven_all_to_all_matches_though_its_messages_differ(tmp_path):
-    run = SimulatedRun(2)
-    run.iterate(2, lambda _: run.meet([0, 1], "all_to_all"))
-    run.change_operations([1], message_bytes=7)
-    assert _matched(run, tmp_path) == ({2: 2}, [])
 
 
 def test_sends_and_kernels_that_send_and_receive_match_those_of_their_peers(tmp_path):
@@ -169,17 +148,15 @@ def test_one_operation_that_ends_far_apart_moves_no_clock_and_shows_in_the_resid
     assert (caveat.code, "5000 us" in caveat.text) == ("one_host_apart", True)
 
 
-@pytest.mark.parametrize(("clock", "consequence"), [("unix", "by the hosts' clocks"), ("unknown", "different sets cannot")])
-def test_ranks_that_share_no_operation_keep_their_clocks(tmp_path, clock, consequence):
+def test_ranks_that_share_no_operation_keep_their_clocks(tmp_path):
     run = SimulatedRun(5, offsets_ns={1: 1 * MS, 3: 2 * MS, 4: 3 * MS})
     run.iterate(3, lambda _: [run.meet([0, 1]), run.meet([2, 3]), run.compute(4, 1 * MS)])
-    asked = run.captured(tmp_path, clock=clock)
+    asked = run.captured(tmp_path, clock="unknown")
     found = values(asked.clock_offsets(), "component", "reference", "offset_ns", "operations", "residual_ns")
     related = [(0, 0, 0, 3, 0), (0, 0, -1 * MS, 3, 0), (1, 2, 0, 3, 0), (1, 2, -2 * MS, 3, 0)]
     assert found == [*related, (2, 4, 0, 0, None)]
     (caveat,) = asked.caveats("clock_offsets")
-    assert caveat.code == "clocks_unrelated"
-    assert consequence in caveat.text
+    assert (caveat.code, "different sets cannot" in caveat.text) == ("clocks_unrelated", True)
 
 
 def test_bus_bandwidth_is_that_of_nccl_tests(tmp_path):
@@ -220,9 +197,7 @@ def test_sizes_of_messages_have_rows_of_their_own_that_add_up_to_the_groups(tmp_
         ({"tp": 2, "pp": 2}, "7", [1, 3], ("dp", 450.0)),
         ({"tp": 2, "pp": 2}, "7", [0, 4], ("pp", None)),  # on two hosts
         ({"tp": 2, "pp": 2}, "7", [0, 9], (None, None)),
-        ({"cp": 2}, "7", list(range(8)), ("all", None)),
         ({"cp": 2, "pp": 2}, "7", [0, 1, 2, 3], ("cp-dp", 450.0)),
-        ({"ep": 2}, "7", [0, 1], ("ep", 450.0)),
         ({"ep": 8}, "DATA_PARALLEL_GROUP", list(range(8)), ("dp", None)),
     ],
 )
@@ -260,7 +235,6 @@ def test_even_stages_have_the_schedules_bubble_and_no_more(tmp_path, stages, mic
         assert row["microbatches"] == microbatches
         assert row["ideal_bubble_fraction"] == pytest.approx(ideal)
         assert row["bubble_fraction"] == pytest.approx(ideal, abs=0.005)
-        assert row["excess_compute_us"] == pytest.approx(0, abs=1)
         assert row["warm_up_us"] + row["steady_us"] + row["cool_down_us"] == pytest.approx(row["bubble_us"])
         assert row["other_idle_us"] < 0.01 * row["pipeline_us"]
         assert microbatches < stages or row["steady_us"] < 0.005 * row["pipeline_us"]
@@ -285,12 +259,8 @@ def test_a_stage_with_more_work_is_the_uneven_one_and_the_others_wait_in_the_ste
 def test_stages_that_are_not_captured_are_named(tmp_path):
     asked = _pipelines(3, 6).captured(tmp_path, ranks=[0, 3])
     assert values(asked.pipeline(), "stage", "stages", "ranks") == [(0, 3, [0, 3])]
-    assert asked.pipeline()["bubble_us"][0].as_py() > 0
     (caveat,) = [each for each in asked.caveats("pipeline") if each.code == "stages_not_captured"]
     assert "stages 1, 2" in caveat.text
-
-
-SLOW = 3 * MS
 
 
 def _training(slow, *, count=10, ranks=4, **how):
@@ -307,23 +277,11 @@ def _training(slow, *, count=10, ranks=4, **how):
     return run.iterate(count, step)
 
 
-def _codes(run, question):
-    return {caveat.code for caveat in run.caveats(question)}
-
-
 def test_the_matrix_names_the_rank_that_came_last(tmp_path):
     run = SimulatedRun(3, offsets_ns={0: -900 * MS, 2: 44 * MS})
-
-    def step(_):
-        for rank, work in enumerate((1 * MS, 5 * MS, 2 * MS)):
-            run.compute(rank, work)
-        run.meet(range(3))
-
-    assert run.iterate(2, step, first=100).captured(tmp_path).waits().to_pylist() == [
-        {"iteration": number, "rank": rank, "waits_for": 1, "wait_us": wait, "operations": 1}
-        for number in (100, 101)
-        for rank, wait in ((0, 4000.0), (2, 3000.0))
-    ]
+    run.iterate(1, lambda _: [*(run.compute(rank, each * MS) for rank, each in enumerate((1, 5, 2))), run.meet(range(3))])
+    found = values(run.captured(tmp_path).waits(), "iteration", "rank", "waits_for", "wait_us", "operations")
+    assert found == [(10, 0, 1, 4000.0, 1), (10, 2, 1, 3000.0, 1)]
 
 
 @pytest.mark.parametrize(
@@ -331,17 +289,15 @@ def test_the_matrix_names_the_rank_that_came_last(tmp_path):
     [
         # Rank, its verdict, confidence, times slow; the slowest first.
         # Always one.
-        (lambda _: {2: SLOW}, {}, "stable", [(2, "stable", "high", 10)]),
-        # A host, whose ranks take turns in being the slowest.
-        (lambda _: {4: SLOW, 5: SLOW}, {"ranks": 8}, "stable", [(4, "stable", "high", 10), (5, "stable", "high", 10)]),
+        (lambda _: {2: 3 * MS}, {}, "stable", [(2, "stable", "high", 10)]),
         # Each in turn.
-        (lambda number: {number % 4: SLOW}, {"count": 12}, "rotating", [(rank, "sometimes", "low", 3) for rank in range(4)]),
+        (lambda number: {number % 4: 3 * MS}, {"count": 12}, "rotating", [(rank, "sometimes", "low", 3) for rank in range(4)]),
         # Once.
-        (lambda number: {1: SLOW} if number == 12 else {}, {}, "occasional", [(1, "sometimes", "low", 1)]),
+        (lambda number: {1: 3 * MS} if number == 12 else {}, {}, "occasional", [(1, "sometimes", "low", 1)]),
         # Noise.
         (lambda _: {}, {}, "none", []),
         # In two iterations.
-        (lambda _: {1: SLOW}, {"count": 2}, "stable", [(1, "stable", "low", 2)]),
+        (lambda _: {1: 3 * MS}, {"count": 2}, "stable", [(1, "stable", "low", 2)]),
     ],
 )
 def test_a_slow_rank_is_stable_if_it_is_slow_in_most_iterations(tmp_path, slow, how, word, rows):
@@ -354,35 +310,40 @@ def test_a_slow_rank_is_stable_if_it_is_slow_in_most_iterations(tmp_path, slow, 
     assert set(found["iterations"].to_pylist()) == {count}
     for times in ("times_slowest", "times_fastest"):
         assert sum(found[times].to_pylist()) == count
-    assert ("few_iterations_of_ranks" in _codes(asked, "stragglers")) == (count < 3)
-    if len(rows) == 1 and word == "stable":
-        assert found["rank"][0].as_py() == rows[0][0]
-        assert found["excess_own_us"][0].as_py() == pytest.approx(3000, abs=100)
-        assert found["excess_compute_us"][0].as_py() == pytest.approx(3000, abs=100)
+    assert ("few_iterations_of_ranks" in [each.code for each in asked.caveats("stragglers")]) == (count < 3)
+    if word == "stable":
+        expected = (rows[0][0], pytest.approx(3000, abs=100), pytest.approx(3000, abs=100))
+        assert values(found, "rank", "excess_own_us", "excess_compute_us")[0] == expected
 
 
 def test_one_rank_cannot_be_compared(tmp_path):
     asked = _training(lambda _: {}).captured(tmp_path, ranks=[2])
     assert verdict(asked.stragglers()) == "unknown"
-    assert "ranks_not_comparable" in _codes(asked, "stragglers")
+    assert "ranks_not_comparable" in [each.code for each in asked.caveats("stragglers")]
 
 
 def test_ranks_whose_communication_cannot_be_matched_are_not_called_slow(tmp_path):
-    run = _training(lambda _: {2: SLOW})
+    run = _training(lambda _: {2: 3 * MS})
     run.change_operations(group_name=None, group_ranks=None, group=None)
     asked = run.captured(tmp_path)
     assert set(values(asked.ranks(), "own_us", "place")) == {(None, None)}
     assert min(asked.ranks()["compute_us"].to_pylist()) > 19_000
     assert verdict(asked.stragglers()) == "unknown"
-    assert "waiting_of_rank_unknown" in _codes(asked, "ranks")
+    assert "waiting_of_rank_unknown" in [each.code for each in asked.caveats("ranks")]
 
 
 def test_a_capture_that_starts_late_is_not_a_late_rank(tmp_path):
-    rows = _training(lambda _: {2: SLOW}, offsets_ns={1: 77 * MS}).captured(tmp_path, skip={3: 8}).start_skew().to_pylist()
+    rows = _training(lambda _: {2: 3 * MS}, offsets_ns={1: 77 * MS}).captured(tmp_path, skip={3: 8}).start_skew().to_pylist()
     assert rows[3]["capture_start_us"] > 80_000
     assert rows[1]["capture_start_us"] < 1000
     assert rows[1]["clock_offset_us"] == pytest.approx(-77_000, abs=1)
     assert max(rows, key=lambda row: row["median_late_us"])["rank"] == 2
+
+
+def test_captures_without_iterations_are_compared_as_wholes(tmp_path):
+    asked = _training(lambda _: {0: 3 * MS}).captured(tmp_path, marked=False)
+    assert values(asked.ranks(), "rank", "iteration", "place")[0] == (0, None, "slowest")
+    assert "iterations_not_marked" in [each.code for each in asked.caveats("ranks")]
 
 
 def test_waiting_during_compute_is_own_time(tmp_path):
@@ -391,14 +352,8 @@ def test_waiting_during_compute_is_own_time(tmp_path):
     def step(_):
         begin = run.now_ns[0]
         run.compute(1, 10 * MS)
-        run.meet([0, 1], "reduce_scatter", group="DP")
+        run.meet([0, 1])
         run.ran(0, "compute", begin, begin + 6 * MS)
 
     found = values(run.iterate(3, step).captured(tmp_path).ranks(), "rank", "waiting_us", "compute_us")
     assert set(found) == {(0, 4000, 6000), (1, 0, 10_000)}
-
-
-def test_captures_without_iterations_are_compared_as_wholes(tmp_path):
-    asked = _training(lambda _: {0: SLOW}).captured(tmp_path, marked=False)
-    assert values(asked.ranks(), "rank", "iteration", "place")[0] == (0, None, "slowest")
-    assert "iterations_not_marked" in _codes(asked, "ranks")

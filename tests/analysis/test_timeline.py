@@ -29,8 +29,6 @@ def _shown(found):
 @pytest.mark.parametrize(
     ("events", "expected"),
     [
-        # Long events stand alone even without a gap.
-        ([(0, 50), (50, 100)], [("0", 0, 50, 1), ("50", 50, 100, 1)]),
         # Short events without a visible gap are one, named for the longest.
         ([*((start, start + 3) for start in range(0, 40, 4)), (41, 45.5)], [("41", 0, 45, 11)]),
         # Another kind stays apart without a visible gap.
@@ -65,7 +63,6 @@ def test_lanes_are_streams_and_the_hosts_outermost_annotations_but_for_the_itera
 
 @pytest.mark.parametrize(("name", "others", "shown"), [
     ("data-loading", [("enumerate(DataLoader)", 6, 980)], "data-loading"),
-    ("read", [("tokenize", -10, 2)], "read"),
     ("train_step", [("forward", 10, 500)], "forward"),
 ])  # fmt: skip
 def test_a_phase_that_takes_the_whole_iteration_is_shown_and_a_range_around_it_is_not(tmp_path, name, others, shown):

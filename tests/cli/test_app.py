@@ -8,28 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from bridge_profiling import __version__
-
 USAGE_ERRORS = [
     ("repor", "no such command 'repor'"),
-    ("bench step", "missing option '--step'"),
-    ("analyze", "missing argument 'RUN'. Type "),
     ("analyze nowhere", "nowhere does not exist. Type "),
     ("analyze run --workers 0", "invalid value for '--workers'"),
     ("analyze run --ray-address auto", "--ray-address needs the ray engine. Type --engine ray"),
     ("merge run -o run", "run cannot be written. Type -o"),
-    ("bench collectives --sizes huge", ".*'huge' is not a size"),
     ("report run -o nowhere/page.html", "nowhere/page.html cannot be written. Type "),
-    ("report run --threshold device_busy=nan", ".*device_busy takes a number, not 'nan'"),
-    ("analyze run --engine proces", ".*'proces' does not exist. Type process.$"),
     ("monitor --interval 0", "--interval 0.0 is not a time"),
     ("report run --threshold data_loding=1", "--threshold 'data_loding' is unknown. Type --threshold data_loading"),
     ("flamegraph run -o text", "text exists and is not a speedscope file.*another file with -o, or remove this one"),
     ("compare run run --fail-over five", ".*Type for example 5%"),
-    ("monitor --pids 1,x", ".*'x' is not a process id"),
     ("monitor --jsonl text --tensorboard /proc/nowhere/file", "/proc/nowhere/file cannot be written"),
     ("bench copies -o text", "text is not a result file of bridge-profiling bench.*another file with -o, or remove this one"),
-    ("doctor --config nowhere.yaml", ".*nowhere.yaml does not exist"),
     ("trigger run --wait --timeout 0", "--wait and --timeout 0 exclude each other"),
 ]
 
@@ -47,7 +38,6 @@ def test_a_usage_error_is_one_line_with_what_to_type(typed, folder, line, messag
     [
         ("analyze empty", "empty holds no capture: no Kineto trace, nsys report or memory snapshot is under it\n"),
         ("report text", "text is not a Kineto trace"),
-        ("report broken", ".*rank-0.json.gz"),
         ("merge text -o all.json", "text is not a Kineto trace"),
         ("flamegraph broken -o all.json", ".*rank-0.json.gz"),
         ("memory run", "run records no memory. Profile with profiling.record_memory_history=true"),
@@ -75,13 +65,7 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(typed, mon
     assert "needs duckdb, which is not installed. Type pip install '.[analysis]'" in done.stderr
 
 
-def test_the_version_is_printed(typed):
-    assert typed("--version").stdout == f"bridge-profiling {__version__}\n"
-
-
-@pytest.mark.parametrize(
-    ("line", "page"), [("--quiet report run", True), ("report run -q", True), ("report run --no-page", False)]
-)
+@pytest.mark.parametrize(("line", "page"), [("--quiet report run", True), ("report run --no-page", False)])
 def test_the_answer_stands_alone_when_quiet_or_without_a_page(typed, folder, line, page):
     done = typed(*line.split())
     assert done.returncode == 0, done.stderr
@@ -92,15 +76,8 @@ def test_the_answer_stands_alone_when_quiet_or_without_a_page(typed, folder, lin
 
 def test_colors_are_for_terminals_and_can_be_turned_off(typed):
     forced = {"FORCE_COLOR": "1"}
-    colored = [
-        "\x1b" in done.stdout
-        for done in (
-            typed("report", "run"),
-            typed("report", "run", **forced),
-            typed("report", "run", "--no-color", **forced),
-            typed("report", "run", **forced, NO_COLOR="1"),
-        )
-    ]
+    options = (([], {}), ([], forced), (["--no-color"], forced), ([], forced | {"NO_COLOR": "1"}))
+    colored = ["\x1b" in typed("report", "run", *flags, **environ).stdout for flags, environ in options]
     assert colored == [False, True, False, False]
 
 
@@ -111,6 +88,3 @@ def test_shells_complete_commands_and_see_the_exit_code(process):
     assert "--strict" in subprocess.run([script], env=os.environ | environment, capture_output=True, text=True).stdout
     done = process()
     assert (done.returncode, done.stdout.split()[0], done.stderr) == (2, "Usage:", "")
-    done = process("analyze", "nowhere")
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    assert done.stderr.startswith("error: nowhere does not exist")

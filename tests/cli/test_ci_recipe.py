@@ -20,8 +20,7 @@ PAGE = ROOT / "docs" / "how-to" / "in-ci.md"
 def test_equal_runs_pass_and_a_slower_one_fails_with_the_reason_in_the_summary(tmp_path, factor, code):
     (text,) = re.findall(r"```yaml\n(.*?)```\n", PAGE.read_text(), re.DOTALL)
     (job,) = yaml.safe_load(text)["jobs"].values()
-    train, comparison, *_ = (step["run"] for step in job["steps"] if "run" in step)
-    assert "--output-dir this-commit" in train
+    _, comparison, *_ = (step["run"] for step in job["steps"] if "run" in step)
     quiet().write(tmp_path / "baseline")
     quiet(factor, seed=2).write(tmp_path / "this-commit")
     path = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
@@ -31,6 +30,5 @@ def test_equal_runs_pass_and_a_slower_one_fails_with_the_reason_in_the_summary(t
     summary = (tmp_path / "summary.md").read_text()
     assert done.returncode == code, summary + done.stderr
     assert summary.startswith("### Iteration time\n```text\nbaseline → this-commit\n")
-    assert "iterations without profiling" in summary
     assert ("error: the median iteration is slower by more than 5%" in summary) == bool(code)
     assert ("this-commit is slower" in (tmp_path / "comparison.html").read_text()) == bool(code)

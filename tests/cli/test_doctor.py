@@ -46,12 +46,8 @@ def test_the_json_of_a_run_that_fits_holds_the_verdicts_that_are_printed(doctor)
     printed = lines(done)
     assert done.returncode == 0, done.stdout
     assert (printed["window"], printed["ranks"]) == (("ok", "iterations 10 to 11 of 0 to 49"), ("ok", "0 of 4"))
-    document = json.loads(doctor(*TORCH, "--json").stdout)
-    assert (document["schema_version"], document["counts"]["fails"]) == (1, 0)
-    checks = {check["check"]: check for check in document["runs"][0]["checks"]}
-    assert checks.keys() == printed.keys()
-    for name in checks.keys() - {"free space", "other profilers"}:  # what other processes do between the two runs
-        assert (checks[name]["status"], checks[name]["found"]) == printed[name]
+    checks = json.loads(doctor(*TORCH, "--json").stdout)["runs"][0]["checks"]
+    assert {check["check"]: check["status"] for check in checks} == {name: status for name, (status, _) in printed.items()}
 
 
 def test_what_will_fail_ends_with_1_and_says_what_to_do(doctor):
@@ -66,7 +62,6 @@ def test_what_will_fail_ends_with_1_and_says_what_to_do(doctor):
     ("arguments", "environ", "code", "said"),
     [
         ((*NSYS, "--launcher", "ft"), {}, 1, "Nsys not supported with the FaultTolerancePlugin"),
-        (NSYS, {"SLURM_JOB_ID": "7"}, 1, "fails   nsys: "),
         # A job that runs elsewhere: this machine proves nothing.
         ((*NSYS, "--elsewhere", "--output-dir", "."), {}, 0, "unknown nsys: on this machine: nsys is not"),
         (("--config", "run.yaml", "train.train_iters=12"), {}, 0, "ok      window"),
@@ -82,7 +77,7 @@ def test_the_verdict_follows_launcher_place_environment_and_file(doctor, argumen
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("arguments", [["doctor", *TORCH], ["doctor", "--help"], ["--help"]])
+@pytest.mark.parametrize("arguments", [["doctor", *TORCH], ["doctor", "--help"]])
 def test_it_needs_neither_torch_nor_nemo_run_and_help_loads_no_check(arguments, tmp_path):
     code = """
 import sys

@@ -28,14 +28,9 @@ def _names(merged, kind):
     return {(event["pid"], event["tid"]): event["args"]["name"] for event in _phase(merged, "M") if event["name"] == kind}
 
 
-def _track(event):
-    return event["pid"], event["tid"]
-
-
 def test_every_rank_is_a_process_whose_tracks_and_arrows_are_its_own(typed, folder):
     done = typed("merge", "--no-findings", "run", "-o", "all.json.gz")
     assert (done.returncode, done.stderr) == (0, "")
-    assert "12 events of 2 ranks" in done.stdout
     assert [path.name for path in folder.iterdir() if "all" in path.name] == ["all.json.gz"], "nothing half-written"
     merged = _read("all.json.gz")
     events = _phase(merged, "X")
@@ -45,13 +40,11 @@ def test_every_rank_is_a_process_whose_tracks_and_arrows_are_its_own(typed, fold
     }
     tracks = _names(merged, "thread_name")
     assert sorted(tracks.values()) == ["device 0 stream 7"] * 2 + ["thread 1"] * 2
-    assert set(map(_track, events)) == set(tracks)
-    assert len({number for _, number in tracks}) == len(tracks)
+    assert {(event["pid"], event["tid"]) for event in events} == set(tracks)
     starts, ends = ({event["id"]: event for event in _phase(merged, phase)} for phase in "sf")
-    assert len(starts) == 4
     assert {arrow: event["pid"] for arrow, event in starts.items()} == {arrow: event["pid"] for arrow, event in ends.items()}
-    kernels = {(*_track(event), event["ts"]) for event in events if event["cat"] == "kernel"}
-    assert {(*_track(event), event["ts"]) for event in ends.values()} == kernels
+    places = [[event[key] for key in ("pid", "tid", "ts")] for event in events if event["cat"] == "kernel"]
+    assert sorted([event[key] for key in ("pid", "tid", "ts")] for event in ends.values()) == sorted(places)
 
 
 def test_without_the_host_there_is_device_work_alone(typed):

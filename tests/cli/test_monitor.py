@@ -27,7 +27,6 @@ def test_it_serves_and_logs_until_ctrl_c(tmp_path):
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=60) == 0
     assert f'pid="{os.getpid()}"' in served
-    assert "bridge_profiling_training" not in served
     sample = json.loads(path.read_text().splitlines()[0])
     assert (sample["training"], sample["processes"][0]["pid"]) == (None, os.getpid())
 
@@ -37,13 +36,4 @@ def test_without_a_gpu_it_says_so_and_monitors_processes(typed):
     assert done.returncode == 0
     if "GPUs are unavailable" not in done.stderr:
         pytest.skip("this machine has a GPU")
-    assert "select others with --pids" in done.stderr
-    assert done.stdout.count("GPUs unavailable") == 1
     assert re.search(r"GPUs unavailable: .*\n.* machine  CPU .*\n.* process \d+ .* GiB", done.stdout)
-
-
-def test_it_prints_the_dashboard_and_the_rules(typed):
-    done = typed("monitor", "--grafana")
-    assert (done.returncode, json.loads(done.stdout)["title"]) == (0, "bridge_profiling")
-    done = typed("monitor", "--alert-rules")
-    assert (done.returncode, done.stdout.count("- alert: GpuIsIdle")) == (0, 1)

@@ -17,13 +17,11 @@ def test_a_piped_analysis_is_plain_text_with_every_number_in_its_place(typed, fo
     assert lines[device + 2].split()[:5] == ["0", "1.25", "0.50", "0.75", "0.50"]
     _, gemm = (line for line in lines if line.endswith("my_gemm_kernel"))
     assert gemm.split() == ["matrix", "product", "2", "0.50", "100%", "250.0", "250.0", "250.0", "my_gemm_kernel"]
-    assert any("only 2 iterations were captured" in line for line in lines)
     # A rank on a CPU has iterations, and no device that was idle.
     typical = lines.index("A typical iteration, ms")
     on_device, on_cpu = (line.split() for line in lines[typical + 2 : typical + 4])
     assert on_device[:3] == ["0", "0.90", "0.25"]
     assert on_cpu[:8] == ["1", "0.90", *"––––––"]
-    assert any("rank 1: no work on a device was recorded: not compared" in line for line in lines)
 
 
 def test_a_piped_report_prints_the_verdict_and_writes_the_page(typed, folder):
@@ -45,7 +43,6 @@ def test_of_several_windows_the_newest_is_shown_and_named_first(typed, folder):
     assert "iter-5-7" in done.stdout.splitlines()[0]
     page = (folder / "report.html").read_text()
     assert page.index("iter-5-7") < page.index('id="verdict"'), "a notice above the verdict"
-    assert json.loads(typed("report", "runs", "--json").stdout)["schema_version"] == 1
 
 
 def test_a_flame_graph_is_speedscope_or_folded_text_and_says_what_was_not_recorded(typed, folder):
@@ -53,7 +50,6 @@ def test_a_flame_graph_is_speedscope_or_folded_text_and_says_what_was_not_record
     done = typed("flamegraph", "run")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("flamegraph.speedscope.json: 4 stacks by host time. Open it at https://www.speedscope.app\n")
-    assert "- ranks 0-1: no Python stacks were recorded" in done.stdout
     document = json.loads((folder / "flamegraph.speedscope.json").read_text())
     assert [profile["weights"] for profile in document["profiles"]] == [[1796, 4]] * 2
     done = typed("flamegraph", "run", "--folded", "--weight", "device", "--ranks", "1", "-q")
@@ -71,7 +67,4 @@ def test_memory_shows_the_peak_what_was_live_at_it_and_growth(captures, typed, f
     assert "megatron/core/fusions/fused_softmax.py:335: 1.00 GiB" in lines[1]
     assert lines[2] == "It does not grow from one iteration to the next."
     assert "▃" in next(line for line in lines if "█" in line)
-    assert any("param_and_grad_buffer.py:803" in line for line in lines)
-    page = (folder / "memory.html").read_text()
-    assert "Rank 0 peaks at 5.61 GiB" in page
-    assert 'data-figure="over-time"' in page
+    assert "Rank 0 peaks at 5.61 GiB" in (folder / "memory.html").read_text()

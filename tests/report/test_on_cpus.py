@@ -8,15 +8,15 @@ import pytest
 from bridge_profiling.report.verdict import summarize, verdict
 from tests.traces.kineto_files import complete
 
-STEP, STEPS, LOADER = 100_000, 4, "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+STEP, LOADER = 100_000, "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
 
 
 def _rank(loading_us, computing_us, arrive_us, loading):
     """Iterations of 100 ms: data (or saving), operators, then a all-reduce that ends when the last rank has arrived."""
     events = []
-    for step in range(STEPS):
+    ready = loading_us + computing_us
+    for step in range(4):
         at = step * STEP
-        ready = loading_us + computing_us
         events += [
             complete("user_annotation", f"ProfilerStep#{step}", at, STEP),
             complete("user_annotation", loading, at, loading_us),
@@ -45,10 +45,8 @@ def test_the_late_rank_and_its_cause_are_named(tmp_path, write_trace, run_of, ti
         write_trace(trace, f"run/rank-{rank}.json.gz", distributedInfo={"rank": rank})
     opened = run_of(tmp_path / "run")
     summary = summarize(opened)
-    said = verdict(summary)
-    assert said.headline.startswith(headline)
+    assert verdict(summary).headline.startswith(headline)
     assert [(each.id, each.ranks) for each in summary.findings] == ([finding] if finding else [])
-    assert said.sentences[0] == "An iteration takes 100 ms (median of 4 on 2 ranks, profiled), on CPUs."
     waited = abs(sum(times_us[0]) - sum(times_us[1]))
     rows = opened.host_iterations().to_pylist()
     assert sorted({round(row["waiting_us"]) for row in rows}) == sorted({0, waited})
@@ -58,9 +56,3 @@ def test_the_late_rank_and_its_cause_are_named(tmp_path, write_trace, run_of, ti
     shown = re.sub(r"<(script|style).*?</\1>", "", page, flags=re.DOTALL) + json.dumps(json.loads(opened.to_json())["caveats"])
     assert re.findall(r"[^.<>]*(?:GPU|NUMA|CUDA|pin_memory|[Dd]evice(?!-width))[^.<>]*", shown) == []
     assert all(each in shown for each in (headline, "waiting for other ranks", "Phases and ranges"))
-
-
-def test_events_of_an_unknown_category_may_be_of_a_device_that_is_not_read(write_trace, run_of, tmp_path):
-
-    write_trace([*_rank(70_000, 10_000, 81_000, LOADER), complete("mtia_ccp_events", "fc", 50_000, 900)], "run/rank-0.json.gz")
-    assert verdict(summarize(run_of(tmp_path / "run"))).headline == "These captures hold no device work to judge."

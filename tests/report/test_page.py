@@ -5,7 +5,6 @@ import gzip
 import html
 import json
 import re
-import sys
 
 import pytest
 
@@ -14,7 +13,7 @@ from bridge_profiling.report.run_view import NAMED_RANKS, ranks_to_show
 from bridge_profiling.report.timeline import Timeline
 from bridge_profiling.traces.types import RankInfo
 from tests.report.summaries import finding, row, summary
-from tests.traces.kineto_files import call, complete, kernel, write_ranks_called
+from tests.traces.kineto_files import call, kernel, write_ranks_called
 
 
 def _page(run, folder):
@@ -30,7 +29,6 @@ def test_numbers_on_the_page_are_the_analysis_and_it_asks_no_network_for_anythin
     budget = {row["rank"]: row["host_launch_us"] / 1e3 for row in run.attribution().to_pylist()}
     (delays,) = (each for each in data["figures"]["budget"]["cause"]["data"] if each["name"] == "host launch delay")
     assert delays["x"] == [pytest.approx(budget[rank], abs=1e-3) for rank in range(4)]
-    assert f">{run.kernels(by_rank=False)['total_us'][0].as_py() / 1e3:,.2f}<" in text
     assert all(found.title.replace("'", "&#39;") in text for found in run.findings())
     (own,) = data["figures"]["iterations"]["own_us"]["data"]
     assert own["z"][3][1] == pytest.approx(249.0, abs=0.1)
@@ -66,24 +64,11 @@ def test_names_of_kernels_ranges_and_files_are_text(run_of, tmp_path):
     [
         (None, ["No waiting between ranks was found", "No communication on a device", "No memory was recorded"]),
         ([call("cudaLaunchKernel", 10, 2, 1), kernel("gemm", 100, 250, correlation=1)], ["needs marked iterations"]),
-        # As a loop leaves it on a CPU that names no phases.
-        (
-            [complete("user_annotation", "ProfilerStep#4", 4000, 900), complete("cpu_op", "aten::mm", 4100, 500)],
-            ["No range was recorded"],
-        ),
     ],
 )
 def test_a_page_says_what_was_not_captured_in_place_of_an_empty_picture(made, tmp_path, events, said):
-    text, data = _page(made(events=events), tmp_path)
+    text, _ = _page(made(events=events), tmp_path)
     assert [each for each in said if each not in text] == []
-    assert (data["timeline"] is None) == ("No range was recorded" in said)
-
-
-def test_a_page_of_memory_alone_names_no_profiler_of_time(real, tmp_path):
-    text, _ = _page(real("memory/tp2_dp2"), tmp_path)
-    facts = re.findall(r"<dt>([^<]*)</dt><dd>([^<]*)</dd>", text)
-    assert facts[:2] == [("ranks", "1"), ("captured by", "memory snapshot")]
-    assert "These captures hold memory only." in text
 
 
 def test_ranks_in_a_picture_have_the_median_of_the_table():
@@ -97,25 +82,11 @@ def test_ranks_in_a_picture_have_the_median_of_the_table():
 
 
 def test_few_ranks_all_have_rows_and_of_many_the_slow_and_one_of_each_stage():
-    infos = [
-        RankInfo(rank=rank, rank_source="trace", source="kineto", files=[], coordinates={"pp": (rank // 256, 4)})
-        for rank in range(1024)
-    ]
+    shared = {"rank_source": "trace", "source": "kineto", "files": []}
+    infos = [RankInfo(rank=rank, coordinates={"pp": (rank // 256, 4)}, **shared) for rank in range(1024)]
     assert ranks_to_show(summary([], infos=infos[:64])) == list(range(64))
     stragglers = [{"rank": rank} for rank in sorted(range(1024), key=lambda rank: rank not in (700, 701))]
     findings = [finding(ranks=[333]), finding(ranks=list(range(1024)))]
     found = ranks_to_show(summary([], findings, infos=infos, stragglers=stragglers))
     assert {333, 700, 701, 0, 256, 512, 768} <= set(found)
     assert len(found) == NAMED_RANKS
-
-
-def test_a_damaged_compiled_template_is_compiled_again(made, tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "pycache_prefix", str(tmp_path / "compiled"))
-    monkeypatch.setattr(sys, "dont_write_bytecode", False)
-    run = made()
-    text, _ = _page(run, tmp_path)
-    assert [*(tmp_path / "compiled").rglob("*.pyc")]
-    for keep in (0, 30, 300):
-        for path in (tmp_path / "compiled").rglob("*.pyc"):
-            path.write_bytes(path.read_bytes()[:keep])
-        assert len(_page(run, tmp_path)[0]) == len(text)

@@ -21,11 +21,8 @@ def test_the_files_and_the_page_are_current():
     script = runpy.run_path(str(SCRIPT))
     assert script["PAGE"].read_text() == script["page"](), "type: python tools/json_schemas.py"
     for name in script["DOCUMENTS"]:
-        file = f"{name}.schema.json"
-        assert (script["FOLDER"] / file).read_text() == script["text"](name), "type: python tools/json_schemas.py"
-        assert (script["PAGE"].parent / "schemas" / file).read_text() == script["text"](name), (
-            "docs/reference/schemas links to it"
-        )
+        for folder in (script["FOLDER"], script["PAGE"].parent / "schemas"):  # the latter is a link
+            assert (folder / f"{name}.schema.json").read_text() == script["text"](name), "type: python tools/json_schemas.py"
         Draft202012Validator.check_schema(published(name))
 
 
@@ -39,7 +36,7 @@ def test_every_key_is_described_and_numbers_with_a_unit_say_so():
                 assert unit == next((unit for end, unit in units.items() if path.endswith(end)), unit), path
 
 
-@pytest.mark.parametrize("name", ["data_loading_2", "straggler_compute_4", "clean_2_nsys", "host_sync_2"])
+@pytest.mark.parametrize("name", ["data_loading_2", "straggler_compute_4", "clean_2_nsys"])
 def test_the_verdict_and_the_budget_are_the_numbers_on_the_terminal(run_of, tmp_path, name):
     run = run_of(CASES[name].folder, parquet=tmp_path / "tables")
     text = printed(summarize(run))
@@ -52,11 +49,6 @@ def test_the_verdict_and_the_budget_are_the_numbers_on_the_terminal(run_of, tmp_
     for part in document["budget"]["parts"]:
         name = "exposed communication" if part["cause"] == "communication" else part["name"]
         assert (f" {words.percent(part['share'])} {name}" in parts) == (part["share"] >= 0.02)
-    if verdict["recoverable_us_per_iteration"]:
-        assert f"at most {words.milliseconds(verdict['at_most_us_per_iteration'])}" in text
-        amount, share = (words.milliseconds(verdict["total_recoverable_us_per_iteration"]), verdict["total_recoverable_share"])
-        total = f"together about {amount} per iteration ({words.percent(share)})"
-        assert (total in text) == (len(document["findings"]) > 1)
     assert (verdict["confidence"] in (None, "high")) != (f"Confidence is {verdict['confidence']}" in text)
 
 

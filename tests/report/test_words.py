@@ -9,14 +9,12 @@ from bridge_profiling.report import words
     ("write", "value", "said"),
     [
         (words.milliseconds, 121_234.5, "121 ms"),
-        (words.milliseconds, 8_437.0, "8.4 ms"),
         (words.milliseconds, 31.0, "0.031 ms"),
         (words.milliseconds, None, "–"),
         (words.percent, 0.0437, "4.4%"),
         # Memory counts in powers of two, and messages in powers of ten.
         (words.memory, 5 * 2**30, "5.00 GiB"),
         (words.size, 1_068_089_344, "1.07 GB"),
-        (words.ranks, [1, 3], "ranks 1, 3"),
     ],
 )
 def test_numbers(write, value, said):
@@ -28,7 +26,6 @@ def test_numbers(write, value, said):
     [
         ("waiting_us", 1_500.0, "waits for others", "1.5 ms"),
         ("late_us_by_iteration", [49_686.0, 133_343.0], "late, by iteration", "50 ms, 133 ms"),
-        ("share_of_iteration", 0.1429, "share of the iteration", "14%"),
         ("waiting_us", {0: 1_500.0, "3": 25_000.0}, "waits for others", "rank 0: 1.5 ms, rank 3: 25 ms"),
         ("idle_us", {"host_sync": {1: 2_000.0}}, "idle", "host sync: rank 1: 2.0 ms"),
         ("devices", [{"rank": 0, "peak_bytes": 2**30}], "devices", "rank: 0, peak: 1.00 GiB"),
@@ -39,10 +36,8 @@ def test_evidence_is_written_with_the_unit_in_its_name(name, amount, heading, sa
 
 
 def test_a_saving_is_an_estimate_and_a_bound_each_with_its_share():
-    said = [
-        words.saving(*saving, share=lambda us: us / 1e5) for saving in ((7e3, 23e3), (None, 23e3), (7e3, None), (None, None))
-    ]
-    assert said == ["about 7.0 ms (7.0%), at most 23 ms (23%)", "at most 23 ms (23%)", "about 7.0 ms (7.0%)", ""]
+    said = [words.saving(*saving, share=lambda us: us / 1e5) for saving in ((7e3, 23e3), (None, 23e3), (7e3, None))]
+    assert said == ["about 7.0 ms (7.0%), at most 23 ms (23%)", "at most 23 ms (23%)", "about 7.0 ms (7.0%)"]
 
 
 def test_ranks_by_the_hundreds_are_cut():

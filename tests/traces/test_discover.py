@@ -107,12 +107,6 @@ def test_two_runs_with_the_same_window_are_not_shown_as_one(tmp_path):
     assert find_run(tmp_path).caveats[0].text == "the newest attempt, iter-8-9, captured nothing: training ended"
 
 
-def test_several_cycles_of_one_rank_give_the_last(tmp_path):
-    for cycle in (1, 2):
-        _trace(tmp_path / f"node1_4711.{cycle}.pt.trace.json.gz", 0, time=cycle)
-    assert [name for *_, name in _found(tmp_path)] == ["node1_4711.2.pt.trace.json.gz"]
-
-
 def test_a_copy_named_after_another_rank_does_not_replace_the_rank_it_claims(tmp_path):
     whole = _trace(tmp_path / "rank-0.json.gz", 0)
     (tmp_path / "rank-1.json.gz").write_bytes(whole.read_bytes()[:-20])

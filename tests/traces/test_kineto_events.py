@@ -15,7 +15,7 @@ def step(number, start_us, duration_us=90.5, **args):
     return complete("user_annotation", f"ProfilerStep#{number}", start_us, duration_us, **args)
 
 
-@pytest.mark.parametrize("stream", [4294967295, -1, 2**64 - 1])
+@pytest.mark.parametrize("stream", [4294967295, -1])
 def test_context_sync_is_no_device_work(read_trace, stream):
     sync = {"stream": stream, "correlation": 9, "device": 0}
     wait = {"stream": 23, "wait_on_stream": 7, "wait_on_cuda_event_record_corr_id": 4, "correlation": 8, "device": 0}
@@ -37,7 +37,6 @@ def test_context_sync_is_no_device_work(read_trace, stream):
     ("name", "backend", "operation"),
     [
         ("ncclDevKernel_ReduceScatter_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "nccl", "reduce_scatter"),
-        ("ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclWorkElem)", "nccl", "send_recv"),
         ("void hybrid_ep::dispatch_kernel<4, 8>(hybrid_ep::dispatch_kernel_param_t)", "hybridep", "dispatch"),
         ("void userbuffers_fp16_sum_inplace_gpu_rr_ag<4>(int, int)", "userbuffers", "all_gather"),
         ("mscclKernel_Sum_float_Simple(ncclDevComm*)", "rccl", None),
@@ -81,12 +80,6 @@ def test_work_that_was_queued_before_the_first_recorded_launch_is_of_no_iteratio
     calls = [call("cudaLaunchKernel", 101 + number, 1, number) for number in (3, 4, 5)[:recorded]]
     # Where most launches are missing, the first recorded one tells nothing.
     assert values(read_trace([step(7, 100), *queued, *launched, *calls]).device_events, "iteration") == iterations
-
-
-def test_work_whose_launch_is_ambiguous_was_not_queued_before(read_trace):
-    work = [kernel("gemm", 105 + 5 * number, 4, correlation=max(number, 2)) for number in range(1, 7)]
-    calls = [call("cudaLaunchKernel", 101, 1, number) for number in range(2, 7)]
-    assert values(read_trace([step(7, 100), *work, *calls]).device_events, "iteration") == [7] * 6
 
 
 def test_iterations_that_the_profiler_starts_or_flushes_in_are_boundaries(read_trace):
@@ -137,7 +130,6 @@ UNREAD = [
     _event("i", "new_instants", "[future]", 1001.0, s="t"),
     complete("xpu_runtime", "zeLaunch", 1002.0, 9.0, correlation=11),
     *(_event(phase, "cpu_op", "request", 1001.0, id="0x1", args={"stream": "none"}) for phase in "bne"),
-    *(_event(phase, "kernel", "gemm", 1040.0, args={"stream": 7, "device": 0}) for phase in "BE"),
     *(_event(phase, None, "tensor", 1001.0, id="0x2", args={"snapshot": {"ph": "X", "cat": "kernel"}}) for phase in "NOD"),
     _event("?", None, "future", 1001.0, dur=3.0),
     _event("X", "kernel", "endless", 1060.0, args={"stream": 7}),
@@ -172,5 +164,5 @@ def test_events_that_no_table_holds_are_left_out_and_counted_however_the_file_is
         COUNTERS,
         "3 asynchronous events of the category 'cpu_op' are left out",
         "3 object events are left out",
-        f"{5 if way == 'each event' else 4} events of further categories are left out",
+        f"{3 if way == 'each event' else 2} events of further categories are left out",
     ]

@@ -49,11 +49,11 @@ def offset(time_ns):
 def read(tmp_path):
     """Reads a pickle, or a snapshot with this history of device 0, these segments and further keys."""
 
-    def read_snapshot(trace, segments=(), *, rank=0, **keys):
+    def read_snapshot(trace, segments=None, **keys):
         path = tmp_path / "snapshot_1.pickle"
-        snapshot = {"segments": list(segments), "device_traces": [trace], **keys}
+        snapshot = {"segments": segments or [], "device_traces": [trace], **keys}
         path.write_bytes(trace if isinstance(trace, bytes) else pickle.dumps(snapshot))
-        return memory_snapshot.read(path, rank=rank, rank_source="file name")
+        return memory_snapshot.read(path)
 
     return read_snapshot
 
@@ -79,11 +79,10 @@ def test_what_was_there_before_the_history_has_no_start_and_a_caveat(read):
     assert caveats(tables)["allocated_before_history"].startswith("1 allocations on device 0")
 
 
-@pytest.mark.parametrize("missing", [0, 1])
-def test_a_full_history_says_that_it_was_overwritten(read, missing):
-    trace = [entry("alloc", 0, 512, 1), *[{"action": "snapshot"}] * (99_999 - missing)]
-    found = caveats(read(trace)).get("history_overwritten", "")
-    assert ("100,000 entries" in found) == (not missing)
+def test_a_full_history_says_that_it_was_overwritten(read):
+    trace = [entry("alloc", 0, 512, 1), *[{"action": "snapshot"}] * 99_999]
+    assert "100,000 entries" in caveats(read(trace))["history_overwritten"]
+    assert "history_overwritten" not in caveats(read(trace[:-1]))
 
 
 def test_segments_have_their_pool_and_how_full_they_are_at_the_end(read):
@@ -117,18 +116,14 @@ def test_the_caveats_say_what_the_history_lacks(read):
 @pytest.mark.parametrize(
     ("damage", "code", "count"),
     [
-        ({"segments": {}}, "parts_unusable", 1),
         ({"segments": [segment(0, 1024), 5, None]}, "parts_unusable", 2),
-        ({"device_traces": {}, "segments": [segment(0, 1024)]}, "parts_unusable", 1),
         ({"device_traces": [[entry("alloc", 0, 512, 1), "x"], 7]}, "parts_unusable", 2),
         ({"segments": [segment(0, 1024), segment(4096, -1)]}, "segments_without_place", 1),
         ({"segments": [segment(0, 1024, (float("nan"), "inactive", 0))]}, "blocks_unusable", 1),
     ],
 )
-def test_parts_that_cannot_be_used_are_counted(tmp_path, damage, code, count):
-    path = tmp_path / "snapshot_0.pickle"
-    path.write_bytes(pickle.dumps({"device_traces": [[entry("alloc", 0, 512, 1)]], "segments": []} | damage))
-    told = caveats(memory_snapshot.read(path))
+def test_parts_that_cannot_be_used_are_counted(read, damage, code, count):
+    told = caveats(read([], **({"device_traces": [[entry("alloc", 0, 512, 1)]]} | damage)))
     assert told[code].startswith(f"{count} ")
     assert not told.keys() & {"parts_unusable", "segments_without_place", "blocks_unusable"} - {code}
 
@@ -152,15 +147,11 @@ def test_annotations_are_host_events(read):
     assert [(name, offset(start), offset(end)) for name, start, end in rows] == [("a", 0, 3), ("b", 1, 2)]
 
 
-#: What programs do with a few addresses: (operation, address, size).
-operations = st.lists(
-    st.tuples(st.sampled_from(["alloc", "free_requested", "free_completed"]), st.integers(0, 5), st.integers(0, 3000)),
-    max_size=60,
-)
+ACTIONS = st.sampled_from(["alloc", "free_requested", "free_completed"])
 
 
 @settings(max_examples=100, deadline=None)
-@given(operations, st.sets(st.integers(0, 7)))
+@given(st.lists(st.tuples(ACTIONS, st.integers(0, 5), st.integers(0, 3000)), max_size=60), st.sets(st.integers(0, 7)))
 def test_the_replay_agrees_with_a_naive_one(history, live):
     """The naive one looks, for each allocation and each free, through the rest of the history."""
     trace = [entry(action, address * 4096, size, at) for at, (action, address, size) in enumerate(history)]
@@ -188,13 +179,11 @@ def test_the_replay_agrees_with_a_naive_one(history, live):
     assert sorted(shown, key=repr) == sorted(expected, key=repr)
 
 
-maps = st.lists(
-    st.tuples(st.sampled_from(["segment_map", "segment_unmap"]), st.integers(0, 15), st.integers(1, 8)), max_size=25
-)
+MAPS = st.sampled_from(["segment_map", "segment_unmap"])
 
 
 @settings(max_examples=100, deadline=None)
-@given(maps, st.sets(st.integers(0, 23)))
+@given(st.lists(st.tuples(MAPS, st.integers(0, 15), st.integers(1, 8)), max_size=25), st.sets(st.integers(0, 23)))
 def test_segments_agree_with_a_naive_replay_page_by_page(history, held):
     page = 1 << 21
     trace = [entry(action, address * page, pages * page, at) for at, (action, address, pages) in enumerate(history)]
@@ -262,15 +251,11 @@ plain = st.recursive(
 )
 
 
-def load_plain(data):
-    return CheckedPickle(data).load()[0]
-
-
 @settings(max_examples=60, deadline=None)
 @given(plain, st.integers(2, 5))
 def test_plain_data_is_what_it_was(data, protocol):
     """By its text: NaN is not equal to itself, 1 is equal to True and 0.0 to -0.0."""
-    assert repr(load_plain(pickle.dumps(data, protocol))) == repr(data)
+    assert repr(CheckedPickle(pickle.dumps(data, protocol)).load()[0]) == repr(data)
 
 
 @pytest.mark.parametrize("before", [0, 200, 300])  # references in one byte, and in four
@@ -288,24 +273,22 @@ def test_only_opcodes_of_plain_data_are_known():
     prepared = HEAD + b"]\x94(]\x8c\x02os\x8c\x06system"
     for name in OPCODES.keys() - ALLOWED:
         with pytest.raises(ValueError, match=rf" {name} at byte {len(prepared)} "):
-            load_plain(prepared + OPCODES[name] + b"os\nsystem\n" + bytes(8) + b".")
+            CheckedPickle(prepared + OPCODES[name] + b"os\nsystem\n" + bytes(8) + b".").load()
 
 
 def test_a_pickle_that_asks_for_more_memory_than_it_has_is_refused_without_it():
     numbers = [
         ("BINBYTES8", "<Q", 1 << 40),
-        ("BINUNICODE8", "<Q", (1 << 63) - 1),
         ("BINUNICODE", "<I", (1 << 32) - 1),
         ("LONG4", "<I", (1 << 31) - 1),
         ("FRAME", "<Q", (1 << 64) - 1),
-        ("BYTEARRAY8", "<Q", 1 << 40),
         ("LONG_BINPUT", "<I", (1 << 32) - 1),  # 4.1 GB without the check
     ]
     asking = [b"]" + OPCODES[name] + struct.pack(width, number) + b"x." for name, width, number in numbers]
     for raw in (*asking, b"I" + b"9" * 100_000 + b"\n.", b"(" * 1_000_000 + b"."):
         tracemalloc.start()
         with pytest.raises(ValueError, match=r"damaged|cut off"):
-            load_plain(HEAD + raw)
+            CheckedPickle(HEAD + raw).load()
         assert tracemalloc.get_traced_memory()[1] < 2_000_000 + 10 * len(raw)
         tracemalloc.stop()
 
@@ -313,13 +296,10 @@ def test_a_pickle_that_asks_for_more_memory_than_it_has_is_refused_without_it():
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"", "does not begin as a pickle"),
         (b"(dp0\n.", "does not begin as a pickle"),
         (HEAD + b"j\x05", "damaged"),
         (HEAD + b"\x8c\x05abc", "cut off"),
-        (HEAD + b"K\x00\x86.", "TUPLE2 at byte 4"),
         (HEAD + b"K\x00K\x00\x86K\x00\x86.", "TUPLE2 at byte 9"),  # the hash of nested ones takes exponential time
-        (HEAD + b"}]Ns.", "damaged: TypeError"),
         # Longer integers as keys can be made to collide: 280 kB of them take 1.9 s.
         *((pickle.dumps([number], 4), "LONG1") for number in (1 << 64, -(1 << 63) - 1)),
         (pickle.dumps({"segments": [], "x": Path("code")}), "cannot be read as a memory snapshot: .*more than plain data"),

@@ -140,13 +140,6 @@ class SimulatedJob:
             row = self.rows[rank]["device_events"][-1]
             row["launch_end_ns"] = self.host_ns[rank] = row["end_ns"]
 
-    def without_groups(self):
-        """Communication as an nsys report without NCCL's payloads has it: whose it is, and how much, is unknown."""
-        for rank in self.all:
-            for row in self.rows[rank]["collectives"]:
-                row |= dict.fromkeys(("group", "group_name", "group_ranks", "group_size", "message_bytes"))
-        return self
-
     def write(self, folder, ranks=None, **info):
         """Write the captures, of some ranks only if these are named, and give the folder."""
         for rank in self.all if ranks is None else ranks:

@@ -71,9 +71,3 @@ def test_a_capture_has_the_findings_of_its_row_and_no_others(judge, name):
         assert row.confidence == str(cause.confidence)
         assert cause.recoverable_us_per_iteration is None or cause.recoverable_us_per_iteration / 1e3 == _about(row.saving_ms)
         assert cause.events
-
-
-@pytest.mark.parametrize("name", ["kineto/plant_data", "kineto/plant_straggler", "kineto/tp2_dp2"])
-def test_the_worked_examples_quote_what_is_found(judge, name):
-    text = " ".join((DOCS / "how-to" / "worked-examples.md").read_text(encoding="utf-8").split())
-    assert [finding.title for finding in judge(name).findings if finding.title not in text] == []

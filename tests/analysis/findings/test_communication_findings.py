@@ -24,22 +24,16 @@ def communication(find):
     return lambda step, **how: find(SimulatedJob(step, 2), exposed_communication, low_overlap, unmatched_communication, **how)
 
 
-def _slow_link(job, _=0):
+def _slow_link(job, _, size=64 << 20):
     for _ in range(3):
         job.busy(kernels=10)
-        job.meet(4 * MS, size=64 << 20)
+        job.meet(4 * MS, size=size)
 
 
 def _a_tenth_of_the_time(job, _, size=64 << 20):
     job.busy()
     job.meet(2 * MS, size=size)
     job.launch(job.all, 100 * US)
-
-
-def _small_messages(job, _):
-    for _ in range(100):
-        job.launch(job.all, 50 * US)
-        job.meet(40 * US, group=DATA, size=1 << 16)
 
 
 def _gradients_at_the_end(job, _, kernels=40, took_ns=2 * MS):
@@ -54,7 +48,7 @@ def _gradients_at_the_end(job, _, kernels=40, took_ns=2 * MS):
         (_slow_link, "", ("tp", "link"), 12_000, "tp_comm_overlap"),
         # As soon as a faster link would save enough.
         (_a_tenth_of_the_time, "slow link", ("tp", "link"), 2_000 * (1 - (64 << 20) / 2e-3 / 1e9 / 60), "NCCL"),
-        (_small_messages, "", ("dp", "latency"), 4_000, "ddp.bucket_size"),
+        (partial(_slow_link, size=1 << 16), "", ("tp", "latency"), 12_000, "ddp.bucket_size"),
     ],
 )
 def test_exposed_transfers_have_their_group_and_what_limits_it(communication, step, title, limited_by, saving_us, advice):
@@ -92,25 +86,13 @@ def _reduced_while_a_host_is_late(job, _):
     job.launch(job.all, 100 * US, name="adam")
 
 
-_SHORT = partial(_a_tenth_of_the_time, size=1 << 16)
+# Between hosts, the bandwidth of the first is not slow.
+_SAVE_NOTHING = (_a_tenth_of_the_time, _waiting_for_rank_0, _late_hosts_after_communication, _overlapped)
 
 
-# Between hosts, the bandwidth of the first is not slow; that of the second says nothing about its link.
-@pytest.mark.parametrize(
-    "step",
-    [
-        _a_tenth_of_the_time, _SHORT, _waiting_for_rank_0, _late_hosts_after_communication, _overlapped,
-        _reduced_while_a_host_is_late,
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("step", [*_SAVE_NOTHING, _reduced_while_a_host_is_late, partial(_a_tenth_of_the_time, size=1 << 16)])
 def test_what_a_faster_link_would_not_save_is_no_communication(communication, step):
     assert communication(step) == {}
-
-
-def test_a_rank_captured_alone_gives_an_estimate_at_most(communication):
-    finding = communication(_slow_link, ranks=[0])["exposed_communication"]
-    assert (finding.confidence, finding.evidence["estimated"]) == (Confidence.low, True)
-    assert finding.evidence["exposed_transfer_us"]["0"] == approx(12_000, rel=0.05)
 
 
 def test_waiting_of_a_rank_captured_alone_may_be_either(communication):
@@ -118,18 +100,17 @@ def test_waiting_of_a_rank_captured_alone_may_be_either(communication):
     assert list(found) == ["unmatched_communication"]
     finding = found["unmatched_communication"]
     assert (finding.ranks, finding.confidence) == ([1], Confidence.low)
-    assert finding.evidence["exposed_us"]["1"] == approx(9_200, rel=0.02)
-    assert finding.recoverable_us_per_iteration == approx(9_200, rel=0.02)
-    assert "profiling.profile_ranks" in finding.action
+    assert finding.evidence["exposed_us"]["1"] == finding.recoverable_us_per_iteration == approx(9_200, rel=0.02)
     assert finding.events[0].duration_us == approx(9_200, rel=0.02)
     assert communication(_waiting_for_rank_0, ranks=[0]) == {}
+    # Of transfers, an estimate at most.
+    estimate = communication(_slow_link, ranks=[0])["exposed_communication"]
+    assert (estimate.confidence, estimate.evidence["estimated"]) == (Confidence.low, True)
 
 
 def test_gradients_reduced_after_the_last_pass_could_be_hidden(communication):
     finding = communication(_gradients_at_the_end)["low_overlap"]
-    assert finding.ranks == [0, 1]
     assert finding.evidence["could_hide_us"] == {"0": approx(2_000, rel=0.02), "1": approx(2_000, rel=0.02)}
-    assert finding.evidence["hidden_share"]["0"] == 0
     assert finding.recoverable_us_per_iteration == approx(2_000, rel=0.02)
     assert "overlap_grad_reduce" in finding.action
     # Exposed communication that is a finding itself is not saved twice.
@@ -142,11 +123,8 @@ def test_the_dimension_of_a_group_follows_from_megatrons_name_or_its_ranks(tmp_p
     dimensions = {
         "DATA_PARALLEL_GROUP_WITH_CP": "dp",
         "INTRA_DISTRIBUTED_OPTIMIZER_INSTANCE_GROUP": "dp",
-        "EXPERT_DATA_PARALLEL_GROUP": "dp",
         "TENSOR_MODEL_PARALLEL_GROUP": "tp",
-        "CONTEXT_PARALLEL_GROUP": "cp",
         "EXPERT_MODEL_PARALLEL_GROUP": "ep",
-        "PIPELINE_MODEL_PARALLEL_GROUP": "pp",
         "7": "dp",  # by the coordinates of its ranks
     }
     run = run_of(SimulatedJob(lambda job, _: [job.meet(1 * MS, group=name) for name in dimensions], 2).write(tmp_path))
@@ -155,16 +133,13 @@ def test_the_dimension_of_a_group_follows_from_megatrons_name_or_its_ranks(tmp_p
     assert {each.group: each.dimension for each in transfers(run.evidence())} == dimensions
 
 
-_BUCKET, _LAST_BUCKET = 25 << 20, 13 << 20
-
-
 def _accumulating(job, _, sync=True, group="default_pg"):
     for micro_batch in range(4):
         with job.within("DistributedDataParallel.forward"):
             job.busy(kernels=4)
         job.busy(kernels=8)
         if sync or micro_batch == 3:
-            for size in (_BUCKET, _BUCKET, _LAST_BUCKET):
+            for size in (25 << 20, 25 << 20, 13 << 20):
                 job.meet(500 * US, group=group, size=size)
     with job.within("Optimizer.step#AdamW.step"):
         job.launch(job.all, 100 * US, "aten::_fused_adamw_", name="multi_tensor_apply")
@@ -203,7 +178,6 @@ def _sharded(job, _, units=30, size=1 << 18, stops_ns=0):
 
 def test_many_small_units_cost_their_transfers_and_their_launches_and_few_or_large_ones_do_not(find):
     found = find(SimulatedJob(_sharded, 2), thresholds=Thresholds(collectives=60))["small_collectives"]
-    assert found.ranks == [0, 1]
     assert found.evidence["collectives"] == {"0": 60, "1": 60}
     # Beside the launches in a range, a collective of the other rank often still runs: then neither alone is responsible.
     assert found.evidence["host_us"]["0"] > 60 * 50
@@ -212,8 +186,6 @@ def test_many_small_units_cost_their_transfers_and_their_launches_and_few_or_lar
     # Time in the ranges, however long the host stops elsewhere.
     stopped = find(SimulatedJob(partial(_sharded, stops_ns=200 * MS), 2))["small_collectives"]
     assert stopped.evidence["host_us"]["0"] == approx(60 * 305, rel=0.01)
-    # Too large for latency alone, and still fragments: the host's time counts.
-    assert "the mean 4 MiB" in find(SimulatedJob(partial(_sharded, size=1 << 22), 2))["small_collectives"].title
     for few_or_large in ({"size": 1 << 25}, {"units": 10}):
         assert "small_collectives" not in find(SimulatedJob(partial(_sharded, **few_or_large), 2))
     assert "small_collectives" not in find(SimulatedJob(_sharded, 2), thresholds=Thresholds(collectives=60.01))

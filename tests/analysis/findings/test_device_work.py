@@ -17,11 +17,9 @@ _TF32 = "sm80_xmma_gemm_f32f32_tf32f32_f32_tn_n_tilesize128x128x32_stage3"
 _ADD = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, std::array<char*, 3ul> >"
 _SOFTMAX = "void (anonymous namespace)::softmax_warp_forward<float, float, float, 11, false, false>"
 _LOSSES = (
-    "void (anonymous namespace)::softmax_warp_forward<float, float, float, 10, true, false>",
     "void <unnamed>::softmax_warp_forward<float, float, float, (int)9, (bool)1, (bool)0>(T2 *)",
     "void cunn_SoftMaxForward<4, float, float, float, at::native::LogSoftMaxForwardEpilogue>",
 )
-_FLASH = "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64, 128, 128, 4, false>>"
 
 
 @pytest.mark.parametrize(
@@ -29,14 +27,11 @@ _FLASH = "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64, 128, 
     [
         (_FP32, "fp32"),
         ("void gemv2T_kernel_val<int, int, float, float, float, float, 128, 16, 4, 4, false>", "fp32"),
-        ("void fft2d_r2c_32x32<float, false, 0u, false>(float2*, float const*, int)", "fp32"),
         ("fmha_cutlassF_f32_aligned_64x64_rf_sm80(PyTorchMemEffAttention)", "fp32"),
         (_TF32, "tf32"),
         ("cutlass_80_tensorop_s1688gemm_128x256_16x3_nt_align4", "tf32"),
         (_BF16, "reduced"),
-        ("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize64x64x64", "reduced"),
         ("void gemvNSP_kernel<__nv_bfloat16, __nv_bfloat16, float, float, 1, 32, 4, 1024>", "reduced"),
-        ("triton_tem_fused_mm_3", None),
         (_ADD, None),
     ],
 )
@@ -70,7 +65,6 @@ def test_products_in_fp32_save_what_bf16_takes_less(find, name, bf16, devices, s
     assert found.at_most_us_per_iteration == approx(21_000)  # all products, and half of the rest
     assert (found.ranks, found.events[0].name) == ([0, 1], name)
     assert found.confidence is (Confidence.high if devices else Confidence.medium)
-    assert ("A100" in (found.confidence_reason or "")) == (not devices)
     share = approx(20 / (22 + bf16), abs=1e-4)
     assert found.evidence["share_of_compute"] == {"0": share, "1": share}
 
@@ -86,14 +80,11 @@ def _attention(job, _, softmax=_SOFTMAX, product="aten::bmm"):
 
 
 # As Kineto and as nsys write its name.
-@pytest.mark.parametrize(
-    "softmax", [_SOFTMAX, _SOFTMAX.replace("(anonymous namespace)", "<unnamed>").replace("false", "(bool)0")]
-)
+@pytest.mark.parametrize("softmax", [_SOFTMAX, _SOFTMAX.replace("(anonymous namespace)", "<unnamed>")])
 def test_attention_in_single_kernels_saves_all_but_its_products(find, softmax):
     found = find(SimulatedJob(partial(_attention, softmax=softmax)))["unfused_attention"]
     assert found.recoverable_us_per_iteration == approx(4 * (1_500 + 0.7 * 400), rel=1e-3)
     assert found.evidence["softmax_and_mask_us"] == {"0": approx(6_000)}
-    assert found.evidence["attention_us"] == {"0": approx(4 * 1_900)}
     assert {event.name for event in found.events} == {"scale", "mask", softmax}
 
 
@@ -109,32 +100,25 @@ _ADAM = ("lerp_", "mul_", "addcmul_", "sqrt", "div", "add_", "addcdiv_")
 
 
 @pytest.mark.parametrize(
-    ("operators", "range_", "title"),
-    [
-        (_ADAM, "Optimizer.step#AdamW.step", "420 kernels for single parameters in Optimizer.step#AdamW.step"),
-        (("mul_", "add_"), None, "120 kernels for single parameters outside the optimizer"),
-        (("linalg_vector_norm", "mul_"), None, "120 kernels for single parameters outside the optimizer"),
-    ],
+    ("operators", "range_"),
+    [(_ADAM, "Optimizer.step#AdamW.step"), (("mul_", "add_"), None), (("linalg_vector_norm", "mul_"), None)],
 )
-def test_kernels_for_each_parameter_save_what_one_for_all_takes_less(find, operators, range_, title):
+def test_kernels_for_each_parameter_save_what_one_for_all_takes_less(find, operators, range_):
     found = find(SimulatedJob(partial(_optimizer, operators=operators, range_=range_)))["unfused_optimizer"]
     kernels = 60 * len(operators)
-    assert title in found.title
     assert found.evidence["kernels"] == {"0": kernels}
     # Of each kernel's 22 us, 2 are its start, and a quarter of the others is left.
     assert found.recoverable_us_per_iteration == approx(kernels * 17, rel=0.02)
     assert found.at_most_us_per_iteration == approx(kernels * 22, rel=0.02)
-    assert ("fused=True" in found.action) == (range_ is not None)
 
 
 @pytest.mark.parametrize(
     ("finding", "step"),
     [
-        *(("unfused_attention", partial(_attention, softmax=name)) for name in (*_LOSSES, _FLASH)),
+        *(("unfused_attention", partial(_attention, softmax=name)) for name in _LOSSES),
         ("unfused_attention", partial(_attention, product="aten::mm")),  # a router between its layers
         ("unfused_optimizer", partial(_optimizer, operators=("add_",), parameters=200)),  # a model of many small operators
         ("unfused_optimizer", partial(_optimizer, operators=("mul_", "add_"), parameters=200, sizes=(20, 22))),  # of one size
-        ("unfused_optimizer", partial(_optimizer, operators=("_fused_adamw_",), parameters=200)),
         ("unfused_optimizer", partial(_optimizer, operators=_ADAM, parameters=5)),
     ],
 )
@@ -150,7 +134,6 @@ _CONVOLUTION = "sm90_xmma_fprop_implicit_gemm_f16f16_f16f32_f32_nhwc"
 @pytest.mark.parametrize(
     ("before", "product", "after", "operator", "kernels", "confidence"),
     [
-        (_TO_NHWC, _CONVOLUTION, _TO_NCHW, "aten::cudnn_convolution", 20, Confidence.high),
         (_TO_NHWC, _BF16, _TO_NCHW, "aten::cudnn_convolution", 20, Confidence.high),
         (_COPY, _CONVOLUTION, _COPY, "aten::copy_", 20, Confidence.medium),
         (_COPY, _CONVOLUTION, _ADD, "aten::copy_", 10, Confidence.medium),
@@ -168,8 +151,6 @@ def test_conversions_between_layouts_save_their_time(find, before, product, afte
     assert (found and found.confidence) == confidence
     if found:
         assert found.recoverable_us_per_iteration == approx(kernels * 200, rel=1e-3)
-        if confidence is Confidence.high:
-            assert found.at_most_us_per_iteration == approx(kernels * 200, rel=1e-3)
         assert found.evidence["kernels"] == {"0": kernels}
 
 
@@ -190,7 +171,6 @@ def _backward(job, _, again=True):
 
 def test_forward_work_in_the_backward_pass_is_recomputation(find):
     found = find(SimulatedJob(_backward))["recomputation"]
-    assert found.recoverable_us_per_iteration == approx(4 * 1_300, rel=1e-3)
-    assert found.at_most_us_per_iteration == approx(4 * 1_300, rel=1e-3)
+    assert found.recoverable_us_per_iteration == found.at_most_us_per_iteration == approx(4 * 1_300, rel=1e-3)
     assert found.confidence is Confidence.low
     assert "recomputation" not in find(SimulatedJob(partial(_backward, again=False)))

@@ -28,8 +28,6 @@ def _stops(job, iteration, name, category="annotation", every=1, rank=0):
     ("name", "category", "cause"),
     [
         (_COLLECTING, "annotation", "garbage_collection"),
-        ("<built-in function collect>", "python", "garbage_collection"),
-        (_COMPILING, "annotation", "recompilation"),
         ("torch/_dynamo/convert_frame.py(1024): compile_inner", "python", "recompilation"),
     ],
 )
@@ -45,7 +43,6 @@ def test_a_stop_is_named_by_the_range_that_shows_it(find, name, category, cause)
     [
         (_COLLECTING, 3, 1, {"ranks": 2}, "garbage_collection", 10_000, "for 30 ms in 2 of 6 iterations (mean 10 ms"),
         # For no recorded reason.
-        ("step", 3, 0, {}, "host_pause", 10_000, "2 of 6"),
         ("aten::mm", 3, 0, {}, "host_pause", 10_000, "2 of 6"),  # inside of an operator that is usually short
         # In an iteration that does not count.
         (_COMPILING, 6, 0, {"ranks": 2, "boundary": [12]}, "recompilation", 5_000, "30 ms in 1 of 6 captured iterations"),
@@ -69,7 +66,6 @@ def test_a_stop_in_some_iterations_says_how_often_and_how_long(find, name, every
     ("call", "took_ns", "initializes"),
     [
         ("cudaLaunchKernel", 900 * MS, True),
-        ("cudaFree", 900 * MS, True),
         ("cudaHostAlloc", 900 * MS, False),
         ("cudaFree", 9 * MS, False),
     ],
@@ -85,8 +81,6 @@ def test_a_capture_that_mostly_sets_up_libraries_says_so_and_nothing_else(find, 
     assert ("initialization" in found) == initializes
     if initializes:
         assert found.keys() == {"initialization"}
-        title = found["initialization"].title
-        assert ("The capture is mostly initialization" in title, "each iteration" in title) == (True, False)
         assert found["initialization"].recoverable_us_per_iteration is None
 
 
@@ -97,7 +91,6 @@ def test_a_capture_that_mostly_sets_up_libraries_says_so_and_nothing_else(find, 
         ({"memory": "pinned"}, False),
         ({"size": 4}, False),
         ({"every": 1}, False),
-        ({"every": 2}, True),
         ({"every": 2, "iterations": 5}, False),  # in most of them
         ({"computes": 1}, False),
         ({"name": "torch.save"}, True),
@@ -128,16 +121,7 @@ def test_states_copied_to_the_host_in_some_iterations_are_saved(find, changed, s
         assert "host_pause" not in found
 
 
-def test_a_full_queue_is_no_initialization(find):
-    def step(job, _):
-        job.busy(kernels=400)
-        job.call(0, "cudaLaunchKernel", 200 * MS, "aten::mm")
-        job.busy(kernels=10)
-
-    assert "initialization" not in find(SimulatedJob(step))
-
-
-def _pausing(pauses_ms, ranks=2, iterations=6):
+def _pausing(pauses_ms):
     """Rank 1 pauses in some iterations; each takes 20 ms without that."""
 
     def step(job, number):
@@ -145,18 +129,12 @@ def _pausing(pauses_ms, ranks=2, iterations=6):
         job.busy()
         job.meet()
 
-    return SimulatedJob(step, ranks, iterations)
-
-
-def test_a_cause_of_every_iteration_strikes_all_of_them(find):
-    found = find(_pausing(dict.fromkeys(range(10, 16), 10) | {12: 20}))
-    assert {finding.occurrence for finding in found.values()} == {None}
+    return SimulatedJob(step, 2, 6)
 
 
 @pytest.mark.parametrize(
     ("lost_us", "struck"),
     [
-        ([0, 0, 9, 0], [2]),
         ([1, 1, 9, 1, 8], [2, 4]),
         ([1, 1, 2.5], None),  # not much more than the others
         ([0, 9], None),  # which of the two is usual?
@@ -177,8 +155,6 @@ def test_a_captured_iteration_that_medians_leave_out_is_named(find):
             job.rows[rank]["iterations"][place]["boundary"] = True
     found = find(job)
     slow = found["slow_iterations"]
-    assert slow.evidence["iterations"] == [12]
-    assert slow.ranks == [1]
+    assert (slow.evidence["iterations"], slow.ranks) == ([12], [1])
     assert slow.recoverable_us_per_iteration == approx(900_000 / 6, rel=0.02)
-    assert slow.title.startswith("Iteration 12 takes 920 ms, 45")
     assert "host_pause" not in found

@@ -51,22 +51,17 @@ def test_causes_add_up_to_the_time_without_compute_of_every_iteration(seed, tmp_
 
 
 @pytest.mark.parametrize(
-    ("communication", "launched_ns", "lost"),
+    ("end", "stream", "launched_ns", "lost"),
     [
         # While it runs, a late host costs nothing.
-        ((10, 80, -4), 90, {"starved_beside_communication": 0.070, "host_launch": 0.010, "blocked_by_communication": 0.010}),
+        (80, 7, 90, {"starved_beside_communication": 0.070, "host_launch": 0.010, "blocked_by_communication": 0.010}),
         # It ends after the kernel that comes late has begun, which did not wait for it.
-        ((10, 105, -4, 20), 100, {"host_launch": 0.090}),
+        (105, 20, 100, {"host_launch": 0.090}),
     ],
 )
-def test_communication_excuses_a_late_host_only_if_compute_waits_for_it(communication, launched_ns, lost):
-    start, end, launched, *stream = communication
-    events = [
-        work("compute", 0, 10, -5),
-        work("communication", start, end, launched, stream=stream[0] if stream else 7),
-        work("compute", 100, 110, launched_ns),
-    ]
-    assert _lost(rank(device_events=events)) == pytest.approx(lost)
+def test_communication_excuses_a_late_host_only_if_compute_waits_for_it(end, stream, launched_ns, lost):
+    events = [work("compute", 0, 10, -5), work("communication", 10, end, -4, stream=stream)]
+    assert _lost(rank(device_events=[*events, work("compute", 100, 110, launched_ns)])) == pytest.approx(lost)
 
 
 def test_as_many_kernels_as_make_a_run_are_small_and_their_neighbours_are_not():

@@ -16,14 +16,12 @@ NAN = float("nan")
         ([[0, 0, 0]], [[10, 10, 10]], None, 10),  # at once
         ([[30, 0, 30]], [[0, 30, 0]], None, 30),  # one, while the others wait
         ([[30, 0]], [[10, 0]], None, 0),  # rank 1 neither waits nor has the cause: the iteration takes as long as before
-        ([[50, 0, 0]], [[0, 40, 0]], None, 0),
         ([[20, 20]], [[20, 20]], None, 20),
         ([[20, 20]], [[20, 20]], [40], 40),  # in turns, where the capture shows it
         ([[0, 0], [NAN, 0]], [[10, 10], [NAN, 30]], None, 20),  # a rank without a capture of an iteration does not limit it
         ([[0, 0], [0, 30]], [[20, 0], [0, 0]], None, 10),  # the other rank is in its next iteration when it waits
         ([[0, 30], [0, 0]], [[0, 0], [20, 0]], None, 10),  # or in its previous one
         ([[0, 30], [0, 0], [0, 30]], [[0, 0], [80, 0], [0, 0]], None, 20),
-        ([[0, 0], [0, 0], [0, 30]], [[20, 0], [0, 0], [0, 0]], None, 0),
         ([[0, 0], [0, 30]], [[20, 0], [30, 0]], None, 15),  # which it waits for one of them only
         (np.zeros((0, 0)), np.zeros((0, 0)), None, 0),
     ],

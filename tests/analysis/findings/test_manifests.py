@@ -48,18 +48,15 @@ def test_the_profilers_cost_is_subtracted_from_the_hosts_and_is_a_finding_that_s
     found = find(_durations(24))
     assert found["host_launch_bound"].recoverable_us_per_iteration == pytest.approx(10_000 - 6_000, rel=0.02)
     assert found["host_launch_bound"].confidence is Confidence.high
-    assert found["data_loading"].recoverable_us_per_iteration == pytest.approx(10_000, rel=0.02)
     assert found["data_loading"].evidence["share_of_iteration"] == pytest.approx(10 / 24, rel=0.02)
     profiler = found["profiler_overhead"]
     assert (profiler.evidence["profiler_us"], profiler.recoverable_us_per_iteration) == ({"0": pytest.approx(6_000)}, None)
-    assert "25%" in profiler.title
 
 
 def test_the_bound_has_what_unprofiled_iterations_take_longer_on_average(find):
     # A third of them takes 4 ms more than the captured ones do without the profiler, and the longest of these take 6 more.
     found = find(_durations(24, 33) | dict.fromkeys(range(10, 33, 3), 28.0))
     exceeds_us = 8 / 26 * 4_000  # the first one, and those next to the window do not count
-    assert found["data_loading"].recoverable_us_per_iteration == pytest.approx(10_000, rel=0.02)
     assert found["data_loading"].at_most_us_per_iteration == pytest.approx(10_000 + exceeds_us, rel=0.01)
     clipped = find(_durations(24, 33) | dict.fromkeys(range(10, 33, 3), 34.0))
     assert clipped["data_loading"].at_most_us_per_iteration == pytest.approx(10_000 + 8 / 26 * 6_000, rel=0.01)
@@ -70,7 +67,6 @@ def test_the_bound_has_what_unprofiled_iterations_take_longer_on_average(find):
     [
         (_durations(20), "host_launch_bound"),  # late for the profiler alone
         (_durations(29), "profiler_overhead"),
-        (_durations(29), "slow_iterations"),
         (_durations(24, 30, at_0=5_000), "slow_iterations"),  # the first of a run always is
     ],
 )
@@ -93,7 +89,6 @@ def test_slow_iterations_at_a_fixed_distance(find):
     assert (found.evidence["every"], found.evidence["iterations"]) == (10, [19, 29, 39, 49, 59])
     # 80 ms more each, over the 53 iterations that the profiler left alone.
     assert found.recoverable_us_per_iteration == pytest.approx(5 * 80_000 / 53, rel=0.02)
-    assert "save_interval" in found.action
 
 
 def test_slow_iterations_now_and_then(find):
@@ -111,22 +106,17 @@ def test_one_slow_iteration_is_named_and_promises_nothing(find):
 
 
 @pytest.mark.parametrize(
-    ("before", "unprofiled", "title"),
+    ("before", "cause", "saving_us", "iterations"),
     [
-        # 60 ms in one of the 4 captured iterations and 13 others.
-        (24, 13, "Iteration 7 takes 90 ms, 3 times the usual 30 ms, and none of 13 unprofiled iterations is as long"),
-        (90, None, "pauses for 60 ms in 1 of 4 iterations"),  # unprofiled iterations can be as long
+        (24, "slow_iterations", 60_000 / 17, 17),  # one of the 4 captured iterations and 13 others
+        (90, "host_pause", 60_000 / 4, 4),  # unprofiled iterations can be as long
     ],
 )
-def test_a_pause_that_no_unprofiled_iteration_has_counts_as_rarely_as_it_occurs(find, before, unprofiled, title):
-    durations = _durations(24, at_7=90) | {2: before}
-    found = find(durations, pause_in_7_us=60_000)
-    assert ("host_pause" in found) == (unprofiled is None)
-    pause = found["host_pause" if unprofiled is None else "slow_iterations"]
-    assert title in pause.title
-    if unprofiled:
-        assert pause.recoverable_us_per_iteration == pytest.approx(60_000 / 17, rel=0.01)
-        assert (pause.occurrence.of, pause.confidence) == (17, Confidence.low)
+def test_a_pause_that_no_unprofiled_iteration_has_counts_as_rarely_as_it_occurs(find, before, cause, saving_us, iterations):
+    found = find(_durations(24, at_7=90) | {2: before}, pause_in_7_us=60_000)
+    assert {"host_pause", "slow_iterations"} & found.keys() >= {cause}
+    assert found[cause].recoverable_us_per_iteration == pytest.approx(saving_us, rel=0.01)
+    assert (found[cause].occurrence.of, found[cause].confidence) == (iterations, Confidence.low)
 
 
 def test_pauses_in_and_outside_the_window_are_saved_once(find, tmp_path, run_of):

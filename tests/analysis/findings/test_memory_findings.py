@@ -1,23 +1,18 @@
 """Memory that grows, that fragments, that runs out; and memory that does what memory does."""
 
-from dataclasses import replace
-
 import pytest
 
-from bridge_profiling.analysis.findings import Confidence, Thresholds
+from bridge_profiling.analysis.findings import Confidence
 from bridge_profiling.analysis.findings.memory import memory_fragmentation, memory_growth, memory_headroom
 from bridge_profiling.traces.kineto import tables as kineto
 from tests.analysis.findings.simulated_jobs import found_by
 from tests.analysis.ranks_in_hand import write_rank
 from tests.traces.kineto_files import kernel
 
-MIB = 1 << 20
-MB, GB = 10**6, 10**9
+MIB, MB, GB = 1 << 20, 10**6, 10**9
 S = 10**9
 
-TRAIN = "train_step /home/me/train.py:40"
-LEAK = "log_loss /home/me/train.py:77"
-
+TRAIN, LEAK = "train_step /home/me/train.py:40", "log_loss /home/me/train.py:77"
 
 #: A little more than the weights and activations of a recording.
 _RESERVED = 5 * GB + 64 * MIB
@@ -32,8 +27,7 @@ class Recording:
     def __init__(self, iterations, *, rank=0, persistent=2 * GB, temporary=3 * GB, reserved=_RESERVED):
         self.rank = rank
         self.iterations = range(iterations)
-        tables = ("allocations", "segments", "out_of_memory", "iterations")
-        self.rows = {name: [] for name in tables}
+        self.rows = {name: [] for name in ("allocations", "segments", "out_of_memory", "iterations")}
         for number in self.iterations:
             row = {"iteration": number, "start_ns": number * S, "end_ns": (number + 1) * S - 1, "boundary": False}
             self.rows["iterations"].append(row)
@@ -75,17 +69,16 @@ class Recording:
             write_rank(folder, self.rank, {"device_events": [event]}, device_bytes={0: device_bytes, 1: GB})
 
 
-_MEMORY = (memory_headroom, memory_fragmentation, memory_growth)
-
-
 @pytest.fixture
-def find(tmp_path, run_of):
+def find(tmp_path_factory, run_of):
     """Findings about memory, by id."""
 
-    def found(*recordings, device_bytes=None):
-        for recording in recordings:
-            recording.write(tmp_path, device_bytes)
-        return {finding.id: finding for finding in found_by(run_of(), *_MEMORY)}
+    def found(recording, device_bytes=None):
+        folder = tmp_path_factory.mktemp("run")
+        recording.write(folder, device_bytes)
+        return {
+            finding.id: finding for finding in found_by(run_of(folder), memory_headroom, memory_fragmentation, memory_growth)
+        }
 
     return found
 
@@ -102,21 +95,12 @@ def _setting_up(iterations):
     [
         (Recording(6), 80 * GB),
         (Recording(6).leak(1_000_000), None),
-        *((_setting_up(iterations), None) for iterations in (2, 3, 6)),
+        *((_setting_up(iterations), None) for iterations in (2, 6)),
         (Recording(4, persistent=40 * GB, temporary=35 * GB, reserved=76 * GB), None),  # of unknown size
     ],
 )
 def test_memory_that_does_what_memory_does_is_no_finding(find, recording, device_bytes):
     assert find(recording, device_bytes=device_bytes) == {}
-
-
-@pytest.mark.parametrize(("iterations", "reason"), [(3, "only 3 iterations are recorded"), (4, "the allocation site is")])
-def test_growth_without_sites_says_what_is_missing(tmp_path, run_of, iterations, reason):
-    Recording(iterations, reserved=8 * GB).leak(40 * MB).write(tmp_path, None)
-    evidence = run_of().evidence()
-    evidence = replace(evidence, memory_sites=evidence.memory_sites.slice(0, 0))
-    ((finding,), _) = memory_growth(evidence, Thresholds(), evidence.ledger())
-    assert finding.confidence_reason.startswith(reason)
 
 
 # Growth in three iterations leaves doubt.
@@ -142,7 +126,6 @@ def test_blocks_taken_while_as_much_is_free_are_fragmentation(find):
     (device,) = found["memory_fragmentation"].evidence["devices"]
     assert device["needlessly_reserved_bytes"] == 4 * GB
     assert device["share_of_reserved"] == pytest.approx(4 / 9, rel=0.02)
-    assert "expandable_segments:True" in found["memory_fragmentation"].action
 
 
 def test_blocks_taken_anew_in_each_iteration_are_fragmentation_however_small(find):
@@ -153,7 +136,6 @@ def test_blocks_taken_anew_in_each_iteration_are_fragmentation_however_small(fin
     found = find(recording, device_bytes=141 * GB)
     (device,) = found["memory_fragmentation"].evidence["devices"]
     assert device["needless_growth_bytes_per_iteration"] == 510 * MIB
-    assert device["inactive_split_bytes"] > 6 * 500 * MIB
     # What stays allocated is two mebibytes an iteration, no more.
     assert found["memory_growth"].evidence["devices"][0]["growth_bytes_per_iteration"] == 2 * MIB
 
@@ -166,33 +148,21 @@ def test_a_nearly_full_device_is_found_with_what_fills_it(find):
     assert finding.confidence is Confidence.high
     assert finding.events[0].start_ns == int(0.2 * S)
     assert any(TRAIN in event.name for event in finding.events)
-    assert "recompute_granularity" in finding.action
-
-
-def test_a_device_full_of_what_the_allocator_caches_leaves_doubt(find):
-    finding = find(Recording(4, reserved=76 * GB), device_bytes=80 * GB)["memory_headroom"]
-    assert (finding.confidence, finding.severe) == (Confidence.medium, False)
+    # What the allocator only caches leaves doubt.
+    cached = find(Recording(4, reserved=76 * GB), device_bytes=80 * GB)["memory_headroom"]
+    assert (cached.confidence, cached.severe) == (Confidence.medium, False)
 
 
 def test_an_error_is_a_peak_on_any_device(find):
     found = find(Recording(3, reserved=5 * GB).error(9 * GB, 2.9))
-    assert list(found) == ["memory_headroom"]
-    assert found["memory_headroom"].severe
+    assert (list(found), found["memory_headroom"].severe) == (["memory_headroom"], True)
     assert found["memory_headroom"].events[0].name == f"out of memory at {TRAIN}"
-
-
-def test_a_request_that_fails_while_as_much_is_free_is_fragmentation(find):
+    # While as much is free, it is fragmentation.
     found = find(Recording(3, reserved=5 * GB).error(1 * GB, 2.9))["memory_fragmentation"]  # three are free at the end
     assert (found.severe, found.evidence["devices"][0]["failed_request_bytes"]) == (True, GB)
 
 
-def test_ranks_are_named_once_all_together(find):
-    recordings = [Recording(6, rank=rank, reserved=8 * GB) for rank in range(3)]
-    found = find(recordings[0].leak(1_000_001), recordings[1], recordings[2].leak(30 * MB))["memory_growth"]
-    assert (found.ranks, found.evidence["devices"][0]["rank"]) == ([0, 2], 2)
-
-
-@pytest.mark.parametrize("size", [150_109_880_320, "150109880320", None, "unknown"])
+@pytest.mark.parametrize("size", ["150109880320", None, "unknown"])
 def test_a_trace_says_how_large_its_devices_are_if_it_can(write_trace, size):
     path = write_trace([kernel("k", 1, 1)], deviceProperties=[{"id": 0, "name": "NVIDIA H200", "totalGlobalMem": size}, "junk"])
     info = kineto.read(path, rank=0, rank_source="file name").info

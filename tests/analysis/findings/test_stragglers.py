@@ -39,13 +39,10 @@ def test_a_rank_that_computes_more_is_named_with_its_matrix_products(find):
     finding = found["straggler_compute"]
     assert (finding.ranks, finding.confidence) == ([2], Confidence.high)
     assert finding.evidence["excess_compute_us"] == {"2": approx(5_000, rel=0.01)}
-    assert finding.evidence["of_matrix_products_us"] == approx(5_000, rel=0.01)
-    assert finding.recoverable_us_per_iteration == approx(5_000, rel=0.02)
+    assert finding.evidence["of_matrix_products_us"] == finding.recoverable_us_per_iteration == approx(5_000, rel=0.02)
     assert [(event.rank, event.name, event.count) for event in finding.events] == [(2, "nvjet_sm90_tst_256x128", 5)]
-    assert "sequences" in finding.action
     # Two iterations may be chance.
-    finding = find(_job(step, iterations=2), *_FINDS)["straggler_compute"]
-    assert (finding.confidence, bool(finding.confidence_reason)) == (Confidence.medium, True)
+    assert find(_job(step, iterations=2), *_FINDS)["straggler_compute"].confidence is Confidence.medium
 
 
 def test_a_rank_whose_same_kernels_are_slower_than_clocks_differ_has_a_slow_device(find):
@@ -61,7 +58,6 @@ def test_a_rank_whose_same_kernels_are_slower_than_clocks_differ_has_a_slow_devi
     finding = found(600 * US)["straggler_compute"]
     assert finding.ranks == [1]
     assert (finding.evidence["of_more_kernels_us"], finding.evidence["of_slower_kernels_us"]) == (0, approx(4_000, rel=0.01))
-    assert "clocks" in finding.action
 
 
 def test_compute_that_communication_slows_on_a_waiting_rank_is_not_its_fault(find):
@@ -89,31 +85,21 @@ def test_a_late_host_is_named_and_not_the_ranks_that_wait_for_it(find):
     found = find(_job(_late(3, pieces=4)), *_FINDS)
     assert list(found) == ["straggler_host"]
     finding = found["straggler_host"]
-    assert finding.ranks == [3]
-    assert finding.evidence["late_us"] == {"3": approx(8_000, rel=0.1)}
-    assert finding.recoverable_us_per_iteration == approx(8_000, rel=0.1)
+    assert finding.evidence["late_us"] == {"3": finding.recoverable_us_per_iteration} == {"3": approx(8_000, rel=0.1)}
     assert finding.evidence["waited_for_us"]["3"] > finding.evidence["waiting_us"]["3"]
-    assert {event.rank for event in finding.events} == {3}
+    assert (finding.ranks, {event.rank for event in finding.events}) == ([3], {3})
     assert finding.confidence is Confidence.low  # no manifest says what the profiler cost
-    assert "manual_gc" in finding.action
 
 
 @pytest.mark.parametrize(
     "extra",
     [
         lambda job, number: job.launch(number % 2 or 1, number % 2 * 3 * MS),
-        lambda job, number: _late(number % 2, took_ns=1 * MS)(job, number),
         lambda job, number: job.launch(1, (number - 10) ** 2 % 5 * 2 * MS),
     ],
 )
 def test_ranks_that_change_a_lot_or_by_chance_are_no_stragglers(find, extra):
     assert find(_job(extra, 2, iterations=6), *_FINDS) == {}
-
-
-def test_communication_that_names_no_group_leaves_the_late_host_and_doubt(find):
-    finding = find(_job(_late(0)).without_groups(), *_FINDS)["straggler_host"]
-    assert (finding.ranks, finding.confidence) == ([0], Confidence.low)
-    assert "matched" in finding.confidence_reason
 
 
 @pytest.mark.parametrize(
@@ -127,7 +113,6 @@ def test_ranks_that_take_turns_in_being_late_are_all_named(find, extra, finding,
     (found,) = find(_job(extra, 2), *_FINDS).values()
     assert (found.id, found.ranks, found.evidence["rotating"]) == (finding, [0, 1], True)
     assert found.evidence["slowest_share"] == {"0": 0.5, "1": 0.5}
-    assert "take turns" in found.title
     assert found.recoverable_us_per_iteration == saving_us
 
 
@@ -141,8 +126,6 @@ def test_ranks_that_take_turns_with_as_many_kernels_have_data_of_different_sizes
     found = find(SimulatedJob(step, 2))
     assert "straggler_compute" not in found
     assert found["uneven_work"].ranks == [0, 1]
-    # Of the three kernels that take longer on each rank, two are shown.
-    assert [event.rank for event in found["uneven_work"].events] == [0, 0, 1, 1]
     # One has 36 ms and the other 24: evened out, both have 30.
     assert found["uneven_work"].recoverable_us_per_iteration == approx(6_000, rel=0.05)
 
@@ -159,7 +142,6 @@ def test_kernels_that_are_interrupted_on_one_device_share_it(find):
     assert "straggler_compute" not in found
     assert found["contended_device"].ranks == [1]
     assert found["contended_device"].recoverable_us_per_iteration == approx(4 * 2_600, rel=0.02)
-    assert "nvidia-smi" in found["contended_device"].action
 
 
 def _unmarked(job):

@@ -46,7 +46,6 @@ def _reduced(took_ns, **how):
         ),
         # Few waits must cost twice the threshold, and many a fifth.
         (idle.host_sync, _waits(5, 2 * MS), 1, "cause", "saving", 2, None),
-        (idle.host_sync, _waits(6, 4 * MS), 1, "cause", "saving", 1, None),
         (idle.host_sync, _waits(10, 20 * MS), 1, "cause", "saving", 1 / 5, None),
     ],
 )  # fmt: skip
