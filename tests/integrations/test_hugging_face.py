@@ -104,14 +104,6 @@ def test_an_epochs_end_begins_no_iteration_and_its_last_may_have_fewer_batches(l
     assert loop.captured.phases() == {3: [*FETCH, *WORK[:2], *STEP], 4: [*(FETCH + WORK[:2]) * 2, *STEP]}
 
 
-def test_accelerates_own_profiler_and_this_one_exclude_each_other(loop):
-    from accelerate.utils import ProfileKwargs
-
-    loop.prepare(handlers=[ProfileKwargs()])
-    with pytest.raises(ProfilingConfigError, match="without ProfileKwargs"):
-        loop.profiling()
-
-
 def test_tensor_and_context_parallelism_of_a_parallelism_config_are_the_layout(loop, monkeypatch):
     layout_of = importlib.import_module("bridge_profiling.integrations.accelerate").layout_of
     from accelerate.parallelism_config import ParallelismConfig
