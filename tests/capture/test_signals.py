@@ -4,7 +4,6 @@ import gc
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import nullcontext
 
 import pytest
 
@@ -12,7 +11,6 @@ from bridge_profiling.capture.hook import ProfilingHook
 from bridge_profiling.capture.signals import exit_is_pending, signals_held, unwind_on
 from bridge_profiling.capture.torch_profiler import TorchProfiler
 from tests.capture.conftest import at, raising
-from tests.integrations.captured import iterations_in
 
 USR = signal.SIGUSR1
 
@@ -122,24 +120,6 @@ def test_an_exit_that_was_dropped_ends_the_training_before_its_next_iteration(ru
     assert f"the process exited (code {128 + USR}) after iteration 4" in run.manifest(folder)["reason"]
     with ProfilingHook(None, rank=0) as hook, hook.iteration(0):
         pass
-
-
-def test_an_exit_that_comes_when_an_iterations_range_has_just_opened_leaves_no_half_iteration(run, monkeypatch) -> None:
-    real = TorchProfiler.iteration_range
-
-    def opened(self, iteration):
-        opening = real(self, iteration)
-        opening.__enter__()
-        if iteration == 5:
-            signal.raise_signal(USR)
-        return nullcontext()
-
-    monkeypatch.setattr(TorchProfiler, "iteration_range", opened)
-    with unwind_on(USR), pytest.raises(SystemExit):
-        run.train(run.config(4, 8), range(9))
-    manifest = run.manifest("iter-4-8")
-    assert (manifest["captured"]["iterations"], manifest["interrupted"]) == ([4], [5])
-    assert 5 not in iterations_in(run.trace("iter-4-8"))
 
 
 def test_collections_in_the_window_are_ranges_and_totals(run):
