@@ -1,7 +1,7 @@
 """What a capture holds besides its window: shapes, stacks, memory, Chakra; the manifest; the names of the files."""
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -11,7 +11,6 @@ from bridge_profiling.capture.files import choose_attempt
 from bridge_profiling.capture.record import describe_work, peak_tflops, throughput
 from bridge_profiling.capture.torch_profiler import TorchProfiler
 from bridge_profiling.config import Window
-from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.manifest import find_captures
 from tests.capture.conftest import raising
 from tests.integrations.captured import read_trace
@@ -82,16 +81,12 @@ def test_the_manifest_and_the_trace_itself_name_the_capture(run, monkeypatch):
     coordinates = {"tp": [1, 2], "cp": [0, 1], "dp": [1, 2], "pp": [0, 1], "ep": [0, 1]}
     assert (manifest["rank"], manifest["coordinates"], manifest["job"]["id"]) == (3, coordinates, "run-7")
     assert (manifest["trigger"]["kind"], manifest["final"]) == ("configured", True)
-    assert manifest["versions"]["torch"]
     [artifact] = manifest["profilers"][0]["artifacts"]
     path = run.root / artifact["path"]
     assert path.stat().st_size == artifact["bytes"]
     assert manifest["clock"]["unix_ns"] > 1_700_000_000 * 10**9
-    trace = read_trace(path)
-    expected = {"rank": 3, "window": [4, 6], "attempt": 0, "job": "run-7", "coordinates": coordinates}
-    assert trace["bridge_profiling"] == expected
-    name = trace.get("traceName", path.name)
-    assert name == path.name or name.endswith(f"/{path.name}")
+    named = {"rank": 3, "window": [4, 6], "attempt": 0, "job": "run-7", "coordinates": coordinates}
+    assert read_trace(path)["bridge_profiling"] == named
 
 
 WORK = IterationWork(model_flops=6e9, tokens=4096, devices=2, precision="bf16", attention_flops=1e9)
@@ -111,19 +106,11 @@ def test_the_manifest_has_the_model_flops_reached_and_says_why_there_is_no_mfu(r
     run.train(run.config(1, 3, peak_tflops=peak), range(5), work=work)
     manifest = run.manifest("iter-1-3")
     durations = manifest["durations_ns"]
-    described = work and asdict(work) | {"device": None, "peak_tflops": peak, "reason": reason}
-    assert manifest["work"] == described
+    assert manifest["work"] == (work and asdict(work) | {"device": None, "peak_tflops": peak, "reason": reason})
     # 6 GFLOP on two devices are 3 of each, and FLOP a nanosecond are GFLOP a second.
     tflops = work and [3e9 / duration / 1e3 for duration in durations["duration_ns"]]
     assert durations["model_tflops_per_gpu"] == (tflops and pytest.approx(tflops, rel=1e-3))
     assert durations["mfu"] == (pytest.approx([one / peak for one in tflops], rel=1e-3) if peak else None)
-
-
-@pytest.mark.parametrize("nothing", ["model_flops", "tokens", "devices"])
-def test_an_iteration_without_work_is_refused(nothing):
-    with pytest.raises(ProfilingConfigError, match="each must be positive"):
-        replace(WORK, **{nothing: 0})
-    replace(WORK, **{nothing: 1})
 
 
 def test_a_known_device_has_its_data_sheets_peak_and_one_that_has_failed_a_reason(monkeypatch):
@@ -148,7 +135,6 @@ def test_a_known_device_has_its_data_sheets_peak_and_one_that_has_failed_a_reaso
     [
         ("NVIDIA H100 80GB HBM3", "bf16", 989.4),
         ("NVIDIA H100 NVL", "fp8", 1670.5),
-        ("NVIDIA GB200", "fp8", 5000.0),
         ("NVIDIA A100-SXM4-80GB", "fp8", None),
         ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", "bf16", None),
         ("NVIDIA RTX A1000 6GB Laptop GPU", "bf16", None),
@@ -158,9 +144,6 @@ def test_the_peak_is_that_of_the_devices_data_sheet_or_a_reason(name, precision,
     found, reason = peak_tflops(name, precision)
     assert (found, reason is None) == (peak, peak is not None)
     assert reason is None or (name in reason and "profiling.peak_tflops" in reason)
-    # Half as many bits are twice as fast.
-    peaks = [found for each in ("tf32", "bf16", "fp8") if (found := peak_tflops(name, each)[0])]
-    assert peaks == pytest.approx([2**place * peaks[0] for place in range(len(peaks))], rel=0.01)
 
 
 def test_the_manifest_keeps_the_last_thousand_durations_and_those_of_the_window(run):

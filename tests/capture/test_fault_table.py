@@ -20,7 +20,6 @@ import torch
 from bridge_profiling.capture import torch_profiler
 from bridge_profiling.capture.torch_profiler import TorchProfiler
 from bridge_profiling.capture.window import CaptureWindow
-from bridge_profiling.errors import ProfilingConfigError
 from tests.capture.conftest import Run, at, raising
 from tests.integrations.captured import iterations_in
 
@@ -43,10 +42,7 @@ STRIKES = {
 STOP = TorchProfiler.stop
 BROKEN = raising(RuntimeError("the profiler broke"))
 PATCHED = {
-    "SIGTERM while the trace is written": (
-        "stop",
-        lambda self, interrupted: (STRIKES["SIGTERM"](), STOP(self, interrupted))[1],
-    ),
+    "SIGTERM while the trace is written": ("stop", lambda self, by: (STRIKES["SIGTERM"](), STOP(self, by))[1]),
     "the profiler fails to start": ("start", BROKEN),
     "the profiler fails to stop": ("stop", BROKEN),
 }
@@ -93,7 +89,6 @@ def test_a_fault_leaves_what_was_captured_and_the_truth_about_it(run, monkeypatc
         (run.root / "torch").write_text("in the way")
 
     strike = {**STRIKES, "the output directory is replaced": replace}.get(fault, lambda: None)
-    assert fault in {"none", AGAIN, READ_ONLY, FULL, "the output directory is replaced", *STRIKES, *PATCHED}
     if fault == AGAIN:
         train(run, profiler, strike)
         folder = "iter-2-5.1"
@@ -150,15 +145,6 @@ def test_a_training_without_logging_prints_where_its_first_profiled_rank_wrote(r
     where = f"{run.root}/torch/iter-1-4/rank-{rank}.pt.trace.json.gz"
     expected = f"bridge_profiling: rank {rank}: torch captured iterations 1 to 3 (complete): {where}\n"
     assert (expected in capsys.readouterr().err) == printed
-
-
-@pytest.mark.parametrize(("size", "refused"), [("2", True), ("8", False)])
-def test_ranks_outside_the_world_of_the_launcher_are_refused(run, monkeypatch, size, refused):
-    """The loop passes no world size here; mp.spawn's ranks have no launcher that knows it."""
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", size)
-    with pytest.raises(ProfilingConfigError, match="names 5, but the job has 2 ranks") if refused else nullcontext():
-        run.train(run.config(1, 2, profile_ranks=[5]), range(1))
 
 
 @pytest.mark.parametrize(("profiler", "said"), [(True, "Training goes on"), (False, "no captures on demand")])

@@ -7,7 +7,6 @@ import pytest
 from bridge_profiling.capture import ProfilingHook
 from bridge_profiling.capture.torch_profiler import TorchProfiler
 from bridge_profiling.manifest import find_captures
-from bridge_profiling.traces.discover import find_run
 from tests.capture.conftest import at, raising
 
 
@@ -15,13 +14,11 @@ from tests.capture.conftest import at, raising
     ("window", "ran", "status", "captured", "reason"),
     [
         ((0, 4), range(4), "complete", [0, 1, 2, 3], None),
-        ((5, 8), range(8), "complete", [5, 6, 7], None),
         # A resume; with iteration 3 the profiler warms up before the window.
         ((4, 7), range(3, 10), "complete", [4, 5, 6], None),
         ((4, 7), range(4, 10), "complete", [4, 5, 6], None),
         ((4, 7), range(5, 10), "partial", [5, 6], "the run's first iteration was 5, inside the window 4-7"),
         ((4, 7), range(7, 10), "missed", None, "training started at iteration 7, past the window 4-7"),
-        ((105, 107), range(100, 110), "complete", [105, 106], None),
         # The end of training
         ((4, 6), range(0), "missed", None, "training ended before its first iteration, before the window 4-6"),
         ((4, 6), range(4), "missed", None, "training ended after iteration 3, before the window 4-6"),
@@ -33,11 +30,8 @@ from tests.capture.conftest import at, raising
         ((2, 5), [0, 1, 2, 3, 2, 3, 4, 5], "partial", [2, 3, 2, 3, 4], "the training went back from iteration 3 to 2"),
         ((2, 5), [0, 1, 2, 2, 3, 4], "partial", [2, 2, 3, 4], "the training went back from iteration 2 to 2"),
         ((2, 5), [0, 1, 2, 3, 0, 1], "partial", [2, 3], "iteration 0 came before the window 2-5 was complete"),
-        ((2, 5), [0, 1, 0, 1, 2, 3, 4], "complete", [2, 3, 4], None),
         ((2, 5), [0, 1, 2, 3, 4, 1, 2, 3, 4], "complete", [2, 3, 4], None),
         ((2, 5), [0, 1, 7], "missed", None, "the training went from iteration 1 to 7, past the window 2-5"),
-        ((2, 5), [6, 1, 2, 3, 4], "missed", None, "training started at iteration 6, past the window 2-5"),
-        ((4, 7), [3, 5, 6, 7], "partial", [5, 6], "the training skipped iteration 4"),
         ((4, 7), [3, 4, 9], "partial", [4], "iteration 9 came before the window 4-7 was complete"),
     ],
 )
@@ -98,10 +92,6 @@ def test_only_the_ranks_asked_for_write(run, ranks, expected):
     assert sorted(path.name for path in run.root.rglob("rank-*")) == written
 
 
-def repeated(run, every=10):
-    return run.config(4, 6, profile_every=every, profile_at_most=3)
-
-
 def wait_for_writers(iteration, hook):
     """On a busy machine an early window may be written after a late one."""
     for one in hook._schedule.windows:
@@ -122,13 +112,8 @@ def test_every_window_is_captured_exactly_and_says_what_asked_for_it(run):
         assert manifest["other_windows"] == [[at, at + 2] for at in (4, 14, 24) if at != start]
         # Their iterations are not taken for unprofiled ones.
         [capture] = find_captures(run.root, folder)
-        disturbed = {0, 3, 4, 5, 6, 13, 14, 15, 16, 23, 24, 25, 26}
-        assert set(capture.durations_by_iteration(profiled=False)) == set(range(40)) - disturbed
-    # The window written last is the one that an analysis shows; a window's folder is read with its own manifest.
-    found, one = find_run(run.root), find_run(run.root / "torch" / "iter-14-16")
-    assert [capture.path.parent.name for capture in found.captures] == ["iter-24-26"]
-    assert "; 2 older kineto captures skipped, in torch/iter-14-16, torch/iter-4-6." in found.caveats[0].text
-    assert (one.caveats, [capture.manifest.captured for capture in one.captures]) == ([], [[14, 15]])
+        undisturbed = {*range(40)} - {0, 3, 4, 5, 6, 13, 14, 15, 16, 23, 24, 25, 26}
+        assert set(capture.durations_by_iteration(profiled=False)) == undisturbed
 
 
 @pytest.mark.parametrize(
@@ -137,14 +122,13 @@ def test_every_window_is_captured_exactly_and_says_what_asked_for_it(run):
         # A resume leaves nothing of windows that are past.
         (10, range(6, 40), {"iter-14-16": ("complete", [14, 15]), "iter-24-26": ("complete", [24, 25])}),
         (10, range(15, 40), {"iter-14-16": ("partial", [15]), "iter-24-26": ("complete", [24, 25])}),
-        (10, range(16, 40), {"iter-24-26": ("complete", [24, 25])}),
         (10, range(50, 55), {"iter-24-26": ("missed", None)}),
         # Of windows that touch, the one that begins where the run resumes is whole.
         (2, range(8, 12), {"iter-8-10": ("complete", [8, 9])}),
     ],
 )
 def test_a_resume_captures_the_windows_that_are_left(run, every, ran, expected):
-    run.train(repeated(run, every), ran)
+    run.train(run.config(4, 6, profile_every=every, profile_at_most=3), ran)
     assert {folder: run.outcome(folder) for folder in run.folders()} == expected
 
 
@@ -171,5 +155,5 @@ def test_a_recording_is_freed_when_the_next_window_comes(run):
         wait_for_writers(iteration, hook)
         held.append(sum(one.profilers[0]._profile is not None for one in hook._schedule.windows))
 
-    run.train(repeated(run), range(40), between=count)
+    run.train(run.config(4, 6, profile_every=10, profile_at_most=3), range(40), between=count)
     assert max(held) == 1

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from bridge_profiling.easy.request import parse
-from bridge_profiling.easy.start import main
 from tests.easy.scripts import HEAD, manifest, ranges, start
 from tests.forked_ranks import run_ranks
 
@@ -84,17 +83,3 @@ def test_everything_after_the_script_is_the_scripts(ours: tuple[str, ...]) -> No
     assert (request.script, request.arguments, request.module) == ("train", ("a", "--", "--steps"), "-m" in ours)
     assert request.steps == ("3:6" if "3:6" in str(ours) else None)
     assert parse(request.to_arguments()) == request
-
-
-@pytest.mark.parametrize(
-    ("request_", "said"),
-    [
-        (("--ranks", "0,4", __file__), "names 4, but the job has 1 rank;"),
-        (("--stpes", "3:4", __file__), "unrecognized arguments"),
-        (("missing.py",), "missing.py does not exist"),
-    ],
-)
-def test_an_unusable_request_is_refused_before_the_script_begins(request_, said, capsys) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        main(request_)
-    assert said in capsys.readouterr().err

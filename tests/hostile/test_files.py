@@ -15,30 +15,18 @@ from tests.traces.kineto_files import packed, steps
 RANK = "run/rank-1.json.gz"
 
 
-def _zero_head(path):
-    path.write_bytes(bytes(512) + path.read_bytes()[512:])
-
-
 def _replace(make):
     return lambda path: (path.unlink(), make(path))
 
 
-def _text(path):
-    return gzip.decompress(path.read_bytes()).decode()
-
-
 #: What happens to a good file.
 DAMAGE = {
-    "zero head": _zero_head,
-    "empty": lambda path: path.write_bytes(b""),
+    "zero head": lambda path: path.write_bytes(bytes(512) + path.read_bytes()[512:]),
     "cut in the head": lambda path: path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes())[:12])),
     "text": lambda path: path.write_bytes(b"<html>404</html>"),
     "dangling": _replace(lambda path: path.symlink_to("nowhere")),
-    "loop": _replace(lambda path: path.symlink_to(path.name)),
     "pipe": _replace(os.mkfifo),
     "junk behind": lambda path: path.write_bytes(path.read_bytes() + b"JUNK" * 50),
-    "events as an object": lambda path: path.write_bytes(gzip.compress(_text(path).replace("[", "{", 1).encode())),
-    "a line each": lambda path: path.write_bytes(gzip.compress(b'{"ph": "X", "ts": 1}\n' * 9)),
 }
 
 
@@ -57,7 +45,6 @@ def test_a_rank_that_cannot_be_read_is_named_and_gives_exit_code_1(typed, folder
     ("name", "content"),
     [
         ("rank-1.json", b'{"schemaVersi'),
-        ("rank-1.json", b"[" * 100_000),
         ("trace_1.json", bytes(512)),  # named like trace_0.json, which is a trace
         ("rank-1.json.zst", b"\x28\xb5\x2f\xfd"),
         ("rank-1.sqlite", bytes(512)),
@@ -86,29 +73,15 @@ def test_a_folder_that_cannot_be_read_is_named(typed, folder, monkeypatch):
     assert (done.returncode, done.stderr) == (1, "error: run/closed cannot be read: Permission denied\n")
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        ("merge", ".", "--no-findings", "-o", "run/rank-2.json.gz"),
-        ("report", "."),
-        ("memory", "run/rank-0.json.gz", "-o", "run/rank-2.json"),
-    ],
-    ids=" ".join,
-)
+@pytest.mark.parametrize("command", ["merge . --no-findings -o run/rank-2.json.gz", "report ."])
 def test_what_we_made_is_no_rank(typed, folder, command):
     write(folder / "run" / "rank-1.json.gz", 1)
-    typed(*command)
+    typed(*command.split())
     for each in (*folder.glob("*.*"), *(folder / "run").glob("*rank-2*")):
         shutil.copy(each, folder / "run" / f"rank-3{''.join(each.suffixes)}")
     assert [capture.rank for capture in find_run(folder).captures] == [0, 1]
     done = typed("report", ".", "--no-page")
     assert (done.returncode, "oth ranks" in done.stdout) == (0, True)
-
-
-def test_a_merged_trace_alone_says_what_it_is(typed, folder):
-    typed("merge", "run", "-o", "rank-0.json.gz")
-    done = typed("report", "rank-0.json.gz", "--no-page")
-    assert (done.returncode, "made it from captures" in done.stderr) == (1, True)
 
 
 @pytest.mark.parametrize("command", ["report", "merge", "flamegraph", "compare"])
@@ -127,7 +100,6 @@ LINKS = [
     ({"up": "..", "root": "/"}, [0], "it links to a folder that contains it; to search that folder, pass its path"),
     ({"a": "b", "b": "a", "torch": "/nowhere/torch"}, [0], "torch -> /nowhere/torch: what it links to does not exist"),
     ({"iter-2-4.1": "gone", "latest.log": "gone.log"}, [0], "iter-2-4.1 -> "),
-    ({"rank-7.json.gz": "rank-0.json.gz", "newest.json.gz": "../run/rank-0.json.gz"}, [0], ""),
     ({"rank-1.json.gz": "../far/rank-1.json.gz", "manifest": "../far"}, [0, 1], ""),
     ({"a": "../many", "b": "../far"}, [0, 1], "links lead to more than 40 files"),
 ]

@@ -25,11 +25,9 @@ EVENTS = {
     "no duration": unlike(dur=...),
     "a list as duration": unlike(dur=[500]),
     "true as duration": unlike(dur=True),
-    "a word as duration": unlike(dur="long"),
     "negative duration": unlike(dur=-500),
     "no start": unlike(ts=...),
     "an enormous start": unlike(ts=1e300),
-    "neither phase nor duration": unlike(ph=..., dur=...),
     "a phase that nobody writes": unlike(ph="Y"),
 }
 
@@ -61,13 +59,6 @@ def test_entries_that_are_no_events_are_counted(write_trace):
     assert caveats(kineto.read(write_trace([*strange, *steps(500)])))["events_undecodable"].startswith("6 events could not")
 
 
-def test_true_is_not_the_rank_nor_a_group(write_trace):
-    groups = [{"pg_name": "0", "pg_desc": "tp", "ranks": [True, False]}]
-    path = write_trace(document(steps(500), distributedInfo={"rank": True, "world_size": True, "pg_config": groups}))
-    info = kineto.read(path, rank=5).info
-    assert (info.rank, info.world_size, info.groups[0].ranks) == (5, None, ())
-
-
 @pytest.mark.parametrize("who", ["launches", "kernels"])
 def test_a_correlation_that_is_not_one_event_s_alone_says_nothing(write_trace, who):
     events = []
@@ -90,12 +81,10 @@ def test_a_correlation_that_is_not_one_event_s_alone_says_nothing(write_trace, w
 #: A character in the text of the middle kernel, where it stands, and how many events it costs.
 TEXTS = {
     "a quote in a name": (b'my_gemm"_kernel', b"my_gemm_kernel", 1),
-    "a quote before a key": (b'""name": "my', b'"name": "my', 1),
     "a backslash before the closing quote": (b'my_gemm_kernel\\"', b'my_gemm_kernel"', 1),
     "an opening brace": (b'"cat": {"kernel", "name": "my', b'"cat": "kernel", "name": "my', 1),
     "a control character": (b"my_gemm\x00_kernel", b"my_gemm_kernel", 0),
     "a bracket after an event": (b'}}], {"ph": "X", "cat": "user', b'}}, {"ph": "X", "cat": "user', 0),
-    "no comma between events": (b'}} {"ph": "X", "cat": "user', b'}}, {"ph": "X", "cat": "user', 0),
     "an event too few braces": (b'}, {"ph": "X", "cat": "user', b'}}, {"ph": "X", "cat": "user', 1),
 }
 
@@ -108,8 +97,7 @@ def test_a_damaged_character_costs_the_event_that_it_is_in(write_trace, monkeypa
     place = text.index(instead_of, len(text) // 2)
     text = text[:place] + written + text[place + len(instead_of) :]
     tables = kineto.read(write_trace(text))
-    assert (tables.info.lost.device, tables.device_events.num_rows) == (lost, STEPS - lost)
-    assert tables.info.lost.total == lost
+    assert (tables.info.lost.device, tables.info.lost.total, tables.device_events.num_rows) == (lost, lost, STEPS - lost)
     assert (tables.iterations.num_rows, tables.info.rank) == (STEPS, 3)
     assert ("is damaged: at least 1 events" in (tables.info.error or "")) == bool(lost)
 
@@ -123,24 +111,15 @@ def test_damage_in_the_last_event_costs_no_more_and_the_keys_after_it_are_read(w
     assert (tables.info.rank, tables.info.versions["world"]) == (4, "7")
 
 
-def test_a_hole_of_zeros_counts_by_its_size(write_trace):
-    text = bytearray(json.dumps(rank(3)).encode())
-    text[len(text) // 3 : len(text) * 2 // 3] = bytes(len(text) * 2 // 3 - len(text) // 3)
-    lost = kineto.read(write_trace(bytes(text))).info.lost
-    assert 4 <= lost.device <= 6
-    assert lost.total > 12
-
-
 def test_the_text_of_a_large_trace_with_one_bad_character_is_read_once(write_trace, monkeypatch):
     """One quote made 28 MB take 44 s: the text after it was searched again with each piece."""
     text = json.dumps(document([kernel(f"k{number % 9}", number, 1) for number in range(40_000)])).encode()
     place = text.index(b'"k5"') + 2
     searched = []
-    whole = recut
 
     def counted(text, *arguments, **options):
         searched.append(len(text))
-        return whole(text, *arguments, **options)
+        return recut(text, *arguments, **options)
 
     monkeypatch.setattr("bridge_profiling.traces.kineto.stream.recut", counted)
     tables = kineto.read(write_trace(text[:place] + b'"' + text[place:], "rank-3.json"))
@@ -180,12 +159,6 @@ def test_what_holds_no_event_is_one_error_that_names_the_file(tmp_path, content)
         kineto.read(path)
 
 
-def test_a_missing_file_and_a_directory_are_errors_that_name_them(tmp_path):
-    for path in (tmp_path / "none.json", tmp_path):
-        with pytest.raises(TraceError, match=f"{path} cannot be read"):
-            kineto.read(path)
-
-
 def test_iterations_that_go_back_in_time_are_an_error(write_trace):
     path = write_trace([complete("user_annotation", f"ProfilerStep#{step}", 1000 - 100 * step, 90) for step in (1, 2)])
     with pytest.raises(TraceError, match=rf"{path}.*backwards"):
@@ -207,7 +180,7 @@ def test_a_rank_that_lost_too_much_is_not_judged(folder, typed):
     answer = json.loads(as_json.stdout)
     assert [(each["judged"], each["lost"]["device"]) for each in answer["ranks"]] == [(False, 3), (True, 0)]
     assert {tuple(finding["ranks"]) for finding in answer["findings"]} == {(1,)}
-    assert {finding["confidence"] for finding in answer["findings"]} <= {Confidence.medium, Confidence.low}
+    assert Confidence.high not in {finding["confidence"] for finding in answer["findings"]}
     assert all("rank 0 lost too many device events" in each["confidence_reason"] for each in answer["findings"])
     assert [row["rank"] for row in answer["budget"]["ranks"]] == [1]
 

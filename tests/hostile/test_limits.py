@@ -39,10 +39,7 @@ READERS = {
 @pytest.mark.parametrize("name", READERS)
 def test_only_regular_files_are_opened(tmp_path, name, kind):
     path = tmp_path / name
-    if kind == "a pipe":
-        os.mkfifo(path)
-    else:
-        path.symlink_to("/dev/zero")
+    os.mkfifo(path) if kind == "a pipe" else path.symlink_to("/dev/zero")
     with pytest.raises((TraceError, ProfilingConfigError), match=f"{path}.* is not a regular file"):
         READERS[name](path)
 
@@ -97,12 +94,10 @@ def test_xz_in_any_pieces(tmp_path, streams, piece_bytes):
     assert b"".join(bounds.unpack(path, bounds.KINETO, piece_bytes)) == raw * streams
 
 
-DIGITS = "7" * 5000
 #: Text in place of the kernel's marked number, and whether its event can still be used.
 NUMBERS = {
     "a bare number with a million zeros": ('"dur": 4242', '"dur": 1e999990', False),
     "a correlation of a million hexadecimal digits": ('"correlation": 99', f'"correlation": "0x{"f" * 1_000_000}"', True),
-    "a stream of 5,000 digits": ('"stream": 7', f'"stream": "{DIGITS}"', True),
 }
 
 
@@ -122,13 +117,9 @@ def test_long_names_are_cut(write_trace, name):
     assert max(len(caveat.text) for caveat in tables.info.caveats) < 300
 
 
-NESTED = [(where, *pair) for where in ("event", "header", "end") for pair in (("[", "]"), ('{"a": ', "}"))]
-
-
-@pytest.mark.parametrize("depth", [1_000, 200_000])
-@pytest.mark.parametrize(("where", "opening", "closing"), [*NESTED, ("event", "[", "")])
-def test_deeply_nested_json_costs_its_event_at_most(write_trace, where, opening, closing, depth):
-    nested = opening * depth + ("1" if closing == "}" else "") + closing * depth
+@pytest.mark.parametrize(("where", "closing"), [("event", "]"), ("header", "]"), ("end", "]"), ("event", "")])
+def test_deeply_nested_json_costs_its_event_at_most(write_trace, where, closing):
+    nested = "[" * 200_000 + closing * 200_000
     odd = kernel("odd", 2000, 5, deep="DEEP" if where == "event" else 0)
     events = json.dumps([*steps(500), odd, kernel("k", 3000, 5)]).replace('"DEEP"', nested)
     header, end = (f'"deep": {nested}, ' if where == place else "" for place in ("header", "end"))
@@ -138,16 +129,9 @@ def test_deeply_nested_json_costs_its_event_at_most(write_trace, where, opening,
     assert ("odd" in names) == (tables.info.lost.device == 0)
 
 
-EMPTY = {
-    "traces": {"device_traces": [[] for _ in range(2_000_000)]},
-    "dictionaries": {"device_traces": [[{} for _ in range(2_000_000)]]},
-}
-
-
-@pytest.mark.parametrize("what", EMPTY.values(), ids=EMPTY)
-def test_a_snapshot_of_millions_of_empty_things_is_refused_before_it_is_loaded(tmp_path, what):
+def test_a_snapshot_of_millions_of_empty_things_is_refused_before_it_is_loaded(tmp_path):
     path = tmp_path / "rank-0.pickle"
-    path.write_bytes(pickle.dumps(what, 4))
+    path.write_bytes(pickle.dumps({"device_traces": [[{} for _ in range(2_000_000)]]}, 4))
     tracemalloc.start()
     try:
         with pytest.raises(TraceError, match=f"{path} cannot be read .* it needs memory far beyond its size"):
@@ -155,11 +139,3 @@ def test_a_snapshot_of_millions_of_empty_things_is_refused_before_it_is_loaded(t
         assert tracemalloc.get_traced_memory()[1] < 5 * path.stat().st_size
     finally:
         tracemalloc.stop()
-
-
-def test_a_snapshot_of_more_devices_than_a_process_has_is_refused(tmp_path):
-    entry = {"action": "alloc", "addr": 1, "size": 512, "stream": 0, "time_us": 1}
-    path = tmp_path / "rank-0.pickle"
-    path.write_bytes(pickle.dumps({"device_traces": [[entry] for _ in range(bounds.MAX_DEVICES + 1)]}, 4))
-    with pytest.raises(TraceError, match="it lists 1025 devices"):
-        snapshot.read(path)

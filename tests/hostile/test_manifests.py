@@ -29,25 +29,18 @@ def _nested(depth):
     ("change", "entry"),
     [
         ({"status": "done"}, "manifest.status"),
-        ({"host": "\ud800"}, "manifest.host"),
-        ({"rank": True}, "manifest.rank is 'True', not of type int"),
         ({"rank": -1}, "rank is -1"),
         ({"world_size": 1}, "rank 1 is not one of 1 ranks"),
         ({"window": {"start": 1}}, "manifest.window has no 'end'"),
         ({"other_windows": [[20, 10]]}, "other_windows"),
         ({_ARTIFACT: "torch\0"}, "path of an artifact"),
-        ({"coordinates": {"tp": 3}}, "manifest.coordinates.tp is '3', not a list"),
         ({"coordinates": {"tp": [4, 2]}}, "coordinates.tp"),
         ({"config": {"a": _nested(100)}}, "manifest.config"),
         ({"work__model_flops": math.nan}, "manifest.work.model_flops"),
         ({"durations_ns__duration_ns": [-1] * 9}, "durations_ns"),
-        ({"garbage_collection__collections": [1]}, "garbage_collection"),
         ({"schema_version": 2}, "newer release: its schema version is 2"),
-        (lambda path: path.write_bytes(b"\0" * 512), ""),
         (lambda path: path.write_bytes(path.read_bytes()[:-30]), ""),
         (lambda path: path.write_bytes(b"[" * 100_000), ""),
-        (lambda path: (path.unlink(), path.symlink_to("nowhere")), ""),
-        (lambda path: (path.unlink(), path.mkdir()), ""),
         (lambda path: (path.unlink(), os.mkfifo(path)), ""),
     ],
 )
@@ -71,7 +64,6 @@ def test_a_manifest_that_no_rank_wrote_is_refused_by_name(run, change, entry):
         (lambda run: change_manifest(run, 1, captured__iterations=[7, 8]), "iterations 7 to 8 were captured, not", False),
         (lambda run: change_manifest(run, 1, captured__iterations=[0, 1, 2]), "iteration 2 was captured", True),
         (lambda run: change_manifest(run, 1, world_size=4), "the job has 4 ranks, the capture 2", True),
-        (lambda run: trace_of(run, 1).unlink(), "which is not there", False),
     ],
 )
 def test_a_manifest_that_contradicts_the_captures_is_named(typed, run, change, said, used):

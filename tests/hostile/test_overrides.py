@@ -14,7 +14,6 @@ class Section:
     text: str = ""
     optional: str | None = None
     either: int | str = 0
-    anything: Any = None
     whole: int = 0
     real: float = 0.0
     flag: bool = False
@@ -41,9 +40,7 @@ CHANGED = [
     "[a", "{a", "'a", "'a' #b", '"a" b', "#a", "null #x", "true #x", "12 #x", "a: b: c", "<<", "=", "\x00", "\ud800",
     "a\x85b", "---", "...",
 ]  # fmt: skip
-OTHER_NUMBERS = [
-    "010", "0o10", "0x1f", "0b11", "1:1", "1:30:00", "-010", "+0x1", "1__0", "1:1.5", "0777", "9" * 5000, "-" + "9" * 5000,
-]  # fmt: skip
+OTHER_NUMBERS = ["010", "0o10", "0x1f", "0b11", "1:1", "1:30:00", "-010", "+0x1", "1__0", "1:1.5", "9" * 5000]
 
 
 @pytest.mark.parametrize(
@@ -53,8 +50,6 @@ def test_a_text_field_keeps_the_text(text):
     for name in ("text", "optional"):
         assert given(f"s.{name}={text}") == text
     assert given(f"s.pairs.key={text}") == {"key": text}
-    if text not in ("[a", "{a"):
-        assert given(f"s.anything={text}") is not None
 
 
 @pytest.mark.parametrize(
@@ -70,12 +65,8 @@ def test_quotes_and_variables_are_read(text, value, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["whole", "real", "flag", "numbers", "counts.key"])
-@pytest.mark.parametrize("text", [*CHANGED, *OTHER_NUMBERS, "1e400", "{}"])
+@pytest.mark.parametrize("text", [*CHANGED, *OTHER_NUMBERS, "1e400", "{}", "１２"])
 def test_a_number_in_another_notation_is_refused_with_one_short_error(name, text):
-    digits = ("１２", "٣") if name in ("whole", "real", "flag") else ()
-    for digit in digits:
-        with pytest.raises(ProfilingConfigError):
-            given(f"s.{name}={digit}")
     for typed in (text, f"[{text}]") if name == "numbers" else (text,):
         with pytest.raises(ProfilingConfigError) as refused:
             given(f"s.{name}={typed}")

@@ -64,12 +64,7 @@ def programs(tmp_path: Path, monkeypatch):
     def call(*command: str) -> dict[str, list[list[str]]]:
         log, calls = tmp_path / "arguments", {}
         log.write_text("")
-        environ = {
-            "PATH": f"{folder}:/usr/bin:/bin",
-            "ARGUMENTS": str(log),
-            "SLURM_JOB_NODELIST": "node1",
-            "HOME": str(tmp_path),
-        }
+        environ = {"PATH": f"{folder}:/usr/bin:/bin", "ARGUMENTS": log, "SLURM_JOB_NODELIST": "node1", "HOME": tmp_path}
         done = subprocess.run(command, env=environ, cwd=tmp_path, check=True, capture_output=True, text=True, timeout=120)
         (tmp_path / "stderr").write_text(done.stderr)
         for line in log.read_text().splitlines():
@@ -86,7 +81,7 @@ def _case(number: int) -> dict[str, object]:
         "task": ("script", "module", "partial", "own nsys"),
         "launcher": (None, "torchrun", "ft"),
         "image": (None, "docker://nvcr.io#nvidia/nemo:25.04"),
-        "nsys_gpu_metrics": (True, False, True),
+        "nsys_gpu_metrics": (True, False),
         "export_sqlite": (False, True),
         "nsys_extra_args": (None, NSYS_EXTRA, ["--sample=cpu"]),
         "nsys_trace": (None, ["nvtx", "cuda", "nccl"]),

@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from prometheus_client import CollectorRegistry, generate_latest
 
 from bridge_profiling import ProfilingConfig, ProfilingConfigError
 from bridge_profiling.capture import ProfilingHook
@@ -20,8 +19,6 @@ from bridge_profiling.config import parse_steps
 from bridge_profiling.easy import MemoryProfiler, PerformanceCounter, phase, phase_times, reset_phase_times
 from bridge_profiling.integrations.ddp_fsdp import Profiling
 from bridge_profiling.monitor import Counters, TrainingMonitor
-from bridge_profiling.monitor.metrics import Readings, Sample
-from bridge_profiling.monitor.outputs import JsonLines, Prometheus, TensorBoard
 from tests.capture.conftest import run
 from tests.hostile.threads import CASES
 
@@ -50,12 +47,10 @@ CYCLE.append(CYCLE)
         (lambda number: np.int32(number) if number % 2 else number, ("complete", [2, 3])),
         *(
             (lambda number, of=of: of, ("failed", None))
-            for of in (None, 1.5, 10**400, 1 << 63, float("inf"), float("nan"), np.float32("nan"), Rude(), [1], b"3")
+            for of in ("3", 1.5, 10**400, 1 << 63, float("inf"), float("nan"), np.float32("nan"), Rude(), [1])
         ),
-        (str, ("failed", None)),
         (lambda number: number if number < 3 else None, ("failed", None)),
         (lambda number: float("-inf"), ("missed", None)),
-        (lambda number: np.float32("-inf"), ("missed", None)),
         (lambda number: -5, ("missed", None)),
     ],
 )
@@ -113,9 +108,7 @@ def test_ranges_of_any_name_leave_a_trace_that_can_be_read(run, everywhere):
     [
         ({"output_dir": Path("a")}, "a"), ({"memory_snapshot_path": Path("a.pickle")}, "a.pickle"),
         ({"profile_step_start": np.int64(2)}, 2), ({"profile_ranks": np.array([0, 1])}, [0, 1]),
-        ({"profile_ranks": (np.int8(0),)}, [0]), ({"profile_ranks": [torch.tensor(0)]}, [0]),
-        ({"peak_tflops": np.float32(3)}, 3.0), ({"record_shapes": np.bool_(True)}, True), ({"nvtx_ranges": 1}, True),
-        ({"on_demand": np.False_}, False), ({"slow_iteration_factor": torch.tensor(2.0)}, 2.0),
+        ({"slow_iteration_factor": torch.tensor(2.0)}, 2.0), ({"on_demand": np.False_}, False), ({"nvtx_ranges": 1}, True),
         *(({"record_shapes": value}, None) for value in ("no", "false", "", 2, None, [], b"x", Rude())),
         *(({"output_dir": value}, None) for value in (5, b"x\0", "a\0b", ["a"])),
         *(({"profile_step_end": value}, None) for value in (1 << 63, 10**30, 3.5, True, "5", np.float64(9.5))),
@@ -144,7 +137,6 @@ ANYTHING = [np.int64(3), np.float32("nan"), torch.tensor(2), torch.ones(2, 2), R
 def test_every_public_method_that_a_loop_may_call_takes_anything(run, tmp_path, value, caplog):
     """All that inspection finds, so that a method that is added later counts as well."""
     calls, monitor, counters = [], TrainingMonitor(), Counters()
-    counters.add("samples")
     with (
         ProfilingHook(run.config(1, 3), rank=0, output_dir=run.root) as hook,
         Profiling(torch.nn.Linear(2, 2), output_dir=tmp_path / "other", on_demand=False) as loop,
@@ -159,25 +151,9 @@ def test_every_public_method_that_a_loop_may_call_takes_anything(run, tmp_path, 
                 counters.add("samples", value)
                 counters.add(value)
                 hook.facts[f"{number}"] = value
-    _write_everywhere(monitor, counters, tmp_path)
     assert {"iteration", "range", "wake", "phase", "step", "end_step", "log_metrics", "start_counter", "add"} <= set(calls)
     assert json.dumps(run.manifest("iter-1-3"), allow_nan=False)
     assert caplog.text.encode()  # a log in a file holds it
-
-
-def _write_everywhere(monitor, counters, folder):
-    """Every output takes what the loop has reported."""
-    sample = Sample(
-        unix_seconds=1.0, host="h", rank=0, gpus=(), processes=(), machine=Readings.of({}, {}), training=monitor.read(),
-        metrics=monitor.logged(), counters=counters.snapshot(), unavailable={},
-    )  # fmt: skip
-    for sink in (JsonLines(folder / "log.jsonl"), Prometheus(0), TensorBoard(folder)):
-        sink.write(sample)
-        if isinstance(sink, Prometheus):
-            (registry := CollectorRegistry()).register(sink)
-            assert b"bridge_profiling_counter" in generate_latest(registry)
-        sink.close()
-    assert "samples" in json.loads((folder / "log.jsonl").read_text())["counters"]
 
 
 def _public_methods(objects):

@@ -1,7 +1,6 @@
 """The manifest is true when it cannot be rewritten."""
 
 import os
-import resource
 import signal
 from contextlib import suppress
 
@@ -52,24 +51,6 @@ def test_a_disk_that_becomes_full_changes_no_word_of_the_manifest(run, monkeypat
     assert _left(run) == []
 
 
-def test_a_limit_of_file_sizes_leaves_a_shorter_manifest_that_is_true(run):
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-
-    def limit(iteration, hook):
-        hook.facts["more"] = ["x" * 100] * 1000
-        if iteration == 3:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 14, hard))
-
-    try:
-        run.train(run.config(2, 5), range(8), between=limit)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    manifest = run.manifest("iter-2-5")
-    assert (manifest["status"], manifest["final"], manifest["framework"]) == ("failed", True, None)
-    assert "File too large" in manifest["reason"] or "whole trace" in manifest["reason"]
-    assert _left(run) == []
-
-
 def test_a_manifest_that_cannot_be_written_at_all_says_so(run, monkeypatch):
     def fill():
         _fill(monkeypatch)
@@ -107,9 +88,8 @@ def test_named_spares_of_a_killed_rank_count_for_no_reader_and_go_when_it_starts
     assert [path.name for path in RunFiles(run.root).files] == ["rank-0.json"]
     assert [found.rank for found in find_captures(run.root)] == [0]
 
-    space, hexadecimal = left[0].split(".")[3].partition("-")[0], "0" * 32
-    kept = [left[0].replace("rank-0", "rank-1"), f".rank-0.json.{space}-{os.getpid()}.{hexadecimal}.tmp"]
-    kept.append(f".rank-0.json.{'0' * 12}-1.{hexadecimal}.tmp")
+    space, end = left[0].split(".")[3].partition("-")[0], f".{'0' * 32}.tmp"
+    kept = [left[0].replace("rank-0", "rank-1"), f".rank-0.json.{space}-{os.getpid()}{end}", f".rank-0.json.{'0' * 12}-1{end}"]
     for each in kept:
         (path.parent / each).touch()
     run.train(run.config(2, 5), range(8))

@@ -44,12 +44,9 @@ _SMALL = {
     "checkpoint.load_rng": False,
     "dist.distributed_backend": "gloo",
     "dist.disable_jit_fuser": True,
-    "profiling.profile_step_start": 4,
-    "profiling.profile_step_end": 6,
 }
 
-
-_TORCH = {"profiling.use_pytorch_profiler": True}
+_TORCH = {"profiling.use_pytorch_profiler": True, "profiling.profile_step_start": 4, "profiling.profile_step_end": 6}
 _HANDLED = {"train.exit_signal_handler": True}
 
 #: What to set in Bridge's config, as {"section.field": value}; whether our callback is there; and the iteration in whose
@@ -64,18 +61,8 @@ CASES: dict[str, dict[str, Any]] = {
 
 #: docs/examples/megatron_bridge.py as it is, with what a small model on CPUs needs as overrides on its command line.
 EXAMPLE = Path(__file__).resolve().parents[2] / "docs" / "examples" / "megatron_bridge.py"
-_SMALL_EXAMPLE = [
-    "train.train_iters=14",
-    "train.global_batch_size=2",
-    "train.micro_batch_size=1",
-    "validation.eval_iters=0",
-    "dataset.seq_length=32",
-    "dataset.num_workers=0",
-    "mixed_precision=null",
-    "checkpoint.save=null",
-    "dist.distributed_backend=gloo",
-    "dist.disable_jit_fuser=true",
-]
+_SMALL_EXAMPLE = _SMALL | {"train.train_iters": 14, "dataset.seq_length": 32, "dataset.num_workers": 0}
+_SMALL_EXAMPLE |= {"mixed_precision": None, "checkpoint.save": None}
 
 
 class Losses:
@@ -165,8 +152,8 @@ def run_example() -> None:
     """The documented script."""
     from recipes.megatron.cpu import _WITHOUT_CUDA
 
-    model = (f"model.{name}={str(value).lower()}" for name, value in (MODEL | _WITHOUT_CUDA).items())
-    sys.argv = [str(EXAMPLE), *_SMALL_EXAMPLE, *model]
+    settings = _SMALL_EXAMPLE | {f"model.{name}": value for name, value in (MODEL | _WITHOUT_CUDA).items()}
+    sys.argv = [str(EXAMPLE), *(f"{name}={json.dumps(value)}" for name, value in settings.items())]
     runpy.run_path(str(EXAMPLE), run_name="__main__")
 
 
@@ -266,10 +253,9 @@ def main() -> None:
     # What was loaded is never garbage: collecting it took half of a rank's time.
     gc.collect()
     gc.freeze()
-    codes = {}
-    trainings: dict[str, tuple[Any, ...]] = {name: (train, case) for name, case in CASES.items()}
+    codes, trainings = {}, {name: (train, case) for name, case in CASES.items()}
     if about["release"] >= "0.6":  # for which the example is written
-        trainings["example"] = (run_example,)
+        trainings["example"] = (run_example,)  # type: ignore[assignment]
     for name, training in trainings.items():
         codes[name] = fork_ranks(out / name, *training)
         if codes[name] is None:

@@ -37,14 +37,11 @@ class Captured:
 
     def ranges(self, rank: int = 0) -> list[str]:
         """Names of the ranges in a trace, in order."""
-        return [event["name"] for event in self._ranges(rank)]
-
-    def _ranges(self, rank: int) -> list[dict]:
-        return [event for event in self.events(rank) if event.get("cat") == "user_annotation"]
+        return [event["name"] for event in self.events(rank) if event.get("cat") == "user_annotation"]
 
     def phases(self, rank: int = 0) -> dict[int | None, list[str]]:
         """The phases of each iteration in a trace, in order; under None those between iterations."""
-        ranges = self._ranges(rank)
+        ranges = [event for event in self.events(rank) if event.get("cat") == "user_annotation"]
         steps = [event for event in ranges if event["name"].startswith("ProfilerStep#")]
         found: dict[int | None, list[str]] = {int(step["name"].removeprefix("ProfilerStep#")): [] for step in steps}
         for event in ranges:

@@ -32,21 +32,17 @@ def test_the_example_is_captured_whole_and_its_manifest_has_what_deepspeed_measu
         assert (framework["zero_stage"], framework["gradient_accumulation_steps"]) == (2, 2)
         assert (framework["version"], framework["backend"]) == (importlib.metadata.version("deepspeed"), "gloo")
     # The FLOPs profiler's result, of the rank that has it.
-    found = example.captured.manifest(0)["framework"]["flops_profiler"]
-    assert (found["enabled"], found["profile_step"]) == (True, 1)
+    found = example.captured.manifest(0)["framework"]["flops_profiler"]["result"]
     # A multiplication and an addition for each weight and sample, of 4 samples in one micro-batch; two micro-batches, biases.
     macs = 4 * (32 * 64 + 64 * 4)
-    assert found["result"]["iteration"] == 1
-    assert found["result"]["forward_macs"] == macs
-    assert 2 * macs <= found["result"]["forward_flops"] <= 2.1 * macs
-    assert found["result"]["parameters"] == PARAMETERS
+    assert (found["iteration"], found["forward_macs"], found["parameters"]) == (1, macs, PARAMETERS)
+    assert 2 * macs <= found["forward_flops"] <= 2.1 * macs
     assert example.captured.manifest(1)["framework"]["flops_profiler"]["result"] is None
     # The wall-clock breakdown of the window.
     framework = example.captured.manifest(1)["framework"]
     found = framework["wall_clock_breakdown"]
-    assert (found["enabled"], found["iteration"]) == (True, [3, 4])
-    assert all(len(found["timers_ms"][name]) == 2 for name in ("fwd", "bwd", "step"))
-    assert all(milliseconds > 0 for milliseconds in found["timers_ms"]["fwd"])
+    assert found["iteration"] == [3, 4]
+    assert all(len(found["timers_ms"][name]) == 2 and min(found["timers_ms"][name]) > 0 for name in ("fwd", "bwd", "step"))
     assert "wall_clock_breakdown is on" in framework["notes"][0]
 
 
@@ -62,12 +58,8 @@ def test_zero_3_is_captured_with_deepspeeds_own_ranges_and_an_epochs_end_shares_
         assert captured.phases(rank) == {3: [*step, "data-loading"], 4: [*step, "checkpoint", "data-loading"]}
 
     captured = Captured(tmp_path / "epochs", "iter-3-5")
-    manifest = captured.manifest()
-    assert (manifest["status"], manifest["captured"]["iterations"]) == ("complete", [3, 4])
     # Five batches an epoch, two a step: iteration 2 has the first epoch's last one and the second's first.
-    assert manifest["durations_ns"]["iteration"] == list(range(5))
-    micro_batch = ["forward", "backward"]
-    assert captured.phases()[3] == [*micro_batch, "data-loading", *micro_batch, "optimizer", "data-loading"]
+    assert captured.manifest()["durations_ns"]["iteration"] == list(range(5))
 
 
 WINDOW = {"use_pytorch_profiler": True, "profile_step_start": 3, "profile_step_end": 5, "profile_ranks": "all"}

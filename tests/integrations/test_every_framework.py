@@ -8,18 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from bridge_profiling.errors import ProfilingConfigError
-from bridge_profiling.integrations.driver import ProfilingDriver, config_from, name_launch
-from bridge_profiling.launch_env import LAUNCH_VARIABLE
+from bridge_profiling.integrations.driver import ProfilingDriver, config_from
 from tests.integrations.captured import Captured
-from tests.integrations.trainings import Accelerate, HuggingFace, Lightning, Loop
+from tests.integrations.trainings import WINDOW, Accelerate, HuggingFace, Lightning, Loop
 
-FRAMEWORKS = [
-    Loop,
-    pytest.param(Accelerate, marks=[pytest.mark.system, pytest.mark.needs("hugging_face")]),
-    pytest.param(HuggingFace, marks=[pytest.mark.system, pytest.mark.needs("hugging_face")]),
-    pytest.param(Lightning, marks=[pytest.mark.system, pytest.mark.needs("lightning")]),
-]
+OTHERS = ((Accelerate, "hugging_face"), (HuggingFace, "hugging_face"), (Lightning, "lightning"))
+FRAMEWORKS = [Loop, *(pytest.param(one, marks=[pytest.mark.system, pytest.mark.needs(name)]) for one, name in OTHERS)]
 
 
 @pytest.fixture(params=FRAMEWORKS)
@@ -59,12 +53,6 @@ def test_without_a_profiler_nothing_is_written(training, monkeypatch):
     training.train(use_pytorch_profiler=False, output_dir=None)
     assert len(training.losses) == 8
     assert {path.name for path in training.folder.iterdir()} <= {"checkpoints"}
-
-
-def test_a_setting_that_does_not_exist_is_refused_before_it_trains(training):
-    with pytest.raises(ProfilingConfigError, match="profile_rank"):
-        training.train(profile_rank=[0])
-    assert training.losses == []
 
 
 STEP = ["forward", "backward", "optimizer"]
@@ -114,8 +102,7 @@ def test_epochs_count_on_and_accumulated_batches_share_an_iteration(loop, epochs
 
 @pytest.fixture
 def driver(tmp_path: Path) -> ProfilingDriver:
-    window = {"use_pytorch_profiler": True, "profile_step_start": 3, "profile_step_end": 5}
-    return ProfilingDriver(config_from("Test", window), tmp_path)
+    return ProfilingDriver(config_from("Test", WINDOW), tmp_path)
 
 
 def test_a_failure_of_an_adapter_is_logged_and_an_iteration_that_is_open_at_the_end_does_not_count(
@@ -141,9 +128,3 @@ def test_a_training_that_starts_again_in_the_process_is_another_attempt(driver: 
     first, second = (Captured(tmp_path, folder).manifest() for folder in ("iter-3-5", "iter-3-5.1"))
     assert (first["captured"]["iterations"], first["interrupted"], second["captured"]["iterations"]) == ([3], [4], [3])
     assert "the training was started again in the same process" in first["reason"]
-
-
-def test_a_slurm_step_has_its_name_already() -> None:
-    given = {"SLURM_JOB_ID": "4711", "SLURM_STEP_ID": "0"}
-    name_launch(given)
-    assert LAUNCH_VARIABLE not in given

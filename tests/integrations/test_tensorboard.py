@@ -3,9 +3,6 @@
 import gzip
 import json
 import lzma
-import os
-import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,9 +11,7 @@ import pytest
 
 from tests.system.jobs import ended_well
 
-ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "how-to" / "coming-from.md"
-GPU_RUN = ROOT / "tests" / "planted" / "clean_2"
+GPU_RUN = Path(__file__).resolve().parents[1] / "planted" / "clean_2"
 
 #: What the plugin does for a run in its folder; it reads each rank in a process of its own.
 READER = """
@@ -43,7 +38,7 @@ def read(folder: Path) -> dict[str, Any]:
     return json.loads(ended_well([sys.executable, "-c", READER, folder]).stdout.splitlines()[-1])
 
 
-def test_ranks_of_gpus_also_have_kernels_and_links_give_the_distributed_view_its_nodes(tmp_path: Path) -> None:
+def test_ranks_of_gpus_also_have_kernels(tmp_path: Path) -> None:
     """Captured by the hook on two GPUs, and recompressed for this repository."""
     pytest.importorskip("tensorboard")
     pytest.importorskip("torch_tb_profiler")
@@ -59,14 +54,5 @@ def test_ranks_of_gpus_also_have_kernels_and_links_give_the_distributed_view_its
     for rank in ("rank-0", "rank-1"):
         assert found[rank]["views"] == ["Overview", "Operator", "Kernel", "Trace"]
         assert found[rank]["steps"] == ["5", "6", "7"]
-        assert any("nccl" in name for name in found[rank]["kernels"])
-        assert any("at::native" in name for name in found[rank]["kernels"])
+        assert all(any(part in name for name in found[rank]["kernels"]) for part in ("nccl", "at::native"))
     assert found["All"] == {"views": ["Distributed"], "nodes": {"rank-0": 1, "rank-1": 1}}
-
-    (links,) = re.findall(r"```python\n(from pathlib.*?)```", PAGE.read_text().split("\n## TensorBoard\n")[1], re.DOTALL)
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    subprocess.run([sys.executable, "-c", links], cwd=tmp_path, env=environment, check=True)
-    (host,) = {json.loads(path.read_text())["host"] for path in profiles.glob("manifest/*/*.json")}
-    found = read(tmp_path / "tensorboard" / "iter-5-8")
-    assert found.keys() == {"All", f"{host}_0", f"{host}_1"}
-    assert found["All"]["nodes"] == {host: 2}

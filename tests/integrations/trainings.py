@@ -10,10 +10,6 @@ from tests.integrations.captured import Captured
 WINDOW = {"use_pytorch_profiler": True, "profile_step_start": 3, "profile_step_end": 5}
 
 
-def nothing(number):
-    """What a training does in a step of its own: nothing."""
-
-
 class Training:
     """A training that writes below a folder. `train` calls `on_step` with the number of each iteration, counted from 0."""
 
@@ -38,13 +34,13 @@ class Training:
         """Functions that an integration has left on what it watched."""
         return {name for one in self.objects for name in vars(one).keys() & self.watched}
 
+    def iterations(self):
+        return self.captured.manifest()["durations_ns"]["iteration"]
+
     def ending(self):
         """Status, captured and interrupted iterations."""
         manifest = self.captured.manifest()
         return manifest["status"], (manifest["captured"] or {}).get("iterations"), manifest["interrupted"]
-
-    def iterations(self):
-        return self.captured.manifest()["durations_ns"]["iteration"]
 
 
 class Loop(Training):
@@ -72,7 +68,7 @@ class Loop(Training):
     def batches(self, count=8):
         return torch.utils.data.DataLoader(torch.randn(count, 16), batch_size=1)
 
-    def train(self, on_step=nothing, start=0, **settings):
+    def train(self, on_step=lambda number: None, start=0, **settings):
         self.prepare()
         with self.profiling(**settings) as profiling:
             for number, batch in enumerate(profiling.steps(self.batches(8 - start), start=start), start):
@@ -83,13 +79,13 @@ class Loop(Training):
 class Accelerate(Training):
     module = "accelerate"
 
-    def prepare(self, *, accumulation=1, batches=8, handlers=()):
+    def prepare(self, *, accumulation=1, batches=8):
         from accelerate import Accelerator
         from accelerate.state import AcceleratorState
 
         AcceleratorState._reset_state(reset_partial_state=True)
         torch.manual_seed(0)
-        self.accelerator = Accelerator(cpu=True, gradient_accumulation_steps=accumulation, kwargs_handlers=list(handlers))
+        self.accelerator = Accelerator(cpu=True, gradient_accumulation_steps=accumulation)
         model = torch.nn.Linear(16, 1)
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
         loader = torch.utils.data.DataLoader(torch.randn(4 * batches, 16), batch_size=4)
@@ -108,7 +104,7 @@ class Accelerate(Training):
             self.optimizer.zero_grad()
             self.losses.append(loss.item())
 
-    def train(self, on_step=nothing, start=0, **settings):
+    def train(self, on_step=lambda number: None, start=0, **settings):
         self.prepare()
         with self.profiling(first_iteration=start, **settings) as profiling:
             batches = self.accelerator.skip_first_batches(self.loader, start)
@@ -120,7 +116,7 @@ class Accelerate(Training):
 class HuggingFace(Training):
     module = "hugging_face"
 
-    def trainer(self, on_step=nothing, **asked):
+    def trainer(self, on_step=lambda number: None, **asked):
         import transformers
 
         losses = self.losses
@@ -149,7 +145,7 @@ class HuggingFace(Training):
     def profiling(self, *trainer, **settings):
         return self.made("ProfilingCallback", *trainer, **settings)
 
-    def train(self, on_step=nothing, start=0, asked=None, **settings):
+    def train(self, on_step=lambda number: None, start=0, asked=None, **settings):
         if start:
             self.trainer(max_steps=start, save_strategy="steps", save_steps=start).train()
         trainer = self.trainer(on_step, **asked or {})
@@ -175,7 +171,7 @@ class Lightning(Training):
         quiet |= {"enable_checkpointing": False, "default_root_dir": self.folder, "max_steps": 8}
         return self.package.Trainer(callbacks=list(callbacks), **quiet | asked)
 
-    def model(self, on_step=nothing, optimizers=1):
+    def model(self, on_step=lambda number: None, optimizers=1):
         """One model; with two optimizers it is optimized by hand."""
         losses = self.losses
 
@@ -216,7 +212,7 @@ class Lightning(Training):
         trainer.fit(model or self.model(), self.batches(batches), self.batches(2))
         return trainer
 
-    def train(self, on_step=nothing, start=0, **settings):
+    def train(self, on_step=lambda number: None, start=0, **settings):
         checkpoint = self.folder / "last.ckpt" if start else None
         if start:
             trainer = self.trainer(max_steps=start)

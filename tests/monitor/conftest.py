@@ -44,10 +44,6 @@ class Driver:
         answer = gpu[function]
         return raised(answer[arguments] if isinstance(answer, dict) else answer)
 
-    def handle(self, index: int) -> dict:
-        raised(self.gpus[index].get("handle"))
-        return self.gpus[index]
-
     @staticmethod
     def part(gpu: dict, index: int) -> dict:
         return raised(dict(enumerate(gpu.get("parts", []))).get(index, pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)))
@@ -78,7 +74,7 @@ def driver(monkeypatch) -> Driver:
         "nvmlInit": lambda: None,
         "nvmlShutdown": one.stop,
         "nvmlDeviceGetCount": lambda: len(one.gpus),
-        "nvmlDeviceGetHandleByIndex": one.handle,
+        "nvmlDeviceGetHandleByIndex": lambda index: one.gpus[index],
         "nvmlDeviceGetFieldValues": one.fields,
         "nvmlDeviceGetMaxMigDeviceCount": lambda gpu: 7,
         "nvmlDeviceGetMigDeviceHandleByIndex": one.part,

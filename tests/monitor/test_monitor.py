@@ -14,6 +14,7 @@ import pytest
 from bridge_profiling import ProfilingConfig
 from bridge_profiling.capture import ProfilingHook
 from bridge_profiling.monitor import Alert, Monitor, TrainingMonitor, sampler
+from tests.system.jobs import wait_until
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "monitor_loop.py"
 
@@ -25,12 +26,6 @@ def path(tmp_path) -> Path:
 
 def records(path: Path, kind: str = "sample") -> list[dict]:
     return [record for line in path.read_text().splitlines() if (record := json.loads(line))["kind"] == kind]
-
-
-def wait_for(condition) -> None:
-    """Wait for the sampling thread; the test's timeout is the limit."""
-    while not condition():
-        sleep(0.002)
 
 
 def test_a_hooks_iterations_are_logged_and_the_end_of_a_short_training_too(path, no_driver):
@@ -70,12 +65,10 @@ def test_a_leak_is_an_alert_of_the_monitor(path):
 
 
 def test_alerts_of_one_kind_are_reported_once_a_minute_and_all_are_counted(monkeypatch):
-    reported = []
-    sink = SimpleNamespace(
-        alert=lambda alert, sample: reported.append((now[0] - began, alert.kind)), write=lambda sample: None, close=lambda: None
-    )
+    reported, sink = [], SimpleNamespace(write=lambda sample: None, close=lambda: None)
+    sink.alert = lambda alert, sample: reported.append((now[0] - began, alert.kind))
     with Monitor(sinks=[sink], interval=60, gpus=[]) as monitor:
-        wait_for(lambda: monitor.sample is not None)
+        wait_until(lambda: monitor.sample is not None)
         began = float(round(monotonic()))  # whole, so that sums are exact
         now, kinds = [began], ["slow_iteration"]
         monkeypatch.setattr(sampler, "monotonic", lambda: now[0])
@@ -104,12 +97,12 @@ def test_a_reading_that_fails_does_not_end_the_monitor(path, monkeypatch, caplog
         raise RuntimeError("injected")
 
     with Monitor(jsonl=path, interval=0.01, gpus=[]):
-        wait_for(path.exists)
+        wait_until(path.exists)
         with monkeypatch.context() as patch:
             patch.setattr(sampler.Processes, "read", broken)
-            wait_for(lambda: "injected" in caplog.text)
+            wait_until(lambda: "injected" in caplog.text)
         seen = len(records(path))
-        wait_for(lambda: len(records(path)) > seen)
+        wait_until(lambda: len(records(path)) > seen)
     assert caplog.text.count("injected") == 1
 
 

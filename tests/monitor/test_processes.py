@@ -80,9 +80,3 @@ def test_a_process_forked_in_the_block_leaves_the_outputs_to_its_parent(tmp_path
                 os._exit(0)
         assert os.waitpid(child, 0) == (child, 0)
     assert len(path.read_text().splitlines()) == 2
-
-
-def test_without_psutil_the_reason_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "psutil", None)
-    watched = Processes()
-    assert (watched.read(), watched.unavailable) == ((), "psutil is not installed (pip install psutil)")

@@ -14,7 +14,6 @@ from bridge_profiling.capture.control.planning import plan_capture
 from bridge_profiling.capture.control.protocol import RequestDirectory, parse_request
 from bridge_profiling.config import Window
 from bridge_profiling.processes import pid_space
-from tests.capture.conftest import raising
 from tests.capture.control.conftest import STATUS, requested
 
 
@@ -25,8 +24,7 @@ from tests.capture.control.conftest import STATUS, requested
         ({}, {}, Window(110, 112)),
         # A start that is left to the job avoids its own windows, and warms up outside of them.
         ({}, {"windows": [[114, 116], [111, 113]]}, Window(117, 119)),
-        ({}, {"windows": [[113, 115]]}, Window(110, 112)),
-        ({}, {"windows": [[105, 109]]}, Window(110, 112)),
+        ({}, {"windows": [[113, 115], [105, 109]]}, Window(110, 112)),
         ({}, {"windows": [[105, 110]]}, Window(111, 113)),
         ({"settings": {"pytorch_profiler_warmup": 5}}, {"windows": [[105, 110]]}, Window(115, 117)),
         ({}, {"warm_up": 5, "windows": [[120, 122]]}, Window(127, 129)),
@@ -52,22 +50,14 @@ def test_ranks_are_the_jobs_own_or_those_requested(ranks, chosen):
         ({"windows": [[114, 116]]}, {"start": 116}, "iterations 116 to 117 overlap the job's own window 114-116.*--start 117"),
         ({}, {"start": 999}, "training ends before iteration 1000: its last one is 999"),
         ({"completed": 2}, {}, "has completed 2 iterations.*Try again"),
-        ({"iteration": None, "completed": 0, "fastest_ns": None}, {"start": 50}, "has completed 0 iterations"),
         ({"under_nsys": True}, {}, "torch profiler cannot start in this job.*launched for nsys"),
         ({}, {"profilers": ["nsys"]}, "nsys cannot start in this job.*launched without it"),
         ({"under_nsys": True}, {"profilers": ["nsys"]}, "nsys has no captures left"),
-        (
-            {"under_nsys": True, "nsys_captures_left": 2},
-            {"profilers": ["nsys"], "ranks": [1]},
-            "rank 1 does not run under nsys",
-        ),
-        ({"cuda": False}, {"profilers": ["memory"]}, "records CUDA allocations"),
+        ({"under_nsys": True, "nsys_captures_left": 2}, {"profilers": ["nsys"], "ranks": [1]}, "rank 1 does not run"),
         ({"records_memory": True}, {"profilers": ["memory"]}, "already records a memory history"),
-        ({}, {"ranks": [0, 8]}, "--ranks names 8, but the job has 8 ranks"),
         ({"ended": "training ended"}, {}, "the job has ended: training ended"),
         ({"open": plan_capture(requested(), STATUS)}, {}, "request is open: iterations 110 to 111.*after iteration 112"),
         ({}, {"run": "run-0"}, "restarted since"),
-        ({}, {"kind": "slow_iteration"}, "makes no more captures of slow iterations"),
     ],
 )
 def test_captures_that_the_job_cannot_make_are_refused(status, request_, message):
@@ -87,7 +77,6 @@ def test_nsys_is_accepted_if_it_has_captures_left():
         ({"start": -1}, "start=-1 is not an iteration"),
         ({"ranks": []}, "--ranks=\\[\\] names no rank"),
         ({"profilers": "vtune"}, "profilers=\\['vtune'\\] cannot start on demand.*torch, memory, nsys"),
-        ({"profilers": ["torch", "nsys"]}, "both need CUPTI"),
         ({"id": "../../etc"}, "not a valid name"),
         ({"kind": "configured"}, "request.kind is 'configured', not one of request, slow_iteration"),
         ({"starts": 9}, "the request has unknown keys .*starts.*its keys are iterations, start"),
@@ -166,9 +155,3 @@ def test_ctrl_c_says_what_happens_to_the_request(tmp_path, monkeypatch, taken, s
     with pytest.raises(KeyboardInterrupt, match=said):
         trigger(directory, requested())
     assert pending_id(directory) == ("anothers" if taken else None)
-
-
-def test_a_directory_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(RequestDirectory, "submit", raising(PermissionError(13, "Permission denied")))
-    with pytest.raises(ProfilingConfigError, match=r"cannot be written; .*Trigger as the user who runs the job"):
-        trigger(published(tmp_path), requested(), wait=0)

@@ -3,7 +3,6 @@
 import io
 import json
 import os
-import shlex
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -24,10 +23,6 @@ from tests.system.jobs import wait_until
 pytestmark = pytest.mark.integration
 
 
-def step(state: torch.Tensor, gradients: torch.Tensor) -> torch.Tensor:
-    return torch.sin(state + gradients)
-
-
 def train(folder: Path) -> None:
     """Until FOLDER/stop is there, on two connected ranks; writes FOLDER/losses-RANK.json."""
     rank, state, losses, stop = dist.get_rank(), torch.zeros(8), [], torch.zeros(1)
@@ -38,7 +33,7 @@ def train(folder: Path) -> None:
             with hook.iteration(len(losses)):
                 gradients = torch.full((8,), float(len(losses) + rank))
                 dist.all_reduce(gradients)
-                state = step(state, gradients)
+                state = torch.sin(state + gradients)
                 losses.append(state.sum().item().hex())
                 time.sleep(0.02)
             stop = torch.tensor(float((folder / "stop").exists()))
@@ -94,10 +89,8 @@ def test_a_running_job_is_profiled_on_request_twice_every_other_request_is_refus
     trigger = run.manifest(folder, 1)["trigger"]
     assert (trigger["kind"], trigger["reason"], trigger["requested_at"][-6:]) == ("request", "slow", "+00:00")
 
-    # With --wait the command ends when all is written, and prints how to read it.
-    captured, to_type = printed.splitlines()[-2:]
-    place = Path(captured.removeprefix("captured 2 ranks: "))
-    assert shlex.split(to_type)[-2:] == ["report", str(place)]
+    # With --wait the command ends when all is written, and prints where.
+    place = Path(printed.splitlines()[-2].removeprefix("captured 2 ranks: "))
     for rank in (0, 1):
         assert "[memory]" in {event["name"] for event in run.trace(place.name, rank)}, "the setting is the request's"
         config = run.manifest(place.name, rank)["config"]
@@ -111,10 +104,8 @@ def test_a_running_job_is_profiled_on_request_twice_every_other_request_is_refus
     assert sorted(path.name for path in run.requests.path.iterdir()) == ["answers", "done", "progress.json", "refused"]
     assert not list((run.requests.path / "answers").iterdir())
     losses = [json.loads((tmp_path / f"losses-{rank}.json").read_text()) for rank in (0, 1)]
-    state, alone = torch.zeros(8), []
-    for iteration in range(len(losses[0])):
-        state = step(state, torch.full((8,), 2.0 * iteration + 1))
-        alone.append(state.sum().item().hex())
+    state = torch.zeros(8)
+    alone = [(state := torch.sin(state + (2.0 * each + 1))).sum().item().hex() for each in range(len(losses[0]))]
     assert losses == [alone, alone]
 
     for reason, (code, out, err) in refused.items():
