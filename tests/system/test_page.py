@@ -182,18 +182,6 @@ def test_the_keyboard_alone_reaches_and_sorts(page):
     assert heading.get_attribute("aria-sort") == "ascending"
 
 
-def test_another_iteration_and_rank_of_the_timeline(page):
-    lanes = page.locator("#figure-timeline .ytick text")
-    assert {text.split(" · ")[0] for text in lanes.all_text_contents()} == {f"rank {rank}" for rank in range(4)}
-    before = page.evaluate("JSON.stringify(document.getElementById('figure-timeline').data[0].x.slice(0, 50))")
-    page.select_option("#timeline-iteration", "10")
-    page.wait_for_timeout(100)
-    assert before != page.evaluate("JSON.stringify(document.getElementById('figure-timeline').data[0].x.slice(0, 50))")
-    page.select_option("#timeline-rank", "3")
-    page.wait_for_timeout(100)
-    assert all("rank" not in text for text in lanes.all_text_contents())
-
-
 def test_a_row_leads_to_its_longest_bar_and_a_bar_back_to_its_row(page):
     row = page.locator("#table-kernels tbody tr").first
     name = row.locator("td.name span").text_content().strip()
@@ -234,6 +222,7 @@ def test_an_event_of_a_finding_is_shown_in_the_timeline_and_the_budget_adds_up_e
     rank, start = button.get_attribute("data-rank"), float(button.get_attribute("data-start"))
     button.click()
     assert page.input_value("#timeline-rank") == rank
+    assert all("rank" not in text for text in page.locator("#figure-timeline .ytick text").all_text_contents())
     first, last = page.evaluate("document.getElementById('figure-timeline').layout.xaxis.range")
     assert first <= start <= last
     assert last - first < 200
