@@ -2,18 +2,15 @@
 
 import copy
 import logging
-from dataclasses import dataclass, field
 from unittest.mock import MagicMock
 
-import fiddle as fdl
 import nemo_run as run
 import pytest
 
 from bridge_profiling.config import ProfilingConfig
-from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.plugins import FaultTolerancePlugin, PreemptionPlugin
 from bridge_profiling.plugins.preemption import time_limit_seconds
-from tests.plugins.conftest import nsys, package, pretrain, pytorch
+from tests.plugins.conftest import nsys, package, pytorch
 
 DEFAULTS = ["--force-overwrite=true", "--capture-range=cudaProfilerApi", "--capture-range-end=stop"]
 DEFAULTS += ["--cuda-graph-trace=node", "--cuda-event-trace=false"]
@@ -45,10 +42,6 @@ def test_gpu_metrics_where_there_are_none_say_so(task, local, slurm, caplog):
     assert not caplog.records
     nsys(nsys_gpu_metrics=True).setup(task, run.DockerExecutor(container_image="image"))
     assert "no effect on DockerExecutor" in caplog.text
-    executor = MagicMock()
-    executor.get_launcher.return_value = MagicMock(spec=["nsys_profile", "nsys_extra_args"])
-    nsys(nsys_gpu_metrics=True).setup(task, executor)
-    assert "no such field" in caplog.text
 
 
 @pytest.mark.parametrize("kept", [{}, {"log_level": "DEBUG"}])
@@ -85,14 +78,6 @@ def test_nsys_starts_through_a_script_that_knows_where_its_options_end(launcher,
 WARNING = "Nsys not supported with the FaultTolerancePlugin"
 
 
-def switch_on(task, name):
-    """As a user would by hand."""
-    if isinstance(task, run.Script):
-        task.args.append(f"profiling.{name}=true")
-    else:
-        task.config.profiling = run.Config(ProfilingConfig, **{name: True})
-
-
 @pytest.mark.parametrize("launcher", [None, "torchrun"])
 @pytest.mark.parametrize("plugins", [(nsys, FaultTolerancePlugin), (FaultTolerancePlugin, nsys)])
 def test_fault_tolerance_switches_nsys_off_in_either_order(plugins, launcher, task, built, caplog):
@@ -113,7 +98,10 @@ def test_fault_tolerance_switches_nsys_off_in_either_order(plugins, launcher, ta
 @pytest.mark.parametrize("by_hand", ["task", "launcher", None])
 def test_fault_tolerance_switches_nsys_off_that_was_set_by_hand_and_warns_of_nothing_else(by_hand, task, built, caplog):
     if by_hand == "task":
-        switch_on(task, "use_nsys_profiler")
+        if isinstance(task, run.Script):
+            task.args.append("profiling.use_nsys_profiler=true")
+        else:
+            task.config.profiling = run.Config(ProfilingConfig, use_nsys_profiler=True)
     executor = run.LocalExecutor(launcher=run.Torchrun(nsys_profile=by_hand == "launcher"))
     FaultTolerancePlugin().setup(task, executor)
     assert executor.launcher.nsys_profile is False
@@ -121,16 +109,6 @@ def test_fault_tolerance_switches_nsys_off_that_was_set_by_hand_and_warns_of_not
     FaultTolerancePlugin().setup(task, MagicMock())
     pytorch().setup(task, MagicMock())  # a mocked launcher is not taken for nsys
     assert (WARNING in caplog.text) == (by_hand is not None)
-
-
-@dataclass
-class WithoutLoader:
-    exit_signal_handler: bool = False
-
-
-@dataclass
-class Container:
-    train: WithoutLoader = field(default_factory=WithoutLoader)
 
 
 def handlers(config) -> tuple[bool, bool]:
@@ -146,16 +124,6 @@ def test_the_signal_and_the_handlers_are_set_once(task, slurm, built, asked, loa
     assert (slurm.signal, slurm.env_vars) == ("TERM@60", {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "60"})
     PreemptionPlugin(preempt_time=120).setup(task, slurm)
     assert (slurm.signal, slurm.env_vars) == ("TERM@120", {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "60"})
-
-
-def test_a_config_without_the_loaders_field_is_refused_only_where_it_is_asked_for(slurm):
-    task = run.Partial(pretrain, config=run.Config(Container))
-    before = copy.deepcopy((task, slurm))
-    with pytest.raises(ProfilingConfigError, match="'exit_signal_handler_for_dataloader' in WithoutLoader"):
-        PreemptionPlugin(enable_exit_handler_for_data_loader=True).setup(task, slurm)
-    assert (task, slurm) == before
-    PreemptionPlugin().setup(task, slurm)
-    assert fdl.build(task.config).train.exit_signal_handler
 
 
 @pytest.mark.parametrize("executor", [run.LocalExecutor(), MagicMock()])
