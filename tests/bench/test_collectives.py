@@ -11,9 +11,8 @@ import torch
 
 from bridge_profiling.bench import collectives, requests
 from bridge_profiling.bench.__main__ import main
-from bridge_profiling.bench.ranks import World, joined, run_locally
-from bridge_profiling.bench.results import MeasurementError, UnavailableError
-from bridge_profiling.launch_env import LaunchEnv
+from bridge_profiling.bench.ranks import World, run_locally
+from bridge_profiling.bench.results import MeasurementError
 
 
 @pytest.mark.integration
@@ -61,12 +60,6 @@ def test_a_launcher_that_cannot_measure_is_refused(variables, said, tmp_path, mo
     request = requests.CollectivesRequest(("all_reduce",), (1024,), backend="gloo")
     assert main(["collectives", requests.to_text(request), str(tmp_path / "result.json")]) == 2
     assert said in capsys.readouterr().err
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
-def test_without_a_device_nccl_is_unavailable():
-    with pytest.raises(UnavailableError, match="unavailable"), joined(LaunchEnv(world_size=2), "nccl"):
-        pytest.fail("it has joined")
 
 
 #: Stands in for the benchmark: rank 1 fails at once, and rank 0 would run for minutes.

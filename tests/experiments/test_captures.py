@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 import time
 from pathlib import Path
@@ -140,4 +139,3 @@ def test_what_ran_here_is_read_where_it_is(home):
     captures.mkdir(parents=True)
     (captures / "rank0.pt.trace.json.gz").touch()
     assert captures_of(experiment, job) == captures
-    shutil.rmtree(captures)
