@@ -184,10 +184,3 @@ def test_settings_come_from_yaml_and_overrides_of_any_container(tmp_path):
 def test_a_misspelt_setting_is_refused_with_the_right_one(argument, instead):
     with pytest.raises(ProfilingConfigError, match=instead):
         apply_arguments(Request(), [argument])
-
-
-def test_of_a_scripts_command_line_only_settings_count():
-    request = Request()
-    arguments = ["--recipe", "x", "'profiling.profile_ranks=[0,1]'", "data=/a=b", "train.train_iters=9", "train.train_iter=8"]
-    apply_arguments(request, arguments, strict=False)
-    assert (request.profiling.profile_ranks, request.settings) == ([0, 1], {"train.train_iters": 9})

@@ -17,7 +17,6 @@ MOUNTS = """/dev/vda / ext4 rw,relatime 0 0
 server:/export {place}/nfs nfs4 rw,relatime,vers=4.2 0 0
 tmpfs {place}/shm tmpfs rw,size=1k 0 0
 overlay {place}/over overlay rw,lowerdir=/a 0 0
-some {place}/odd oddfs rw 0 0
 a {place}/two\\040words ext4 rw 0 0
 b {place}/two\\040words gpfs rw 0 0
 """
@@ -42,7 +41,6 @@ def verdicts(tmp_path):
         ("shm", 2, "fails", "no other machine sees it"),
         ("over", 2, "fails", "lost with the job or container"),
         ("disk", 2, "warning", "only if it is exported"),
-        ("odd", 2, "unknown", "on oddfs"),
         ("nfs", 1, None, ""),
         ("shm", 1, "warning", "lost with the container or the machine"),
     ],

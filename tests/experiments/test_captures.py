@@ -111,12 +111,11 @@ def test_each_job_says_where_it_writes_and_one_must_be_named(home):
         "unprofiled": None,
     }
     assert jobs[0].ssh_tunnel.get("host") == "login"
-    refused = {
-        None: r"Name one of them: far_\d+/bare",
-        "nobody": "has no job 'nobody'",
-        "unprofiled": "no job of the experiment",
-    }
-    for job, message in refused.items():
+    for job, message in (
+        (None, r"Name one of them: far_\d+/bare"),
+        ("nobody", "no job 'nobody'"),
+        ("unprofiled", "no job of the"),
+    ):
         with pytest.raises(ProfilingConfigError, match=message):
             captures_of(experiment, job)
 

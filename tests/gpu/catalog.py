@@ -121,7 +121,6 @@ JOBS: dict[str, JobSpec] = {
     "bridge-nsys": _bridge("nsys"),
     "bridge_tp2": _bridge("none", "model.tensor_model_parallel_size=2", gpus=2),
     "bridge_tp2-torch": _bridge("torch", "model.tensor_model_parallel_size=2", gpus=2),
-    "bridge_terminated-torch": _bridge("torch", *_ENDLESS, window=_ENDLESS_WINDOW, terminate_at=9),
     "out-of-memory": _gpt(1, _LAYER, "torch", options=_MEMORY, environment=_fault("leak * 10"), alone=True),
     "terminated-alone-torch": _gpt(1, (*_LAYER, *_ENDLESS), "torch", direct=True, **_UNTIL_SIGTERM),
     "terminated-alone-nsys": _gpt(1, (*_LAYER, *_ENDLESS), "nsys", direct=True, **_UNTIL_SIGTERM),

@@ -169,13 +169,6 @@ def test_a_usage_error_exits_with_2_before_anything_runs(home, monkeypatch, caps
     assert not list(home.glob("experiments/**/*"))
 
 
-def test_a_dry_run_applies_the_plugins(home, monkeypatch, capfd):
-    arguments = ["--dryrun", "--factory=gpt_tiny", "run.executor=local", "run.plugins=fault_tolerance"]
-    monkeypatch.setattr(sys, "argv", ["nemorun_cli.py", *arguments])
-    main()
-    assert "ft_launcher" in capfd.readouterr().out
-
-
 @pytest.mark.parametrize(
     "argument",
     [

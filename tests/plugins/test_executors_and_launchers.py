@@ -10,7 +10,7 @@ import pytest
 from bridge_profiling.config import ProfilingConfig
 from bridge_profiling.plugins import FaultTolerancePlugin, PreemptionPlugin
 from bridge_profiling.plugins.preemption import time_limit_seconds
-from tests.plugins.conftest import nsys, package, pytorch
+from tests.plugins.conftest import nsys, pytorch
 
 DEFAULTS = ["--force-overwrite=true", "--capture-range=cudaProfilerApi", "--capture-range-end=stop"]
 DEFAULTS += ["--cuda-graph-trace=node", "--cuda-event-trace=false"]
@@ -35,44 +35,12 @@ def test_nsys_options_of_the_user_win_by_name(launcher, asked, merged, task):
     assert executor.launcher.nsys_extra_args == merged
 
 
-def test_gpu_metrics_where_there_are_none_say_so(task, local, slurm, caplog):
-    for executor in (slurm, local):
-        nsys(nsys_gpu_metrics=True).setup(task, executor)
-        assert executor.get_launcher().nsys_gpu_metrics is True
-    assert not caplog.records
-    nsys(nsys_gpu_metrics=True).setup(task, run.DockerExecutor(container_image="image"))
-    assert "no effect on DockerExecutor" in caplog.text
-
-
 @pytest.mark.parametrize("kept", [{}, {"log_level": "DEBUG"}])
 def test_fault_tolerance_sets_launcher_and_retries_and_keeps_what_was_set_by_hand(kept, task):
     executor = run.LocalExecutor(launcher=run.FaultTolerance(**kept) if kept else None)
     FaultTolerancePlugin(num_in_job_restarts=0, num_job_retries_on_failure=0).setup(task, executor)
     expected = {"max_restarts": 0, "initial_rank_heartbeat_timeout": 1800, "rank_heartbeat_timeout": 300}
     assert (executor.launcher, executor.retries) == (run.FaultTolerance(**expected | kept), 0)
-
-
-def test_fault_tolerance_on_slurm_is_set_up_also_after_someone_asked_for_the_launcher(task, slurm, built):
-    slurm.assign("exp_1", "/runs/exp_1", "t", "t")
-    slurm.get_launcher()
-    FaultTolerancePlugin(initial_rank_heartbeat_timeout=1, rank_heartbeat_timeout=1).setup(task, slurm)
-    assert (slurm.get_launcher().max_restarts, slurm.retries, built(task).ft.calc_ft_timeouts) == (3, 2, True)
-    assert slurm.get_launcher().cfg_path.endswith("_ft_cfg.yml")
-    assert (slurm.ntasks_per_node, slurm.torchrun_nproc_per_node) == (1, 4)
-
-
-@pytest.mark.parametrize("launcher", [None, "torchrun"])
-def test_nsys_starts_through_a_script_that_knows_where_its_options_end(launcher, tmp_path):
-    executor = run.LocalExecutor(launcher=launcher, job_dir=str(tmp_path))
-    script = run.Script(path="train.py", entrypoint="python")
-    nsys(nsys_extra_args=["--delay", "5"]).setup(script, executor)
-    role = package(script, executor).roles[0]
-    mark, name, count, *words = role.args[0], *role.args[2:]
-    assert (role.entrypoint, mark, name) == ("bash", "-c", "nsys")
-    assert words[:3] == ["", f"{tmp_path}/nsys_profile", "--gpu-metrics-devices,--gpu-metrics-device"]
-    options, application = words[3 : 3 + int(count)], words[3 + int(count) :]
-    assert (options[:5], options[-1]) == (["profile", "-s", "none", "-t", "nvtx,cuda"], "--delay=5")
-    assert (application[0], application[-1]) == ("torchrun" if launcher else "python", "")
 
 
 WARNING = "Nsys not supported with the FaultTolerancePlugin"
@@ -146,7 +114,6 @@ def test_a_signal_that_the_training_does_not_handle_otherwise_is_sent(value, ask
         ("2", {}, True),
         ("0", {}, False),
         ("2", {"enable_exit_handler_for_data_loader": True}, False),
-        ("2", {"enable_exit_handler": False}, False),
     ],
 )
 def test_data_loader_processes_that_the_signal_would_kill_are_warned_of(workers, asked, warned, script, slurm, caplog):

@@ -1,6 +1,5 @@
 """The container of every setting: what finalize() derives and refuses, and what the device of a rank changes."""
 
-import os
 from operator import attrgetter
 
 import pytest
@@ -141,23 +140,6 @@ def test_the_tasks_of_a_slurm_step_meet_without_torchrun(monkeypatch):
     env = LaunchEnv.read(step | {"SLURM_PROCID": "1", "SLURM_LOCALID": "1"})
     setup._init_process_group("gloo", tiny(), env)
     assert given.items() >= {"init_method": "tcp://node1:1234", "rank": 1, "world_size": 2}.items()
-
-
-@pytest.mark.parametrize(("graphs", "teardown"), [("none", None), ("local", "0")])
-def test_cupti_stays_up_where_cuda_graphs_are_captured(monkeypatch, graphs, teardown):
-    monkeypatch.setattr(os, "environ", {})
-    setup._set_cuda_environment(tiny(f"model.cuda_graph_impl={graphs}"))
-    assert os.environ.get("TEARDOWN_CUPTI") == teardown
-
-
-def test_compiling_takes_over_each_layer_but_what_sets_random_states_and_keeps_the_names_of_its_weights():
-    block = torch.nn.ModuleList(torch.nn.Linear(2, 2) for _ in range(2))
-    names = list(block.state_dict())
-    layers.compile_layers(block)
-    assert all(layer._compiled_call_impl is not None for layer in block)
-    assert list(block.state_dict()) == names
-    # Torch sets them under a lock, and would take it again while it compiles.
-    assert layers.random._set_cuda_rng_state._torchdynamo_disable
 
 
 def test_torch_is_as_it_was_afterwards_also_after_an_error():

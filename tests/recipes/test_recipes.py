@@ -1,10 +1,7 @@
 """Recipes are the published models, with the parameters and FLOPs of a model that runs; what differs between releases."""
 
 import gc
-import importlib
-import importlib.metadata
 import re
-import sys
 
 import pytest
 
@@ -43,7 +40,6 @@ RUN = {
     "learned positions, biases, LayerNorm, tied": ("gpt_tiny", ""),
     "untied": ("gpt_tiny", "model.share_embeddings_and_output_weights=false"),
     "grouped queries, SwiGLU, RMSNorm, RoPE": ("llama32_1b", LLAMA),
-    "biases of queries, keys and values alone": ("llama32_1b", f"{LLAMA} model.add_qkv_bias=true"),
     "norms of queries and keys": ("llama32_1b", f"{LLAMA} model.qk_layernorm=true model.normalization=LayerNorm"),
     "experts in every other layer, and shared ones": ("llama32_1b", f"{LLAMA} {EXPERTS}"),
 }
@@ -125,22 +121,6 @@ def test_a_description_prints_the_settings_as_doctors_arguments(capsys):
     kind = {"model.position_embedding_type": "rope", "model.gated_linear_unit": True}
     assert request.settings.items() >= (sizes | batches | kind).items()
     assert "model.num_moe_experts" not in request.settings
-
-
-@pytest.mark.parametrize(("version", "hidden"), [("0.5.0rc1", True), ("0.6rc2", False), ("0.6.0", False), (None, False)])
-def test_asynchronous_checkpoints_that_megatron_core_refuses_are_hidden_from_it(monkeypatch, version, hidden):
-    def installed(name):
-        if version is None:
-            raise importlib.metadata.PackageNotFoundError(name)
-        return version
-
-    monkeypatch.setattr(importlib.metadata, "version", installed)
-    monkeypatch.setattr(sys, "modules", {name: one for name, one in sys.modules.items() if name != releases._ASYNC_CHECKPOINTS})
-    releases.hide_old_async_checkpoints()
-    assert (releases._ASYNC_CHECKPOINTS in sys.modules) == hidden
-    if hidden:
-        with pytest.raises(ImportError):
-            importlib.import_module(releases._ASYNC_CHECKPOINTS)
 
 
 def shares() -> None:

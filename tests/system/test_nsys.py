@@ -205,10 +205,7 @@ with ProfilingHook(config, rank=int(os.environ.get("RANK", 0))) as hook:
 def test_a_task_that_knows_nothing_of_nsys_gets_nemo_runs_prefix_made_to_work(environment, tmp_path):
     """NeMo-Run's default --cuda-event-trace is refused by this nsys; its prefix appends an empty argument."""
     (tmp_path / "script.py").write_text(SCRIPT)
-    settings = {"profile_step_start": 2, "profile_step_end": 4, "export_sqlite": True, "nsys_gpu_metrics": True}
-    settings["nsys_extra_args"] = ["--capture-range=nvtx", "--nvtx-capture", "bridge_profiling_window"]
-    job = {"script": f"{tmp_path}/script.py", "ranks": 1, "launcher": "torchrun", "plugin": "NsysPlugin", "settings": settings}
-    command = [sys.executable, LOOP.with_name("local_job.py"), json.dumps(job)]
+    command = [sys.executable, LOOP.with_name("local_job.py"), tmp_path / "script.py"]
     ended_well(command, env=environment | {"NEMORUN_HOME": str(tmp_path)}, cwd=tmp_path)
     (job,) = tmp_path.glob("experiments/local/*/t")
     # NeMo-Run can lose the last lines of a job that it follows; the job's log has all of them.
