@@ -4,7 +4,6 @@ import os
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -167,16 +166,6 @@ def test_a_rank_starts_nsys_once_and_sets_its_directives_if_there_is_cuda(
     config = ProfilingConfig(use_nsys_profiler=True, profile_step_start=2, profile_step_end=4, nsys_captures=captures)
     start_under_nsys(config, rank=0, layout=ParallelLayout(world_size=1), local_rank=0, cuda=cuda)
     assert started == expected
-
-
-@pytest.mark.parametrize("supervised", [True, False])
-def test_a_supervisor_learns_the_exit_code(supervised, monkeypatch):
-    told = []
-    channel = SimpleNamespace(write=told.append) if supervised else None
-    monkeypatch.setattr(nsys_launch.Channel, "of_this_process", lambda: channel)
-    with pytest.raises(SystemExit, match="3"), nsys_launch.report_exit_code():
-        raise SystemExit(3)
-    assert told == [nsys_launch.Exit(3)] * supervised
 
 
 @pytest.mark.parametrize(("known", "asked"), [("--include-blobs=true|false", True), ("--type=", False)])
