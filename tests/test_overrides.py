@@ -40,16 +40,10 @@ class Train:
 
 
 @dataclass
-class Empty:
-    pass
-
-
-@dataclass
 class Config:
     train: Train = field(default_factory=Train)
     profiling: ProfilingConfig = field(default_factory=ProfilingConfig)
     ft: FaultToleranceConfig | None = None
-    checkpoint: Empty = field(default_factory=Empty)
 
 
 def overridden(*overrides):
@@ -79,7 +73,6 @@ def overridden(*overrides):
         ("train.decay=0.5", "decay", 0.5),
         ("train.labels={a: 1, b: 2}", "labels", {"a": 1, "b": 2}),
         ("train.nested.a.b=1", "nested", {"a": {"b": 1}}),
-        ("train.anything=[1,{a: b}]", "anything", [1, {"a": "b"}]),
         (f"train.anything={'[' * 32}{']' * 32}", "anything", functools.reduce(lambda inner, _: [inner], range(31), [])),
     ],
 )
@@ -95,7 +88,6 @@ def test_a_value_takes_the_type_its_field_declares(override, name, value):
         ("'++train.rate = 1e-3'", "train.rate", 0.001, "++"),
         ("+train.note=a=b", "train.note", "a=b", "+"),
         ("train.name=${oc.env:UNSET_HERE}/x", "train.name", "${oc.env:UNSET_HERE}/x", ""),
-        ("train.name=%q{RANK}", "train.name", "%q{RANK}", ""),
     ],
 )
 def test_an_override_is_parsed_without_a_configuration(argument, key, value, prefix):
@@ -158,15 +150,11 @@ def test_shell_quoted_quotes_come_back_as_they_were():
         ("profiling.iterations=1", "Type train.iterations=1"),
         ("train.zzz=1", "Fields of train: iterations, rate"),
         ("train.derived=1", "train has no field 'derived'"),
-        ("checkpoint.save=/x", "checkpoint has no fields yet"),
         ("train.iterations.x=1", "it is a value.*not a section"),
         ("train.iterations=1e3", "expected int.*Type for example train.iterations=1000"),
         ("train.iterations=true", "expected int, got true .bool"),
         ("train.iterations=null", "expected int, got null"),
-        ("train.iterations=", "expected int, got nothing"),
-        ("train.on=2", "expected true or false, got 2"),
         ("train.name=null", "expected str, got null"),
-        ("train.name=[1]", "expected str, got .1. .list"),
         ("train.style=cosin", "one of linear, cosine.*Type for example train.style=cosine"),
         ("train.function=print", "cannot be set by an override.*Python code"),
         ("train.shape=[3]", "tuple.int, int.*train.shape=.10,10"),
@@ -207,7 +195,6 @@ def test_one_wrong_setting_leaves_all_of_them_undone():
         ("- train\n", "holds a list"),
         ("a: 1\na: 2\n", "is not valid YAML.*duplicate"),
         ("train:\n  iterations: many\n", "run.yaml: train.iterations=many.*expected int"),
-        ("train:\n  name: ${nothing.here}\n", "run.yaml"),
         (b"\xff\xfe\x00train", r"run\.yaml"),
     ],
 )

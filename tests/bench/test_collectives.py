@@ -7,13 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
-from bridge_profiling.bench import collectives, requests
+from bridge_profiling.bench import requests
 from bridge_profiling.bench.__main__ import main
-from bridge_profiling.bench.ranks import World, joined, run_locally
-from bridge_profiling.bench.results import MeasurementError, UnavailableError
-from bridge_profiling.launch_env import LaunchEnv
+from bridge_profiling.bench.ranks import run_locally
 
 
 @pytest.mark.integration
@@ -42,14 +39,6 @@ def test_every_operation_is_correct_and_its_bandwidths_follow_from_the_median_ti
         assert row["bus_bandwidth_gbs"] == pytest.approx(speed * factor, rel=1e-4)
 
 
-def test_a_lack_of_memory_is_a_one_line_error(monkeypatch):
-    monkeypatch.setattr(collectives, "_row", lambda *_: torch.empty(1 << 62))
-    request = requests.CollectivesRequest(("all_reduce",), (1 << 36,))
-    with pytest.raises(MeasurementError, match="all_reduce of 68,719,476,736 bytes: RuntimeError: ") as raised:
-        collectives._measure_in(World(0, 2, "gloo", torch.device("cpu"), ["here", "here"]), request)
-    assert "\n" not in str(raised.value)
-
-
 @pytest.mark.parametrize(
     ("variables", "said"),
     [({"RANK": "0", "WORLD_SIZE": "1"}, "the launcher started only one rank"), ({"RANK": "0"}, "WORLD_SIZE is not set")],
@@ -61,12 +50,6 @@ def test_a_launcher_that_cannot_measure_is_refused(variables, said, tmp_path, mo
     request = requests.CollectivesRequest(("all_reduce",), (1024,), backend="gloo")
     assert main(["collectives", requests.to_text(request), str(tmp_path / "result.json")]) == 2
     assert said in capsys.readouterr().err
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
-def test_without_a_device_nccl_is_unavailable():
-    with pytest.raises(UnavailableError, match="unavailable"), joined(LaunchEnv(world_size=2), "nccl"):
-        pytest.fail("it has joined")
 
 
 #: Stands in for the benchmark: rank 1 fails at once, and rank 0 would run for minutes.

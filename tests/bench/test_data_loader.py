@@ -3,7 +3,6 @@
 import gc
 import multiprocessing
 import time
-from collections import UserDict
 
 import pytest
 import torch
@@ -106,7 +105,6 @@ def test_results_of_fewer_workers_are_kept_when_more_workers_fail(measure, monke
         (lambda: iter([torch.zeros(2)]), MeasurementError, "no batch, or can be iterated over only once"),
         (exits, MeasurementError, "SystemExit: usage: train.py"),
         (lambda path: path, ProfilingConfigError, "missing a required argument: 'path'"),
-        (lambda: None, ProfilingConfigError, "returns NoneType, which cannot be iterated over"),
     ],
 )
 def test_an_error_says_what_failed_and_where(measure, factory, error, said):
@@ -140,11 +138,3 @@ def test_the_cheapest_of_the_fastest_settings_is_recommended_with_reasons():
     for reason in ("39 batches/s", "gives 40.5: less than 5% more", "num_workers=0, pin_memory=False gives 10"):
         assert reason in found["reason"]
     assert data_loader.recommendation([row(0, 1.0, status="unavailable: why")]) is None
-
-
-@pytest.mark.parametrize(
-    ("batch", "count"),
-    [(torch.zeros(7, 2), 7), (UserDict(input_ids=torch.zeros(6, 9)), 6), (torch.tensor(1.0), None), (3, None)],
-)
-def test_number_of_samples_in_a_batch(batch, count):
-    assert data_loader.samples_in(batch) == count

@@ -82,10 +82,8 @@ WRONG_SIZES = ("", "big", "1KiB:", "4KiB:1KiB:2x", "1KiB:4KiB:1x", "1KiB:4KiB:2x
     [
         *((partial(requests.sizes_from, text), "Type --sizes 1KiB:256MiB:4x") for text in WRONG_SIZES),
         (lambda: requests.CollectivesRequest(("all_red",), (1,)), "unknown operation 'all-red'. Type all-reduce"),
-        (lambda: requests.CollectivesRequest(("send",), (1,), dtype="int3"), "unknown dtype 'int3'"),
         (lambda: requests.CollectivesRequest(("send",), (1,), processes=1), "--nproc 1 is too small"),
         (lambda: requests.DataLoaderRequest("train"), "does not name a factory.*--loader module:factory"),
-        (lambda: requests.DataLoaderRequest("train:make", workers=(-1,)), "--workers -1"),
         (lambda: requests.integers_from("0,two", "--workers"), "--workers '0,two' is not a list"),
     ],
 )

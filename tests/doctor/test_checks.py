@@ -71,7 +71,6 @@ CASES = [
     (check_window_fits, "", {}, {}, "unknown", "train.train_iters is not known"),
     (check_window_fits, "train.train_iters=50 train.start_iteration=12", {}, {}, "fails", "after the window 10-12"),
     (check_window_fits, "train.train_iters=50 train.start_iteration=10", {}, {}, "warning", "iteration 10 is the run's first"),
-    (check_window_fits, "train.train_iters=50 profiling.profile_step_start=0", {}, {}, "warning", "lazy initialization"),
     (check_ranks_exist, f"{RANKS}[0,4]", {"world_size": 4}, {}, "fails", "names 4, but the job has 4 ranks"),
     (check_ranks_exist, f"{RANKS}all", {"world_size": 64}, {}, "ok", "7 and 56 more of 64"),
     (check_ranks_exist, f"{RANKS}all", {"world_size": 65}, {}, "warning", "65 ranks write a trace each"),
@@ -83,7 +82,6 @@ CASES = [
     (check_profilers, NSYS, {"launcher": "ft"}, {}, "fails", "Nsys not supported with the FaultTolerancePlugin"),
     (check_profilers, f"{NSYS} ft.enable_ft_package=true", {}, {}, "fails", "ft.enable_ft_package is true"),
     (check_profilers, "", {}, {}, "warning", "nothing will be captured"),
-    (check_profilers, "", {"nsys_prefix": True}, {}, "warning", "nothing marks the window"),
     (check_gpu_metrics_permission, f"{NSYS} {METRICS}", {}, permission(0, "user"), "ok", ""),
     (check_gpu_metrics_permission, f"{NSYS} {METRICS}", {}, permission(1, "user"), "fails", "AdminUsers=0"),
     (check_gpu_metrics_permission, f"{NSYS} {METRICS}", {}, permission(1, "root"), "ok", ""),
@@ -98,17 +96,13 @@ CASES = [
     (check_nccl_settings, "", {"environment": {"NCCL_IB_DISABLE": "1"}}, {}, "warning", "TCP sockets"),
     (check_nccl_settings, "", {"environment": {"NCCL_IB_DISABLE": "1"}, "nodes": 1}, {}, "ok", ""),
     (check_nccl_settings, "", {}, environment("NCCL_DEBUG=TRACE"), "warning", "NCCL_DEBUG=TRACE (environment): NCCL logs all"),
-    (check_nccl_settings, "", {}, environment("NCCL_DEBUG=INFO", "NCCL_P2P_DISABLE=0", "NCCL_DEBUG_SUBSYS=^ALL"), "ok", ""),
     (check_other_profilers, "", {}, environment(), "ok", ""),
     (check_other_profilers, "", {}, environment(namespace=4026532847), "unknown", ""),
     (check_other_profilers, "", {}, environment("CUDA_INJECTION64_PATH=/opt/tool/libtool.so"), "warning", "loads another tool"),
-    (check_other_profilers, "", {}, environment("KINETO_USE_DAEMON=1"), "warning", "a daemon"),
     (check_other_profilers, "", {}, environment("NSYS_PROFILING_SESSION_ID=3", "LD_PRELOAD=/a.so"), "warning", "under nsys"),
     (check_nsys, NSYS, {}, {}, "fails", "nsys is not on this machine's PATH"),
-    (check_nsys, TORCH, {}, {}, None, ""),
     (check_megatron_core, "", {}, {"recorded": {"megatron-core": "0.16.1"}}, "ok", "0.16.1"),
     (check_megatron_core, "", {}, {"recorded": {"megatron-core": "0.15.3"}}, "warning", "pip install 'megatron-core>=0"),
-    (check_megatron_core, "", {}, {}, None, ""),
 ]
 
 
@@ -119,11 +113,6 @@ def test_a_check_has_one_verdict_or_none(check, settings, fields, here, status, 
     for verdict in verdicts:
         assert said in f"{verdict.found} → {verdict.instead}"
         assert verdict.instead or status == "ok" or check is check_other_profilers
-
-
-def test_a_machine_alone_is_asked_nothing_about_a_run():
-    run_checks = (check_window_fits, check_ranks_exist, check_profilers)
-    assert [list(check(Request(), FakeMachine())) for check in run_checks] == [[]] * 3
 
 
 WELL = """ok GPUs: 2 × NVIDIA H200, driver 580.159.04
@@ -138,7 +127,6 @@ ok NVLink: all 36 links active, 478 GB/s per GPU and direction"""
         ({}, {"world_size": 8, "nodes": 2}, "warning GPUs: 4 ranks share 2"),
         ({"links": ("26.562 GB/s", "<inactive>")}, {}, "warning NVLink: 1 of 36 links are inactive (GPU0 link 0)"),
         ({"links": ("26.562", "0.562")}, {}, "warning NVLink: GPU0 has 452 GB/s, others up to 478 GB/s"),
-        ({"nvidia-smi topo -m": "no matrix"}, {}, "unknown GPU topology: nvidia-smi topo -m shows no matrix of GPUs"),
         ({"nvidia-smi topo -m": TWO_SOCKETS}, {}, "socket (SYS: GPU0-GPU3, GPU1-GPU2, GPU1-GPU3)"),
     ],
 )
@@ -152,7 +140,6 @@ def test_dcgm_and_other_profilers_are_seen_in_the_process_table():
     running = (
         Process(70, "nv-hostengine", ("/usr/bin/nv-hostengine", "-n")),
         Process(71, "python3", ("/opt/nsys/target-linux-x64/nsys", "profile")),
-        Process(72, "nsys-helper", ("/usr/bin/nsys-helper",)),
     )
     dcgm, nsys = check_other_profilers(Request(), FakeMachine(running=running))
     assert (dcgm.status, nsys.status) == ("warning", "warning")
@@ -183,16 +170,12 @@ def test_settings_come_from_yaml_and_overrides_of_any_container(tmp_path):
     assert request.settings == {"train.train_iters": 40, "model.num_layers": 4, "model.tensor_model_parallel_size": 2}
     assert (request.integer("model.num_layers"), request.parallel_size("tensor_model")) == (4, 2)
     assert (request.profiling.use_pytorch_profiler, request.profiling.profile_ranks) == (True, "pp")
-    file.write_text("profiling: {profile_step_start: soon}\n")
-    with pytest.raises(ProfilingConfigError, match=r"run\.yaml: profiling\.profile_step_start"):
-        apply_file(request, file)
 
 
 @pytest.mark.parametrize(
     ("argument", "instead"),
     [
         ("profiling.use_nsys=true", "Type profiling.use_nsys_profiler"),
-        ("profilng.use_nsys_profiler=true", "Type profiling.use_nsys_profiler"),
         ("train.train_iter=5", "Type train.train_iters"),
         ("train.train_iters=many", "Type for example train.train_iters=10"),
         ("--flag", "Type section.field=value"),
@@ -201,10 +184,3 @@ def test_settings_come_from_yaml_and_overrides_of_any_container(tmp_path):
 def test_a_misspelt_setting_is_refused_with_the_right_one(argument, instead):
     with pytest.raises(ProfilingConfigError, match=instead):
         apply_arguments(Request(), [argument])
-
-
-def test_of_a_scripts_command_line_only_settings_count():
-    request = Request()
-    arguments = ["--recipe", "x", "'profiling.profile_ranks=[0,1]'", "data=/a=b", "train.train_iters=9", "train.train_iter=8"]
-    apply_arguments(request, arguments, strict=False)
-    assert (request.profiling.profile_ranks, request.settings) == ([0, 1], {"train.train_iters": 9})

@@ -15,10 +15,8 @@ MODEL = ("model.num_layers=12", "train.micro_batch_size=2", "train.global_batch_
 #: As /proc/mounts is laid out: the later of two mounts on one point is seen, and a space is written \040.
 MOUNTS = """/dev/vda / ext4 rw,relatime 0 0
 server:/export {place}/nfs nfs4 rw,relatime,vers=4.2 0 0
-10.0.0.1@o2ib:/fs {place}/lustre lustre rw,flock 0 0
 tmpfs {place}/shm tmpfs rw,size=1k 0 0
 overlay {place}/over overlay rw,lowerdir=/a 0 0
-some {place}/odd oddfs rw 0 0
 a {place}/two\\040words ext4 rw 0 0
 b {place}/two\\040words gpfs rw 0 0
 """
@@ -39,12 +37,10 @@ def verdicts(tmp_path):
     ("folder", "nodes", "status", "said"),
     [
         ("nfs", 2, "ok", "on nfs4, a network file system"),
-        ("lustre", None, "ok", "on lustre"),
         ("two words", 2, "ok", "on gpfs"),
         ("shm", 2, "fails", "no other machine sees it"),
         ("over", 2, "fails", "lost with the job or container"),
         ("disk", 2, "warning", "only if it is exported"),
-        ("odd", 2, "unknown", "on oddfs"),
         ("nfs", 1, None, ""),
         ("shm", 1, "warning", "lost with the container or the machine"),
     ],
@@ -102,7 +98,6 @@ def test_no_estimate_is_farther_off_than_said_from_what_was_measured_on_h200s():
     [
         ((*MODEL, "model.num_moe_experts=8"), 1, 4, "experts"),
         ((*MODEL, "model.transformer_impl=transformer_engine"), 1, 4, "Transformer Engine"),
-        ((*MODEL, "model.cuda_graph_impl=local"), 1, 4, "CUDA graphs"),
         (MODEL[:1], 1, 30, "assuming 8 micro-batches,"),
         (MODEL[1:], 1, 30, "assuming 12 layers,"),
     ],

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 import time
 from pathlib import Path
@@ -112,12 +111,11 @@ def test_each_job_says_where_it_writes_and_one_must_be_named(home):
         "unprofiled": None,
     }
     assert jobs[0].ssh_tunnel.get("host") == "login"
-    refused = {
-        None: r"Name one of them: far_\d+/bare",
-        "nobody": "has no job 'nobody'",
-        "unprofiled": "no job of the experiment",
-    }
-    for job, message in refused.items():
+    for job, message in (
+        (None, r"Name one of them: far_\d+/bare"),
+        ("nobody", "no job 'nobody'"),
+        ("unprofiled", "no job of the"),
+    ):
         with pytest.raises(ProfilingConfigError, match=message):
             captures_of(experiment, job)
 
@@ -140,4 +138,3 @@ def test_what_ran_here_is_read_where_it_is(home):
     captures.mkdir(parents=True)
     (captures / "rank0.pt.trace.json.gz").touch()
     assert captures_of(experiment, job) == captures
-    shutil.rmtree(captures)

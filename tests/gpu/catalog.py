@@ -40,15 +40,13 @@ _TE_TP2 = ("model.tensor_model_parallel_size=2", "model.sequence_parallel=true")
 TRANSFORMER_ENGINE = {
     "te_bf16": (_ONE_OR_TWO, ()),
     "te_fp8_delayed": (_ONE_OR_TWO, ("model.fp8=hybrid", "model.fp8_recipe=delayed")),
-    "te_fp8_current": (1, ("model.fp8=hybrid", "model.fp8_recipe=tensorwise")),
     "te_sequence_parallel": (2, _TE_TP2),
     "te_context_parallel": (2, ("model.context_parallel_size=2",)),
     "te_comm_overlap": (2, (*_TE_TP2, "model.tp_comm_overlap=true")),
     "te_cuda_graphs": (1, ("model.cuda_graph_impl=local",)),
 }
-#: Besides torch, these are captured by nsys, and this one with a memory history.
+#: Besides torch, these are captured by nsys.
 TE_UNDER_NSYS = ("te_bf16", "te_fp8_delayed", "te_cuda_graphs")
-TE_WITH_MEMORY = "te_bf16"
 
 #: What makes two runs equal to the last bit. Otherwise fused attention adds up its gradients in any order, cuBLAS may where
 #: streams share a workspace, and the compiler of fused kernels takes the reduction that was fastest in a trial.
@@ -66,9 +64,8 @@ def _transformer_engine() -> dict[str, JobSpec]:
         # Userbuffers' kernels wait for the peer's, which another job on the GPU would keep from running.
         options = {"environment": _DETERMINISTIC, "alone": name == "te_comm_overlap"}
         everyone = {"selected": tuple(range(gpus)), **options}
-        memory = ("--memory",) if name == TE_WITH_MEMORY else ()
         found[name] = JobSpec("gpt_125m", gpus, (*_TE, *settings), **options)
-        found[f"{name}-torch"] = JobSpec("gpt_125m", gpus, (*_TE, *settings), "torch", options=memory, **everyone)
+        found[f"{name}-torch"] = JobSpec("gpt_125m", gpus, (*_TE, *settings), "torch", **everyone)
         if name in TE_UNDER_NSYS:
             found[f"{name}-nsys"] = JobSpec("gpt_125m", gpus, (*_TE, *settings), "nsys", **everyone)
     return found
@@ -124,7 +121,6 @@ JOBS: dict[str, JobSpec] = {
     "bridge-nsys": _bridge("nsys"),
     "bridge_tp2": _bridge("none", "model.tensor_model_parallel_size=2", gpus=2),
     "bridge_tp2-torch": _bridge("torch", "model.tensor_model_parallel_size=2", gpus=2),
-    "bridge_terminated-torch": _bridge("torch", *_ENDLESS, window=_ENDLESS_WINDOW, terminate_at=9),
     "out-of-memory": _gpt(1, _LAYER, "torch", options=_MEMORY, environment=_fault("leak * 10"), alone=True),
     "terminated-alone-torch": _gpt(1, (*_LAYER, *_ENDLESS), "torch", direct=True, **_UNTIL_SIGTERM),
     "terminated-alone-nsys": _gpt(1, (*_LAYER, *_ENDLESS), "nsys", direct=True, **_UNTIL_SIGTERM),

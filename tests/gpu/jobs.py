@@ -24,7 +24,7 @@ import psutil
 from bridge_profiling.traces.cache import load
 from bridge_profiling.traces.discover import Capture, find_run
 from bridge_profiling.traces.types import RankTables
-from tests.system.jobs import FOREIGN, ROOT, end_tree
+from tests.system.jobs import FOREIGN, ROOT, end_tree, manifests
 
 #: With it set to 1, NCCL 2.30 and newer let the ranks of a communicator share a GPU.
 SHARED_GPU = "NCCL_MULTI_RANK_GPU_ENABLE"
@@ -122,10 +122,7 @@ class JobSpec:
 
 @dataclass(frozen=True)
 class BridgeSpec(JobSpec):
-    """A training in Megatron Bridge's own `pretrain`, by torchrun; `overrides` are fields of Bridge's config.
-
-    With `terminate_at`, torchrun gets the SIGTERM, as from a cluster.
-    """
+    """A training in Megatron Bridge's own `pretrain`, by torchrun; `overrides` are fields of Bridge's config."""
 
     direct: bool = True
 
@@ -171,8 +168,7 @@ class Job:
     @functools.cached_property
     def manifests(self) -> dict[int, dict]:
         """Every rank's manifest."""
-        found = [json.loads(path.read_text()) for path in sorted(self.profiles.glob("manifest/*/rank-*.json"))]
-        return {manifest["rank"]: manifest for manifest in found}
+        return manifests(self.profiles)
 
     @functools.cached_property
     def losses(self) -> dict[int, str]:

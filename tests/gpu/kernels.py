@@ -122,14 +122,6 @@ def check_same_kernels(job: Job, wanted: list[int] = WINDOW, *kinds: str) -> Non
             assert kernels[iteration] == last, (rank, iteration, difference(kernels[iteration], last))
 
 
-def check_allocation_sites(job: Job, *parts: str) -> None:
-    """The stacks of every rank's memory history name these."""
-    for rank in job.spec.selected:
-        stacks = [stack for stack in job.tables(rank, "memory")["allocations"]["stack"].to_pylist() if stack]
-        for part in parts:
-            assert any(part in stack for stack in stacks), f"rank {rank}: {part}"
-
-
 def check_libraries(job: Job, *parts: str) -> None:
     """Every iteration of every rank has matrix products, and kernels of these libraries by parts of their names."""
     for rank, tables in job.traces().items():

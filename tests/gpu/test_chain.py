@@ -3,7 +3,7 @@
 import pytest
 
 from tests.gpu.catalog import JOBS
-from tests.gpu.kernels import COMPUTE, check_allocation_sites, check_losses, check_same_kernels, check_window, in_phase
+from tests.gpu.kernels import COMPUTE, check_losses, check_same_kernels, check_window, in_phase
 from tests.planted.witness import differences
 
 pytestmark = [pytest.mark.needs("gpus2", "megatron", "nemo_run", "nsys_on_path"), pytest.mark.timeout(900)]
@@ -50,11 +50,13 @@ def test_the_trace_holds_exactly_the_window_to_the_last_kernel_of_its_optimizer_
 
 @pytest.mark.parametrize("job", WITH_MEMORY, indirect=True)
 def test_the_memory_history_is_readable_and_holds_more_than_weights(job):
-    check_allocation_sites(job, "recipes/megatron/train.py", "megatron/core")
     # 4 layers of 7.1 million parameters, split over two ranks, and half of the embedding: 2 bytes a weight, 4 a gradient.
     weights = 4 * 7_087_872 // 2 + (50304 * 768) // 2
     for rank in job.spec.selected:
         tables = job.tables(rank, "memory")
+        stacks = [stack for stack in tables["allocations"]["stack"].to_pylist() if stack]
+        for part in ("recipes/megatron/train.py", "megatron/core"):
+            assert any(part in stack for stack in stacks), f"rank {rank}: {part}"
         allocations, segments = (tables[name].select(["bytes", "freed_ns"]).to_pylist() for name in ("allocations", "segments"))
         live, held = (sum(row["bytes"] for row in rows if row["freed_ns"] is None) for rows in (allocations, segments))
         assert 6 * weights < live < 80e9

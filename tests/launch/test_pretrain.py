@@ -29,7 +29,6 @@ def test_files_come_over_the_recipe_and_overrides_over_both(tmp_path):
     ("arguments", "message"),
     [
         ("--recipe gpt_tny", "unknown recipe 'gpt_tny'"),
-        ("--recip gpt_tiny", "--recip"),
         ("--config /no/such.yaml", "/no/such.yaml does not exist"),
         ("train.train_iter=3", "Type train.train_iters=3"),
     ],
@@ -40,19 +39,6 @@ def test_a_wrong_request_gets_one_line_and_exit_code_2(capsys, arguments, messag
     (line,) = captured.err.splitlines()
     assert (captured.out, line[:7]) == ("", "error: ")
     assert message in line
-
-
-def test_one_rank_of_a_machine_reports_for_all(capsys, monkeypatch):
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    assert main(["train.train_iter=3"]) == 2
-    assert capsys.readouterr().err == ""
-
-
-@pytest.mark.integration
-def test_a_training_that_fails_raises_so_that_python_exits_with_1(tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(FileExistsError):
-        main([f"logger.loss_file={tmp_path}/file/losses.jsonl"])
 
 
 def test_sigterm_unwinds_the_training_and_ends_it_with_143(monkeypatch):

@@ -2,18 +2,15 @@
 
 import copy
 import logging
-from dataclasses import dataclass, field
 from unittest.mock import MagicMock
 
-import fiddle as fdl
 import nemo_run as run
 import pytest
 
 from bridge_profiling.config import ProfilingConfig
-from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.plugins import FaultTolerancePlugin, PreemptionPlugin
 from bridge_profiling.plugins.preemption import time_limit_seconds
-from tests.plugins.conftest import nsys, package, pretrain, pytorch
+from tests.plugins.conftest import nsys, pytorch
 
 DEFAULTS = ["--force-overwrite=true", "--capture-range=cudaProfilerApi", "--capture-range-end=stop"]
 DEFAULTS += ["--cuda-graph-trace=node", "--cuda-event-trace=false"]
@@ -38,19 +35,6 @@ def test_nsys_options_of_the_user_win_by_name(launcher, asked, merged, task):
     assert executor.launcher.nsys_extra_args == merged
 
 
-def test_gpu_metrics_where_there_are_none_say_so(task, local, slurm, caplog):
-    for executor in (slurm, local):
-        nsys(nsys_gpu_metrics=True).setup(task, executor)
-        assert executor.get_launcher().nsys_gpu_metrics is True
-    assert not caplog.records
-    nsys(nsys_gpu_metrics=True).setup(task, run.DockerExecutor(container_image="image"))
-    assert "no effect on DockerExecutor" in caplog.text
-    executor = MagicMock()
-    executor.get_launcher.return_value = MagicMock(spec=["nsys_profile", "nsys_extra_args"])
-    nsys(nsys_gpu_metrics=True).setup(task, executor)
-    assert "no such field" in caplog.text
-
-
 @pytest.mark.parametrize("kept", [{}, {"log_level": "DEBUG"}])
 def test_fault_tolerance_sets_launcher_and_retries_and_keeps_what_was_set_by_hand(kept, task):
     executor = run.LocalExecutor(launcher=run.FaultTolerance(**kept) if kept else None)
@@ -59,38 +43,7 @@ def test_fault_tolerance_sets_launcher_and_retries_and_keeps_what_was_set_by_han
     assert (executor.launcher, executor.retries) == (run.FaultTolerance(**expected | kept), 0)
 
 
-def test_fault_tolerance_on_slurm_is_set_up_also_after_someone_asked_for_the_launcher(task, slurm, built):
-    slurm.assign("exp_1", "/runs/exp_1", "t", "t")
-    slurm.get_launcher()
-    FaultTolerancePlugin(initial_rank_heartbeat_timeout=1, rank_heartbeat_timeout=1).setup(task, slurm)
-    assert (slurm.get_launcher().max_restarts, slurm.retries, built(task).ft.calc_ft_timeouts) == (3, 2, True)
-    assert slurm.get_launcher().cfg_path.endswith("_ft_cfg.yml")
-    assert (slurm.ntasks_per_node, slurm.torchrun_nproc_per_node) == (1, 4)
-
-
-@pytest.mark.parametrize("launcher", [None, "torchrun"])
-def test_nsys_starts_through_a_script_that_knows_where_its_options_end(launcher, tmp_path):
-    executor = run.LocalExecutor(launcher=launcher, job_dir=str(tmp_path))
-    script = run.Script(path="train.py", entrypoint="python")
-    nsys(nsys_extra_args=["--delay", "5"]).setup(script, executor)
-    role = package(script, executor).roles[0]
-    mark, name, count, *words = role.args[0], *role.args[2:]
-    assert (role.entrypoint, mark, name) == ("bash", "-c", "nsys")
-    assert words[:3] == ["", f"{tmp_path}/nsys_profile", "--gpu-metrics-devices,--gpu-metrics-device"]
-    options, application = words[3 : 3 + int(count)], words[3 + int(count) :]
-    assert (options[:5], options[-1]) == (["profile", "-s", "none", "-t", "nvtx,cuda"], "--delay=5")
-    assert (application[0], application[-1]) == ("torchrun" if launcher else "python", "")
-
-
 WARNING = "Nsys not supported with the FaultTolerancePlugin"
-
-
-def switch_on(task, name):
-    """As a user would by hand."""
-    if isinstance(task, run.Script):
-        task.args.append(f"profiling.{name}=true")
-    else:
-        task.config.profiling = run.Config(ProfilingConfig, **{name: True})
 
 
 @pytest.mark.parametrize("launcher", [None, "torchrun"])
@@ -113,7 +66,10 @@ def test_fault_tolerance_switches_nsys_off_in_either_order(plugins, launcher, ta
 @pytest.mark.parametrize("by_hand", ["task", "launcher", None])
 def test_fault_tolerance_switches_nsys_off_that_was_set_by_hand_and_warns_of_nothing_else(by_hand, task, built, caplog):
     if by_hand == "task":
-        switch_on(task, "use_nsys_profiler")
+        if isinstance(task, run.Script):
+            task.args.append("profiling.use_nsys_profiler=true")
+        else:
+            task.config.profiling = run.Config(ProfilingConfig, use_nsys_profiler=True)
     executor = run.LocalExecutor(launcher=run.Torchrun(nsys_profile=by_hand == "launcher"))
     FaultTolerancePlugin().setup(task, executor)
     assert executor.launcher.nsys_profile is False
@@ -121,16 +77,6 @@ def test_fault_tolerance_switches_nsys_off_that_was_set_by_hand_and_warns_of_not
     FaultTolerancePlugin().setup(task, MagicMock())
     pytorch().setup(task, MagicMock())  # a mocked launcher is not taken for nsys
     assert (WARNING in caplog.text) == (by_hand is not None)
-
-
-@dataclass
-class WithoutLoader:
-    exit_signal_handler: bool = False
-
-
-@dataclass
-class Container:
-    train: WithoutLoader = field(default_factory=WithoutLoader)
 
 
 def handlers(config) -> tuple[bool, bool]:
@@ -146,16 +92,6 @@ def test_the_signal_and_the_handlers_are_set_once(task, slurm, built, asked, loa
     assert (slurm.signal, slurm.env_vars) == ("TERM@60", {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "60"})
     PreemptionPlugin(preempt_time=120).setup(task, slurm)
     assert (slurm.signal, slurm.env_vars) == ("TERM@120", {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "60"})
-
-
-def test_a_config_without_the_loaders_field_is_refused_only_where_it_is_asked_for(slurm):
-    task = run.Partial(pretrain, config=run.Config(Container))
-    before = copy.deepcopy((task, slurm))
-    with pytest.raises(ProfilingConfigError, match="'exit_signal_handler_for_dataloader' in WithoutLoader"):
-        PreemptionPlugin(enable_exit_handler_for_data_loader=True).setup(task, slurm)
-    assert (task, slurm) == before
-    PreemptionPlugin().setup(task, slurm)
-    assert fdl.build(task.config).train.exit_signal_handler
 
 
 @pytest.mark.parametrize("executor", [run.LocalExecutor(), MagicMock()])
@@ -178,7 +114,6 @@ def test_a_signal_that_the_training_does_not_handle_otherwise_is_sent(value, ask
         ("2", {}, True),
         ("0", {}, False),
         ("2", {"enable_exit_handler_for_data_loader": True}, False),
-        ("2", {"enable_exit_handler": False}, False),
     ],
 )
 def test_data_loader_processes_that_the_signal_would_kill_are_warned_of(workers, asked, warned, script, slurm, caplog):

@@ -53,7 +53,6 @@ def test_what_nemo_run_starts_is_what_the_golden_file_says(kind, launcher, profi
     ("profiler", "make", "message"),
     [
         ("torch", "skypilot_down", "Pass storage_mounts with a bucket.*BRIDGE_PROFILING_DIR"),
-        ("nsys", "skypilot_jobs", "Pass storage_mounts with a bucket.*BRIDGE_PROFILING_DIR"),
         ("torch", "kubeflow", 'workdir_pvc="CLAIM".*pull_results'),
         # Reports in a place of the user's own, without a shell to make it.
         ("nsys", "kubeflow_elsewhere", "workdir_pvc"),
@@ -64,7 +63,6 @@ def test_an_executor_that_loses_the_profiles_is_refused(profiler, make, message,
     kuberay = importlib.import_module("nemo_run.core.execution.kuberay")
     executor = {
         "skypilot_down": lambda: assigned(skypilot(autodown=True)),
-        "skypilot_jobs": lambda: assigned(skypilot(run.SkypilotJobsExecutor)),
         "kubeflow": lambda: assigned(kubeflow()),
         "kubeflow_elsewhere": lambda: assigned(kubeflow(env_vars={"BRIDGE_PROFILING_DIR": "/data/profiles"})),
         "kuberay": lambda: kuberay.KubeRayExecutor(namespace="team", image="image"),

@@ -21,16 +21,13 @@ WINDOW_OVERRIDES = ["profile_step_start=50", "profile_step_end=55", "profile_ran
 MEMORY_OVERRIDES = ["record_memory_history=true", "memory_snapshot_path=/data/snapshot.pickle"]
 NSYS = ["use_nsys_profiler=true", *WINDOW_OVERRIDES, "record_shapes=true"]
 TORCH = ["use_pytorch_profiler=true", *WINDOW_OVERRIDES, *MEMORY_OVERRIDES, "record_shapes=false"]
+FAULT_TOLERANCE = ["enable_ft_package=true", "calc_ft_timeouts=false"]
 each_plugin = pytest.mark.parametrize(
     ("make", "section", "overrides"),
     [
         (functools.partial(NsysPlugin, **WINDOW, record_shapes=True), "profiling", NSYS),
         (functools.partial(PyTorchProfilerPlugin, **WINDOW, **MEMORY), "profiling", TORCH),
-        (
-            functools.partial(FaultTolerancePlugin, calc_ft_timeouts=False),
-            "ft",
-            ["enable_ft_package=true", "calc_ft_timeouts=false"],
-        ),
+        (functools.partial(FaultTolerancePlugin, calc_ft_timeouts=False), "ft", FAULT_TOLERANCE),
     ],
     ids=["nsys", "pytorch", "ft"],
 )
@@ -108,11 +105,6 @@ def test_a_script_that_captured_nothing_says_so_when_its_process_ends(
     for function, *arguments in registered:
         function(*arguments)
     assert ("job captured nothing" in capsys.readouterr().err) == says
-
-
-def test_an_inline_script_says_that_it_gets_no_arguments(local, caplog):
-    NsysPlugin(profile_step_start=1, profile_step_end=2).setup(run.Script(inline="python a.py"), local)
-    assert "no arguments to an inline run.Script" in caplog.text
 
 
 def foreign(model=None):

@@ -3,17 +3,14 @@
 The batch script runs here, by bash, with stand-ins for Slurm's and Ray's commands.
 """
 
-import re
 import subprocess
 
 import nemo_run as run
 import pytest
-from nemo_run.run.ray.slurm import SlurmRayRequest
 
 from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.plugins import RayWorkersPlugin
 from bridge_profiling.ray_request import RayRequest
-from recipes import executors
 from tests.batch_scripts import batch_script
 
 #: Commas, stars, quotes, spaces, and a path that NeMo-Run takes for the job's directory.
@@ -60,19 +57,6 @@ def test_a_program_that_slurm_ray_starts_sees_what_was_asked_for(tmp_path):
     request = RayRequest.from_environment(seen)
     assert request is not None
     assert request.selects("vllm_generation_worker")
-
-
-@pytest.mark.integration
-def test_a_ray_job_of_nemo_run_carries_them_by_our_own_executor():
-    """RayJob writes its batch script by another template, and knows no plugins."""
-    executor = executors.slurm("team", env=VARIABLES, container_image="image.sqsh")
-    request = SlurmRayRequest(
-        name="grpo", cluster_dir="/scratch/ray", template_name="ray.sub.j2", executor=executor, command="train", launch_cmd=[]
-    )
-    exports = [line for line in request.materialize().splitlines() if re.match(r"export (NRL|BRIDGE)_", line)]
-    script = "\n".join([*exports, *(f"printf '%s\\0' \"${name}\"" for name in VARIABLES)])
-    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout.split("\0")[:-1] == list(VARIABLES.values())
 
 
 @pytest.mark.parametrize(("changed", "said"), [

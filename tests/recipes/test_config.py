@@ -1,6 +1,5 @@
 """The container of every setting: what finalize() derives and refuses, and what the device of a rank changes."""
 
-import os
 from operator import attrgetter
 
 import pytest
@@ -12,8 +11,6 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("megatron.core")
 
 from recipes import checks  # noqa: E402
-from recipes.config import ConfigContainer  # noqa: E402
-from recipes.finalize import finalize  # noqa: E402
 from recipes.megatron import layers, setup  # noqa: E402
 from recipes.megatron.cpu import adapt_to_cpu, megatron_on_cpu  # noqa: E402
 from tests.recipes.builders import finalized, recipe, tiny  # noqa: E402
@@ -45,16 +42,10 @@ def test_settings_are_derived_from_others(ranks, overrides, derived):
     assert {name: attrgetter(name)(config) for name in derived} == derived
 
 
-def test_an_empty_container_says_what_is_missing():
-    with pytest.raises(ProfilingConfigError, match=r"model.num_layers=0 is too small.*start from a recipe"):
-        finalize(ConfigContainer(), 1)
-
-
 @pytest.mark.parametrize(
     ("ranks", "overrides", "message"),
     [
         (1, "train.train_iters=0", "train.train_iters=0 is too small"),
-        (1, "train.eval_interval=0", "train.eval_interval=null"),
         (1, "train.exit_signal=SIGKILL", "SIGTERM"),
         (2, "train.global_batch_size=6", "times the data-parallel size 2, 4.*train.global_batch_size=8"),
         (1, "train.start_iteration=20", "leaves nothing to train.*iterations run from 0 to 19"),
@@ -63,7 +54,6 @@ def test_an_empty_container_says_what_is_missing():
         (3, "model.tensor_model_parallel_size=3", "num_attention_heads=4 is not a multiple.*num_attention_heads=6"),
         (4, "model.pipeline_model_parallel_size=4", "model.num_layers=2 is not a multiple.*model.num_layers=4"),
         (2, VIRTUAL, "virtual_pipeline_model_parallel_size, 4.*model.num_layers=4"),
-        (1, "model.virtual_pipeline_model_parallel_size=2", "without a pipeline"),
         (2, f"{VIRTUAL} model.num_layers=4 train.global_batch_size=6", "3 microbatches cannot.*train.global_batch_size=8"),
         (2, "model.context_parallel_size=2 model.seq_length=66", "context_parallel_size times 2, 4.*seq_length=68"),
         (2, "model.expert_model_parallel_size=2 model.num_moe_experts=3", "Type model.num_moe_experts=4"),
@@ -72,20 +62,16 @@ def test_an_empty_container_says_what_is_missing():
         (1, "model.cuda_graph_impl=transformer_engine", "model.cuda_graph_impl=local"),
         (1, "model.recompute_granularity=full", "megatron-core refuses the model section; .*recompute_method"),
         (1, "model.bf16=true model.fp16=true", "both on"),
-        (1, "optimizer.bf16=true", "model.bf16=true"),
         (1, "model.params_dtype=bfloat16", "model.params_dtype=torch.bfloat16 contradicts.*model.bf16"),
         (1, "optimizer.lr=1e-3 optimizer.min_lr=1", "optimizer.min_lr=1.0 is not between 0"),
         (1, "tokenizer.vocab_size=128", "tokenizer.vocab_size=128 does not fit model.vocab_size=128"),
         (1, "ddp.overlap_param_gather=true", "ddp.overlap_grad_reduce=true as well"),
-        (1, "dataset.blend=[]", "dataset.blend=null"),
         (1, "dataset.blend=[a] dataset.blend_weights=[1,2]", "has 2 entries and dataset.blend 1"),
         (1, "dataset.split=1,2,3,4", "up to three numbers"),
         (1, "checkpoint.load=/x train.start_iteration=1", "the checkpoint determines where to start"),
         (1, "checkpoint.save_interval=2", "Type checkpoint.save=DIRECTORY as well"),
         (1, "checkpoint.save=/x optimizer.optimizer=sgd", "Type optimizer.optimizer=adam"),
-        (1, "monitor.port=70000", "monitor.port=70000 is not a port"),
         (1, "profiling.use_pytorch_profiler=true profiling.profile_step_end=21", "exceeds train.train_iters=20"),
-        (1, "profiling.use_pytorch_profiler=true profiling.profile_ranks=[1]", "the job has 1 rank"),
     ],
 )
 def test_what_does_not_fit_together_is_refused(ranks, overrides, message):
@@ -138,7 +124,6 @@ def test_forcing_what_is_not_there_is_refused(monkeypatch, importable, why):
         (2, "model.context_parallel_size=2"),
         (1, "model.fp8=hybrid model.bf16=true"),
         (1, "model.apply_rope_fusion=true model.position_embedding_type=rope"),
-        (1, "model.attention_backend=flash"),
     ],
 )
 def test_what_needs_transformer_engine_is_refused_in_the_job_and_not_on_a_submit_host(monkeypatch, ranks, overrides):
@@ -155,23 +140,6 @@ def test_the_tasks_of_a_slurm_step_meet_without_torchrun(monkeypatch):
     env = LaunchEnv.read(step | {"SLURM_PROCID": "1", "SLURM_LOCALID": "1"})
     setup._init_process_group("gloo", tiny(), env)
     assert given.items() >= {"init_method": "tcp://node1:1234", "rank": 1, "world_size": 2}.items()
-
-
-@pytest.mark.parametrize(("graphs", "teardown"), [("none", None), ("local", "0")])
-def test_cupti_stays_up_where_cuda_graphs_are_captured(monkeypatch, graphs, teardown):
-    monkeypatch.setattr(os, "environ", {})
-    setup._set_cuda_environment(tiny(f"model.cuda_graph_impl={graphs}"))
-    assert os.environ.get("TEARDOWN_CUPTI") == teardown
-
-
-def test_compiling_takes_over_each_layer_but_what_sets_random_states_and_keeps_the_names_of_its_weights():
-    block = torch.nn.ModuleList(torch.nn.Linear(2, 2) for _ in range(2))
-    names = list(block.state_dict())
-    layers.compile_layers(block)
-    assert all(layer._compiled_call_impl is not None for layer in block)
-    assert list(block.state_dict()) == names
-    # Torch sets them under a lock, and would take it again while it compiles.
-    assert layers.random._set_cuda_rng_state._torchdynamo_disable
 
 
 def test_torch_is_as_it_was_afterwards_also_after_an_error():

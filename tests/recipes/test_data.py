@@ -77,7 +77,6 @@ def test_iteration_3_sees_the_same_indexed_data_wherever_a_run_starts_whoever_lo
         ("long", "model.vocab_size=100", "long holds token 127.*model.vocab_size=128"),
         ("long", "dataset.split=999,1,0", "gives a part of .*long no document; it has 120"),
         ("long", "dataset.split=1 train.eval_interval=2", "leaves nothing for evaluation"),
-        ("long", "dataset.split=0,1,1", "leaves nothing for training"),
     ],
 )
 def test_data_that_cannot_be_trained_on_is_refused_before_anything_starts(folder, name, overrides, message):

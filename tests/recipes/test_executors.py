@@ -39,8 +39,6 @@ BARE = {"container_image": None}
     ("options", "named"),
     [
         ({"nodes": 0}, "nodes"),
-        ({"gpus_per_node": 0}, "per_node"),
-        ({"time": "half an hour"}, "time"),
         ({"mounts": ["/data:/data"]} | BARE, "no container"),
         ({"mounts": ["/data:/nemo_run/data"]}, "/nemo_run"),
         ({"mounts": ["/a,b:/data"]}, "commas"),
@@ -117,18 +115,15 @@ def test_what_cannot_be_sent_to_the_job_is_refused():
 
 
 @pytest.mark.needs("megatron")
-def test_doctor_finds_the_settings_of_the_recipe_in_both_kinds_of_task():
+def test_both_kinds_of_task_carry_the_recipes_settings_for_doctor_and_the_mark_that_they_start_nsys():
     from recipes.catalog import known_settings
     from tests.recipes.builders import recipe
 
-    assert pretrain_script("gpt_125m").metadata[SETTINGS_KEY].split() == known_settings(recipe("gpt_125m"))
-    lengths = pretrain_partial("gpt_125m").config.train.__arguments__
-    assert lengths.items() >= {"train_iters": 50, "micro_batch_size": 2, "global_batch_size": 32}.items()
-
-
-@pytest.mark.needs("megatron")
-def test_both_kinds_of_task_say_by_a_mark_that_they_start_nsys_and_others_do_not():
-    assert starts_nsys(pretrain_script("gpt_tiny"))
-    assert starts_nsys(pretrain_partial("gpt_tiny"))
-    assert not starts_nsys(run.Script(path="a.py", metadata={STARTS_NSYS_KEY: "no"}))
-    assert not starts_nsys(run.Partial(print))
+    script, partial = pretrain_script("gpt_125m"), pretrain_partial("gpt_125m")
+    assert script.metadata[SETTINGS_KEY].split() == known_settings(recipe("gpt_125m"))
+    others = run.Script(path="a.py", metadata={STARTS_NSYS_KEY: "no"}), run.Partial(print)
+    assert [starts_nsys(task) for task in (script, partial, *others)] == [True, True, False, False]
+    assert (
+        partial.config.train.__arguments__.items()
+        >= {"train_iters": 50, "micro_batch_size": 2, "global_batch_size": 32}.items()
+    )

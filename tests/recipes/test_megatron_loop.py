@@ -74,16 +74,6 @@ def test_a_process_without_a_launcher_trains_alone_and_evaluations_and_watching_
     assert one["watched"].train == one["evaluated"].train == one["plain"].train
 
 
-def test_progress_says_layers_iteration_loss_step_time_and_tokens(one_rank):
-    lines = one_rank[2].splitlines()
-    assert lines[0].startswith("training iterations 0 to 5 on 1 cpu rank(s): tp=1 pp=1 dp=1, 4 microbatches of 2 x 64 tokens")
-    assert lines[1].startswith("layers: megatron-core's own (local spec), which exclude: ")
-    assert lines[2] == "on CPU: model.use_cpu_initialization=true, model.batch_p2p_comm=false"
-    first = next(line for line in lines if line.startswith("iteration 0/6 | loss 4."))
-    assert " ms/step | " in first
-    assert first.endswith(" tokens/s")
-
-
 def test_a_monitored_rank_logs_its_iterations_tokens_and_waiting_for_data(one_rank):
     folder = one_rank[0] / "watched" / "monitor"
     records = [json.loads(line) for line in (folder / "rank-0.jsonl").read_text().splitlines()]

@@ -1,20 +1,17 @@
-"""Runs a script with a plugin under NeMo-Run on this machine, and fails if it does.
+"""Runs a script under NeMo-Run's torchrun on this machine, with NsysPlugin: `local_job.py SCRIPT`. Fails if the job does."""
 
-local_job.py '{"script": …, "ranks": 2, "launcher": "torchrun", "plugin": "NsysPlugin", "settings": {…}}'
-"""
-
-import json
 import sys
 
 import nemo_run as run
 
-from bridge_profiling import plugins
+from bridge_profiling.plugins import NsysPlugin
 
 if __name__ == "__main__":
-    asked = json.loads(sys.argv[1])
-    executor = run.LocalExecutor(ntasks_per_node=asked["ranks"], launcher=asked["launcher"])
-    with run.Experiment("local", executor=executor) as experiment:
-        task = run.Script(path=asked["script"], entrypoint="python", args=["x=[1,2]"])
-        experiment.add(task, plugins=[getattr(plugins, asked["plugin"])(**asked["settings"])], name="t")
+    marked = ["--capture-range=nvtx", "--nvtx-capture", "bridge_profiling_window"]
+    window = {"profile_step_start": 2, "profile_step_end": 4}
+    plugin = NsysPlugin(**window, export_sqlite=True, nsys_gpu_metrics=True, nsys_extra_args=marked)
+    with run.Experiment("local", executor=run.LocalExecutor(launcher="torchrun")) as experiment:
+        task = run.Script(path=sys.argv[1], entrypoint="python", args=["x=[1,2]"])
+        experiment.add(task, plugins=[plugin], name="t")
         experiment.run(tail_logs=True)
     assert experiment.status(return_dict=True)["t"]["status"].name == "SUCCEEDED"

@@ -69,14 +69,10 @@ def _unpack(folder: Path) -> Path:
     )
     # Lists, cache and sources of its own: the machine's stay as they are.
     apt = ["apt-get", "-qq"]
-    for option in (
-        f"Dir::Etc::sourcelist={sources}",
-        "Dir::Etc::sourceparts=/dev/null",
-        f"Dir::State::lists={folder / 'lists'}",
-        f"Dir::Cache={folder / 'cache'}",
-        "APT::Sandbox::User=root",
-    ):
-        apt += ["-o", option]
+    places = {"Etc::sourcelist": sources, "Etc::sourceparts": "/dev/null", "State::lists": folder / "lists"}
+    for name, place in (places | {"Cache": folder / "cache"}).items():
+        apt += ["-o", f"Dir::{name}={place}"]
+    apt += ["-o", "APT::Sandbox::User=root"]
     run([*apt, "update"])
     run([*apt, "download", *(f"{name}/experimental" for name in _EXPERIMENTAL), *_OF_THIS_DEBIAN], cwd=folder / "packages")
     for package in (folder / "packages").glob("*.deb"):
@@ -87,9 +83,8 @@ def _unpack(folder: Path) -> Path:
 def _mirror() -> tuple[str, str]:
     """The mirror and the suite that this machine's apt uses for Debian's main part."""
     # One line a list: where it comes from, the suite, the part, and who signs it.
-    for line in run(
-        ["apt-get", "indextargets", "--format", "$(SITE)|$(CODENAME)|$(COMPONENT)|$(ORIGIN)|$(LABEL)"]
-    ).splitlines():
+    fields = "$(SITE)|$(CODENAME)|$(COMPONENT)|$(ORIGIN)|$(LABEL)"
+    for line in run(["apt-get", "indextargets", "--format", fields]).splitlines():
         site, suite, component, origin, label = line.split("|")
         if (component, origin, label) == ("main", "Debian", "Debian") and "-" not in suite:
             return site, suite

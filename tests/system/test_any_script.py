@@ -37,20 +37,12 @@ def test_srun_starts_the_ranks_of_two_nodes(slurm_cluster, tmp_path, started):
 
 
 @pytest.mark.needs("slurm")
-@pytest.mark.parametrize(
-    ("nodes", "verdict"),
-    [
-        ("2", "ok      shared by the nodes: 2 nodes (n1, n2) read a file written here, and this machine sees theirs"),
-        ("3", "unknown shared by the nodes: the nodes could not be reached: `srun"),
-    ],
-)
-def test_a_directory_that_both_nodes_see_is_ok_and_more_nodes_are_unknown(slurm_cluster, tmp_path, nodes, verdict):
+def test_a_directory_that_both_nodes_see_is_ok(slurm_cluster, tmp_path):
     # What a user of the cluster exports.
     exported = {"SLURM_ACCOUNT": slurm_cluster.account, "SLURM_PARTITION": slurm_cluster.partition}
-    command = ("doctor", "--nodes", nodes, "--output-dir", str(tmp_path))
+    command = ("doctor", "--nodes", "2", "--output-dir", str(tmp_path))
     done = bridge_profiling(tmp_path, *command, **slurm_cluster.environment, **exported)
-    said = next(text for text in done.stdout.splitlines() if " shared by the nodes: " in text)
-    assert said.startswith(verdict)
+    assert "ok      shared by the nodes: 2 nodes (n1, n2) read a file written here, and this machine sees" in done.stdout
     assert list(tmp_path.iterdir()) == []
 
 

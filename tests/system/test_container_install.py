@@ -109,16 +109,14 @@ def test_on_a_mount_the_image_is_untouched(container, checkout):
     before = container.shell("pip freeze")
     container.shell(section("On a mount, without changing the image"), cwd=checkout)
     assert container.shell("pip freeze") == before
-    printed = container.shell(
-        section("Check the result"), cwd=container.shared, PYTHONPATH=str(container.shared / "bridge_profiling")
-    )
+    mounted = str(container.shared / "bridge_profiling")
+    printed = container.shell(section("Check the result"), cwd=container.shared, PYTHONPATH=mounted)
     assert printed.startswith(MARKER)
     container.assert_torch_stayed()
 
 
 @pytest.mark.needs("nemo_run")
-@pytest.mark.parametrize("own", ["", 'run.PatternPackager(include_pattern="train.py", relative_path=".")'])
-def test_with_the_jobs_own_code_nothing_is_installed(container, tmp_path, own):
+def test_with_the_jobs_own_code_nothing_is_installed(container, tmp_path):
     project, code = tmp_path / "project", tmp_path / "code"
     project.mkdir()
     code.mkdir()
@@ -129,7 +127,7 @@ def test_with_the_jobs_own_code_nothing_is_installed(container, tmp_path, own):
         from pathlib import Path
         import nemo_run as run
         from recipes.packaging import with_bridge_profiling
-        print(with_bridge_profiling({own}).package(Path.cwd(), {str(tmp_path)!r}, "job"))
+        print(with_bridge_profiling().package(Path.cwd(), {str(tmp_path)!r}, "job"))
     """
     submitted = [sys.executable, "-c", textwrap.dedent(submit)]
     ended_well(submitted, cwd=project, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdin=subprocess.DEVNULL)
@@ -144,8 +142,6 @@ def test_a_copied_nsys_tree_profiles_in_the_container(container, nsys):
     container.shell(section("nsys"), PATH=f"{nsys.parent}:{os.environ['PATH']}")
     on_path = section("nsys", 1)
     assert "NVIDIA Nsight Systems version" in container.shell(on_path, cwd=container.shared)
-    profile = (
-        f"{on_path}\nnsys profile --trace=nvtx --sample=none --cpuctxsw=none --export=sqlite -o $SHARED/report python -c 'pass'"
-    )
-    container.shell(profile, cwd=container.shared)
+    profile = "nsys profile --trace=nvtx --sample=none --cpuctxsw=none --export=sqlite -o $SHARED/report python -c 'pass'"
+    container.shell(f"{on_path}\n{profile}", cwd=container.shared)
     assert {path.suffix for path in container.shared.glob("report.*")} == {".nsys-rep", ".sqlite"}

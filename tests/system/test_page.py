@@ -178,20 +178,6 @@ def test_the_keyboard_alone_reaches_and_sorts(page):
     assert heading.get_attribute("aria-sort") == "descending"
     counts = _numbers(_rows(page, "operators", 0))
     assert counts == sorted(counts, reverse=True)
-    page.keyboard.press("Space")
-    assert heading.get_attribute("aria-sort") == "ascending"
-
-
-def test_another_iteration_and_rank_of_the_timeline(page):
-    lanes = page.locator("#figure-timeline .ytick text")
-    assert {text.split(" · ")[0] for text in lanes.all_text_contents()} == {f"rank {rank}" for rank in range(4)}
-    before = page.evaluate("JSON.stringify(document.getElementById('figure-timeline').data[0].x.slice(0, 50))")
-    page.select_option("#timeline-iteration", "10")
-    page.wait_for_timeout(100)
-    assert before != page.evaluate("JSON.stringify(document.getElementById('figure-timeline').data[0].x.slice(0, 50))")
-    page.select_option("#timeline-rank", "3")
-    page.wait_for_timeout(100)
-    assert all("rank" not in text for text in lanes.all_text_contents())
 
 
 def test_a_row_leads_to_its_longest_bar_and_a_bar_back_to_its_row(page):
@@ -213,20 +199,6 @@ def test_a_row_leads_to_its_longest_bar_and_a_bar_back_to_its_row(page):
     back.press("Enter")
     assert row.is_visible()
     assert page.evaluate("document.activeElement.classList.contains('chosen')")
-    # And with the mouse: a click on a bar.
-    page.locator("#timeline-all").click()
-    page.locator("#timeline-chosen").evaluate("element => element.hidden = true")
-    page.locator("#figure-timeline").scroll_into_view_if_needed()
-    x, y = page.evaluate(
-        """() => { const plot = document.getElementById('figure-timeline'), { xaxis, yaxis } = plot._fullLayout;
-        const { left, top } = plot.getBoundingClientRect(), [trace] = plot.data;
-        return [left + xaxis._offset + xaxis.d2p(trace.x[0]), top + yaxis._offset + yaxis.d2p(trace.y[0])]; }"""
-    )
-    page.mouse.move(x, y)
-    page.mouse.down()
-    page.mouse.up()
-    name = page.evaluate("document.getElementById('figure-timeline')._hoverdata[0].customdata")
-    assert page.locator("#timeline-chosen code").text_content() == name
 
 
 def test_an_event_of_a_finding_is_shown_in_the_timeline_and_the_budget_adds_up_either_way(page):
@@ -234,6 +206,7 @@ def test_an_event_of_a_finding_is_shown_in_the_timeline_and_the_budget_adds_up_e
     rank, start = button.get_attribute("data-rank"), float(button.get_attribute("data-start"))
     button.click()
     assert page.input_value("#timeline-rank") == rank
+    assert all("rank" not in text for text in page.locator("#figure-timeline .ytick text").all_text_contents())
     first, last = page.evaluate("document.getElementById('figure-timeline').layout.xaxis.range")
     assert first <= start <= last
     assert last - first < 200
@@ -245,22 +218,15 @@ def test_an_event_of_a_finding_is_shown_in_the_timeline_and_the_budget_adds_up_e
     assert page.evaluate(total) == pytest.approx(by_cause, rel=2e-3)
 
 
-def test_dark_and_light_and_the_systems_choice(page):
+def test_dark_and_light(page):
     ink = "document.querySelector('#figure-budget .legendtext').style.fill"
     ground = "getComputedStyle(document.body).backgroundColor"
     light = page.evaluate(ground), page.evaluate(ink)
     page.locator("#theme").click()
     dark = page.evaluate(ground), page.evaluate(ink)
     assert page.get_attribute("#theme", "aria-pressed") == "true"
-    assert page.inner_text("#theme") == "Light", "what the next click changes to"
     assert light[0] != dark[0]
     assert light[1] != dark[1]
-    page.locator("#theme").click()
-    for scheme, expected in (("light", light), ("dark", dark)):
-        page.emulate_media(color_scheme=scheme)
-        page.reload()
-        page.wait_for_selector("html[data-ready]", state="attached", timeout=120_000)
-        assert page.evaluate(ground) == expected[0]
 
 
 def test_it_prints_on_white_without_controls_and_within_the_paper(page):

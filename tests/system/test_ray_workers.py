@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from bridge_profiling.analysis.workers import RayEngine
-from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.integrations.ray import worker_runtime_env
 from bridge_profiling.manifest import Manifest, find_captures
 from bridge_profiling.run import Run
@@ -83,11 +82,8 @@ def iterations(folder: Path) -> dict[int, list[int]]:
 def test_torch_traces_of_two_groups_hold_exactly_their_steps(ray_cluster, tmp_path, monkeypatch):
     """Policy: complete. vLLM: resumed at 3, and terminated after it."""
     ask(monkeypatch, "2:5", tmp_path, "torch")
-    policy, vllm, reward = (
-        Group(ray_cluster, "policy", 2),
-        Group(ray_cluster, "vllm_generation", 1),
-        Group(ray_cluster, "reward", 1),
-    )
+    groups = {"policy": 2, "vllm_generation": 1, "reward": 1}
+    policy, vllm, reward = (Group(ray_cluster, name, size) for name, size in groups.items())
     policy.train(1, 2, 3, 4)
     policy.close()
     vllm.train(3)
@@ -141,16 +137,19 @@ def test_the_example_is_short_runs_and_its_capture_is_read(ray_cluster, tmp_path
 # -- the analysis on a Ray cluster: the same code, the same answers ---------------------------------------------------
 
 
-def refuse_three(value: int) -> int:
+def raise_or_die(value: int) -> int:
     if value == 3:
         raise ValueError("three is not accepted")
-    return value
-
-
-def die_of_three(value: int) -> int:
-    if value == 3:
+    if value == 4:
         os.kill(os.getpid(), signal.SIGKILL)
     return value
+
+
+def test_a_task_that_fails_or_dies_says_so_and_costs_no_other(ray_cluster):
+    outcomes = {outcome.task: outcome for outcome in RayEngine().map(raise_or_die, [1, 3, 4, 5])}
+    assert (outcomes[0].answer, outcomes[3].answer) == (1, 5)
+    assert "three is not accepted" in outcomes[1].error
+    assert "died" in outcomes[2].error
 
 
 def test_answers_are_those_of_processes(ray_cluster, captures, tmp_path):
@@ -168,18 +167,3 @@ def test_the_command_finds_a_running_cluster_by_its_address(ray_cluster, capture
     where = ["--engine", "ray", "--ray-address", address, "--parquet", tmp_path]
     done = cli("analyze", captures / "kineto" / "pp2_dp2", "--json", *where)
     assert [rank["rank"] for rank in json.loads(done.stdout)["ranks"]] == [0, 1, 2, 3]
-
-
-def test_a_task_that_fails_or_dies_says_so_and_costs_no_other(ray_cluster):
-    for function, said in ((refuse_three, "three is not accepted"), (die_of_three, "died")):
-        outcomes = {outcome.task: outcome for outcome in RayEngine().map(function, [1, 3, 5])}
-        assert (outcomes[0].answer, outcomes[2].answer) == (1, 5)
-        assert said in outcomes[1].error
-
-
-def test_no_cluster_at_an_address_is_an_error_that_says_what_to_type():
-    import ray
-
-    ray.shutdown()
-    with pytest.raises(ProfilingConfigError, match="ray start --head"):
-        RayEngine("127.0.0.1:1")

@@ -16,9 +16,6 @@ from tests.system.jobs import by_rank, end_tree, manifests, nvtx_iterations, tra
 
 pytestmark = [pytest.mark.system, pytest.mark.needs("slurm", "nemo_run", "megatron"), pytest.mark.timeout(600)]
 
-#: Slurm looks for jobs out of time twice a minute: big batches keep what is captured until then, and its writing, small.
-_BIG = ("train.micro_batch_size=32", "train.global_batch_size=128")
-
 
 @dataclass
 class Submission:
@@ -131,8 +128,9 @@ def test_a_finished_job_under_fault_tolerance_is_not_queued_again(slurm_cluster,
 
 def test_a_job_near_its_time_limit_stops_cleanly(slurm_cluster, submit):
     """PreemptionPlugin: Slurm sends SIGTERM a minute or more before the limit, and the job has all it needs by then."""
-    options = ("--steps", "3:100000", "--time", "00:10:00", "--preempt-time", "60", "train.train_iters=100000")
-    submission = submit(*options, *_BIG)
+    # Slurm looks for jobs out of time twice a minute: big batches keep what is captured until then, and its writing, small.
+    options = ("train.train_iters=100000", "train.micro_batch_size=32", "train.global_batch_size=128")
+    submission = submit("--steps", "3:100000", "--time", "00:10:00", "--preempt-time", "60", *options)
     submission.await_iteration(6)
     # The limit comes nearer instead of being short from the start: no machine is too slow to reach the window before it.
     slurm_cluster.run("scontrol", "update", f"JobId={submission.job_id}", "EndTime=now+120")
@@ -143,24 +141,14 @@ def test_a_job_near_its_time_limit_stops_cleanly(slurm_cluster, submit):
     assert {rank: manifest["captured"]["iterations"] for rank, manifest in found.items()} == submission.iterations()
 
 
-@pytest.mark.parametrize(
-    ("profiler", "state", "end"),
-    [
-        pytest.param("nsys", "CANCELLED", ["scancel", "{job}"], marks=pytest.mark.needs("nsys")),
-        # The job's end is brought forward, so that no machine can be too slow to reach the window before it.
-        ("torch", "TIMEOUT", ["scontrol", "update", "JobId={job}", "EndTime=now+1"]),
-    ],
-)
-def test_a_job_that_is_ended_inside_the_window_keeps_what_it_captured(slurm_cluster, submit, request, profiler, state, end):
-    options, path = _BIG, os.environ["PATH"]
-    if profiler == "nsys":
-        options, path = ("--export-sqlite",), f"{request.getfixturevalue('nsys').parent}:{path}"
-    window = ("--profiler", profiler, "--steps", "3:100000", "--time", "00:10:00", "train.train_iters=100000")
-    submission = submit(*window, *options, path=path)
+@pytest.mark.needs("nsys")
+def test_a_job_that_is_cancelled_inside_the_window_keeps_what_it_captured(slurm_cluster, submit, nsys):
+    window = ("--profiler", "nsys", "--export-sqlite", "--steps", "3:100000", "--time", "00:10:00", "train.train_iters=100000")
+    submission = submit(*window, path=f"{nsys.parent}:{os.environ['PATH']}")
     submission.await_iteration(6)
-    slurm_cluster.run(*(part.format(job=submission.job_id) for part in end))
+    slurm_cluster.run("scancel", submission.job_id)
     submission.finish(1)
-    assert slurm_cluster.state(submission.job_id) == state
+    assert slurm_cluster.state(submission.job_id) == "CANCELLED"
     # Slurm reports that state before the ranks have written and gone.
     wait_until(lambda: submission.job_id not in slurm_cluster.job_ids(), why=submission.printed)
     assert submission.statuses() == {0: "partial", 3: "partial"}
