@@ -121,7 +121,7 @@ def ranks(
         A row per iteration and rank: iteration (null for a capture without any, which counts as one), rank, boundary,
         duration_us (of the iteration's window on the device), compute_us (union of kernels that do not communicate),
         waiting_us (waiting for other ranks without compute), own_us (duration without waiting), waited_for_us (sum of what
-        other ranks waited for it), longest_wait_us (its longest wait in one operation, also beside compute), place: `slowest`,
+        other ranks waited for it), longest_wait_us (its longest wait in one operation, also during compute), place: `slowest`,
         `fastest` or null. The last five are null for a rank whose communication could not be matched, or whose capture lost too
         much to be judged.
     """
