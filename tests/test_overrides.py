@@ -193,6 +193,7 @@ def test_one_wrong_setting_leaves_all_of_them_undone():
         ("# nothing yet\n", Config()),
         ("train: [", "is not valid YAML.*line"),
         ("- train\n", "holds a list"),
+        ("5\n", "cannot be read; it holds a single value"),
         ("a: 1\na: 2\n", "is not valid YAML.*duplicate"),
         ("train:\n  iterations: many\n", "run.yaml: train.iterations=many.*expected int"),
         (b"\xff\xfe\x00train", r"run\.yaml"),

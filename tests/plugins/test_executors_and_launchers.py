@@ -104,8 +104,8 @@ def test_where_nothing_sends_the_signal_a_warning_says_so(script, built, executo
 @pytest.mark.parametrize(("value", "asked"), [("SIGTERM", {}), ("15", {}), ("SIGUSR1", {"enable_exit_handler": False})])
 def test_a_signal_that_the_training_does_not_handle_otherwise_is_sent(value, asked, script, slurm):
     script.args = [f"train.exit_signal={value}"]
-    PreemptionPlugin(preempt_time=120, **asked).setup(script, slurm)
-    assert (len(script.args) == 1, slurm.signal) == (bool(asked), "TERM@120")
+    PreemptionPlugin(preempt_time=1, **asked).setup(script, slurm)
+    assert (len(script.args) == 1, slurm.signal) == (bool(asked), "TERM@1")
 
 
 @pytest.mark.parametrize(

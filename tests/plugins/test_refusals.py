@@ -76,3 +76,8 @@ def test_what_cannot_work_is_refused_and_nothing_is_changed(plugin, message, set
         plugin.setup(task, executor)
     assert (task, executor) == before
     assert error.value.instead
+
+
+def test_a_value_whose_quotes_a_shell_would_read_is_refused_for_a_script(script):
+    with pytest.raises(ProfilingConfigError, match="cannot be passed to a run.Script"):
+        pytorch(memory_snapshot_path="it's.pickle").setup(script, EXECUTORS["torchrun"]())

@@ -105,7 +105,7 @@ def test_states_copied_to_the_host_in_some_iterations_are_saved(find, changed, s
         job.busy(kernels=20)
         if iteration % known["every"] == 0:
             with job.within(known["name"]):
-                for _ in range(12):
+                for _ in range(8):
                     job.copy(0, 50 * US, memory=known["memory"], size=known["size"], out=True)
                     job.busy(kernels=known["computes"])
                 job.wait(0)
@@ -116,7 +116,7 @@ def test_states_copied_to_the_host_in_some_iterations_are_saved(find, changed, s
     assert ("checkpoint_stall" in found) == saves
     if saves:
         named = {known["name"], written_in} != {"step"}
-        assert found["checkpoint_stall"].recoverable_us_per_iteration == approx(40_600 / known["every"], rel=0.03)
+        assert found["checkpoint_stall"].recoverable_us_per_iteration == approx(40_400 / known["every"], rel=0.03)
         assert (found["checkpoint_stall"].confidence_reason.startswith("saving is inferred")) != named
         assert "host_pause" not in found
 
@@ -136,6 +136,7 @@ def _pausing(pauses_ms):
     ("lost_us", "struck"),
     [
         ([1, 1, 9, 1, 8], [2, 4]),
+        ([0, 0, 9], [2]),
         ([1, 1, 2.5], None),  # not much more than the others
         ([0, 9], None),  # which of the two is usual?
         ([9, 9, 9, 0], None),  # most of them
