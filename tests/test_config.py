@@ -11,7 +11,7 @@ from bridge_profiling.slow_iterations import SlowThreshold, SlowWatch, slow_thre
 
 def test_the_defaults_are_megatron_bridges():
     config = ProfilingConfig()
-    assert not (config.use_nsys_profiler or config.use_pytorch_profiler or config.nsys_export_sqlite)
+    assert {config.use_nsys_profiler, config.use_pytorch_profiler, config.nsys_export_sqlite} == {False}
     assert (config.profile_step_start, config.profile_step_end, config.profile_ranks) == (10, 12, [0])
     assert config.memory_snapshot_path == "snapshot.pickle"
     config.finalize()

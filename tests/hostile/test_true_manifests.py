@@ -1,6 +1,7 @@
 """The manifest is true when it cannot be rewritten."""
 
 import os
+import resource
 import signal
 from contextlib import suppress
 
@@ -48,6 +49,24 @@ def test_a_disk_that_becomes_full_changes_no_word_of_the_manifest(run, monkeypat
     same = ("status", "reason", "final", "captured", "interrupted", "window", "rank")
     assert [manifest[key] for key in same] == [expected[key] for key in same]
     assert manifest["profilers"][0]["status"] == expected["status"]
+    assert _left(run) == []
+
+
+def test_a_limit_of_file_sizes_leaves_a_shorter_manifest_that_is_true(run):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def limit(iteration, hook):
+        hook.facts["more"] = ["x" * 100] * 1000
+        if iteration == 3:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 14, hard))
+
+    try:
+        run.train(run.config(2, 5), range(8), between=limit)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    manifest = run.manifest("iter-2-5")
+    assert (manifest["status"], manifest["final"], manifest["framework"]) == ("failed", True, None)
+    assert "File too large" in manifest["reason"] or "whole trace" in manifest["reason"]
     assert _left(run) == []
 
 
