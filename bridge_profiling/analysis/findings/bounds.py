@@ -178,7 +178,7 @@ def _communication(evidence: Evidence, finding: Finding) -> float:
 
 def _collectives(evidence: Evidence, finding: Finding) -> float:
     """Collectives that are needless: compute stays, less the slowdown by overlapping communication."""
-    slowed_us = CONTENTION * np.nan_to_num(evidence.grid(evidence.iterations, "overlapped_communication_us"))
+    slowed_us = CONTENTION * np.nan_to_num(evidence.overlapped_us)
     return _beyond(evidence, finding, lambda cost: _most(evidence.compute_us - slowed_us))
 
 
@@ -296,7 +296,7 @@ def _strided_us(evidence: Evidence) -> NDArray[np.float64]:
 
 def _slowed_us(evidence: Evidence, peers: Sequence[Sequence[int]]) -> Grid:
     """Compute of ranks that wait for peers next to it: communication that runs meanwhile slows it."""
-    overlapped_us = np.nan_to_num(evidence.grid(evidence.iterations, "overlapped_communication_us"))
+    overlapped_us = np.nan_to_num(evidence.overlapped_us)
     for places in peers:
         overlapped_us[:, places] -= overlapped_us[:, places].min(axis=1)[:, None]
     return CONTENTION * overlapped_us

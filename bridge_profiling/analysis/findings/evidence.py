@@ -204,6 +204,15 @@ class Evidence:
         return self.idle_us(Cause.blocked_by_communication, Cause.starved_beside_communication, with_profiler=True)
 
     @cached_property
+    def overlapped_us(self) -> Grid:
+        """Communication that overlaps with compute."""
+        name = "overlapped_communication_us"
+        if self.iterations.num_rows:
+            return self.grid(self.iterations, name)
+        whole = pa.array([None] * self.breakdown.num_rows, pa.int32())
+        return self.grid(self.breakdown.append_column("iteration", whole), name)
+
+    @cached_property
     def waiting_us(self) -> Grid:
         """Non-compute time in which a rank waits for others; where that is unknown, all communication as an upper bound."""
         if len(self.ranks) < 2:

@@ -140,8 +140,8 @@ def excess_compute_us(evidence: Evidence, peers: list[list[int]]) -> Grid:
     excess = beyond_peers(evidence.compute_us, peers)
     if differ_in_part(evidence, peers):
         return excess - _of_more_executions_us(evidence, peers)
-    if evidence.iterations.num_rows:
-        overlapped = evidence.grid(evidence.iterations, "overlapped_communication_us")
+    if evidence.has_device:
+        overlapped = evidence.overlapped_us
         mine, theirs = (CONTENTION * np.maximum(np.nan_to_num(beyond_peers(sign * overlapped, peers)), 0.0) for sign in (1, -1))
         more = beyond_peers(evidence.grid(evidence.launch_statistics, "kernel_count"), peers) > 0
         own = np.where(more, np.minimum(_of_more_executions_us(evidence, peers), excess + theirs), -np.inf)

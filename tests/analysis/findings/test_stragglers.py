@@ -69,9 +69,12 @@ def test_compute_that_communication_slows_on_a_waiting_rank_is_not_its_fault(fin
         job.meet(1 * MS, group="DATA_PARALLEL_GROUP", overlaps=True)
         job.launch(0, 10 * MS)
         job.launch(1, 17 * MS)
+        for kernel in range(12):
+            job.launch(job.all, 1 * US, name=f"kernel {kernel}")
         job.meet()
 
     assert "straggler_compute" not in find(SimulatedJob(step, 2), *_FINDS)
+    assert "straggler_compute" not in find(_unmarked(SimulatedJob(step, 2)), *_FINDS)
 
 
 def test_stages_of_a_pipeline_do_different_work(tmp_path, run_of):
