@@ -37,8 +37,9 @@ def kernel_times(device_events: pa.Table) -> pa.Table:
     computes = rows_of(device_events["kind"], "compute")
     kernels = np.flatnonzero(computes | rows_of(device_events["kind"], "communication"))
     iteration = to_int64(device_events["iteration"], WHOLE_CAPTURE)[kernels]
-    kernels = kernels[np.argsort(iteration, kind="stable")]
-    numbers, first = np.unique(np.sort(iteration), return_index=True)
+    order = np.argsort(iteration, kind="stable")
+    kernels = kernels[order]
+    numbers, first = np.unique(iteration[order], return_index=True)
     start, end = (device_events[name].to_numpy() for name in ("start_ns", "end_ns"))
     rows = []
     for number, mine in zip(numbers.tolist(), np.split(kernels, first[1:]), strict=False):

@@ -50,10 +50,6 @@ _WAITED_FOR = """
 select iteration, waits_for as rank, sum(wait_ns) / 1e3 as waited_for_us from waiting where rank <> waits_for group by all
 """
 
-_LONGEST_WAIT = """
-select iteration, rank, max(wait_ns) / 1e3 as longest_wait_us from waiting where rank <> waits_for group by all
-"""
-
 # Ranks that communicate, but without an operation that could be compared with another rank's.
 _INCOMPARABLE = """
 select distinct rank from operations where coalesce(group_size, 2) > 1 and rank not in (select rank from waiting) order by rank
@@ -131,21 +127,19 @@ def ranks(
         grouped((row for row in _of_source(table, infos) if row["rank"] in known), "rank")
         for table in (iterations, kernel_times)
     )
-    queries = {"waited_for_us": _WAITED_FOR, "longest_wait_us": _LONGEST_WAIT}
-    waited = {name: {row[:2]: row[2] for row in connection.execute(query).fetchall()} for name, query in queries.items()}
+    waited_for = {row[:2]: row[2] for row in connection.execute(_WAITED_FOR).fetchall()}
     rows: list[dict[str, Any]] = []
-    alone_ns = _waited_alone_ns(connection)
+    waited_ns = _waited_ns(connection)
     for rank, mine in kernels.items():
-        rows += _iterations(rank, windows.pop(rank, []), mine, alone_ns)
+        rows += _iterations(rank, windows.pop(rank, []), mine, waited_ns)
     unjudged = {info.rank for info in infos if not info.judged}
     incomparable = {row[0] for row in connection.execute(_INCOMPARABLE).fetchall()}
     rows.sort(key=lambda row: (-1 if row["iteration"] is None else row["iteration"], row["rank"]))
     for row in rows:
-        judged = row["rank"] not in incomparable and row["rank"] not in unjudged
-        row |= {name: of.get((row["iteration"], row["rank"]), 0.0) if judged else None for name, of in waited.items()}
+        row["waited_for_us"] = waited_for.get((row["iteration"], row["rank"]), 0.0)
         row["place"] = None
-        if not judged:
-            row["waiting_us"] = row["own_us"] = None
+        if row["rank"] in incomparable or row["rank"] in unjudged:
+            row["waiting_us"] = row["own_us"] = row["waited_for_us"] = row["longest_wait_us"] = None
     _place(rows)
     caveats = []
     if incomparable:
@@ -237,14 +231,15 @@ def _of_source(table: pa.Table, infos: Sequence[RankInfo]) -> list[dict[str, Any
     return rows
 
 
-def _waited_alone_ns(connection: duckdb.DuckDBPyConnection) -> dict[tuple[int, int], int]:
-    """How long each rank waited for other ones without computing, by rank and iteration."""
+def _waited_ns(connection: duckdb.DuckDBPyConnection) -> dict[tuple[int, int], tuple[int, int]]:
+    """How long each rank waited for other ones without computing, and its longest wait, by rank and iteration."""
     waits = connection.sql(_WAITS_OF_RANKS).to_arrow_table()
     if not waits.num_rows:
         return {}
     rank, iteration, start, end = (column.to_numpy() for column in waits.columns)
     change = (rank[1:] != rank[:-1]) | (iteration[1:] != iteration[:-1])
     first = np.flatnonzero(np.append(True, change))
+    longest = np.maximum.reduceat(end - start, first)
     lane = np.repeat(np.arange(len(first)), np.diff(np.append(first, len(rank))))
     lanes = Lanes(np.minimum.reduceat(start, first), np.maximum.reduceat(end, first))
     waited = lanes.union(lane, start, end)
@@ -266,11 +261,15 @@ def _waited_alone_ns(connection: duckdb.DuckDBPyConnection) -> dict[tuple[int, i
         alone[mine] -= compute.within_ns(axis.place(where, begin[mine]), axis.place(where, until[mine]))
     summed = np.zeros(len(first), np.int64)
     np.add.at(summed, lane, alone)
-    return dict(zip(zip(rank[first].tolist(), iteration[first].tolist(), strict=True), summed.tolist(), strict=True))
+    keys = zip(rank[first].tolist(), iteration[first].tolist(), strict=True)
+    return dict(zip(keys, zip(summed.tolist(), longest.tolist(), strict=True), strict=True))
 
 
 def _iterations(
-    rank: int, windows: list[dict[str, Any]], kernels: list[dict[str, Any]], alone_ns: Mapping[tuple[int, int], int]
+    rank: int,
+    windows: list[dict[str, Any]],
+    kernels: list[dict[str, Any]],
+    waited_ns: Mapping[tuple[int, int], tuple[int, int]],
 ) -> Iterator[dict[str, Any]]:
     if not windows:
         start_ns, end_ns = min(row["start_ns"] for row in kernels), max(row["end_ns"] for row in kernels)
@@ -278,15 +277,16 @@ def _iterations(
     compute_us = {row["iteration"]: row["compute_us"] for row in kernels}
     for row in windows:
         number, duration_ns = row["iteration"], row["end_ns"] - row["start_ns"]
-        waited_ns = alone_ns.get((rank, WHOLE_CAPTURE if number is None else number), 0)
+        alone_ns, longest_ns = waited_ns.get((rank, WHOLE_CAPTURE if number is None else number), (0, 0))
         yield {
             "iteration": number,
             "rank": rank,
             "boundary": row["boundary"] or False,
             "duration_us": duration_ns / 1e3,
             "compute_us": compute_us.get(number, 0.0),
-            "waiting_us": waited_ns / 1e3,
-            "own_us": (duration_ns - waited_ns) / 1e3,
+            "waiting_us": alone_ns / 1e3,
+            "own_us": (duration_ns - alone_ns) / 1e3,
+            "longest_wait_us": longest_ns / 1e3,
         }
 
 
