@@ -18,7 +18,8 @@ def main(arguments: list[str]) -> int:
     if subprocess.run([*pip, "install", "--quiet", "--no-cache-dir", "uv"]).returncode == 0:
         # As pip does: each rank imports thousands of modules, and where Python may not keep what it compiled
         # (PYTHONDONTWRITEBYTECODE, a read-only image) every start would compile them again.
-        uv = [sys.executable, "-m", "uv", "pip", "install", "--compile-bytecode", "--python", sys.executable]
+        os.environ.setdefault("UV_COMPILE_BYTECODE", "1")
+        uv = [sys.executable, "-m", "uv", "pip", "install", "--python", sys.executable]
         print(f"installing {arguments[-1]} and what it needs: a minute, or several on a slow line", file=sys.stderr)
         if _run_with_progress([*uv, *_pip_settings(pip), *arguments]) == 0:
             return 0

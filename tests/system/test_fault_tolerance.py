@@ -103,8 +103,12 @@ def test_a_rank_that_hangs_is_killed_by_its_monitor_and_restarted(tmp_path):
     assert job.exit_code == 0, job.output
     assert "a rank is killed without a first heartbeat after 120 s, or a later one after 10 s" in job.output
     assert "Did not get subsequent heartbeat. Waited 10.00 seconds." in job.output
-    # SIGKILL leaves no rank the time to write; there is no checkpoint, so the second attempt starts from scratch.
-    assert job.outcomes(FIRST)[1] == LOST
+    # Both ranks miss heartbeats, since rank 0 waits for rank 1. The one whose monitor is first has no time to write; its end
+    # may let the launcher terminate the other before that one's monitor kills it.
+    outcomes = job.outcomes(FIRST)
+    assert LOST in outcomes
+    assert [outcome for outcome in outcomes if outcome not in (LOST, ("partial", [4]))] == []
+    # There is no checkpoint, so the second attempt starts from scratch.
     assert job.outcomes(RESTARTED) == [WHOLE, WHOLE]
     assert job.output.count("iteration 0/8") == 2
 
