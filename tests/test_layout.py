@@ -15,7 +15,9 @@ LAYOUTS = [
 ]
 
 
-@pytest.mark.parametrize(("sizes", "order"), list(itertools.product(LAYOUTS, ["tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp"])))
+@pytest.mark.parametrize(
+    ("sizes", "order"), list(itertools.product(LAYOUTS, ["tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp", "tp-dp-cp-ep-pp"]))
+)
 def test_coordinates_are_megatron_cores(sizes, order):
     parallel_state = pytest.importorskip("megatron.core.parallel_state")
     layout = ParallelLayout(order=order, **sizes)

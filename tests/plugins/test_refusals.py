@@ -49,6 +49,7 @@ CASES = [
     *(case(nsys(), OUTPUT_DIR_VARIABLE, on=executor) for executor in ("slurm that splits a path", "torchrun to a number")),
     case(nsys(record_shapes="no"), "record_shapes"),
     case(pytorch(record_memory_history=2), "record_memory_history"),
+    case(pytorch(memory_snapshot_path=""), "memory_snapshot_path"),
     case(FaultTolerancePlugin(calc_ft_timeouts="no"), "calc_ft_timeouts"),
     case(FaultTolerancePlugin(num_in_job_restarts=-1), "num_in_job_restarts"),
     case(FaultTolerancePlugin(rank_heartbeat_timeout=0), "rank_heartbeat_timeout"),
