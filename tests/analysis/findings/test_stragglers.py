@@ -131,6 +131,8 @@ def test_ranks_that_take_turns_with_as_many_kernels_have_data_of_different_sizes
     assert found["uneven_work"].ranks == [0, 1]
     # One has 36 ms and the other 24: evened out, both have 30.
     assert found["uneven_work"].recoverable_us_per_iteration == approx(6_000, rel=0.05)
+    # All turns cost the same: one is enough.
+    assert find(SimulatedJob(step, 2, iterations=3))["uneven_work"].ranks == [0, 1]
 
 
 def test_kernels_that_are_interrupted_on_one_device_share_it(find):
