@@ -256,7 +256,7 @@ class Workplace:
 
     def _first_to_fail(self, mutant: Mutant, record: Record, tests: list[str]) -> str | None:
         target, listed = self.tree / mutant.path, self.folder / "tests.txt"
-        original = (ROOT / mutant.path).read_text(encoding="utf-8")
+        original = target.read_text(encoding="utf-8")
         listed.write_text("\n".join([*(f"--deselect={test}" for test in record.failing), *tests]))
         target.write_text(mutated(original, mutant), encoding="utf-8")
         try:
