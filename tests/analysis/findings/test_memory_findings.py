@@ -5,7 +5,6 @@ import pytest
 from bridge_profiling.analysis.findings import Confidence
 from bridge_profiling.analysis.findings.memory import memory_fragmentation, memory_growth, memory_headroom
 from bridge_profiling.traces.kineto import tables as kineto
-from tests.analysis.findings.simulated_jobs import found_by
 from tests.analysis.ranks_in_hand import write_rank
 from tests.traces.kineto_files import kernel
 
@@ -60,27 +59,20 @@ class Recording:
         self.rows["out_of_memory"].append(row)
         return self
 
-    def write(self, folder, device_bytes):
+    def write(self, folder, device_bytes=None):
         """As the cache keeps a snapshot, and a trace that knows how large the device is."""
         rows = {name: each for name, each in self.rows.items() if each or name != "out_of_memory"}
         write_rank(folder, self.rank, rows, "memory")
         if device_bytes is not None:
             event = {"kind": "compute", "name": "k", "start_ns": 0, "end_ns": 10, "iteration": 0}
             write_rank(folder, self.rank, {"device_events": [event]}, device_bytes={0: device_bytes, 1: GB})
+        return folder
 
 
 @pytest.fixture
-def find(tmp_path_factory, run_of):
+def find(find):
     """Findings about memory, by id."""
-
-    def found(recording, device_bytes=None):
-        folder = tmp_path_factory.mktemp("run")
-        recording.write(folder, device_bytes)
-        return {
-            finding.id: finding for finding in found_by(run_of(folder), memory_headroom, memory_fragmentation, memory_growth)
-        }
-
-    return found
+    return lambda recording, **written: find(recording, memory_headroom, memory_fragmentation, memory_growth, **written)
 
 
 def _setting_up(iterations):
