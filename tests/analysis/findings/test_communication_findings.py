@@ -92,10 +92,8 @@ def test_what_a_faster_link_would_not_save_is_no_communication(communication, st
 
 
 def test_waiting_of_a_rank_captured_alone_may_be_either(communication):
-    found = communication(_waiting_for_rank_0, ranks=[1])
-    assert list(found) == ["unmatched_communication"]
-    finding = found["unmatched_communication"]
-    assert (finding.ranks, finding.confidence) == ([1], Confidence.low)
+    (finding,) = communication(_waiting_for_rank_0, ranks=[1]).values()
+    assert (finding.id, finding.ranks, finding.confidence) == ("unmatched_communication", [1], Confidence.low)
     assert finding.evidence["exposed_us"]["1"] == finding.recoverable_us_per_iteration == approx(9_200, rel=0.02)
     assert finding.events[0].duration_us == approx(9_200, rel=0.02)
     assert communication(_waiting_for_rank_0, ranks=[0]) == {}
