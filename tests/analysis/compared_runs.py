@@ -47,8 +47,7 @@ class WrittenRun:
 
     def _events(self, rank):
         chance = random.Random(self.seed * 1000 + rank)
-        events = []
-        now, correlation, dims = 1000.0, 1, json.loads(self.shapes)
+        events, now, correlation, dims = [], 1000.0, 1, json.loads(self.shapes)
         for place in range(self.iterations):
             begin = now
             launch = begin + self.host_us + self.slow.get(place, 0.0) + chance.uniform(0, 1)
@@ -66,9 +65,8 @@ class WrittenRun:
         return events
 
     def _manifest(self, rank):
-        end = 10 + self.iterations
         # The first of the run counts to nothing; these come after the window and what it costs.
-        outside = [0, *range(end + 1, end + 1 + len(self.unprofiled_ms))]
+        outside = [0, *(11 + self.iterations + number for number in range(len(self.unprofiled_ms)))]
         durations = [round(each * 1e6 * (rank + 1)) for each in (999.0, *self.unprofiled_ms)]
         manifest = {"host": "node1", "config": {"record_shapes": True}, "versions": {"torch": "2.13.0"}}
         manifest["coordinates"] = dict.fromkeys(("tp", "pp", "cp", "ep"), (0, 1)) | {"dp": (rank, self.ranks)}

@@ -1,7 +1,6 @@
 """Runs of many ranks whose truth is known: ranks compute, meet in collectives and exchange, each on a clock of its own."""
 
 import itertools
-import json
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -76,9 +75,9 @@ class SimulatedRun:
             self.now_ns[rank] = end
         self.happened += 1
 
-    def iterate(self, count, step, *, first=10):
+    def iterate(self, count, step):
         """Iterations, each of which every rank begins when it has ended the one before."""
-        for self.iteration in range(first, first + count):
+        for self.iteration in range(10, 10 + count):
             begins = dict(self.now_ns)
             step(self.iteration)
             for rank, begin in begins.items():
@@ -110,7 +109,7 @@ class SimulatedRun:
             operations = self._captured(rank, skip)
             numbers = {row["truth"]: number for number, row in enumerate(operations)}
             begin = operations[0]["start_ns"] if skip.get(rank) and operations else 0
-            events = [row for row in sorted(self.device[rank], key=itemgetter("start_ns")) if row["start_ns"] >= begin]
+            events = sorted((row for row in self.device[rank] if row["start_ns"] >= begin), key=itemgetter("start_ns"))
             sequence = defaultdict(itertools.count)
             rows = {"iterations": self.iterations[rank] if marked else []}
             rows["collectives"] = [
@@ -141,13 +140,12 @@ class SimulatedRun:
     def _captured(self, rank, skip):
         return sorted(self.operations[rank], key=itemgetter("start_ns"))[skip.get(rank, 0) :]
 
-    def _operation(self, rank, operation, members, size, group, times, peer=-1):
+    def _operation(self, rank, operation, members, size, group, times, peer=None):
         self.ran(rank, "communication", *times, self.happened)
         known = {name: self.device[rank][-1][name] for name in ("truth", "start_ns", "end_ns", "iteration")}
-        group_name = f"{group}-{members[0]}"
-        known |= {"operation": operation, "group": group, "group_name": group_name, "peer": None if peer < 0 else peer}
-        ranks = {"group_ranks": json.dumps(list(members), separators=(",", ":")), "group_size": len(members)}
-        self.operations[rank].append({**known, **ranks, "message_bytes": size})
+        known |= {"group": group, "group_name": f"{group}-{members[0]}", "group_ranks": str([*members])}
+        known |= {"operation": operation, "group_size": len(members), "peer": peer, "message_bytes": size}
+        self.operations[rank].append(known)
 
 
 def one_forward_one_backward(run, stages, microbatches, forward_ns, backward_ns):
@@ -163,20 +161,18 @@ def one_forward_one_backward(run, stages, microbatches, forward_ns, backward_ns)
     plans = []
     for stage in range(len(stages)):
         ahead = min(len(stages) - 1 - stage, microbatches)
-        steady = [(("F", ahead + number), ("B", number)) for number in range(microbatches - ahead)]
-        last = [("B", number) for number in range(microbatches - ahead, microbatches)]
-        plans.append([*(("F", number) for number in range(ahead)), *itertools.chain(*steady), *last])
+        forward = [(2 * (number - ahead), "F", number) for number in range(microbatches)]
+        plans.append(sorted(forward + [(2 * number + 1, "B", number) for number in range(microbatches)]))
     done = {}
     while any(plans):
         for stage, plan in enumerate(plans):
-            if not plan:
-                continue
-            kind, number = plan[0]
-            source = stage - 1 if kind == "F" else stage + 1
-            if 0 <= source < len(stages):
-                if (kind, source, number) not in done:
-                    continue
-                run.send(stages[source], stages[stage], stages, ready_ns=done[kind, source, number])
-            run.compute(stages[stage], (forward_ns if kind == "F" else backward_ns)[stage])
-            done[kind, stage, number] = run.now_ns[stages[stage]]
-            plan.pop(0)
+            while plan:
+                _, kind, number = plan[0]
+                source = stage - 1 if kind == "F" else stage + 1
+                if 0 <= source < len(stages):
+                    if (kind, source, number) not in done:
+                        break
+                    run.send(stages[source], stages[stage], stages, ready_ns=done[kind, source, number])
+                run.compute(stages[stage], (forward_ns if kind == "F" else backward_ns)[stage])
+                done[kind, stage, number] = run.now_ns[stages[stage]]
+                plan.pop(0)

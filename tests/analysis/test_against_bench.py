@@ -3,6 +3,7 @@
 Each answer is followed to the sentence about it.
 """
 
+import itertools
 import json
 import shutil
 
@@ -138,9 +139,7 @@ def test_the_finding_about_a_slow_link_says_whether_it_is_slow_alone(compared, g
 def test_copies_steps_and_loaders_are_compared_too(compared):
     copies = [
         {"direction": direction, "host_memory": memory, "bytes": size, "bandwidth_gbs": 50.0, "correct": True}
-        for direction in ("HtoD", "DtoH")
-        for memory in ("pinned", "pageable")
-        for size in (1, 1 << 30)
+        for direction, memory, size in itertools.product(("HtoD", "DtoH"), ("pinned", "pageable"), (1, 1 << 30))
     ]
     step = {"kind": "step", "device": "cpu", "subject": "train:make", "rows": [{"time_us": {"median": 1000.0}}]}
     batches = [{"batches_per_s": {"mean": 50.0}}, {"batches_per_s": None}]

@@ -112,9 +112,8 @@ def test_time_between_iterations_belongs_to_none_and_one_without_work_is_all_idl
 def test_boundary_iterations_are_left_out_of_medians_where_three_were_captured(boundaries, counted, codes):
     table = _found([(place * 1000, place * 1000 + 100 * 2**place) for place in range(len(boundaries))], boundary=boundaries)
     assert [row["iteration"] - 9 for row in steady(table.to_pylist())] == counted
-    found = typical_iteration(table)
-    expected = (len(counted), pytest.approx(median(2**place / 10 for place in counted)))
-    assert values(found.table, "iterations", "duration_us") == [expected]
+    found, middle = typical_iteration(table), median(2**place / 10 for place in counted)
+    assert values(found.table, "iterations", "duration_us") == [(len(counted), pytest.approx(middle))]
     assert [caveat.code for caveat in found.caveats] == codes
 
 
@@ -169,13 +168,9 @@ def test_communication_on_another_stream_blocks_only_what_waits_for_it(recorded,
     """Where no wait is recorded, one is inferred from its call (recorded: when) and from a prompt start."""
     if isinstance(recorded, int):
         recorded = {"host_events": [span("cudaStreamWaitEvent", recorded, recorded + 1, "runtime")]}
-    events = [
-        work("compute", 0, 10, -9, correlation=1),
-        work("communication", 5, 45, -8, stream=20, correlation=2),
-        *between,
-        work("compute", start_ns, start_ns + 10, -5, correlation=7),
-    ]
-    found = _sets(_gaps(0, start_ns + 10, *events, **recorded))
+    before = [work("compute", 0, 10, -9, correlation=1), work("communication", 5, 45, -8, stream=20, correlation=2)]
+    kernel = work("compute", start_ns, start_ns + 10, -5, correlation=7)
+    found = _sets(_gaps(0, start_ns + 10, *before, *between, kernel, **recorded))
     assert found == (([], [(10, start_ns)], []) if blocked else ([], [], [(10, start_ns)]))
 
 
@@ -208,8 +203,7 @@ def _naive(events, start_ns, end_ns):
     for now in range(start_ns, end_ns):
         if any(event["start_ns"] <= now < event["end_ns"] for event in computes):
             continue
-        following = [event for event in computes if now < event["start_ns"] < end_ns]
-        if not following:
+        if not (following := [event for event in computes if now < event["start_ns"] < end_ns]):
             found[0].append(now)
             continue
         kernel = min(following, key=lambda event: (event["start_ns"], event.get("launch_end_ns", never)))
@@ -234,18 +228,16 @@ def test_the_parts_are_those_of_a_judgement_nanosecond_by_nanosecond(rows, cuts)
     assert parts.tolist() == (end - start - compute.within_ns(start, end)).tolist()
 
 
-def _attributed(*durations_us, boundary=None, lost_us=None, cause=Cause.data_loading, waiting_us=None):
+def _attributed(*durations_us, lost_us, boundary=None, cause=Cause.data_loading, waiting_us=None):
     """The budget of one rank's iterations that compute for half of their time, and lose some of the rest to a cause."""
-    capture = {"rank": 0, "source": "kineto"}
     iterations = [
-        capture
-        | {"iteration": number, "boundary": number == boundary, "duration_us": duration, "exposed_communication_us": 0.0}
-        | {"compute_us": duration / 2, "idle_us": duration / 2}
+        {"rank": 0, "source": "kineto", "iteration": number, "boundary": number == boundary, "duration_us": duration}
+        | {"compute_us": duration / 2, "idle_us": duration / 2, "exposed_communication_us": 0.0}
         for number, duration in enumerate(durations_us)
     ]
     lost = [
-        capture | {"iteration": number, "cause": str(cause), "between": between, "lost_us": lost}
-        for number, lost in (lost_us or {0: 0.0}).items()
+        {"rank": 0, "source": "kineto", "iteration": number, "cause": str(cause), "between": between, "lost_us": lost}
+        for number, lost in lost_us.items()
         for between in (False, True)
     ]
     ranks = [{"rank": 0, "iteration": number, "waiting_us": waiting_us} for number in range(len(durations_us))]
@@ -253,13 +245,10 @@ def _attributed(*durations_us, boundary=None, lost_us=None, cause=Cause.data_loa
     return found
 
 
+# The first is the mean of the middle two.
 @pytest.mark.parametrize(
     ("durations_us", "boundary", "expected"),
-    [
-        # The mean of the middle two.
-        ((100, 300, 120, 140), None, (130, 30, 4)),
-        ((900, 100, 120, 140), 0, (120, 60, 3)),
-    ],
+    [((100, 300, 120, 140), None, (130, 30, 4)), ((900, 100, 120, 140), 0, (120, 60, 3))],
 )
 def test_it_is_of_the_middle_iteration_without_boundary_ones(durations_us, boundary, expected):
     found = _attributed(*durations_us, boundary=boundary, lost_us={2: 60.0})
@@ -281,12 +270,9 @@ def test_sets_of_several_lanes_on_one_axis_are_those_of_each_lane():
     end = begin + generator.integers(0, 20, 200)
     lanes = Lanes(first, last)
     every = lanes.union(lane, begin, end)
-    inside = every.within_ns(lanes.start_ns, lanes.end_ns)
     for number in range(3):
-        mine = lane == number
-        alone = union(np.clip(begin[mine], first[number], last[number]), np.clip(end[mine], first[number], last[number]))
-        here = lanes.lane_of(every.start_ns) == number
-        shift = lanes.start_ns[number] - first[number]
-        assert (every.start_ns[here] - shift).tolist() == alone.start_ns.tolist()
-        assert (every.end_ns[here] - shift).tolist() == alone.end_ns.tolist()
-        assert inside[number] == alone.total_ns
+        alone = union(*(np.clip(edges[lane == number], first[number], last[number]) for edges in (begin, end)))
+        here, shift = lanes.lane_of(every.start_ns) == number, lanes.start_ns[number] - first[number]
+        for mine, others in ((alone.start_ns, every.start_ns), (alone.end_ns, every.end_ns)):
+            assert (others[here] - shift).tolist() == mine.tolist()
+        assert every.within_ns(lanes.start_ns, lanes.end_ns)[number] == alone.total_ns

@@ -13,28 +13,23 @@ from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.report.series_view import series_view
 from tests.analysis.compared_runs import WrittenRun, quiet
 
-GEMM, SOFTMAX = [300.0, 300.0], [50.0]
+
+@pytest.fixture
+def written(tmp_path_factory, run_of):
+    return lambda run: run_of(run.write(tmp_path_factory.mktemp("run")))
 
 
 @pytest.fixture
-def compared(tmp_path_factory, run_of):
+def compared(written):
     """Compares two runs, or several of each side."""
-
-    def run(*sides):
-        written = (side if isinstance(side, list) else [side] for side in sides)
-        return compare(*([run_of(each.write(tmp_path_factory.mktemp("run"))) for each in side] for side in written))
-
-    return run
+    return lambda *sides: compare(*([written(run) for run in (side if isinstance(side, list) else [side])] for side in sides))
 
 
 def test_kernels_that_came_went_and_run_more_often_are_distinguished(compared):
-    other = WrittenRun(kernels={"gemm": GEMM, "fused": [40.0], "scale": [5.0] * 6})
-    found = compared(WrittenRun(kernels={"gemm": GEMM, "softmax": SOFTMAX, "scale": [5.0] * 2}), other)
-    assert {row["name"]: row["change"] for row in changed(found.kernels)} == {
-        "softmax": "went",
-        "fused": "came",
-        "scale": "more",
-    }
+    base = WrittenRun(kernels={"gemm": [300.0] * 2, "softmax": [50.0], "scale": [5.0] * 2})
+    found = compared(base, WrittenRun(kernels={"gemm": [300.0] * 2, "fused": [40.0], "scale": [5.0] * 6}))
+    changes = {row["name"]: row["change"] for row in changed(found.kernels)}
+    assert changes == {"softmax": "went", "fused": "came", "scale": "more"}
 
 
 def test_the_parts_add_up_to_the_change_of_the_median_to_rounding(compared):
@@ -106,8 +101,7 @@ def test_communication_is_compared_by_operation_where_one_side_knows_no_groups()
     known = {("all_reduce", "TP", 2): side(4, 40), ("all_reduce", "DP", 2): side(1, 10)}
     base, other = comparable(known, {("all_reduce", "", 0): side(5, 55)})
     ((key, merged),) = base.items()
-    assert key in other
-    assert (merged.count, merged.us, merged.extra["bytes"], merged.extra["wait_us"]) == (5, 50, 200, 0)
+    assert (merged.count, merged.us, merged.extra["bytes"], merged.extra["wait_us"], key in other) == (5, 50, 200, 0, True)
     assert comparable(known, known) == (known, known)
 
 
@@ -140,13 +134,12 @@ def test_welch_is_that_of_its_worked_example():
     second = np.array([282, 266, 201, 233, 252, 221, 177, 276, 206, 137, 232, 175, 206, 180, 239, 216, 243, 204, 240, 132]) / 10
     assert welch_p(first, second) == pytest.approx(0.0360, abs=2e-4)
     change = change_of_mean(first, second)
-    assert change.significant is True
-    assert change.low < 2.2 < change.high
+    assert (change.significant, change.low < 2.2 < change.high) == (True, True)
 
 
 @pytest.fixture
-def series(tmp_path_factory, run_of):
-    return lambda *runs: compare_series([run_of(run.write(tmp_path_factory.mktemp("run"))) for run in runs])
+def series(written):
+    return lambda *runs: compare_series([written(run) for run in runs])
 
 
 @pytest.mark.parametrize(
@@ -174,8 +167,7 @@ def test_runs_that_changed_and_a_slope_only_where_there_is_one(series, factors, 
 def test_medians_of_all_runs_are_of_one_kind_of_iterations(series):
     """One night without manifests: nothing of it is set against iterations that no profiler slowed down."""
     found = series(quiet(), quiet(seed=2), WrittenRun(host_us=300, seed=7))
-    assert found.evidence == "profiled"
-    assert found.runs[0].step_us.value < 1000
+    assert (found.evidence, found.runs[0].step_us.value < 1000) == ("profiled", True)
     assert {run.against_first.step.evidence for run in found.runs[1:]} == {"profiled"}
     assert "has no iterations without profiling" in found.limitations[0]
     assert json.loads(found.to_json())["runs"][2]["against_previous"]["step"]["verdict"] == "slower"

@@ -82,8 +82,7 @@ def test_one_rank_starts_ncu_and_every_argument_and_name_survives_the_shell(tmp_
     counts = dict.fromkeys((kernel, kernel.replace("float", "double"), kernel[:-1] + "<int, $, '>"), 3)
     found = made(command, kernel, rank=1, world_size=2 if environment else 1, counts=counts)
     path = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
-    done = subprocess.run(["bash", "-c", found.command], env=path | environment, capture_output=True, text=True, check=True)
-    program, *words = json.loads(done.stdout)
+    program, *words = json.loads(subprocess.check_output(["bash", "-c", found.command], env=path | environment, text=True))
     assert [Path(program).name, *words][-len(command) :] == command
     if environment != {"RANK": "0"}:
         wanted = kernel_filter(kernel, [each for each in counts if each != kernel]).options

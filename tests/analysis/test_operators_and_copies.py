@@ -45,10 +45,7 @@ def test_calls_are_separated_by_shapes_or_call_stacks_and_other_ranges_counted_w
         span("aten::mm", 4000, 5000, "operator"),
         span("dataloader", 6000, 11_000, "annotation"),
     ]
-    host, device, memory = (
-        table(name, rows) for name, rows in (("host_events", events), ("device_events", []), ("memory_events", []))
-    )
-    found = partial(operators, lambda: [host], device, memory)
+    found = partial(operators, lambda: [table("host_events", events)], table("device_events", []), table("memory_events", []))
     assert found()["count"].to_pylist() == [3]
     assert dict(values(found(shapes=True), "shapes", "count")) == {shapes: 1, "[[9,9],[9,9]]": 1, None: 1}
     assert dict(values(found(stacks=True), "stack", "count")) == {stack: 2, None: 1}
@@ -94,10 +91,9 @@ def test_work_on_several_devices_is_counted_as_that_of_one():
 
 
 def test_a_collective_belongs_to_the_unit_whose_range_it_was_launched_in():
-    columns = ("unit", "step", "count", "host_us", "communication_count", "device_us")
-
     def found(ranges, events):
-        return values(units(table("host_events", ranges), table("device_events", events)), *columns)
+        rows = units(table("host_events", ranges), table("device_events", events))
+        return values(rows, "unit", "step", "count", "host_us", "communication_count", "device_us")
 
     ranges = [
         span("FSDP::all_gather (layers.0)", 0, 10_000, thread=1),

@@ -4,9 +4,7 @@ import pytest
 
 from tests.analysis.ranks_in_hand import answer, rank, span, values, work
 
-STEPS = [
-    {"iteration": number, "start_ns": number * 1000, "end_ns": number * 1000 + 900, "boundary": False} for number in range(3)
-]
+STEPS = [{"iteration": at, "start_ns": at * 1000, "end_ns": at * 1000 + 900, "boundary": False} for at in range(3)]
 LOOP, AUTOGRAD = 1, 2
 
 
@@ -27,12 +25,8 @@ def test_work_of_descendants_and_of_autograds_thread_counts_and_that_of_other_th
         span("aten::mm", 110, 150, "operator"),
         span("autograd::engine::evaluate_function: MmBackward0", 160, 200, "operator", thread=AUTOGRAD),
     ]
-    launched = [
-        _launched(120, 40_000),
-        _launched(170, 20_000, AUTOGRAD, "communication"),
-        _launched(170, 9_000, thread=3),
-        _launched(300, 7_000),
-    ]
+    launched = [_launched(120, 40_000), _launched(170, 20_000, AUTOGRAD, "communication")]
+    launched += [_launched(170, 9_000, thread=3), _launched(300, 7_000)]
     found = _found(events, launched, "kind", "device_us", "compute_us", "communication_us", "kernel_count", steps=STEPS[:1])
     assert found == {"backward": ("phase", 60, 40, 20, 2), "autograd": ("autograd", 20, 0, 20, 1)}
 
@@ -63,13 +57,12 @@ def test_times_are_means_of_the_iterations_that_count_with_their_lowest_and_high
         span("before", -50, -20),
         *(span("nccl:all_reduce", 1000 * step + 700, 1000 * step + 720) for step in (0, 1, 2)),
     ]
-    columns = ("kind", "calls", "present", "host_us", "host_low_us", "host_high_us")
-    expected = {
+    found = _found(ranges, [], "kind", "calls", "present", "host_us", "host_low_us", "host_high_us")
+    assert found == {
         "load": ("range", 1, 3, 0.8 / 3, 0.1, 0.5),
         "save": ("range", 1 / 3, 1, 0.04 / 3, 0, 0.04),
         "nccl:all_reduce": ("library", 1, 3, 0.02, 0.02, 0.02),
     }
-    assert _found(ranges, [], *columns) == expected
     assert _found(ranges, [], "longest_iteration", "longest_start_ns", "longest_us")["load"] == (2, 2100, 0.5)
     edges = [{**STEPS[0], "boundary": True}, *STEPS[1:], {**STEPS[0], "iteration": 3, "start_ns": 3000, "end_ns": 3900}]
     assert _found(ranges, [], "iterations", "host_low_us", steps=edges)["load"] == (3, 0)

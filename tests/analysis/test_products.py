@@ -8,7 +8,7 @@ from bridge_profiling.analysis.attribution.products import matrix_products
 from bridge_profiling.peaks import link_gbs, memory_gbs
 from bridge_profiling.report.products_view import roofline
 from bridge_profiling.traces.types import RankInfo
-from tests.analysis.ranks_in_hand import answer, rank, values, work
+from tests.analysis.ranks_in_hand import answer, rank, span, values, work
 
 BF16, FP32 = "nvjet_sm90_tst_128x256_64x4_2x1_v_bz_coopA_NTN", "ampere_sgemm_128x64_tn"
 Q = [2, 16, 512, 64]
@@ -19,11 +19,9 @@ def _found(*calls, kernel=BF16, took_ns=1000):
     events, launched = [], []
     for place, (name, shapes) in enumerate(calls):
         at = place * 100
-        events.append({"category": "operator", "name": name, "start_ns": at, "end_ns": at + 50, "shapes": json.dumps(shapes)})
-        launched += [
-            work("compute", at + each, at + each + took_ns, at + each) | {"name": name_of_kernel}
-            for each, name_of_kernel in ((10, "copy"), (20, kernel))
-        ]
+        events.append(span(name, at, at + 50, "operator", shapes=json.dumps(shapes)))
+        for start, ran in ((at + 10, "copy"), (at + 20, kernel)):
+            launched.append(work("compute", start, start + took_ns, start) | {"name": ran})
     return answer(rank(host_events=events, device_events=launched), "products")
 
 
@@ -49,10 +47,8 @@ def test_a_convolutions_output_is_known_from_its_backward_pass():
     found = _found(("aten::convolution", [IMAGE, FILTER]), ("aten::convolution_backward", [OUTPUT, IMAGE, FILTER]))
     flops = dict(values(found, "operator", "flops"))
     assert flops["aten::convolution"] * 2 == flops["aten::convolution_backward"]
-    ambiguous = _found(
-        ("aten::convolution", [IMAGE, FILTER]),
-        *(("aten::convolution_backward", [output, IMAGE, FILTER]) for output in (OUTPUT, [8, 16, 15, 15])),
-    )
+    backward = [("aten::convolution_backward", [output, IMAGE, FILTER]) for output in (OUTPUT, [8, 16, 15, 15])]
+    ambiguous = _found(("aten::convolution", [IMAGE, FILTER]), *backward)
     assert dict(values(ambiguous, "operator", "flops"))["aten::convolution"] is None
 
 

@@ -40,8 +40,9 @@ def _matched(run, folder, skip={}, **how):  # noqa: B006
     codes = [caveat.code for caveat in match(connection)]
     truths = run.truths(skip)
     rows = connection.execute("select match, rank, collective from matched").fetchall()
-    assert len({(number, truths[rank][place]) for number, rank, place in rows}) == len({number for number, *_ in rows})
-    return dict(Counter(Counter(number for number, *_ in rows).values())), codes
+    sizes = Counter(number for number, *_ in rows)
+    assert len({(number, truths[rank][place]) for number, rank, place in rows}) == len(sizes)
+    return dict(Counter(sizes.values())), codes
 
 
 def test_operations_match_without_a_rank_and_where_captures_overlap(tmp_path):
@@ -64,15 +65,8 @@ def test_a_handful_of_operations_that_fit_anywhere_is_left_unmatched(tmp_path):
 
 # Not random from run to run: iterations can last equally long by chance.
 @settings(max_examples=12, derandomize=True)
-@given(
-    skips=st.tuples(*[st.integers(0, 11)] * 4),
-    clocks=st.tuples(*[st.integers(-(10**10), 10**10)] * 4),
-    seed=st.integers(0, 1000),
-    marked=st.booleans(),
-)
-def test_whatever_the_clocks_and_wherever_captures_begin_all_that_overlaps_is_matched(
-    tmp_path_factory, skips, clocks, seed, marked
-):
+@given(st.tuples(*[st.integers(0, 11)] * 4), st.tuples(*[st.integers(-(10**10), 10**10)] * 4), st.integers(), st.booleans())
+def test_all_that_overlaps_is_matched_whatever_the_clocks(tmp_path_factory, skips, clocks, seed, marked):
     run, skip = _pairs(4, dict(enumerate(clocks)), iterations=4, seed=seed), dict(enumerate(skips))
     held = Counter(truth for truths in run.truths(skip).values() for truth in truths)
     shared = Counter(count for count in held.values() if count > 1)
@@ -129,8 +123,7 @@ def _chain(clocks, ranks):
 @settings(max_examples=8)
 @given(st.lists(st.integers(-(10**12), 10**12), min_size=2, max_size=7))
 def test_offsets_are_found_to_the_nanosecond_along_a_chain_of_groups(tmp_path_factory, clocks):
-    run = _chain(dict(enumerate(clocks)), len(clocks)).captured(tmp_path_factory.mktemp("run"))
-    found = run.clock_offsets()
+    found = _chain(dict(enumerate(clocks)), len(clocks)).captured(tmp_path_factory.mktemp("run")).clock_offsets()
     assert found["offset_ns"].to_pylist() == pytest.approx([clocks[0] - clock for clock in clocks], abs=1)
     assert set(found["component"].to_pylist()) == {0}
     assert max(found["max_residual_ns"].to_pylist()) <= 1
@@ -141,11 +134,9 @@ def test_one_operation_that_ends_far_apart_moves_no_clock_and_shows_in_the_resid
     run.operations[1][4]["end_ns"] += 800 * US
     asked = run.captured(tmp_path, host="node-7")
     found = values(asked.clock_offsets(), "offset_ns", "residual_ns", "max_residual_ns")
-    assert found[:2] == [(0, 0, 400 * US), (-5 * MS, 0, 400 * US)]
-    assert found[2][0] == 300
+    assert (found[:2], found[2][0]) == ([(0, 0, 400 * US), (-5 * MS, 0, 400 * US)], 300)
     # Ranks of one host have one clock.
-    (caveat,) = asked.caveats("clock_offsets")
-    assert (caveat.code, "5000 us" in caveat.text) == ("one_host_apart", True)
+    assert [(each.code, "5000 us" in each.text) for each in asked.caveats("clock_offsets")] == [("one_host_apart", True)]
 
 
 def test_ranks_that_share_no_operation_keep_their_clocks(tmp_path):
@@ -155,8 +146,8 @@ def test_ranks_that_share_no_operation_keep_their_clocks(tmp_path):
     found = values(asked.clock_offsets(), "component", "reference", "offset_ns", "operations", "residual_ns")
     related = [(0, 0, 0, 3, 0), (0, 0, -1 * MS, 3, 0), (1, 2, 0, 3, 0), (1, 2, -2 * MS, 3, 0)]
     assert found == [*related, (2, 4, 0, 0, None)]
-    (caveat,) = asked.caveats("clock_offsets")
-    assert (caveat.code, "different sets cannot" in caveat.text) == ("clocks_unrelated", True)
+    text = "different sets cannot"
+    assert [(each.code, text in each.text) for each in asked.caveats("clock_offsets")] == [("clocks_unrelated", True)]
 
 
 def test_bus_bandwidth_is_that_of_nccl_tests(tmp_path):
@@ -165,8 +156,8 @@ def test_bus_bandwidth_is_that_of_nccl_tests(tmp_path):
     run = SimulatedRun(4, transfer_ns=100 * US)
     run.iterate(3, lambda _: [run.meet(range(4), operation, 20_000_000) for operation in (*shares, "dispatch")])
     found = run.captured(tmp_path).communication()
-    counts = ("count", "bytes", "group_size", "matched_count", "algorithm_bandwidth_gbs")
-    assert set(values(found, *counts)) == {(3, 60_000_000, 4, 3, 200.0)}
+    counts = values(found, "count", "bytes", "group_size", "matched_count", "algorithm_bandwidth_gbs")
+    assert set(counts) == {(3, 60_000_000, 4, 3, 200.0)}
     # No such bandwidth is defined for a dispatch.
     expected = {operation: pytest.approx(200 * share) for operation, share in shares.items()} | {"dispatch": None}
     assert dict(values(found, "operation", "bus_bandwidth_gbs")) == expected
@@ -217,9 +208,8 @@ def _pipelines(stages, microbatches, *, last=1.0):
     forward = [1 * MS] * (stages - 1) + [int(last * MS)]
 
     def step(_):
-        for replica in range(2):
-            members = [replica * stages + stage for stage in range(stages)]
-            one_forward_one_backward(run, members, microbatches, forward, [2 * each for each in forward])
+        for members in (range(stages), range(stages, 2 * stages)):
+            one_forward_one_backward(run, list(members), microbatches, forward, [2 * each for each in forward])
         for stage in range(stages):
             run.meet([stage, stages + stage], "reduce_scatter", group="DP")
 
@@ -230,9 +220,8 @@ def _pipelines(stages, microbatches, *, last=1.0):
 def test_even_stages_have_the_schedules_bubble_and_no_more(tmp_path, stages, microbatches):
     found = _pipelines(stages, microbatches).captured(tmp_path).pipeline().to_pylist()
     ideal = (stages - 1) / (microbatches + stages - 1)
-    assert [row["stage"] for row in found] == list(range(stages))
+    assert [(row["stage"], row["microbatches"]) for row in found] == [(stage, microbatches) for stage in range(stages)]
     for row in found:
-        assert row["microbatches"] == microbatches
         assert row["ideal_bubble_fraction"] == pytest.approx(ideal)
         assert row["bubble_fraction"] == pytest.approx(ideal, abs=0.005)
         assert row["warm_up_us"] + row["steady_us"] + row["cool_down_us"] == pytest.approx(row["bubble_us"])
@@ -245,13 +234,11 @@ def test_a_stage_with_more_work_is_the_uneven_one_and_the_others_wait_in_the_ste
     asked = _pipelines(2, 8, last=1.5).captured(tmp_path)
     light, heavy = asked.pipeline().to_pylist()
     assert heavy["excess_compute_us"] == pytest.approx(6000, rel=0.01)
-    assert light["steady_us"] > 6000
-    assert heavy["steady_us"] < 100
+    assert heavy["steady_us"] < 100 < 6000 < light["steady_us"]
     waits = {(row["stage"], row["waits_for_stage"]): row for row in asked.pipeline_waits().to_pylist()}
     direct = [row for row in asked.waits().to_pylist() if row["rank"] % 2 != row["waits_for"] % 2]
     assert sum(row["wait_us"] for row in waits.values()) * 2 * 3 == pytest.approx(sum(row["wait_us"] for row in direct))
-    assert waits[0, 1]["wait_us"] > 6000
-    assert waits[0, 1]["ranks"] == [0, 2]
+    assert (waits[0, 1]["ranks"], waits[0, 1]["wait_us"] > 6000) == ([0, 2], True)
     # The number of microbatches given is used in place of the one counted.
     assert set(asked.ask("pipeline_by_rank", microbatches=16)["microbatches"].to_pylist()) == {16}
 
@@ -259,8 +246,7 @@ def test_a_stage_with_more_work_is_the_uneven_one_and_the_others_wait_in_the_ste
 def test_stages_that_are_not_captured_are_named(tmp_path):
     asked = _pipelines(3, 6).captured(tmp_path, ranks=[0, 3])
     assert values(asked.pipeline(), "stage", "stages", "ranks") == [(0, 3, [0, 3])]
-    (caveat,) = [each for each in asked.caveats("pipeline") if each.code == "stages_not_captured"]
-    assert "stages 1, 2" in caveat.text
+    assert any(each.code == "stages_not_captured" and "stages 1, 2" in each.text for each in asked.caveats("pipeline"))
 
 
 def _training(slow, *, count=10, ranks=4, **how):
@@ -308,24 +294,20 @@ def test_a_slow_rank_is_stable_if_it_is_slow_in_most_iterations(tmp_path, slow, 
     assert {row[2:] for row in judged if row[1] == "no"} <= {(None, 0)}
     count = how.get("count", 10)
     assert set(found["iterations"].to_pylist()) == {count}
-    for times in ("times_slowest", "times_fastest"):
-        assert sum(found[times].to_pylist()) == count
+    assert [sum(found[times].to_pylist()) for times in ("times_slowest", "times_fastest")] == [count, count]
     assert ("few_iterations_of_ranks" in [each.code for each in asked.caveats("stragglers")]) == (count < 3)
     if word == "stable":
-        expected = (rows[0][0], pytest.approx(3000, abs=100), pytest.approx(3000, abs=100))
-        assert values(found, "rank", "excess_own_us", "excess_compute_us")[0] == expected
+        (slowest, *excesses), *_ = values(found, "rank", "excess_own_us", "excess_compute_us")
+        assert (slowest, excesses) == (rows[0][0], pytest.approx([3000, 3000], abs=100))
 
 
-def test_one_rank_cannot_be_compared(tmp_path):
-    asked = _training(lambda _: {}).captured(tmp_path, ranks=[2])
-    assert verdict(asked.stragglers()) == "unknown"
-    assert "ranks_not_comparable" in [each.code for each in asked.caveats("stragglers")]
-
-
-def test_ranks_whose_communication_cannot_be_matched_are_not_called_slow(tmp_path):
+def test_one_rank_or_ranks_whose_communication_cannot_be_matched_are_not_called_slow(tmp_path):
     run = _training(lambda _: {2: 3 * MS})
+    alone = run.captured(tmp_path / "alone", ranks=[2])
+    assert verdict(alone.stragglers()) == "unknown"
+    assert "ranks_not_comparable" in [each.code for each in alone.caveats("stragglers")]
     run.change_operations(group_name=None, group_ranks=None, group=None)
-    asked = run.captured(tmp_path)
+    asked = run.captured(tmp_path / "unmatched")
     assert set(values(asked.ranks(), "own_us", "place")) == {(None, None)}
     assert min(asked.ranks()["compute_us"].to_pylist()) > 19_000
     assert verdict(asked.stragglers()) == "unknown"
@@ -334,8 +316,7 @@ def test_ranks_whose_communication_cannot_be_matched_are_not_called_slow(tmp_pat
 
 def test_a_capture_that_starts_late_is_not_a_late_rank(tmp_path):
     rows = _training(lambda _: {2: 3 * MS}, offsets_ns={1: 77 * MS}).captured(tmp_path, skip={3: 8}).start_skew().to_pylist()
-    assert rows[3]["capture_start_us"] > 80_000
-    assert rows[1]["capture_start_us"] < 1000
+    assert rows[1]["capture_start_us"] < 1000 < 80_000 < rows[3]["capture_start_us"]
     assert rows[1]["clock_offset_us"] == pytest.approx(-77_000, abs=1)
     assert max(rows, key=lambda row: row["median_late_us"])["rank"] == 2
 

@@ -37,9 +37,8 @@ class _Elsewhere(Here):
 
     def map(self, function, tasks):
         there = Path("elsewhere")
-        for outcome in super().map(
-            function, [replace(task, source=self.kept) if task.source == there else task for task in tasks]
-        ):
+        tasks = [replace(task, source=self.kept) if task.source == there else task for task in tasks]
+        for outcome in super().map(function, tasks):
             if outcome.answer.info.rank == 1:
                 self.kept = outcome.answer.entry
                 outcome = replace(outcome, answer=replace(outcome.answer, entry=there))
@@ -151,7 +150,6 @@ def test_kineto_and_nsys_captures_of_a_rank_are_of_one_rank(real, tmp_path, run_
         for _, entry in real(folder).entries()[:count]:
             (tmp_path / f"{folder[:4]}-{entry.name}").symlink_to(entry)
     run = run_of()
-    expected = [(0, "kineto"), (0, "nsys"), (1, "kineto")]
-    assert sorted(set(values(run.kernels(), "rank", "source"))) == expected
+    assert sorted(set(values(run.kernels(), "rank", "source"))) == [(0, "kineto"), (0, "nsys"), (1, "kineto")]
     assert [info.source for info, _ in run.entries()] == ["kineto", "kineto"]
     assert "there are Kineto and nsys captures: answers across ranks are from the kineto ones" in run.limitations

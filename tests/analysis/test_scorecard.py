@@ -21,8 +21,7 @@ def _answers(**tables):
     """Tables of rows, each a rank and the values of `NAMES`."""
     made = {}
     for table, names in NAMES.items():
-        keys = ("rank", *names)
-        rows = [{"source": "kineto", **dict(zip(keys, row, strict=True))} for row in tables.get(table, ())]
+        rows = [{"source": "kineto", **dict(zip(("rank", *names), row, strict=True))} for row in tables.get(table, ())]
         empty = {"rank": [], "source": pa.array([], pa.string())} | {name: pa.array([], pa.float64()) for name in names}
         made[table] = pa.Table.from_pylist(rows) if rows else pa.table(empty)
     infos = [RankInfo(rank=rank, rank_source="trace", source="kineto", files=[], device_bytes={0: 1000}) for rank in (0, 1)]

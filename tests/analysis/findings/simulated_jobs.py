@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 from bridge_profiling.analysis.findings import Thresholds
 from bridge_profiling.analysis.workers import Outcome, call
-from tests.analysis.ranks_in_hand import write_rank
+from tests.analysis.ranks_in_hand import span, write_rank
 
 US = 1_000
 MS = 1_000_000
@@ -121,9 +121,8 @@ class SimulatedJob:
     def wait(self, ranks, operator=None):
         """The hosts wait for their devices."""
         for rank in _each(ranks):
-            begin = self.host_ns[rank]
-            self.host_ns[rank] = max(begin, self.free_ns[rank]) + 2 * US
-            self._call(rank, "cudaStreamSynchronize", begin, self.host_ns[rank], operator)
+            still_ns = max(0, self.free_ns[rank] - self.host_ns[rank])
+            self.call(rank, "cudaStreamSynchronize", still_ns + 2 * US, operator)
 
     def call(self, rank, name, took_ns, operator):
         """A runtime call holds the host."""
@@ -144,7 +143,7 @@ class SimulatedJob:
         """Write the captures, of some ranks only if these are named, and give the folder."""
         for rank in self.all if ranks is None else ranks:
             names = ("device_events", "host_events", "collectives", "iterations")
-            rows = {name: sorted(self.rows[rank][name], key=_as_tables_are) for name in names}
+            rows = {name: sorted(self.rows[rank][name], key=lambda row: (row["start_ns"], -row["end_ns"])) for name in names}
             write_rank(folder, rank, rows, clock="unix", **info)
         return folder
 
@@ -171,12 +170,7 @@ class SimulatedJob:
         return number
 
     def _host(self, rank, category, name, begin, end, **known):
-        row = {"category": category, "name": name, "start_ns": begin, "end_ns": end, **known}
-        self.rows[rank]["host_events"].append(row)
-
-
-def _as_tables_are(row):
-    return row["start_ns"], -row["end_ns"]
+        self.rows[rank]["host_events"].append(span(name, begin, end, category, **known))
 
 
 def _each(ranks):

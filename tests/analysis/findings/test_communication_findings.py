@@ -5,12 +5,7 @@ from functools import partial
 import pytest
 
 from bridge_profiling.analysis.findings import Confidence, Thresholds
-from bridge_profiling.analysis.findings.communication import (
-    exposed_communication,
-    low_overlap,
-    transfers,
-    unmatched_communication,
-)
+from bridge_profiling.analysis.findings import communication as finds
 from tests.analysis.findings.simulated_jobs import MS, US, SimulatedJob
 
 approx = pytest.approx
@@ -21,7 +16,8 @@ DATA = "DATA_PARALLEL_GROUP"
 @pytest.fixture
 def communication(find):
     """Findings on communication, of two ranks, by id."""
-    return lambda step, **how: find(SimulatedJob(step, 2), exposed_communication, low_overlap, unmatched_communication, **how)
+    all_of_them = (finds.exposed_communication, finds.low_overlap, finds.unmatched_communication)
+    return lambda step, **how: find(SimulatedJob(step, 2), *all_of_them, **how)
 
 
 def _slow_link(job, _, size=64 << 20):
@@ -96,10 +92,8 @@ def test_what_a_faster_link_would_not_save_is_no_communication(communication, st
 
 
 def test_waiting_of_a_rank_captured_alone_may_be_either(communication):
-    found = communication(_waiting_for_rank_0, ranks=[1])
-    assert list(found) == ["unmatched_communication"]
-    finding = found["unmatched_communication"]
-    assert (finding.ranks, finding.confidence) == ([1], Confidence.low)
+    (finding,) = communication(_waiting_for_rank_0, ranks=[1]).values()
+    assert (finding.id, finding.ranks, finding.confidence) == ("unmatched_communication", [1], Confidence.low)
     assert finding.evidence["exposed_us"]["1"] == finding.recoverable_us_per_iteration == approx(9_200, rel=0.02)
     assert finding.events[0].duration_us == approx(9_200, rel=0.02)
     assert communication(_waiting_for_rank_0, ranks=[0]) == {}
@@ -130,7 +124,7 @@ def test_the_dimension_of_a_group_follows_from_megatrons_name_or_its_ranks(tmp_p
     run = run_of(SimulatedJob(lambda job, _: [job.meet(1 * MS, group=name) for name in dimensions], 2).write(tmp_path))
     for info in run.infos:
         info.coordinates = {"tp": (0, 1), "dp": (info.rank, 2)}
-    assert {each.group: each.dimension for each in transfers(run.evidence())} == dimensions
+    assert {each.group: each.dimension for each in finds.transfers(run.evidence())} == dimensions
 
 
 def _accumulating(job, _, sync=True, group="default_pg"):
@@ -145,24 +139,17 @@ def _accumulating(job, _, sync=True, group="default_pg"):
         job.launch(job.all, 100 * US, "aten::_fused_adamw_", name="multi_tensor_apply")
 
 
-def test_gradients_reduced_after_each_micro_batch_cost_all_but_the_last(find):
+def test_gradients_reduced_after_each_micro_batch_cost_all_but_the_last_and_once_nothing(find):
     found = find(SimulatedJob(_accumulating, 2))["accumulation_sync"]
     assert found.ranks == [0, 1]
     assert (found.evidence["micro_batches"], found.evidence["collectives"]) == (4, 12)
     assert found.recoverable_us_per_iteration == approx(3 * 3 * 500, rel=0.02)
     assert "no_sync" in found.action
-
-
-@pytest.mark.parametrize(
-    "step",
-    [
-        partial(_accumulating, sync=False),
-        partial(_accumulating, group="TENSOR_MODEL_PARALLEL_GROUP"),  # reduces activations
-        lambda job, number: [_accumulating(job, number, sync=False), job.meet(500 * US, group="default_pg", size=1 << 25)],
-    ],
-)
-def test_gradients_reduced_once_are_no_finding(find, step):
-    assert "accumulation_sync" not in find(SimulatedJob(step, 2))
+    once = partial(_accumulating, sync=False)
+    once_more = lambda job, number: [once(job, number), job.meet(500 * US, group="default_pg", size=1 << 25)]  # noqa: E731
+    activations = partial(_accumulating, group="TENSOR_MODEL_PARALLEL_GROUP")
+    for step in (once, once_more, activations):
+        assert "accumulation_sync" not in find(SimulatedJob(step, 2))
 
 
 def _sharded(job, _, units=30, size=1 << 18, stops_ns=0):

@@ -73,9 +73,8 @@ def _attention(job, _, softmax=_SOFTMAX, product="aten::bmm"):
     for _ in range(4):
         job.launch(0, 2 * MS, count=4, name=_BF16)
         job.launch(0, 200 * US, product, name=_BF16)
-        job.launch(0, 500 * US, "aten::mul", name="scale")
-        job.launch(0, 500 * US, "aten::masked_fill", name="mask")
-        job.launch(0, 500 * US, "aten::_softmax", name=softmax)
+        for operator, name in (("mul", "scale"), ("masked_fill", "mask"), ("_softmax", softmax)):
+            job.launch(0, 500 * US, f"aten::{operator}", name=name)
         job.launch(0, 200 * US, product, name=_BF16)
 
 

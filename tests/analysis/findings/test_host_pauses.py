@@ -24,12 +24,12 @@ def _stops(job, iteration, name, category="annotation", every=1, rank=0):
         job.meet()
 
 
+_FRAME = "torch/_dynamo/convert_frame.py(1024): compile_inner"
+
+
 @pytest.mark.parametrize(
     ("name", "category", "cause"),
-    [
-        (_COLLECTING, "annotation", "garbage_collection"),
-        ("torch/_dynamo/convert_frame.py(1024): compile_inner", "python", "recompilation"),
-    ],
+    [(_COLLECTING, "annotation", "garbage_collection"), (_FRAME, "python", "recompilation")],
 )
 def test_a_stop_is_named_by_the_range_that_shows_it(find, name, category, cause):
     found = find(SimulatedJob(partial(_stops, name=name, category=category)))
@@ -52,8 +52,7 @@ def test_a_stop_in_some_iterations_says_how_often_and_how_long(find, name, every
     category = "operator" if name.startswith("aten") else "annotation"
     found = find(SimulatedJob(partial(_stops, name=name, category=category, every=every, rank=rank), iterations=6, **job))
     assert not found.keys() & ({"straggler_host", "host_launch_bound", "host_pause"} - {cause})
-    assert title in found[cause].title
-    assert found[cause].ranks == [rank]
+    assert (title in found[cause].title, found[cause].ranks) == (True, [rank])
     assert found[cause].recoverable_us_per_iteration == approx(saving_us, rel=0.01)
     if cause == "garbage_collection":
         assert found[cause].occurrence.iterations == (12, 15)
@@ -64,11 +63,7 @@ def test_a_stop_in_some_iterations_says_how_often_and_how_long(find, name, every
 
 @pytest.mark.parametrize(
     ("call", "took_ns", "initializes"),
-    [
-        ("cudaLaunchKernel", 900 * MS, True),
-        ("cudaHostAlloc", 900 * MS, False),
-        ("cudaFree", 9 * MS, False),
-    ],
+    [("cudaLaunchKernel", 900 * MS, True), ("cudaHostAlloc", 900 * MS, False), ("cudaFree", 9 * MS, False)],
 )
 def test_a_capture_that_mostly_sets_up_libraries_says_so_and_nothing_else(find, call, took_ns, initializes):
     job = SimulatedJob(None)
@@ -121,17 +116,6 @@ def test_states_copied_to_the_host_in_some_iterations_are_saved(find, changed, s
         assert "host_pause" not in found
 
 
-def _pausing(pauses_ms):
-    """Rank 1 pauses in some iterations; each takes 20 ms without that."""
-
-    def step(job, number):
-        job.be_in(1, "something", pauses_ms.get(number, 0) * MS)
-        job.busy()
-        job.meet()
-
-    return SimulatedJob(step, 2, 6)
-
-
 @pytest.mark.parametrize(
     ("lost_us", "struck"),
     [
@@ -150,7 +134,12 @@ def test_iterations_are_struck_that_lose_most(lost_us, struck):
 
 
 def test_a_captured_iteration_that_medians_leave_out_is_named(find):
-    job = _pausing({12: 900, 10: 30})
+    def step(job, number):
+        job.be_in(1, "something", {12: 900, 10: 30}.get(number, 0) * MS)  # each takes 20 ms without that
+        job.busy()
+        job.meet()
+
+    job = SimulatedJob(step, 2, 6)
     for rank in job.all:
         for place in (0, 2):  # the profiler starts in the first, and flushes in the third
             job.rows[rank]["iterations"][place]["boundary"] = True

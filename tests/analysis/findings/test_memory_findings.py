@@ -5,7 +5,6 @@ import pytest
 from bridge_profiling.analysis.findings import Confidence
 from bridge_profiling.analysis.findings.memory import memory_fragmentation, memory_growth, memory_headroom
 from bridge_profiling.traces.kineto import tables as kineto
-from tests.analysis.findings.simulated_jobs import found_by
 from tests.analysis.ranks_in_hand import write_rank
 from tests.traces.kineto_files import kernel
 
@@ -60,27 +59,20 @@ class Recording:
         self.rows["out_of_memory"].append(row)
         return self
 
-    def write(self, folder, device_bytes):
+    def write(self, folder, device_bytes=None):
         """As the cache keeps a snapshot, and a trace that knows how large the device is."""
         rows = {name: each for name, each in self.rows.items() if each or name != "out_of_memory"}
         write_rank(folder, self.rank, rows, "memory")
         if device_bytes is not None:
             event = {"kind": "compute", "name": "k", "start_ns": 0, "end_ns": 10, "iteration": 0}
             write_rank(folder, self.rank, {"device_events": [event]}, device_bytes={0: device_bytes, 1: GB})
+        return folder
 
 
 @pytest.fixture
-def find(tmp_path_factory, run_of):
+def find(find):
     """Findings about memory, by id."""
-
-    def found(recording, device_bytes=None):
-        folder = tmp_path_factory.mktemp("run")
-        recording.write(folder, device_bytes)
-        return {
-            finding.id: finding for finding in found_by(run_of(folder), memory_headroom, memory_fragmentation, memory_growth)
-        }
-
-    return found
+    return lambda recording, **written: find(recording, memory_headroom, memory_fragmentation, memory_growth, **written)
 
 
 def _setting_up(iterations):
@@ -106,10 +98,9 @@ def test_memory_that_does_what_memory_does_is_no_finding(find, recording, device
 # Growth in three iterations leaves doubt.
 @pytest.mark.parametrize(("iterations", "confidence"), [(6, Confidence.high), (3, Confidence.medium)])
 def test_growth_is_found_with_the_line_that_keeps_it(find, iterations, confidence):
-    found = find(Recording(iterations, reserved=8 * GB).leak(40 * MB), device_bytes=80 * GB)
-    assert list(found) == ["memory_growth"]
-    finding = found["memory_growth"]
-    assert (finding.ranks, finding.confidence, finding.recoverable_us_per_iteration) == ([0], confidence, None)
+    (finding,) = find(Recording(iterations, reserved=8 * GB).leak(40 * MB), device_bytes=80 * GB).values()
+    assert (finding.id, finding.ranks, finding.confidence) == ("memory_growth", [0], confidence)
+    assert finding.recoverable_us_per_iteration is None
     (device,) = finding.evidence["devices"]
     assert device["growth_bytes_per_iteration"] == 40 * MB
     assert device["iterations_until_full"] == pytest.approx((80 * GB - 2 * GB) / (40 * MB), rel=0.01)
@@ -121,10 +112,9 @@ def test_blocks_taken_while_as_much_is_free_are_fragmentation(find):
     for number in range(4):  # a tensor that fits no hole: three gigabytes are free when each is taken
         recording.block(1 * GB, number + 0.9)
         recording.tensor(1 * GB, number + 0.9, number + 0.95)
-    found = find(recording, device_bytes=80 * GB)
-    assert list(found) == ["memory_fragmentation"]
-    (device,) = found["memory_fragmentation"].evidence["devices"]
-    assert device["needlessly_reserved_bytes"] == 4 * GB
+    (finding,) = find(recording, device_bytes=80 * GB).values()
+    (device,) = finding.evidence["devices"]
+    assert (finding.id, device["needlessly_reserved_bytes"]) == ("memory_fragmentation", 4 * GB)
     assert device["share_of_reserved"] == pytest.approx(4 / 9, rel=0.02)
 
 
@@ -141,11 +131,10 @@ def test_blocks_taken_anew_in_each_iteration_are_fragmentation_however_small(fin
 
 
 def test_a_nearly_full_device_is_found_with_what_fills_it(find):
-    found = find(Recording(4, persistent=40 * GB, temporary=35 * GB, reserved=76 * GB), device_bytes=80 * GB)
-    assert list(found) == ["memory_headroom"]
-    finding = found["memory_headroom"]
+    full = Recording(4, persistent=40 * GB, temporary=35 * GB, reserved=76 * GB)
+    (finding,) = find(full, device_bytes=80 * GB).values()
+    assert (finding.id, finding.confidence) == ("memory_headroom", Confidence.high)
     assert finding.evidence["devices"][0]["left_share"] == pytest.approx(0.05)
-    assert finding.confidence is Confidence.high
     assert finding.events[0].start_ns == int(0.2 * S)
     assert any(TRAIN in event.name for event in finding.events)
     # What the allocator only caches leaves doubt.
