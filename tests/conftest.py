@@ -88,12 +88,11 @@ NEEDS = {
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "needs(name, …): what the machine must have for this test")
-    unknown = _required() - NEEDS.keys()
-    if unknown:
+    required = set(filter(None, os.environ.get("REQUIRE", "").split(",")))
+    if unknown := required - NEEDS.keys():
         raise pytest.UsageError(f"REQUIRE names {', '.join(sorted(unknown))}; known are {', '.join(NEEDS)}")
-    for name in sorted(_required()):
-        missing = NEEDS[name]()
-        if missing:
+    for name in sorted(required):
+        if missing := NEEDS[name]():
             raise pytest.UsageError(f"REQUIRE names {name}, and {missing}")
     _watch_for_processes()
     if not hasattr(config, "workerinput"):
@@ -116,8 +115,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     for marker in item.iter_markers("needs"):
         for name in marker.args:
-            missing = NEEDS[name]()
-            if missing:
+            if missing := NEEDS[name]():
                 pytest.skip(missing)
     _processes.clear()
 
@@ -282,7 +280,3 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         missing = [f"{name}: {why}" for name in ("slurm", "nsys") if (why := NEEDS[name]())]
         terminalreporter.write_line("`make test-integration` and `make test-system` run the other tests")
         terminalreporter.write_line(f"of what they need, this machine lacks: {'; '.join(missing) or 'nothing'}")
-
-
-def _required() -> set[str]:
-    return set(filter(None, os.environ.get("REQUIRE", "").split(",")))
