@@ -9,9 +9,6 @@ import functools
 import gc
 import importlib.util
 import logging
-import multiprocessing.forkserver
-import multiprocessing.process
-import multiprocessing.resource_tracker
 import os
 import shutil
 import subprocess
@@ -20,6 +17,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from multiprocessing import forkserver, process, resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -88,12 +86,11 @@ NEEDS = {
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "needs(name, …): what the machine must have for this test")
-    unknown = _required() - NEEDS.keys()
-    if unknown:
+    required = set(filter(None, os.environ.get("REQUIRE", "").split(",")))
+    if unknown := required - NEEDS.keys():
         raise pytest.UsageError(f"REQUIRE names {', '.join(sorted(unknown))}; known are {', '.join(NEEDS)}")
-    for name in sorted(_required()):
-        missing = NEEDS[name]()
-        if missing:
+    for name in sorted(required):
+        if missing := NEEDS[name]():
             raise pytest.UsageError(f"REQUIRE names {name}, and {missing}")
     _watch_for_processes()
     if not hasattr(config, "workerinput"):
@@ -116,8 +113,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     for marker in item.iter_markers("needs"):
         for name in marker.args:
-            missing = NEEDS[name]()
-            if missing:
+            if missing := NEEDS[name]():
                 pytest.skip(missing)
     _processes.clear()
 
@@ -148,14 +144,14 @@ def _watch_for_processes() -> None:
             _processes.append(f"{event} {arguments[:2]}")
 
     sys.addaudithook(watch)
-    start = multiprocessing.process.BaseProcess.start
+    start = process.BaseProcess.start
 
     # Processes of multiprocessing's fork server come from elsewhere.
-    def watched(self: multiprocessing.process.BaseProcess) -> None:
+    def watched(self: process.BaseProcess) -> None:
         _processes.append(repr(self))
         start(self)
 
-    multiprocessing.process.BaseProcess.start = watched  # type: ignore[method-assign]
+    process.BaseProcess.start = watched  # type: ignore[method-assign]
 
 
 def _importing() -> bool:
@@ -186,8 +182,8 @@ class Leftovers:
     def processes(self) -> list[str]:
         """Processes of this run that still exist after some seconds: process id and command line."""
         # These two live as long as pytest's own process, if that runs the tests.
-        multiprocessing.forkserver._forkserver._stop()
-        multiprocessing.resource_tracker._resource_tracker._stop()
+        forkserver._forkserver._stop()
+        resource_tracker._resource_tracker._stop()
         deadline = time.monotonic() + _PATIENCE_S
         while (found := self._running()) and time.monotonic() < deadline:
             time.sleep(0.1)
@@ -195,7 +191,7 @@ class Leftovers:
 
     def _running(self) -> list[str]:
         # Pytest's own process set the variable after it had started, so it is not among them. A zombie has no environment.
-        running = [process.info for process in psutil.process_iter(["pid", "cmdline", "environ"])]
+        running = [each.info for each in psutil.process_iter(["pid", "cmdline", "environ"])]
         marked = [each for each in running if (each["environ"] or {}).get(_VARIABLE) == self._mark]
         return [f"{each['pid']} {' '.join(each['cmdline'] or ())}" for each in marked]
 
@@ -224,7 +220,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         return
     lines = [f"a process is left: {text}" for text in leftovers.processes()]
     # Tests of a system install it.
-    files = [] if _runs_system_tests(session.config) else leftovers.files()
+    files = leftovers.files() if "not system" in session.config.getoption("markexpr") else []
     lines += [f"a file is left: {path}" for path in files]
     session.config.stash[_LEFT] = lines
     if session.exitstatus == 0 and (len(lines) > len(files) or (files and "CI" in os.environ)):
@@ -232,10 +228,6 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 _LEFT = pytest.StashKey[list[str]]()
-
-
-def _runs_system_tests(config: pytest.Config) -> bool:
-    return "not system" not in config.getoption("markexpr")
 
 
 @pytest.fixture(autouse=True)
@@ -282,7 +274,3 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         missing = [f"{name}: {why}" for name in ("slurm", "nsys") if (why := NEEDS[name]())]
         terminalreporter.write_line("`make test-integration` and `make test-system` run the other tests")
         terminalreporter.write_line(f"of what they need, this machine lacks: {'; '.join(missing) or 'nothing'}")
-
-
-def _required() -> set[str]:
-    return set(filter(None, os.environ.get("REQUIRE", "").split(",")))

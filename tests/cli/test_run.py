@@ -52,8 +52,8 @@ def started(monkeypatch):
     return Child
 
 
-def typed(*arguments):
-    return CliRunner().invoke(app, ["run", *arguments], catch_exceptions=False)
+def typed(*arguments, **environment):
+    return CliRunner().invoke(app, ["run", *arguments], env=environment, catch_exceptions=False)
 
 
 def test_one_rank_needs_no_launcher_and_what_follows_the_script_is_the_scripts(started):
@@ -135,10 +135,8 @@ def test_ranks_of_one_machine_are_torchruns_and_each_launch_has_a_name(started):
         ({"SLURM_JOB_ID": "3", "SLURM_STEP_ID": "0", "SLURM_NODEID": "1", "SLURM_STEP_NODELIST": "gpu[07-08]"}, []),
     ],
 )
-def test_machines_meet_at_the_given_endpoint_or_where_slurm_says(started, monkeypatch, environment, options):
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    typed("--nodes", "2", "--nproc", "8", *options, SCRIPT)
+def test_machines_meet_at_the_given_endpoint_or_where_slurm_says(started, environment, options):
+    typed("--nodes", "2", "--nproc", "8", *options, SCRIPT, **environment)
     port = 20003 if environment else 23
     assert started.started[:7] == [
         *["-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=8"],
@@ -151,16 +149,12 @@ def test_machines_meet_at_the_given_endpoint_or_where_slurm_says(started, monkey
     "environment", [{"RANK": "1", "WORLD_SIZE": "2"}, {"SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"}]
 )
 def test_a_rank_of_another_launcher_becomes_the_script(started, monkeypatch, environment):
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-
     became: list[str] = []
     monkeypatch.setattr(os, "execv", lambda program, arguments: became.extend(arguments[1:]))
-    typed(SCRIPT)
+    typed(SCRIPT, **environment)
     assert became == ["-m", "bridge_profiling.easy.start", SCRIPT]
-    monkeypatch.setenv("RANK", "1")
     with pytest.raises(ProfilingConfigError, match="is a rank already"):
-        typed("--nproc", "2", SCRIPT)
+        typed("--nproc", "2", SCRIPT, **environment | {"RANK": "1"})
 
 
 @pytest.mark.parametrize(

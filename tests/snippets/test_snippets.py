@@ -64,8 +64,7 @@ def listed() -> dict[str, tuple[str, str]]:
 
 def begins(text: str) -> str:
     """How the page shows a block: its first line."""
-    first = next((line.strip() for line in text.splitlines() if line.strip()), "")
-    return first[:60].replace("|", "¦").replace("`", "'")
+    return text.strip().partition("\n")[0].rstrip()[:60].replace("|", "¦").replace("`", "'")
 
 
 def execute(name, **names):

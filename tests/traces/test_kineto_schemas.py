@@ -101,13 +101,11 @@ def test_a_bare_array_and_a_trace_without_distributed_information(write_trace, e
     assert (tables.info.rank_source, tables.info.error) == (source, None)
 
 
-@pytest.mark.parametrize(
-    ("written", "name"), [(b'"a: nan, inf"', "a: nan, inf"), (b'"ge\xff\x01m\\m"', "ge� m\\m")], ids=["words", "bytes"]
-)
-def test_names_are_shown_as_well_as_can_be(read_trace, written, name):
+def test_names_are_shown_as_well_as_can_be(read_trace):
     """Words like NaN stay, invalid UTF-8, control characters and bad escapes become printable."""
-    raw = RAW.replace(b'"gemm"', written).replace(b"1.5}", b"Infinity}")
-    assert values(read_trace(raw).device_events, "name")[0] == name
+    for written, name in ((b'"a: nan, inf"', "a: nan, inf"), (b'"ge\xff\x01m\\m"', "ge� m\\m")):
+        raw = RAW.replace(b'"gemm"', written).replace(b"1.5}", b"Infinity}")
+        assert values(read_trace(raw).device_events, "name")[0] == name
 
 
 def test_torch_1_8_capitals_and_numbers_as_text(write_trace):
@@ -167,20 +165,15 @@ def test_ids_that_are_correlations_name_no_operator(read_trace):
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=30)
-@given(
-    starts=st.lists(st.integers(0, 3_999_999_999_999_999_999), min_size=1, max_size=5),
-    duration=st.integers(0, 10**12),
-    whole=st.booleans(),
-)
+@given(st.lists(st.integers(0, 4 * 10**18 - 1), min_size=1, max_size=5), st.integers(0, 10**12), st.booleans())
 def test_any_time_is_exact(read_trace, starts, duration, whole):
     """Integer microseconds or three decimals, near zero, relative to a base, or since 1970."""
-    if whole:
-        starts = [start // 1000 * 1000 for start in starts]
-    written = [str(start // 1000) if whole else f"{start // 1000}.{start % 1000:03}" for start in starts]
+    starts = [start // 1000 * 1000 if whole else start for start in starts]
+    written = [f"{start // 1000}" if whole else f"{start // 1000}.{start % 1000:03}" for start in starts]
     lasting = f"{duration // 1000}.{duration % 1000:03}"
     events = ", ".join(f'{{"cat": "kernel", "name": "k", "ts": {start}, "dur": {lasting}}}' for start in written)
-    tables = read_trace(f'{{"traceEvents": [{events}]}}')
-    assert values(tables.device_events, "start_ns", "end_ns") == [(start, start + duration) for start in sorted(starts)]
+    found = values(read_trace(f'{{"traceEvents": [{events}]}}').device_events, "start_ns", "end_ns")
+    assert found == [(start, start + duration) for start in sorted(starts)]
 
 
 def test_a_trace_names_its_base_time_versions_and_groups(read_trace):

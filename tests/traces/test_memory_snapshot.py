@@ -36,8 +36,8 @@ def segment(address, size, *blocks, **more):
     for length, state, requested in blocks:
         listed.append({"address": at, "size": length, "requested_size": requested, "state": state, "frames": FRAMES})
         at += length
-    shared = {"device": 0, "stream": 0, "segment_type": "large"}
-    return shared | {"address": BASE + address, "total_size": size, "blocks": listed} | more
+    place = {"device": 0, "stream": 0, "address": BASE + address, "total_size": size}
+    return place | {"segment_type": "large", "blocks": listed} | more
 
 
 def offset(time_ns):
@@ -147,11 +147,12 @@ def test_annotations_are_host_events(read):
     assert [(name, offset(start), offset(end)) for name, start, end in rows] == [("a", 0, 3), ("b", 1, 2)]
 
 
-ACTIONS = st.sampled_from(["alloc", "free_requested", "free_completed"])
+def histories(actions, last, sizes, length):
+    return st.lists(st.tuples(st.sampled_from(actions), st.integers(0, last), sizes), max_size=length)
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.lists(st.tuples(ACTIONS, st.integers(0, 5), st.integers(0, 3000)), max_size=60), st.sets(st.integers(0, 7)))
+@given(histories(["alloc", "free_requested", "free_completed"], 5, st.integers(0, 3000), 60), st.sets(st.integers(0, 7)))
 def test_the_replay_agrees_with_a_naive_one(history, live):
     """The naive one looks, for each allocation and each free, through the rest of the history."""
     trace = [entry(action, address * 4096, size, at) for at, (action, address, size) in enumerate(history)]
@@ -160,15 +161,12 @@ def test_the_replay_agrees_with_a_naive_one(history, live):
     for address in range(8):
         found = []
         for at, action in [(at, action) for at, (action, where, _) in enumerate(history) if where == address]:
-            is_open = bool(found) and found[-1][2] is None
-            if action == "alloc":
-                if is_open:
-                    found[-1][2] = at
-                found.append([at, None, None])
-                continue
-            if not is_open:
+            is_open = found and found[-1][2] is None
+            if action == "alloc" and is_open:
+                found[-1][2] = at
+            if action == "alloc" or not is_open:
                 found.append([None, None, None])
-            found[-1][1 if action == "free_requested" else 2] = at
+            found[-1][["alloc", "free_requested", "free_completed"].index(action)] = at
         if address in live and not (found and found[-1][2] is None):
             found.append([None, None, None])
         expected += [(BASE + address * 4096, *life) for life in found]
@@ -179,11 +177,8 @@ def test_the_replay_agrees_with_a_naive_one(history, live):
     assert sorted(shown, key=repr) == sorted(expected, key=repr)
 
 
-MAPS = st.sampled_from(["segment_map", "segment_unmap"])
-
-
 @settings(max_examples=100, deadline=None)
-@given(st.lists(st.tuples(MAPS, st.integers(0, 15), st.integers(1, 8)), max_size=25), st.sets(st.integers(0, 23)))
+@given(histories(["segment_map", "segment_unmap"], 15, st.integers(1, 8), 25), st.sets(st.integers(0, 23)))
 def test_segments_agree_with_a_naive_replay_page_by_page(history, held):
     page = 1 << 21
     trace = [entry(action, address * page, pages * page, at) for at, (action, address, pages) in enumerate(history)]
@@ -197,9 +192,8 @@ def test_segments_agree_with_a_naive_replay_page_by_page(history, held):
     expected.update((each, since.get(each), None) for each in since.keys() | held)
     found = Counter()
     for row in replay(0, trace, [segment(address * page, page, (page, "inactive", 0)) for address in sorted(held)]).segments:
-        first = (row.address - BASE) // page
-        pages = range(first, first + row.bytes // page)
-        found.update((each, offset(row.allocated_ns), offset(row.freed_ns)) for each in pages)
+        for each in range(row.address - BASE, row.address - BASE + row.bytes, page):
+            found[each // page, offset(row.allocated_ns), offset(row.freed_ns)] += 1
     assert found == expected
 
 
@@ -278,9 +272,7 @@ def test_only_opcodes_of_plain_data_are_known():
 
 def test_a_pickle_that_asks_for_more_memory_than_it_has_is_refused_without_it():
     numbers = [
-        ("BINBYTES8", "<Q", 1 << 40),
         ("BINUNICODE", "<I", (1 << 32) - 1),
-        ("LONG4", "<I", (1 << 31) - 1),
         ("FRAME", "<Q", (1 << 64) - 1),
         ("LONG_BINPUT", "<I", (1 << 32) - 1),  # 4.1 GB without the check
     ]
