@@ -71,13 +71,6 @@ class Seen(torch.nn.Module):
         return {"logits": self.layers(x), "hidden": [x, None]}
 
 
-class Text(torch.nn.Linear):
-    """Returns no tensor."""
-
-    def forward(self, x):
-        return "text"
-
-
 @pytest.mark.parametrize("train", [False, True])
 def test_it_calls_the_model_as_asked_and_leaves_it_as_it_was(train, capsys):
     model = Seen().train(not train)
@@ -122,7 +115,6 @@ NO_SHAPES = (4, None, "ab", (2.0, 4), (-1, 4), ((6, 2), (6, 3)), {"x": torch.one
     ("model", "shape", "settings", "said"),
     [
         (torch.nn.Linear(2, 2), (0, 2), {}, "holds no sample"),
-        (Text(2, 2), (1, 2), {"train": True}, "nothing to differentiate"),
         (torch.nn.Embedding(8, 4), (3, 5), {"dtype": torch.float32}, "of torch.float32. Pass dtype=torch.long"),
         *((torch.nn.Linear(4, 2), shape, {}, r"is not the shape of one tensor.*the tensors themselves") for shape in NO_SHAPES),
     ],

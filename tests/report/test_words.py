@@ -38,9 +38,3 @@ def test_evidence_is_written_with_the_unit_in_its_name(name, amount, heading, sa
 def test_a_saving_is_an_estimate_and_a_bound_each_with_its_share():
     said = [words.saving(*saving, share=lambda us: us / 1e5) for saving in ((7e3, 23e3), (None, 23e3), (7e3, None))]
     assert said == ["about 7.0 ms (7.0%), at most 23 ms (23%)", "at most 23 ms (23%)", "about 7.0 ms (7.0%)"]
-
-
-def test_ranks_by_the_hundreds_are_cut():
-    assert words.value("waiting_us", dict.fromkeys(range(512), 1000.0)).endswith("rank 11: 1.0 ms and 500 more")
-    assert words.ranks(list(range(1, 1024, 2))).endswith("23 and 500 more")
-    assert (words.ranks([0, 1, 2, 3], 4), words.ranks([0, 1], 2)) == ("all 4 ranks", "both ranks")

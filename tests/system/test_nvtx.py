@@ -1,9 +1,8 @@
 """Our ranges reach a real nsys whichever nvtx is installed, or none, in CPU and CUDA builds of torch, without a GPU."""
 
-import fcntl
+import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -19,17 +18,12 @@ RELEASES = ("0.2.11", "0.2.17")
 def installed(release: str) -> Path:
     """A folder that holds this release of nvtx for this Python, installed once into the checkout's cache."""
     folder = ROOT / ".cache" / "nvtx" / f"{release}-{sys.implementation.cache_tag}"
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with open(folder.with_suffix(".lock"), "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not folder.exists():
-            with tempfile.TemporaryDirectory(dir=folder.parent) as made:
-                target = Path(made, "nvtx")
-                asked = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--only-binary=:all:"]
-                done = subprocess.run([*asked, f"--target={target}", f"nvtx=={release}"], capture_output=True, text=True)
-                if done.returncode:
-                    pytest.skip(f"nvtx {release} cannot be had: {(done.stderr.strip().splitlines() or ['?'])[-1]}")
-                target.rename(folder)
+    if not folder.exists():
+        asked = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--only-binary=:all:"]
+        done = subprocess.run([*asked, f"--target={folder}", f"nvtx=={release}"], capture_output=True, text=True)
+        if done.returncode:
+            shutil.rmtree(folder, ignore_errors=True)
+            pytest.skip(f"nvtx {release} cannot be had: {(done.stderr.strip().splitlines() or ['?'])[-1]}")
     return folder
 
 

@@ -218,17 +218,6 @@ def test_an_event_of_a_finding_is_shown_in_the_timeline_and_the_budget_adds_up_e
     assert page.evaluate(total) == pytest.approx(by_cause, rel=2e-3)
 
 
-def test_dark_and_light(page):
-    ink = "document.querySelector('#figure-budget .legendtext').style.fill"
-    ground = "getComputedStyle(document.body).backgroundColor"
-    light = page.evaluate(ground), page.evaluate(ink)
-    page.locator("#theme").click()
-    dark = page.evaluate(ground), page.evaluate(ink)
-    assert page.get_attribute("#theme", "aria-pressed") == "true"
-    assert light[0] != dark[0]
-    assert light[1] != dark[1]
-
-
 def test_it_prints_on_white_without_controls_and_within_the_paper(page):
     page.locator("#theme").click()
     page.set_viewport_size({"width": 688, "height": 1000})  # A4 less its margins
