@@ -34,22 +34,16 @@ SETTINGS: dict[str, Any] = {
     "validation.eval_interval": 1000,
     "validation.eval_iters": 0,
     "mixed_precision": "bf16_mixed",
-    "optimizer.use_distributed_optimizer": True,
-    "ddp.use_distributed_optimizer": True,
-    "ddp.overlap_grad_reduce": True,
-    "ddp.overlap_param_gather": True,
+    **dict.fromkeys(("optimizer.use_distributed_optimizer", "ddp.use_distributed_optimizer"), True),
+    **dict.fromkeys(("ddp.overlap_grad_reduce", "ddp.overlap_param_gather"), True),
     "scheduler.lr_warmup_iters": 2,
     "dataset.num_workers": 1,
     "tokenizer.vocab_size": 32000,
 }
 
 _MODEL: dict[str, Any] = {
-    "num_layers": 4,
-    "hidden_size": 768,
-    "num_attention_heads": 12,
-    "seq_length": 1024,
-    "hidden_dropout": 0.0,
-    "attention_dropout": 0.0,
+    **{"num_layers": 4, "hidden_size": 768, "num_attention_heads": 12, "seq_length": 1024},
+    **dict.fromkeys(("hidden_dropout", "attention_dropout"), 0.0),
     # Bridge says of its fused cross entropy that it is not deterministic; two runs then differ in their last bits.
     "cross_entropy_loss_fusion": False,
     # Bridge 0.6 turns it on wherever Transformer Engine is installed, and megatron-core's output layer needs Apex for it.
@@ -88,20 +82,12 @@ def _configuration(options: argparse.Namespace) -> Any:
 
 def _restart_under_nsys(options: argparse.Namespace) -> None:
     """Start this rank anew under nsys, as an experiment of ours does."""
-    config = ProfilingConfig(
-        use_nsys_profiler=True,
-        nsys_export_sqlite=True,
-        profile_step_start=options.start,
-        profile_step_end=options.end,
-        profile_ranks="all",
-        output_dir=str(options.out / "profiles"),
-    )
+    window = {"profile_step_start": options.start, "profile_step_end": options.end, "profile_ranks": "all"}
+    output = str(options.out / "profiles")
+    config = ProfilingConfig(use_nsys_profiler=True, nsys_export_sqlite=True, output_dir=output, **window)
     config.finalize(train_iters=options.settings["train.train_iters"], world_size=WORLD_SIZE)
-    layout = ParallelLayout(
-        world_size=WORLD_SIZE,
-        tp=options.settings.get("model.tensor_model_parallel_size", 1),
-        cp=options.settings.get("model.context_parallel_size", 1),
-    )
+    tp, cp = (options.settings.get(f"model.{name}_parallel_size", 1) for name in ("tensor_model", "context"))
+    layout = ParallelLayout(world_size=WORLD_SIZE, tp=tp, cp=cp)
     start_under_nsys(config, rank=RANK, layout=layout, local_rank=int(os.environ.get("LOCAL_RANK", "0")), cuda=True)
 
 

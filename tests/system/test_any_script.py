@@ -49,9 +49,8 @@ def test_a_directory_that_both_nodes_see_is_ok(slurm_cluster, tmp_path):
 @pytest.mark.needs("nsys")
 def test_the_rank_asked_for_runs_under_nsys_and_its_report_holds_the_phases(nsys, tmp_path):
     options = ("--nproc", "2", "--profiler", "nsys", "--ranks", "1", "--steps", "3:6")
-    ended = bridge_profiling(
-        tmp_path, "run", *options, str(PLAIN_LOOP), PATH=f"{nsys.parent}:{os.environ['PATH']}", PYTHONPATH=str(ROOT)
-    )
+    variables = {"PATH": f"{nsys.parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    ended = bridge_profiling(tmp_path, "run", *options, str(PLAIN_LOOP), **variables)
     assert ended.returncode == 0, ended.stderr
     written = manifests(tmp_path / "profiles")[1]
     assert (written["status"], written["captured"]["iterations"]) == ("complete", [3, 4, 5]), ended.stderr
