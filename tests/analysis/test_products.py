@@ -1,6 +1,7 @@
 """Floating-point operations from shapes, counted by hand, and the speed that follows."""
 
 import json
+from math import prod
 
 import pytest
 
@@ -47,6 +48,9 @@ def test_a_convolutions_output_is_known_from_its_backward_pass():
     found = _found(("aten::convolution", [IMAGE, FILTER]), ("aten::convolution_backward", [OUTPUT, IMAGE, FILTER]))
     flops = dict(values(found, "operator", "flops"))
     assert flops["aten::convolution"] * 2 == flops["aten::convolution_backward"]
+    # It reads the gradient, the input and the weight, and writes the gradients of both, two bytes each.
+    moved = 2 * (prod(OUTPUT) + 2 * prod(IMAGE) + 2 * prod(FILTER))
+    assert dict(values(found, "operator", "flops_per_byte"))["aten::convolution_backward"] == flops.popitem()[1] / moved
     backward = [("aten::convolution_backward", [output, IMAGE, FILTER]) for output in (OUTPUT, [8, 16, 15, 15])]
     ambiguous = _found(("aten::convolution", [IMAGE, FILTER]), *backward)
     assert dict(values(ambiguous, "operator", "flops"))["aten::convolution"] is None
