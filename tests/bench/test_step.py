@@ -47,7 +47,6 @@ def test_it_stops_at_the_time_limit_and_counts_at_least_one(clock):
         ([10, 1, 9, 2, 8, 3, 7, 4, 6, 5], (10, 5.5, 5.5, 2, 9)),
         # Fewer than six have no bounds.
         ([1, 1, 2, 2, 4], (5, 2, 2, None, None)),
-        ([3], (1, 3, 3, None, None)),
     ],
 )
 def test_median_mean_and_bounds_agree_with_tables(samples, expected):
