@@ -41,8 +41,8 @@ CONTENTION = 0.5
 #: Turns cost at most this many times their median.
 _TURNS_ALIKE = 3.0
 
-#: A rank that takes turns is the slowest in so many iterations. One is enough if every iteration has a slowest rank, and all
-#: turns cost the same up to this share: chance does not do that.
+#: A rank that takes turns is the slowest in so many iterations. One is enough if each of more iterations has a slowest rank, and
+#: all turns cost the same up to this share: chance does not do that.
 _TURNS, _EQUAL = 2, 0.25
 
 
@@ -197,7 +197,7 @@ def take_turns(evidence: Evidence, excess_us: Grid, least_us: float) -> dict[int
     struck = (most > least_us) & (most < _TURNS_ALIKE * np.median(most))
     slowest = filled.argmax(axis=1)[struck]
     count = {rank: int((slowest == place).sum()) for place, rank in enumerate(evidence.ranks)}
-    equal = struck.all() and np.all(np.abs(most - np.median(most)) < _EQUAL * np.median(most))
+    equal = len(most) > _TURNS and struck.all() and np.all(np.abs(most - np.median(most)) < _EQUAL * np.median(most))
     turns = {rank: times / len(evidence.numbers) for rank, times in count.items() if times >= (1 if equal else _TURNS)}
     return turns if len(turns) > 1 and struck.mean() > 0.5 else {}
 
