@@ -41,8 +41,8 @@ CONTENTION = 0.5
 #: Turns cost at most this many times their median.
 _TURNS_ALIKE = 3.0
 
-#: A rank that takes turns is the slowest in so many iterations. One is enough if each of more iterations has a slowest rank, and
-#: all turns cost the same up to this share: chance does not do that.
+#: A rank that takes turns is the slowest in so many iterations. One is enough if each of more iterations has a slowest rank
+#: and all turns cost the same, up to this share: chance does not do that.
 _TURNS, _EQUAL = 2, 0.25
 
 
