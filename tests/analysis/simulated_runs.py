@@ -143,7 +143,7 @@ class SimulatedRun:
     def _operation(self, rank, operation, members, size, group, times, peer=None):
         self.ran(rank, "communication", *times, self.happened)
         known = {name: self.device[rank][-1][name] for name in ("truth", "start_ns", "end_ns", "iteration")}
-        known |= {"group": group, "group_name": f"{group}-{members[0]}", "group_ranks": str([*members])}
+        known |= {"group": group, "group_name": f"{group}-{members[0]}", "group_ranks": str([*members]).replace(" ", "")}
         known |= {"operation": operation, "group_size": len(members), "peer": peer, "message_bytes": size}
         self.operations[rank].append(known)
 

@@ -46,11 +46,11 @@ def test_flops_of_a_call(name, shapes, flops):
 
 def test_a_convolutions_output_is_known_from_its_backward_pass():
     found = _found(("aten::convolution", [IMAGE, FILTER]), ("aten::convolution_backward", [OUTPUT, IMAGE, FILTER]))
-    flops = dict(values(found, "operator", "flops"))
+    flops, intensity = (dict(values(found, "operator", name)) for name in ("flops", "flops_per_byte"))
     assert flops["aten::convolution"] * 2 == flops["aten::convolution_backward"]
     # It reads the gradient, the input and the weight, and writes the gradients of both, two bytes each.
     moved = 2 * (prod(OUTPUT) + 2 * prod(IMAGE) + 2 * prod(FILTER))
-    assert dict(values(found, "operator", "flops_per_byte"))["aten::convolution_backward"] == flops.popitem()[1] / moved
+    assert intensity["aten::convolution_backward"] == flops["aten::convolution_backward"] / moved
     backward = [("aten::convolution_backward", [output, IMAGE, FILTER]) for output in (OUTPUT, [8, 16, 15, 15])]
     ambiguous = _found(("aten::convolution", [IMAGE, FILTER]), *backward)
     assert dict(values(ambiguous, "operator", "flops"))["aten::convolution"] is None

@@ -64,6 +64,9 @@ def environment(*settings, namespace=4026531836):
     return {"environ": environ, "recorded": {"/proc/self/ns/pid": f"pid:[{namespace}]"}, "running": (Process(1, "bash"),)}
 
 
+DCGM = Process(70, "nv-hostengine", ("/usr/bin/nv-hostengine", "-n"))
+OTHER_NSYS = Process(71, "python3", ("/opt/nsys/target-linux-x64/nsys", "profile"))
+
 #: A check, the settings and further fields of the request, the machine's fields, and the verdict's status and finding.
 CASES = [
     (check_window_fits, "train.train_iters=12", {}, {}, "ok", "iterations 10 to 11 of 0 to 11"),
@@ -100,7 +103,10 @@ CASES = [
     (check_other_profilers, "", {}, environment(namespace=4026532847), "unknown", ""),
     (check_other_profilers, "", {}, environment("CUDA_INJECTION64_PATH=/opt/tool/libtool.so"), "warning", "loads another tool"),
     (check_other_profilers, "", {}, environment("NSYS_PROFILING_SESSION_ID=3", "LD_PRELOAD=/a.so"), "warning", "under nsys"),
+    (check_other_profilers, "", {}, {"running": (DCGM,)}, "warning", "dcgmi profile --pause"),
+    (check_other_profilers, "", {}, {"running": (OTHER_NSYS,)}, "warning", "nsys, process 71)"),
     (check_nsys, NSYS, {}, {}, "fails", "nsys is not on this machine's PATH"),
+    (check_megatron_core, "", {}, {"recorded": {"megatron-core": "0.16.1"}}, "ok", "0.16.1"),
     (check_megatron_core, "", {}, {"recorded": {"megatron-core": "0.15.3"}}, "warning", "pip install 'megatron-core>=0"),
 ]
 
@@ -133,18 +139,6 @@ def test_gpus_and_their_links(recorded, fields, said):
     links = {"nvidia-smi nvlink -s": LINKS.replace(*recorded.get("links", ("", "")), 1)}
     verdicts = check_gpus(request_for(**fields), FakeMachine(recorded=H200X2 | links | recorded))
     assert said in "\n".join(f"{verdict.status} {verdict.check}: {verdict.found}" for verdict in verdicts)
-
-
-def test_dcgm_and_other_profilers_are_seen_in_the_process_table():
-    running = (
-        Process(70, "nv-hostengine", ("/usr/bin/nv-hostengine", "-n")),
-        Process(71, "python3", ("/opt/nsys/target-linux-x64/nsys", "profile")),
-    )
-    dcgm, nsys = check_other_profilers(Request(), FakeMachine(running=running))
-    assert (dcgm.status, nsys.status) == ("warning", "warning")
-    assert "nv-hostengine, process 70)" in dcgm.found
-    assert "dcgmi profile --pause" in dcgm.instead
-    assert "nsys, process 71)" in nsys.found
 
 
 def test_an_nsys_that_does_not_run_is_no_nsys(monkeypatch):

@@ -28,8 +28,3 @@ def test_numbers(write, value, said):
 )
 def test_evidence_is_written_with_the_unit_in_its_name(name, amount, heading, said):
     assert (words.label(name), words.value(name, amount)) == (heading, said)
-
-
-def test_a_saving_is_an_estimate_and_a_bound_each_with_its_share():
-    said = [words.saving(*saving, share=lambda us: us / 1e5) for saving in ((7e3, 23e3), (None, 23e3), (7e3, None))]
-    assert said == ["about 7.0 ms (7.0%), at most 23 ms (23%)", "at most 23 ms (23%)", "about 7.0 ms (7.0%)"]

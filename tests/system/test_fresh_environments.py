@@ -34,7 +34,8 @@ def make(clone: Path, *arguments: str) -> str:
     cache = os.environ.get("UV_CACHE_DIR") or str(ROOT / ".cache" / "uv")
     settings = {"UV_CACHE_DIR": cache, "UV_COMPILE_BYTECODE": "0"}
     environment = {name: value for name, value in os.environ.items() if name not in OURS} | settings
-    return ended_well(["make", *arguments], cwd=clone, env=environment, timeout=1200).stdout
+    done = ended_well(["make", *arguments], cwd=clone, env=environment, timeout=1200)
+    return done.stdout + done.stderr
 
 
 def test_make_profile_on_a_fresh_clone_with_each_python(tmp_path):

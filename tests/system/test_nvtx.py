@@ -19,11 +19,13 @@ def installed(release: str) -> Path:
     """A folder that holds this release of nvtx for this Python, installed once into the checkout's cache."""
     folder = ROOT / ".cache" / "nvtx" / f"{release}-{sys.implementation.cache_tag}"
     if not folder.exists():
+        made = folder.with_name(f"{folder.name}.part")
+        shutil.rmtree(made, ignore_errors=True)
         asked = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--only-binary=:all:"]
-        done = subprocess.run([*asked, f"--target={folder}", f"nvtx=={release}"], capture_output=True, text=True)
+        done = subprocess.run([*asked, f"--target={made}", f"nvtx=={release}"], capture_output=True, text=True)
         if done.returncode:
-            shutil.rmtree(folder, ignore_errors=True)
             pytest.skip(f"nvtx {release} cannot be had: {(done.stderr.strip().splitlines() or ['?'])[-1]}")
+        made.rename(folder)
     return folder
 
 

@@ -14,7 +14,7 @@
   added up, others are not: the one that reaches farthest counts. Time goes to the last call before it. A host that then records
   nothing for long does something else: that time does not belong to the call. After a call that waits for the device, the next
   launch takes its time however short the wait was: host_sync also has up to `_GET_GOING_NS` of a gap in which such a call ends.
-  Calls to the allocator, and more waits than `USUAL_WAITS`, also have the time that would not be lost without them:
+  Calls to the allocator, and waits that come `SEVERAL` times, also have the time that would not be lost without them:
   `profiler_cost.Replay` shows how far ahead the host would be.
 - small_kernels: the kernel that ends the gap is in a run of kernels that on average take the device less time than launching
   one takes the host. Dependency-stalled time before such a kernel belongs here too.
@@ -68,8 +68,8 @@ _IN_A_ROW_NS = 200_000
 #: A host that waits for its device so many times in an iteration never gets far ahead of it.
 OFTEN = 10
 
-#: A loop has so many waits, for its loss, its log and the norm of its gradients: Megatron-Core's has five.
-USUAL_WAITS = 5
+#: A loop has fewer waits, for its loss, its log and the norm of its gradients: Megatron-Core's has five, now and then one more.
+SEVERAL = 5.5
 
 #: The most time from the end of a host's wait to its next launch: Python, an operator or two and the launch.
 _GET_GOING_NS = 200_000
@@ -151,7 +151,7 @@ def idle_causes(
     firsts, lasts = (np.array([window[place] for window in windows], np.int64) for place in (2, 3))
     names, launched_by = _launchers(gaps, device_events, operators)
     rows: list[dict[str, object]] = []
-    often = len(evidence[Cause.host_sync].name) > USUAL_WAITS * len(spans.start_ns)
+    often = len(evidence[Cause.host_sync].name) >= SEVERAL * len(spans.start_ns)
     for cause, time in _times_by_cause(gaps, device_events, host, profiler, initializing_ranges.time, often=often).items():
         ranges = evidence.get(cause)
         if not len(time) and (ranges is None or not len(ranges.name)):

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bridge_profiling.analysis.attribution.idle import LAUNCH_NS, USUAL_WAITS, Cause
+from bridge_profiling.analysis.attribution.idle import LAUNCH_NS, SEVERAL, Cause
 from bridge_profiling.analysis.attribution.saving import COPIES
 from bridge_profiling.analysis.findings.evidence import Evidence
 from bridge_profiling.analysis.findings.ledger import Found, Grid, Ledger
@@ -30,7 +30,7 @@ from bridge_profiling.analysis.findings.types import (
 #: A rank that loses at least this share of what the worst rank loses is responsible too.
 _ALIKE = 0.5
 
-#: Many synchronizations are a finding at a fifth of the threshold; no more than a loop's usual ones at twice the threshold.
+#: Many synchronizations are a finding at a fifth of the threshold; fewer than `SEVERAL` at twice the threshold.
 _OF_MANY, _OF_FEW = 0.2, 2.0
 
 #: Findings whose usual advice is about devices, with an entry of their own for trainings on CPUs.
@@ -89,7 +89,7 @@ def host_sync(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Fou
     cause = Cause.host_sync
     calls = evidence.mean_us(evidence.of_cause(cause, "calls"))
     number = max(calls.values(), default=0.0)
-    factor = _OF_MANY if number >= thresholds.synchronizations else _OF_FEW if number <= USUAL_WAITS else 1.0
+    factor = _OF_MANY if number >= thresholds.synchronizations else _OF_FEW if number < SEVERAL else 1.0
     lost_us, causes = ledger.left_us(cause), [cause]
     if number >= thresholds.synchronizations:
         # A host that waits so often starts again each time. Where it takes longer than in its fastest iteration to launch the
@@ -113,7 +113,7 @@ def host_sync(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Fou
     }
     often = f"{number:.0f} times" if round(number) != 1 else "once"
     title = f"{{ranks}}: the host waits for the device {often} per {evidence.per}, and the late launches cost {{cost}}"
-    action = " ".join([*([advice("host_sync", "few")] if number <= USUAL_WAITS else []), advice("host_sync"), *hints])
+    action = " ".join([*([advice("host_sync", "few")] if number < SEVERAL else []), advice("host_sync"), *hints])
     return [_finding(evidence, cause, loss, title, numbers, ranks=ranks, action=action, severe=0.25)], ledger
 
 

@@ -41,9 +41,12 @@ CONTENTION = 0.5
 #: Turns cost at most this many times their median.
 _TURNS_ALIKE = 3.0
 
-#: A rank that takes turns is the slowest in so many iterations. One is enough if each of more iterations has a slowest rank
-#: and all turns cost the same, up to this share: chance does not do that.
-_TURNS, _EQUAL = 2, 0.25
+#: A rank takes turns if it is the slowest in at least this many iterations.
+_TURNS = 2
+
+#: One is enough if in each of more iterations one rank alone is slow, and costs as much as in the others up to this share:
+#: neither chance nor a rank that is always slow does that. A rank is slow alone if the next one costs less than this share.
+_EQUAL, _ALONE = 0.25, 0.5
 
 
 @dataclass(frozen=True)
@@ -197,8 +200,10 @@ def take_turns(evidence: Evidence, excess_us: Grid, least_us: float) -> dict[int
     struck = (most > least_us) & (most < _TURNS_ALIKE * np.median(most))
     slowest = filled.argmax(axis=1)[struck]
     count = {rank: int((slowest == place).sum()) for place, rank in enumerate(evidence.ranks)}
-    equal = len(most) > _TURNS and struck.all() and np.all(np.abs(most - np.median(most)) < _EQUAL * np.median(most))
-    turns = {rank: times / len(evidence.numbers) for rank, times in count.items() if times >= (1 if equal else _TURNS)}
+    others = np.where(filled == most[:, None], -np.inf, filled).max(axis=1)
+    equal = (np.abs(most - np.median(most)) < _EQUAL * np.median(most)) & (others < _ALONE * most) & struck
+    least = 1 if len(equal) > _TURNS and equal.all() else _TURNS
+    turns = {rank: times / len(evidence.numbers) for rank, times in count.items() if times >= least}
     return turns if len(turns) > 1 and struck.mean() > 0.5 else {}
 
 

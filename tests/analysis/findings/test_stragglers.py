@@ -109,6 +109,14 @@ def test_ranks_that_take_turns_in_being_late_are_all_named(find, extra, finding,
     assert found.recoverable_us_per_iteration == saving_us
 
 
+def test_a_rank_that_is_slow_once_takes_no_turns_with_one_that_always_is(find):
+    def extra(job, number):
+        _more_products(job, number, ranks=[2])
+        job.launch(0, 6 * MS, count=int(number == 11))
+
+    assert find(_job(extra), *_FINDS)["straggler_compute"].ranks == [2]
+
+
 def test_ranks_that_take_turns_with_as_many_kernels_have_data_of_different_sizes(find):
     def step(job, number):
         for rank in job.all:
