@@ -11,6 +11,8 @@ export UV_CACHE_DIR   ?= $(CURDIR)/.cache/uv
 export TMPDIR         := $(CURDIR)/.cache/tmp
 export NEMORUN_HOME   ?= $(CURDIR)/.runs
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Compiled modules stay in the checkout: each rank and each command of a test would compile this project's own again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup setup-dev profile test test-integration test-system test-versions test-gpu lint docs bench bench-gpu fuzz clean
 

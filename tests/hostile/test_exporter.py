@@ -16,8 +16,8 @@ from tests.system.jobs import wait_until
 
 @pytest.fixture
 def port(monkeypatch):
-    monkeypatch.setattr(server, "MAX_SECONDS", 1.0)
-    monkeypatch.setattr(server._Handler, "timeout", 0.5)
+    monkeypatch.setattr(server, "MAX_SECONDS", 0.5)
+    monkeypatch.setattr(server._Handler, "timeout", 0.2)
     sink = Prometheus(0)
     yield sink.port
     sink.close()
