@@ -8,7 +8,6 @@ from bridge_profiling.report import words
 @pytest.mark.parametrize(
     ("write", "value", "said"),
     [
-        (words.milliseconds, 121_234.5, "121 ms"),
         # Memory counts in powers of two, and messages in powers of ten.
         (words.memory, 5 * 2**30, "5.00 GiB"),
         (words.size, 1_068_089_344, "1.07 GB"),
