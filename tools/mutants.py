@@ -195,7 +195,9 @@ def _pytest(tree: Path, variables: dict[str, str], options: list[str], log: Path
     """Ends this process with pytest's exit code."""
     os.setsid()
     os.chdir(tree)
-    os.environ |= variables
+    # A mutant that replaces another one within a second has its time and often its size: what was compiled would be taken for it.
+    os.environ |= variables | {"PYTHONDONTWRITEBYTECODE": "1"}
+    sys.dont_write_bytecode = True
     tempfile.tempdir = None
     # That of the process that this one was forked from, which no test may stop.
     multiprocessing.resource_tracker._resource_tracker._fd = None
