@@ -195,7 +195,7 @@ def _pytest(tree: Path, variables: dict[str, str], options: list[str], log: Path
     """Ends this process with pytest's exit code."""
     os.setsid()
     os.chdir(tree)
-    # A mutant that replaces another one within a second has its time and often its size: what was compiled would be taken for it.
+    # A mutant that replaces another one within a second has its time and often its size: compiled, they could be mixed up.
     os.environ |= variables | {"PYTHONDONTWRITEBYTECODE": "1"}
     sys.dont_write_bytecode = True
     tempfile.tempdir = None
