@@ -67,13 +67,13 @@ test test-integration test-system: export TORCHDYNAMO_DISABLE := 1
 # Shuffled. The first lines name the seed; PYTEST_ARGS=--randomly-seed=N repeats it.
 test: $(VENV)/.installed-dev
 	@rm -rf $(TMPDIR) && mkdir -p $(TMPDIR)
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not integration and not system and not gpu" --durations 10 --basetemp $(TMPDIR)/pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 3 --dist loadfile -m "not integration and not system and not gpu" --durations 10 --basetemp $(TMPDIR)/pytest $(PYTEST_ARGS)
 
 test-integration: $(VENV)/.installed-dev
 	@rm -rf $(TMPDIR) && mkdir -p $(TMPDIR)
 	$(BIN)/python -m pytest -n 3 --dist loadfile -m "integration and not system and not gpu" --durations 10 --basetemp $(TMPDIR)/pytest $(PYTEST_ARGS)
 
-# Two processes more than `test`: these wait for Slurm, nsys and launchers much of their time. In their order, the longest first.
+# One process more than `test`: these wait for Slurm, nsys and launchers much of their time. In their order, the longest first.
 test-system: $(VENV)/.installed-dev
 	@rm -rf $(TMPDIR) && mkdir -p $(TMPDIR)
 	$(BIN)/python -m pytest -p no:randomly -n 4 --dist loadfile --no-loadscope-reorder -m "system and not gpu" --durations 10 --basetemp $(TMPDIR)/pytest $(PYTEST_ARGS)
