@@ -41,8 +41,7 @@ def test_fault_tolerance_sets_launcher_and_retries_and_keeps_what_was_set_by_han
     FaultTolerancePlugin(num_in_job_restarts=0, num_job_retries_on_failure=0).setup(task, executor)
     expected = {"max_restarts": 0, "initial_rank_heartbeat_timeout": 1800, "rank_heartbeat_timeout": 300}
     # NeMo-Run's Slurm would skip the launcher's set-up if it believed that it had been done.
-    set_up = executor._launcher_setup
-    assert (executor.launcher, executor.retries, set_up) == (run.FaultTolerance(**expected | kept), 0, False)
+    assert (executor.launcher, executor.retries, executor._launcher_setup) == (run.FaultTolerance(**expected | kept), 0, False)
 
 
 WARNING = "Nsys not supported with the FaultTolerancePlugin"

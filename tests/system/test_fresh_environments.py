@@ -42,7 +42,8 @@ def test_make_profile_on_a_fresh_clone_with_each_python(tmp_path):
     clone = tmp_path / "clone"
     subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
     default = next(version for version in ("3.12", "3.13", "3.11") if not why_no_python(version))
-    assert f"Python {default}: " in make(clone, "profile")
+    printed = make(clone, "profile")
+    assert (f"Python {default}: " in printed, "window 4-6" in printed) == (True, True)
     assert make(clone, "setup") == "", "something is set up anew"
     # Another Python takes the environment's place.
     others = [version for version in MEGATRON_CORE if version != default and not why_no_python(version)]

@@ -187,7 +187,7 @@ def _of_more_executions_us(evidence: Evidence, peers: list[list[int]]) -> NDArra
 
 
 def take_turns(evidence: Evidence, excess_us: Grid, least_us: float) -> dict[int, float]:
-    """The share of iterations in which each of several ranks is the slowest; empty unless two or more take turns.
+    """The share of iterations in which each of two or more ranks is the slowest; empty unless two or more take turns.
 
     Args:
         least_us: a smaller excess does not make a rank slow.
@@ -195,13 +195,12 @@ def take_turns(evidence: Evidence, excess_us: Grid, least_us: float) -> dict[int
     if excess_us.size == 0 or evidence.per == "capture":
         return {}
     filled = np.nan_to_num(excess_us, nan=-np.inf)
-    most = filled.max(axis=1)
+    following, most = np.sort(filled, axis=1)[:, -2:].T
     # Turns are alike: what strikes one of them far more is another cause.
     struck = (most > least_us) & (most < _TURNS_ALIKE * np.median(most))
     slowest = filled.argmax(axis=1)[struck]
     count = {rank: int((slowest == place).sum()) for place, rank in enumerate(evidence.ranks)}
-    others = np.where(filled == most[:, None], -np.inf, filled).max(axis=1)
-    equal = (np.abs(most - np.median(most)) < _EQUAL * np.median(most)) & (others < _ALONE * most) & struck
+    equal = (np.abs(most - np.median(most)) < _EQUAL * np.median(most)) & (following < _ALONE * most) & struck
     least = 1 if len(equal) > _TURNS and equal.all() else _TURNS
     turns = {rank: times / len(evidence.numbers) for rank, times in count.items() if times >= least}
     return turns if len(turns) > 1 and struck.mean() > 0.5 else {}
