@@ -1,4 +1,4 @@
-"""Joins that every profiler's events need: launches, iterations, waits and communication operations. Reads no files."""
+"""Joins that every profiler's events need: launches, waits and communication operations. Reads no files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from bridge_profiling.traces.tables import NULL, Integers, build, coded_column, integer_column, text_column
+from bridge_profiling.traces.tables import NULL, Integers, coded_column, integer_column, text_column
 from bridge_profiling.traces.types import Caveat, LostRecords, ProcessGroup, RankInfo
 
 #: Bytes of an element, by torch's name of its type.
@@ -174,59 +174,6 @@ def _ambiguous(
 def launches_one(name: str) -> bool:
     """Whether a runtime call of that name launches one kernel."""
     return "LaunchKernel" in name
-
-
-@dataclass(frozen=True)
-class Iterations:
-    """The host ranges of one rank's iterations, ascending, and the rows they were made from."""
-
-    number: Integers
-    start_ns: Integers
-    end_ns: Integers
-    rows: Integers
-
-    def containing(self, time_ns: Integers) -> Integers:
-        """Number of the iteration that contains each time; NULL where none does."""
-        if not len(self.number):
-            return np.full(len(time_ns), NULL)
-        place = places(self.start_ns, time_ns, "right") - 1
-        inside = (place >= 0) & (time_ns <= self.end_ns[np.maximum(place, 0)])
-        return np.where(inside, self.number[np.maximum(place, 0)], NULL)
-
-    def overlapping(self, start_ns: Integers, end_ns: Integers) -> NDArray[np.bool_]:
-        """Which iterations overlap any of a few spans of time."""
-        found = np.zeros(len(self.number), bool)
-        for start, end in zip(start_ns.tolist(), end_ns.tolist(), strict=True):
-            found |= (self.start_ns < end) & (start < self.end_ns)
-        return found
-
-    def table(self, rank: int, boundary: NDArray[np.bool_], base_ns: int = 0) -> pa.Table:
-        """The table `iterations`."""
-        columns = {
-            "iteration": pa.array(self.number),
-            "start_ns": pa.array(self.start_ns + base_ns),
-            "end_ns": pa.array(self.end_ns + base_ns),
-            "boundary": pa.array(boundary),
-        }
-        return build("iterations", rank, columns)
-
-
-def iterations_from_names(number: Integers, start_ns: Integers, end_ns: Integers) -> tuple[Iterations, list[Caveat]]:
-    """The iterations that ranges name, ascending in time. Ranges are by start; `number` is NULL for those that name none.
-
-    Raises:
-        ValueError: a later iteration has a smaller number.
-    """
-    rows = np.flatnonzero(number != NULL)
-    # The same range can be on several threads; the first is the loop's.
-    rows = np.sort(rows[np.unique(number[rows], return_index=True)[1]])
-    found = Iterations(number[rows], start_ns[rows], end_ns[rows], rows)
-    if (np.diff(found.number) < 0).any():
-        raise ValueError("its iterations do not follow one another in time: the clock went backwards")
-    if (found.start_ns[1:] < found.end_ns[:-1]).any():
-        text = "iterations overlap: an event inside two of them counts toward the later one"
-        return found, [Caveat("iterations_overlap", text)]
-    return found, []
 
 
 def wait_columns(waits: Mapping[str, Integers], kinds: Sequence[str | None], base_ns: int) -> dict[str, pa.Array]:

@@ -91,6 +91,40 @@ def test_iterations_that_the_profiler_starts_or_flushes_in_are_boundaries(read_t
     assert values(read_trace(events).iterations, "boundary") == [True, False, True, False]
 
 
+def stepped(*launches, optimizers=("AdamW",), first_us=0.0):
+    """A loop whose profiler is not told of its iterations: between the optimizers' steps, so many kernels are launched."""
+    events, at = [], first_us
+    for place, count in enumerate(launches):
+        name = f"Optimizer.step#{optimizers[place % len(optimizers)]}.step"
+        events += [call("cudaLaunchKernel", at + 10 * each, 2, 100 * place + each + 1) for each in range(count)]
+        events += [complete("user_annotation", name, at + 10 * count, 50), complete("cpu_op", name, at + 10 * count + 1, 48)]
+        events += [complete("user_annotation", name, at + 10 * count + 2, 40)]  # an optimizer in an optimizer
+        at += 10 * count + 60
+    return events
+
+
+@pytest.mark.parametrize(
+    ("events", "expected"),
+    [
+        (stepped(20, 21, 20), [(0, 0, 250), (1, 250, 520), (2, 520, 780)]),
+        (stepped(12, 21, 20), [(1, 170, 440), (2, 440, 700)]),  # the capture began in an iteration
+        (stepped(90, 20, 20), [(1, 950, 1210), (2, 1210, 1470)]),  # or before the first
+        (stepped(20, 9, 20, 9, 20, 9), [(0, 0, 400), (1, 400, 810), (2, 810, 1220)]),  # two networks in turn
+        (stepped(20, 2, 20, 2, optimizers=("Muon", "AdamW")), [(0, 0, 330), (1, 330, 670)]),
+        (stepped(20), []),
+        ([*stepped(20, 20), complete("user_annotation", "train step 7", 0, 900)], [(7, 0, 900)]),
+    ],
+)
+def test_iterations_that_no_range_numbers_lie_between_steps_of_the_optimizer(write_trace, events, expected):
+    path = write_trace(events)
+    for operators in (True, False):
+        found = kineto.read(path, operators=operators)["iterations"]
+        microseconds = [
+            (number, start / 1000, end / 1000) for number, start, end in values(found, "iteration", "start_ns", "end_ns")
+        ]
+        assert microseconds == expected
+
+
 def test_work_that_torch_moved_to_a_lane_keeps_the_stream_it_ran_on(read_trace):
     """torch 2.15's export with graph_lanes="all": `stream` and the thread are a lane's, `original_stream` the device's."""
     moved = [kernel("gemm", stream, 5.0, stream=7, original_stream=stream) for stream in (1042, 1043)]

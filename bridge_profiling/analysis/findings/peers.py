@@ -194,7 +194,7 @@ def take_turns(evidence: Evidence, excess_us: Grid, least_us: float) -> dict[int
     """
     if excess_us.size == 0 or evidence.per == "capture":
         return {}
-    filled = np.nan_to_num(excess_us, nan=-np.inf)
+    filled = np.nan_to_num(excess_us)
     following, most = np.sort(filled, axis=1)[:, -2:].T
     # Turns are alike: what strikes one of them far more is another cause.
     struck = (most > least_us) & (most < _TURNS_ALIKE * np.median(most))

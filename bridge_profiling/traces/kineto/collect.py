@@ -47,8 +47,8 @@ _LEFT_OUT = {
     **dict.fromkeys("NOD", "object events"),
 }
 
-#: torch 1.8 writes iterations as operators.
-_ITERATION = "ProfilerStep"
+#: torch 1.8 writes iterations, and steps of the optimizer, as operators.
+_ITERATION = ("ProfilerStep", "Optimizer.step#")
 
 #: Characters of a category or phase that caveats show.
 _SHOWN = 50

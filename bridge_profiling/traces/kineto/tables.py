@@ -15,14 +15,13 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from bridge_profiling.errors import TraceError
+from bridge_profiling.traces.iterations import Iterations, find_iterations
 from bridge_profiling.traces.joins import (
-    Iterations,
     Operation,
     add_lost,
     batch,
     carried_out_by,
     collective_columns,
-    iterations_from_names,
     launch_of,
     launches_one,
     start_order,
@@ -43,7 +42,6 @@ _UNIX_SINCE_NS = 10**18
 _MAX_BASE_NS = 4 * 10**18
 
 _MAX_RANK = 10**7
-_MAX_ITERATION = (1 << 31) - 1
 
 #: CUPTI's word for no stream in particular: all ones, in 32 or 64 bits.
 _NO_STREAM = (1 << 32) - 1
@@ -51,7 +49,6 @@ _NO_STREAM = (1 << 32) - 1
 #: Categories that caveats name one by one; the others are added up.
 _NAMED = 3
 
-_ITERATION = re.compile(r"(?:ProfilerStep\s*#|iteration[_ #])(\d{1,18})$")
 _FLUSH = re.compile(r"flush", re.IGNORECASE)
 
 _KINDS = (COMPUTE, COMMUNICATION, MEMCPY, MEMSET)
@@ -155,7 +152,7 @@ def _first_ns(tables: Mapping[str, pa.Table]) -> int:
 def _tables(collected: Collector, info: RankInfo) -> tuple[dict[str, pa.Table], list[Caveat], int]:
     names, base_ns = _Names(list(collected.names.values)), info.clock_base_ns
     host = _Host(collected, names, base_ns)
-    iterations, caveats = iterations_from_names(_iteration_numbers(host, names), host.start_ns, host.end_ns)
+    iterations, caveats = _iterations(host, names, collected.marks, base_ns)
     device = _Device(collected, host, names, iterations, base_ns)
     operations, undescribed = _operations(device, host, collected, {group.name: group for group in info.groups})
     columns, rows = device.columns(names), device.communication
@@ -345,10 +342,18 @@ def _taken(calls: deque[tuple[int, Operation]] | None, until_ns: int, operations
     return found
 
 
-def _iteration_numbers(host: _Host, names: _Names) -> Integers:
-    said, place = names.say(host.name, _ITERATION.match)
-    numbers = [NULL if match is None else min(int(match[1]), _MAX_ITERATION) for match in said]
-    return np.where(host.category == MEANINGS.index("python"), NULL, np.array(numbers, np.int64)[place])
+def _iterations(host: _Host, names: _Names, marks: Sequence[int], base_ns: int) -> tuple[Iterations, list[Caveat]]:
+    rows = np.flatnonzero((host.category == MEANINGS.index("annotation")) | (host.category == MEANINGS.index("operator")))
+    calls = host.of_category("runtime")
+    launches, place = names.say(host.name[calls], launches_one)
+    # A capture of a device begins with what the host first asks of it, long after the profiler's own mark.
+    first = [
+        host.start_ns[host.of_category("annotation")],
+        host.start_ns[calls] if len(calls) else np.array(marks, np.int64) + base_ns,
+    ]
+    begin_ns = min((int(times.min()) for times in first if len(times)), default=0)
+    launched_ns = host.start_ns[calls][np.array(launches, bool)[place]]
+    return find_iterations(names.all, host.name[rows], host.start_ns[rows], host.end_ns[rows], launched_ns, begin_ns)
 
 
 def _boundary(iterations: Iterations, host: _Host, names: _Names, marks: Sequence[int], base_ns: int) -> NDArray[np.bool_]:

@@ -34,12 +34,6 @@ _NUMBER = "sequence"
 #: Ranges that torch opens around operators, and emit_nvtx numbers as if they were some. Kineto calls them annotations.
 _ANNOTATION = re.compile(r"Optimizer\.\w+#|enumerate\(DataLoader\)#|DistributedDataParallel\.|FSDP::")
 
-#: Iterations as profilers and Megatron name them; where there are none, as other loops do.
-_ITERATIONS = (
-    re.compile(r"(?:ProfilerStep\s*#|iteration[_ #-]?)\s?(\d{1,9})$", re.IGNORECASE),
-    re.compile(r"(?:train(?:ing)?[_ -])?(?:iter|step)[_ #:-]?\s?(\d{1,9})$", re.IGNORECASE),
-)
-
 _CALL = re.compile(r"p?nccl(?=[A-Z])")
 _GROUPING = ("ncclGroupStart", "ncclGroupEnd")
 _NO_OPERATION = re.compile(r"ncclComm|ncclGroup|ncclMem|ncclGet|ncclRedOp")
@@ -109,15 +103,6 @@ class Ranges:
             place = candidates[np.maximum(before, 0)] if len(candidates) else np.full(len(times), -1)
             found[times] = np.where((before >= 0) & (self.end_ns[place] > time_ns[times]), place, -1)
         return found
-
-    def iteration_numbers(self) -> Integers:
-        """The iteration that each range's name gives; NULL for other ranges."""
-        for pattern in _ITERATIONS:
-            matches = [pattern.match(name) for name in self.names]
-            numbers = np.array([NULL if match is None else int(match[1]) for match in matches], np.int64)[self.name]
-            if (numbers != NULL).any():
-                return numbers
-        return np.full(len(self), NULL)
 
 
 def read_ranges(process: Process, end_ns: int | None) -> Ranges:

@@ -16,11 +16,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from bridge_profiling.errors import TraceError
+from bridge_profiling.traces.iterations import Iterations, find_iterations
 from bridge_profiling.traces.joins import (
-    Iterations,
     add_lost,
     collective_columns,
-    iterations_from_names,
     launch_of,
     launches_one,
     shifted,
@@ -115,7 +114,12 @@ def _read(database: Database, process: Process, info: RankInfo) -> RankTables:
         if len(times) and (times.max() > MAX_TIME_NS or times.min() < -MAX_TIME_NS):
             raise ValueError("its times are not nanoseconds of one session")
     describe_capture(process, info)
-    iterations, iteration_caveats = iterations_from_names(ranges.iteration_numbers(), ranges.start_ns, ranges.end_ns)
+    launches_one_kernel = np.array([launches_one(name) for name in calls.names], bool)[calls.name]
+    launched_ns = np.sort(calls.start_ns[launches_one_kernel])
+    begin_ns = min((int(times.min()) for times in (calls.start_ns, ranges.start_ns) if len(times)), default=0)
+    iterations, iteration_caveats = find_iterations(
+        ranges.names, ranges.name, ranges.start_ns, ranges.end_ns, launched_ns, begin_ns
+    )
     flushes = np.array([_FLUSH.search(name) is not None for name in overhead.names], bool)[overhead.name]
     boundary = iterations.overlapping(overhead.start_ns[flushes], overhead.end_ns[flushes]) | ranges.open[iterations.rows]
     base = info.clock_base_ns

@@ -1,0 +1,151 @@
+"""The iterations of one rank: ranges number them, or else they lie between the steps of its optimizers. Reads no files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from bridge_profiling.traces.joins import places
+from bridge_profiling.traces.tables import NULL, Integers, build
+from bridge_profiling.traces.types import Caveat
+
+#: Iterations as profilers and Megatron name them; where there are none, as other loops do.
+_NUMBERED = (
+    re.compile(r"(?:ProfilerStep\s*#|iteration[_ #-]?)\s?(\d{1,18})$", re.IGNORECASE),
+    re.compile(r"(?:train(?:ing)?[_ -])?(?:iter|step)[_ #:-]?\s?(\d{1,18})$", re.IGNORECASE),
+)
+_MAX_ITERATION = (1 << 31) - 1
+
+#: torch opens these ranges for every optimizer, whether or not the loop calls the profiler's `step`. A compiled step has none.
+_LAST = ("Optimizer.step#", "Optimizer.zero_grad#")
+
+#: Two iterations launch about as much work as one another: a larger share of difference has another reason.
+_ALIKE = 0.1
+
+#: Several steps make one iteration if that leaves this share of the differences between single steps.
+_BETTER = 0.25
+
+
+@dataclass(frozen=True)
+class Iterations:
+    """The host ranges of one rank's iterations, ascending, and the rows they were made from."""
+
+    number: Integers
+    start_ns: Integers
+    end_ns: Integers
+    rows: Integers
+
+    def containing(self, time_ns: Integers) -> Integers:
+        """Number of the iteration that contains each time; NULL where none does."""
+        if not len(self.number):
+            return np.full(len(time_ns), NULL)
+        place = places(self.start_ns, time_ns, "right") - 1
+        inside = (place >= 0) & (time_ns <= self.end_ns[np.maximum(place, 0)])
+        return np.where(inside, self.number[np.maximum(place, 0)], NULL)
+
+    def overlapping(self, start_ns: Integers, end_ns: Integers) -> NDArray[np.bool_]:
+        """Which iterations overlap any of a few spans of time."""
+        found = np.zeros(len(self.number), bool)
+        for start, end in zip(start_ns.tolist(), end_ns.tolist(), strict=True):
+            found |= (self.start_ns < end) & (start < self.end_ns)
+        return found
+
+    def table(self, rank: int, boundary: NDArray[np.bool_], base_ns: int = 0) -> pa.Table:
+        """The table `iterations`."""
+        columns = {
+            "iteration": pa.array(self.number),
+            "start_ns": pa.array(self.start_ns + base_ns),
+            "end_ns": pa.array(self.end_ns + base_ns),
+            "boundary": pa.array(boundary),
+        }
+        return build("iterations", rank, columns)
+
+
+def find_iterations(
+    names: Sequence[str], name: NDArray[np.int32], start_ns: Integers, end_ns: Integers, launched_ns: Integers, begin_ns: int
+) -> tuple[Iterations, list[Caveat]]:
+    """The iterations that ranges number; where none does, those that end with a step of the optimizer.
+
+    Args:
+        names: of ranges.
+        name: index of `names` by range, by start.
+        start_ns: of the ranges.
+        end_ns: of the ranges.
+        launched_ns: when kernels were launched, ascending: they show whether iterations are whole.
+        begin_ns: when the capture began.
+
+    Raises:
+        ValueError: a later iteration has a smaller number.
+    """
+    for pattern in _NUMBERED:
+        matches = [pattern.match(each) for each in names]
+        numbers = [NULL if match is None else min(int(match[1]), _MAX_ITERATION) for match in matches]
+        number = np.array(numbers, np.int64)[name] if len(name) else np.empty(0, np.int64)
+        if (number != NULL).any():
+            return _numbered(number, start_ns, end_ns)
+    found = Iterations(*[np.empty(0, np.int64)] * 4)
+    for last in _LAST:
+        rows = np.flatnonzero(np.isin(name, [code for code, each in enumerate(names) if each.startswith(last)]))
+        # Of optimizers around optimizers, the outer one's.
+        rows = rows[start_ns[rows] >= np.maximum.accumulate(np.append(begin_ns, end_ns[rows]))[:-1]]
+        found = _between(rows, name[rows], end_ns[rows], launched_ns, begin_ns)
+        if len(found.number):
+            text = (
+                f"no iterations are named: those shown end with {names[name[found.rows[0]]]}, and are numbered from the first"
+            )
+            return found, [Caveat("iterations_inferred", text)]
+    return found, []
+
+
+def _numbered(number: Integers, start_ns: Integers, end_ns: Integers) -> tuple[Iterations, list[Caveat]]:
+    rows = np.flatnonzero(number != NULL)
+    # The same range can be on several threads; the first is the loop's.
+    rows = np.sort(rows[np.unique(number[rows], return_index=True)[1]])
+    found = Iterations(number[rows], start_ns[rows], end_ns[rows], rows)
+    if (np.diff(found.number) < 0).any():
+        raise ValueError("its iterations do not follow one another in time: the clock went backwards")
+    if (found.start_ns[1:] < found.end_ns[:-1]).any():
+        text = "iterations overlap: an event inside two of them counts toward the later one"
+        return found, [Caveat("iterations_overlap", text)]
+    return found, []
+
+
+def _between(
+    rows: Integers, optimizer: NDArray[np.int32], end_ns: Integers, launched_ns: Integers, begin_ns: int
+) -> Iterations:
+    """Iterations of equal numbers of ranges. One range alone does not tell where its iteration begins."""
+    edges = np.append(begin_ns, end_ns)
+    launches = np.diff(places(launched_ns, edges))
+    steps = _steps_of_iteration(optimizer, launches) if len(rows) > 1 else len(rows) + 1
+    last = np.arange(steps - 1, len(rows), steps)
+    first = 0
+    if len(last) > 1:
+        total = np.add.reduceat(launches[: last[-1] + 1], last - steps + 1)
+        # The capture may begin inside of an iteration, or with what comes before the first.
+        first = int(not (1 - _ALIKE) * total[1:].min() <= total[0] <= (1 + _ALIKE) * total[1:].max())
+    number, last = np.arange(first, len(last)), last[first:]
+    return Iterations(number, edges[last - steps + 1], edges[last + 1], rows[last])
+
+
+def _steps_of_iteration(optimizer: NDArray[np.int32], launches: Integers) -> int:
+    """How many steps make an iteration: after so many the optimizers repeat, and what is launched between their steps does.
+
+    More than there are if they do not repeat.
+    """
+    found, one = len(optimizer) + 1, np.inf
+    for steps in range(1, len(optimizer) // 2 + 1):
+        if (optimizer[steps:] != optimizer[:-steps]).any():
+            continue
+        # The first may have begun before the capture.
+        before, after = launches[1 : len(launches) - steps], launches[1 + steps :]
+        differs = float(np.mean(np.abs(after - before) / np.maximum(np.maximum(after, before), 1))) if len(after) else 0.0
+        if found > len(optimizer):
+            found, one = steps, differs
+        elif one > _ALIKE and differs < _BETTER * one:
+            return steps
+    return found
