@@ -7,15 +7,10 @@ import pytest
 
 from bridge_profiling.capture.control.protocol import RequestDirectory
 from tests.analysis.compared_runs import WrittenRun
-from tests.capture.control.conftest import STATUS as PUBLISHED
+from tests.capture.control.conftest import STATUS
 from tests.experiments.conftest import home
 
 __all__ = ["home"]
-
-STATUS = replace(
-    PUBLISHED, run="r", world_size=2, pipeline_ranks=[0], train_iters=None, fastest_ns=10**9, median_ns=10**9, cuda=False
-)
-
 
 pytestmark = pytest.mark.needs("nemo_run")
 
