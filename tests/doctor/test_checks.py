@@ -82,7 +82,6 @@ CASES = [
     (check_profilers, f"{NSYS} profiling.record_memory_history=true", {}, {}, "ok", "nsys and memory history"),
     (check_profilers, f"{TORCH} {NSYS}", {}, {}, "fails", "CUPTI"),
     (check_profilers, TORCH, {"nsys_prefix": True}, {}, "fails", "CUPTI"),
-    (check_profilers, NSYS, {"launcher": "ft"}, {}, "fails", "Nsys not supported with the FaultTolerancePlugin"),
     (check_profilers, f"{NSYS} ft.enable_ft_package=true", {}, {}, "fails", "ft.enable_ft_package is true"),
     (check_profilers, "", {}, {}, "warning", "nothing will be captured"),
     (check_gpu_metrics_permission, f"{NSYS} {METRICS}", {}, permission(0, "user"), "ok", ""),
@@ -105,7 +104,6 @@ CASES = [
     (check_other_profilers, "", {}, environment("NSYS_PROFILING_SESSION_ID=3", "LD_PRELOAD=/a.so"), "warning", "under nsys"),
     (check_other_profilers, "", {}, {"running": (DCGM,)}, "warning", "dcgmi profile --pause"),
     (check_other_profilers, "", {}, {"running": (OTHER_NSYS,)}, "warning", "nsys, process 71)"),
-    (check_nsys, NSYS, {}, {}, "fails", "nsys is not on this machine's PATH"),
     (check_megatron_core, "", {}, {"recorded": {"megatron-core": "0.16.1"}}, "ok", "0.16.1"),
     (check_megatron_core, "", {}, {"recorded": {"megatron-core": "0.15.3"}}, "warning", "pip install 'megatron-core>=0"),
 ]

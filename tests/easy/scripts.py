@@ -23,9 +23,8 @@ def train(steps, optimizer=sgd, model=model):
 
 #: Two optimizers (a GAN's), gradient accumulation over two batches, a step that GradScaler leaves out, DataLoader workers, and
 #: a process of its own that trains as well. Ends with exit code 3.
-EVERYTHING = """
+EVERYTHING = f"""{HEAD}
 import multiprocessing, sys
-import torch
 from torch.utils.data import DataLoader, Dataset
 
 class Data(Dataset):
@@ -34,16 +33,8 @@ class Data(Dataset):
     def __getitem__(self, i):
         return torch.full((8,), float(i % 7)), torch.tensor([float(i % 3)])
 
-def child():
-    model = torch.nn.Linear(2, 2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(10):
-        model(torch.ones(1, 2)).sum().backward()
-        optimizer.step()
-
 if __name__ == "__main__":
     print(sys.argv, __file__, sys.path[0], Data.__module__)
-    torch.manual_seed(0)
     g, d = torch.nn.Linear(8, 8), torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 1))
     of_g, of_d = torch.optim.AdamW(g.parameters()), torch.optim.SGD(d.parameters(), lr=0.01)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
@@ -63,7 +54,7 @@ if __name__ == "__main__":
         print(iteration, loss.item().hex())
         iteration += 1
         if iteration == 4:
-            process = multiprocessing.get_context("fork").Process(target=child)
+            process = multiprocessing.get_context("fork").Process(target=train, args=(10,))
             process.start()
             process.join()
             print("child", process.exitcode)

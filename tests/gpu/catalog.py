@@ -18,7 +18,6 @@ _PP2 = (*_DP2, "model.pipeline_model_parallel_size=2")
 _LAYER = (_LOCAL, "train.train_iters=20", "model.num_layers=1", "model.seq_length=1024", "train.global_batch_size=4")
 #: More than can be done before the signal comes, and few enough that data for them are indexed at once.
 _ENDLESS = ("train.train_iters=3000",)
-_ENDLESS_WINDOW = (4, 3000)
 
 #: How a layer may be executed, by name.
 EXECUTIONS = {
@@ -86,7 +85,7 @@ def _gpt(
 _BOTH = (0, 1)
 _SAVED, _LOADED = ("checkpoint.save={folder}/saved", "checkpoint.save_interval=10"), ("checkpoint.load={folder}/saved",)
 _SHAPES, _MEMORY, _SHAPES_AND_MEMORY = ("--record-shapes",), ("--memory",), ("--record-shapes", "--memory")
-_UNTIL_SIGTERM = {"window": _ENDLESS_WINDOW, "terminate_at": 8}
+_UNTIL_SIGTERM = {"window": (4, 3000), "terminate_at": 8}
 
 
 def _fault(text: str) -> dict[str, str]:

@@ -41,23 +41,16 @@ def _runs(item):
     return not any(_lacks(need) for marker in item.iter_markers("needs") for need in marker.args)
 
 
-@pytest.fixture
-def job(request, jobs):
+def _ended(request, jobs):
     """The job that the test names, when it has ended."""
-    return _ended(jobs, request.param)
-
-
-@pytest.fixture
-def reference(request, jobs):
-    """The training that it is compared with."""
-    return _ended(jobs, request.param)
-
-
-def _ended(jobs, name):
-    missing = _why_not(JOBS[name])
+    missing = _why_not(JOBS[request.param])
     if missing is not None:
         pytest.skip(missing)
-    return jobs.result(name)
+    return jobs.result(request.param)
+
+
+#: `reference` is the training that `job` is compared with.
+job, reference = (pytest.fixture(name=name)(_ended) for name in ("job", "reference"))
 
 
 def _why_not(spec):

@@ -22,7 +22,7 @@ from pathlib import Path
 import psutil
 
 from bridge_profiling.traces.cache import load
-from bridge_profiling.traces.discover import Capture, find_run
+from bridge_profiling.traces.discover import find_run
 from bridge_profiling.traces.types import RankTables
 from tests.system.jobs import FOREIGN, ROOT, end_tree, manifests
 
@@ -141,11 +141,10 @@ class Job:
         spec: what it was.
         folder: where it ran.
         returncode: of the command; None when it was killed for being late.
-        seconds: how long it took.
     """
 
-    def __init__(self, name: str, spec: JobSpec, folder: Path, returncode: int | None, seconds: float) -> None:
-        self.name, self.spec, self.folder, self.returncode, self.seconds = name, spec, folder, returncode, seconds
+    def __init__(self, name: str, spec: JobSpec, folder: Path, returncode: int | None) -> None:
+        self.name, self.spec, self.folder, self.returncode = name, spec, folder, returncode
         self._tables: dict[tuple[int, str], RankTables] = {}
 
     @functools.cached_property
@@ -176,15 +175,11 @@ class Job:
         records = [json.loads(line) for line in (self.folder / "losses.jsonl").read_text().splitlines()]
         return {record["iteration"]: record["hex"] for record in records}
 
-    @functools.cached_property
-    def captures(self) -> list[Capture]:
-        """The captures that a reader finds."""
-        return find_run(self.profiles).captures
-
     def tables(self, rank: int, source: str) -> RankTables:
         """One rank's capture by one profiler, as tables."""
         if (rank, source) not in self._tables:
-            (found,) = [capture for capture in self.captures if (capture.rank, capture.source) == (rank, source)]
+            captures = find_run(self.profiles).captures
+            (found,) = [capture for capture in captures if (capture.rank, capture.source) == (rank, source)]
             self._tables[rank, source] = load(found, cached=False)
         return self._tables[rank, source]
 
@@ -228,14 +223,10 @@ class Jobs:
         """Start these and what they need: those that want a GPU alone, then the largest, so that the small fill the gaps."""
         wanted = {name for name in names if name in self._specs}
         wanted |= {needed for name in wanted if (needed := self._specs[name].needs)}
-        order = list(self._specs)
-        # What others need comes before them in the table, so it keeps that order among those of a size.
-        for name in sorted(wanted - self._futures.keys(), key=lambda name: (*self._place(name), order.index(name))):
-            self._futures[name] = self._threads.submit(self._job, name)
-
-    def _place(self, name: str) -> tuple[bool, int]:
-        spec = self._specs[name]
-        return not spec.alone, -spec.gpus
+        # What others need comes before them in the table, and those of a size keep its order.
+        for name, _ in sorted(self._specs.items(), key=lambda item: (not item[1].alone, -item[1].gpus)):
+            if name in wanted - self._futures.keys():
+                self._futures[name] = self._threads.submit(self._job, name)
 
     def result(self, name: str) -> Job:
         """The job of that name, when it has ended."""
@@ -262,11 +253,8 @@ class Jobs:
             while True:
                 if self._stopping:
                     raise RuntimeError("the session ends")
-                free = [
-                    device
-                    for device in sorted(self._free, key=lambda device: -self._free[device])
-                    if self._free[device] >= places
-                ]
+                emptiest = sorted(self._free, key=lambda device: -self._free[device])
+                free = [device for device in emptiest if self._free[device] >= places]
                 if len(free) >= gpus:
                     for device in free[:gpus]:
                         self._free[device] -= places
@@ -296,7 +284,6 @@ class Jobs:
             "UB_SKIPMC": "1",
             **spec.environment,
         }
-        started = time.monotonic()
         with open(folder / "output.txt", "wb") as output:
             process = subprocess.Popen(
                 spec.command(folder),
@@ -308,7 +295,7 @@ class Jobs:
         finally:
             end_tree(process)
             self._running.discard(process)
-        return Job(name, spec, folder, returncode, time.monotonic() - started)
+        return Job(name, spec, folder, returncode)
 
 
 def _as_it_was(saved: Path, root: Path, iteration: int) -> None:

@@ -19,13 +19,19 @@ COMPUTE, COMMUNICATION = "compute", "communication"
 WINDOW = [8, 9, 10, 11]
 
 
-def kernels_of(tables: RankTables, *kinds: str) -> dict[int | None, Counter[str]]:
-    """Iteration to how often each kernel ran in it; None for what belongs to no iteration."""
+def kernels_of(tables: RankTables, *kinds: str, phase: str | None = None) -> dict[int | None, Counter[str]]:
+    """Iteration to how often each kernel ran in it; None for what belongs to no iteration.
+
+    With a phase, only kernels that were launched inside a range of that name.
+    """
+    host = tables.host_events.select(["category", "name", "start_ns", "end_ns"]).to_pylist() if phase else []
+    ranges = [(row["start_ns"], row["end_ns"]) for row in host if (row["category"], row["name"]) == ("annotation", phase)]
     found: dict[int | None, Counter[str]] = {}
-    rows = tables.device_events.select(["kind", "name", "iteration"])
-    for kind, name, iteration in zip(*(column.to_pylist() for column in rows.columns), strict=True):
-        if kind in (kinds or (COMPUTE, COMMUNICATION)):
-            found.setdefault(iteration, Counter())[name] += 1
+    for row in tables.device_events.select(["kind", "name", "iteration", "launch_start_ns"]).to_pylist():
+        launch = row["launch_start_ns"]
+        inside = phase is None or any(launch is not None and start <= launch <= end for start, end in ranges)
+        if inside and row["kind"] in (kinds or (COMPUTE, COMMUNICATION)):
+            found.setdefault(row["iteration"], Counter())[row["name"]] += 1
     return found
 
 
@@ -55,27 +61,6 @@ def launched_by(tables: RankTables, call: str) -> list[str]:
     events = tables.device_events
     of_call = pc.is_in(events["correlation"], value_set=calls.combine_chunks())
     return events.filter(pc.and_(of_call, pc.equal(events["kind"].cast("string"), COMPUTE)))["name"].to_pylist()
-
-
-def in_phase(tables: RankTables, phase: str, *kinds: str) -> dict[int, Counter[str]]:
-    """Iteration to the kernels launched inside its range of that name."""
-    host = tables.host_events.select(["category", "name", "start_ns", "end_ns"]).to_pylist()
-    ranges = [(row["start_ns"], row["end_ns"]) for row in host if row["category"] == "annotation" and row["name"] == phase]
-    found: dict[int, Counter[str]] = {}
-    rows = tables.device_events.select(["kind", "name", "iteration", "launch_start_ns"])
-    for kind, name, iteration, launch in zip(*(column.to_pylist() for column in rows.columns), strict=True):
-        if (
-            kind in (kinds or (COMPUTE, COMMUNICATION))
-            and launch is not None
-            and any(start <= launch <= end for start, end in ranges)
-        ):
-            found.setdefault(iteration, Counter())[name] += 1
-    return found
-
-
-def difference(one: Counter[str], other: Counter[str]) -> dict[str, tuple[int, int]]:
-    """The names that two iterations do not have equally often, with both counts; for the message of a failed test."""
-    return {name[:160]: (one[name], other[name]) for name in sorted(one.keys() | other.keys()) if one[name] != other[name]}
 
 
 def check_window(job: Job, wanted: list[int] = WINDOW, *, status: str = "complete") -> None:
@@ -119,7 +104,7 @@ def check_same_kernels(job: Job, wanted: list[int] = WINDOW, *kinds: str) -> Non
         assert set(kernels) == set(wanted), f"rank {rank}"
         last = kernels[wanted[-1]]
         for iteration in wanted:
-            assert kernels[iteration] == last, (rank, iteration, difference(kernels[iteration], last))
+            assert kernels[iteration] == last, (rank, iteration, kernels[iteration] - last, last - kernels[iteration])
 
 
 def check_libraries(job: Job, *parts: str) -> None:

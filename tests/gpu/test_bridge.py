@@ -2,15 +2,7 @@
 
 import pytest
 
-from tests.gpu.kernels import (
-    COMPUTE,
-    WINDOW,
-    check_libraries,
-    check_losses,
-    check_window,
-    kernels_of,
-    matrix_products,
-)
+from tests.gpu.kernels import COMPUTE, WINDOW, check_libraries, check_losses, check_window, kernels_of, matrix_products
 
 pytestmark = [pytest.mark.needs("cuda", "megatron", "transformer_engine", "megatron_bridge"), pytest.mark.timeout(900)]
 

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.gpu.catalog import JOBS
-from tests.gpu.kernels import COMPUTE, check_losses, check_same_kernels, check_window, in_phase
+from tests.gpu.kernels import COMPUTE, check_losses, check_same_kernels, check_window, kernels_of
 from tests.planted.witness import differences
 
 pytestmark = [pytest.mark.needs("gpus2", "megatron", "nemo_run", "nsys_on_path"), pytest.mark.timeout(900)]
@@ -42,7 +42,7 @@ def test_the_trace_holds_exactly_the_window_to_the_last_kernel_of_its_optimizer_
     kinds = [COMPUTE] if resumed else []
     check_same_kernels(job, wanted(job), *kinds)
     for rank, tables in job.traces().items():
-        steps = in_phase(tables, "optimizer", *kinds)
+        steps = kernels_of(tables, *kinds, phase="optimizer")
         assert set(steps) == set(wanted(job)), f"rank {rank}"
         assert sum(steps[wanted(job)[-1]].values()) > 5
         assert all(step == steps[wanted(job)[-1]] for step in steps.values()), f"rank {rank}"

@@ -19,26 +19,18 @@ from tests.gpu.kernels import (
 
 pytestmark = [pytest.mark.needs("cuda", "megatron", "nemo_run", "transformer_engine"), pytest.mark.timeout(900)]
 
-UNDER_TORCH = [f"{name}-torch" for name in TRANSFORMER_ENGINE]
-UNDER_NSYS = [f"{name}-nsys" for name in TE_UNDER_NSYS]
-PROFILED = UNDER_TORCH + UNDER_NSYS
+PROFILED = [f"{name}-torch" for name in TRANSFORMER_ENGINE] + [f"{name}-nsys" for name in TE_UNDER_NSYS]
 
-#: Whose kernels a case must show in each iteration, by a part of their names.
-KERNELS = {
-    "te_bf16": ("transformer_engine", "cudnn", "nccl"),
-    "te_fp8_delayed": ("transformer_engine", "cudnn", "nccl", "cast"),
-    "te_sequence_parallel": ("transformer_engine", "cudnn", "nccl"),
-    "te_context_parallel": ("transformer_engine", "cudnn", "nccl"),
-    "te_comm_overlap": ("transformer_engine", "cudnn", "userbuffers"),
-    "te_cuda_graphs": ("transformer_engine", "cudnn"),
-}
+#: Whose kernels a case shows in each iteration besides Transformer Engine's and cuDNN's, by a part of their names; else NCCL's.
+KERNELS = {"te_fp8_delayed": ("nccl", "cast"), "te_comm_overlap": ("userbuffers",)}
 
 
 @pytest.mark.parametrize(("job", "reference"), [(name, name.split("-")[0]) for name in PROFILED], indirect=True)
 def test_the_window_is_exact_on_every_rank_each_iteration_shows_the_cases_libraries_and_losses_stay(job, reference):
     check_window(job)
     check_same_kernels(job, WINDOW, COMPUTE)
-    check_libraries(job, *(part for part in KERNELS[job.name.split("-")[0]] if part != "nccl" or job.spec.gpus > 1))
+    parts = KERNELS.get(job.name.split("-")[0], ("nccl",))
+    check_libraries(job, "transformer_engine", "cudnn", *(part for part in parts if part != "nccl" or job.spec.gpus > 1))
     # To the last bit.
     check_losses(job, reference)
     assert all(re.fullmatch(r"0x1\.[0-9a-f]+p[+-]\d+", loss) for loss in job.losses.values()), "a number, and no NaN"
