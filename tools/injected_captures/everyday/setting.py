@@ -21,7 +21,8 @@ class Setting:
 
     Args:
         model: `transformer`, `convolution`, or `experts` (a transformer whose feed-forward layers are experts); in the second
-            round one of `more_models.py`, in the third one of `third_models.py`.
+            round one of `more_models.py`, in the third one of `third_models.py`, in the fifth one of `fifth_models.py` or of
+            `fifth_images.py`.
         strategy: `single` (one GPU), `ddp` or `fully_shard`.
         layers: blocks of the model.
         width: hidden size, or channels.
@@ -30,8 +31,10 @@ class Setting:
         micro_batches: micro-batches of an iteration.
         precision: `bf16` by autocast (by a policy with fully_shard), `fp16` with a scaler, `tf32`, or `fp32`.
         attention: `fused`, `manual` for products, mask and softmax written out, or fused in `float32`. In the third
-            round `capped` scores, or weights between two sequences `kept`; both are written out.
-        optimizer: AdamW `fused`, `foreach`, or `loop` for kernels per parameter; `written` by hand; `lion`, by hand as well.
+            round `capped` scores, or weights between two sequences `kept`; in the fifth a `bias` by distance, or `scores` by
+            themselves. All four are written out.
+        optimizer: AdamW `fused`, `foreach`, or `loop` for kernels per parameter; `written` by hand; `lion` and `lamb`,
+            by hand as well.
         clipping: gradients' norm is clipped without waiting (`foreach`), with `.item()` per parameter, or not.
         channels_last: convolutions get NHWC tensors.
         switch_formats: a layer in NCHW follows each block of convolutions.
@@ -54,14 +57,23 @@ class Setting:
         permuted: layers turn images to NHWC and back by copying.
         cells: an LSTM is a loop in Python.
         read_inside: layers ask in an `if` whether a value on the device is infinite.
-        float_blocks: the last layers of a model in bf16 that compute in float32.
+        float_blocks: the last layers of a model in bf16 that compute in float32. In the fifth round, if it is not 0, a part of
+            each layer or of the model that its class names.
         asks_lengths: masks are filled example by example, with lengths that are on the device.
         one_by_one: graphs of a batch are read out one after the other.
+        scan: linear attention sums over all chunks in `parallel`, or in a `loop` over many small ones.
+        group_norm: convolutions are followed by group norms, which compute in NCHW, in place of batch norms.
+        resets: worlds that have ended start anew by a mask (`where`), or by their row numbers (`rows`).
+        stepwise: a forecast is made step by step.
+        masked_loss: each step's loss picks known values by a boolean mask.
+        exact_norms: statistics of inputs in float64, and the last norm in float32.
+        reduce_by_hand: gradients are averaged over ranks one by one after the backward pass, in place of DDP.
     """
 
     model: Literal[
         "transformer", "convolution", "experts", "gpt", "encoder", "vision", "unet", "recommender", "hashed",
         "diffusion", "speech", "graph", "contrast", "translate", "routed",
+        "scan", "pair", "policy", "adapters", "mixer", "forecast", "volume", "distilled", "parallel",
     ]  # fmt: skip
     strategy: Literal["single", "ddp", "fully_shard"]
     layers: int
@@ -70,8 +82,8 @@ class Setting:
     length: int
     micro_batches: int = 1
     precision: Literal["bf16", "fp16", "tf32", "fp32"] = "bf16"
-    attention: Literal["fused", "manual", "float32", "capped", "kept"] = "fused"
-    optimizer: Literal["fused", "foreach", "loop", "written", "lion"] = "fused"
+    attention: Literal["fused", "manual", "float32", "capped", "kept", "bias", "scores"] = "fused"
+    optimizer: Literal["fused", "foreach", "loop", "written", "lion", "lamb"] = "fused"
     clipping: Literal["foreach", "item"] | None = None
     channels_last: bool = True
     switch_formats: bool = False
@@ -97,6 +109,13 @@ class Setting:
     float_blocks: int = 0
     asks_lengths: bool = False
     one_by_one: bool = False
+    scan: Literal["parallel", "loop"] = "parallel"
+    group_norm: bool = False
+    resets: Literal["where", "rows"] = "where"
+    stepwise: bool = False
+    masked_loss: bool = False
+    exact_norms: bool = False
+    reduce_by_hand: bool = False
 
     @property
     def ranks(self) -> int:
