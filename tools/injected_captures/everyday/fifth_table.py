@@ -112,7 +112,7 @@ _ONE_GPU = (
 _TWO_GPUS = (
     Group(
         name="forecast_2",
-        setting=Setting(model="forecast", strategy="ddp", layers=6, width=512, batch=128, length=192),
+        setting=Setting(model="forecast", strategy="ddp", layers=6, width=512, batch=256, length=96),
         recorder="torch.profiler",
         both_recorders=False,
         record={"record_shapes": True},
@@ -126,7 +126,7 @@ _TWO_GPUS = (
                 numbers={"decays": (0.9, 0.99, 0.999, 0.9999)},
             ),
             Case(name="forecast_2_metrics", findings=COLLECTIVES, ranks=(0, 1), plant="HorizonMetrics"),
-            Case(name="forecast_2_hooks", findings=("straggler_host",), ranks=(1,), plant="BackwardLog", numbers={"ms": 3}),
+            Case(name="forecast_2_hooks", findings=("straggler_host",), ranks=(1,), plant="BackwardLog", numbers={"ms": 2}),
         ),
     ),
     Group(
@@ -171,7 +171,7 @@ _TWO_GPUS = (
     Group(
         name="parallel_2",
         setting=Setting(
-            model="parallel", strategy="ddp", layers=3, width=2560, batch=8, length=512, micro_batches=4, clipping="foreach",
+            model="parallel", strategy="ddp", layers=3, width=2560, batch=12, length=256, micro_batches=4, clipping="foreach",
             log="iteration",
         ),
         recorder="hook",

@@ -340,8 +340,9 @@ FOR_DEVELOPMENT = frozenset(
 )
 
 
-#: Widths for a CPU of models whose convolutions take long there.
-_NARROW = {"pair": 16, "volume": 8}
+#: Sizes for a CPU; and those of models whose convolutions take long there.
+_SMALL = {"width": 64, "batch": 4, "length": 32, "layers": 2}
+_SMALLER = {"pair": {"width": 16}, "volume": {"width": 4, "batch": 1, "length": 16}}
 
 
 def small(group: Group) -> Group:
@@ -355,5 +356,5 @@ def small(group: Group) -> Group:
         )
         for case in group.cases
     )
-    width = _NARROW.get(group.setting.model, 64)
-    return replace(group, cases=cases, setting=replace(group.setting, width=width, batch=4, length=32, layers=2))
+    sizes = _SMALL | _SMALLER.get(group.setting.model, {})
+    return replace(group, cases=cases, setting=replace(group.setting, **sizes))
