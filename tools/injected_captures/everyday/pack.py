@@ -33,7 +33,7 @@ _PACKING = {".gz": gzip.decompress, ".xz": lzma.decompress}
 #: Which of the iterations that a plant strikes now and then these are, modulo their distance.
 PHASES = {
     "GarbageCollection": 1, "Checkpoint": 2, "PartialBatches": 4, "SavedOptimizer": 2, "Evaluation": 2, "ChangingNumber": 4,
-    "AspectBuckets": 4, "WholeState": 2,
+    "AspectBuckets": 4, "WholeState": 2, "DropRate": 4, "LocalShards": 2,
 }  # fmt: skip
 
 #: What a capture shows only by stacks or by ranges of our hook.

@@ -14,7 +14,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from tools.injected_captures.everyday import models, more_models, third_models
+from tools.injected_captures.everyday import fifth_images, fifth_models, models, more_models, third_models
 from tools.injected_captures.everyday.plants import Plant
 from tools.injected_captures.everyday.setting import Setting
 
@@ -23,7 +23,15 @@ DISTINCT_BATCHES = 4
 
 Batch = tuple[Tensor, ...]
 
-_IMAGES = ("convolution", "unet", "vision", "speech")
+_IMAGES = ("convolution", "unet", "vision", "speech", "volume", "pair")
+
+#: Models of each round after the first, and the module that makes their batches.
+_LATER = (
+    (more_models, more_models.MODELS),
+    (third_models, third_models.THIRD_MODELS),
+    (fifth_models, fifth_models.SEQUENCE_MODELS),
+    (fifth_images, fifth_images.IMAGE_MODELS),
+)
 
 
 class Samples(IterableDataset):
@@ -55,7 +63,7 @@ class Samples(IterableDataset):
 
 
 def _batch(setting: Setting, generator: torch.Generator) -> Batch:
-    for module, kinds in ((more_models, more_models.MODELS), (third_models, third_models.THIRD_MODELS)):
+    for module, kinds in _LATER:
         if setting.model in kinds:
             return module.batch(setting, generator)
     if setting.model == "convolution":
@@ -105,8 +113,29 @@ class Lion(torch.optim.Optimizer):
                 mean.mul_(0.99).add_(gradient, alpha=0.01)
 
 
+class Lamb(torch.optim.Optimizer):
+    """Adam whose step of each parameter is as long as a share of the parameter itself."""
+
+    def __init__(self, parameters: Iterable[Tensor], lr: float) -> None:
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                gradient, state = parameter.grad, self.state[parameter]
+                if not state:
+                    state["mean"], state["square"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
+                mean, square = state["mean"].lerp_(gradient, 0.1), state["square"]
+                square.mul_(0.999).addcmul_(gradient, gradient, value=0.001)
+                update = mean.div(square.sqrt().add_(1e-6)).add_(parameter, alpha=0.01)
+                length, size = parameter.norm(), update.norm()
+                ratio = torch.where((length > 0) & (size > 0), length / size, torch.ones_like(length))
+                parameter.sub_(update.mul_(ratio.clamp_(max=10.0)).mul_(group["lr"]))
+
+
 #: Optimizers that are written by hand.
-_BY_HAND: dict[str, type[torch.optim.Optimizer]] = {"written": WrittenAdam, "lion": Lion}
+_BY_HAND: dict[str, type[torch.optim.Optimizer]] = {"written": WrittenAdam, "lion": Lion, "lamb": Lamb}
 
 
 class Training:
@@ -125,16 +154,17 @@ class Training:
         with device:
             model = models.build(setting)
         if setting.model in _IMAGES and setting.channels_last:
-            model = model.to(memory_format=torch.channels_last)
+            model = model.to(memory_format=self._channels_last)
         if setting.compiled:
             for block in model.blocks:
                 block.compile(dynamic=False)
         self.model = self._wrapped(model)
+        trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         if setting.optimizer in _BY_HAND:
-            self.optimizer = _BY_HAND[setting.optimizer](self.model.parameters(), lr=1e-4)
+            self.optimizer = _BY_HAND[setting.optimizer](trained, lr=1e-4)
         else:
             self.optimizer = torch.optim.AdamW(
-                self.model.parameters(), lr=1e-4,
+                trained, lr=1e-4,
                 fused=setting.optimizer == "fused", foreach=setting.optimizer == "foreach",
             )  # fmt: skip
         self.scaler = torch.amp.GradScaler(device.type, enabled=setting.precision == "fp16" and device.type == "cuda")
@@ -149,7 +179,7 @@ class Training:
 
     def _wrapped(self, model: nn.Module) -> nn.Module:
         setting = self.setting
-        if setting.strategy == "ddp":
+        if setting.strategy == "ddp" and not setting.reduce_by_hand:
             local = [name for name, _ in model.named_parameters() if ".local." in name]
             DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, local)
             return DistributedDataParallel(
@@ -181,7 +211,7 @@ class Training:
         self.plant.before_micro_batch(iteration, number)
         arguments = [tensor.to(self.device, non_blocking=True) for tensor in batch]
         if setting.model in _IMAGES and setting.channels_last:
-            arguments[0] = arguments[0].contiguous(memory_format=torch.channels_last)
+            arguments[0] = arguments[0].contiguous(memory_format=self._channels_last)
         with self._without_reduction() if not (last or setting.sync_micro_batches) else nullcontext():
             with self.autocast():
                 loss = self.model(*arguments) / setting.micro_batches
@@ -190,6 +220,8 @@ class Training:
             self.losses.append(loss.item())
         self.plant.after_micro_batch(loss, iteration, number)
         if last:
+            if setting.reduce_by_hand:
+                self._average()
             self._clip()
             self.plant.before_step(iteration)
             self.scaler.step(self.optimizer)
@@ -214,6 +246,16 @@ class Training:
             self.model.set_requires_gradient_sync(True)
         else:
             yield
+
+    def _average(self) -> None:
+        """Average each gradient over ranks."""
+        for parameter in self.model.parameters():
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= self.setting.ranks
+
+    @property
+    def _channels_last(self) -> torch.memory_format:
+        return torch.channels_last_3d if self.setting.model == "volume" else torch.channels_last
 
     def _clip(self) -> None:
         if self.setting.clipping:
