@@ -236,7 +236,7 @@ def _roles(
 ) -> Iterator[tuple[str, NDArray[np.bool_], Nanoseconds]]:
     """Each role, its kernels and the idle time of each kernel; `of_optimizer`: which ones an optimizer launched."""
     no_idle = np.zeros(len(kernels.start_ns), np.int64)
-    sweep = _sweeps(kernels, of_optimizer)
+    sweep = _sweeps(kernels, of_optimizer, _outside_passes(kernels.launch_ns, host_events))
     yield "optimizer_sweep", sweep, _before_ns(kernels, gaps.launch_starved | gaps.dependency_stalled, sweep)
     products = kernels.named(kernel_names.is_product)
     batched = products & (kernels.launched_by(*_BATCHED) | (kernels.operator < 0))
@@ -276,9 +276,9 @@ def _kernels(device_events: pa.Table, kernel_names: pa.Table, operators: Operato
     return _Kernels(start, end, launch, thread, iteration, name[rows], names, operator, operators.names)
 
 
-def _sweeps(kernels: _Kernels, of_optimizer: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Kernels of sweeps over parameters."""
-    member = kernels.launched_by(*_ELEMENTWISE)
+def _sweeps(kernels: _Kernels, of_optimizer: NDArray[np.bool_], outside: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Kernels of sweeps over parameters; `outside`: which ones are launched outside of forward and backward passes."""
+    member = kernels.launched_by(*_ELEMENTWISE) & (of_optimizer | outside)
     edges = np.flatnonzero(np.diff(np.concatenate(([False], member, [False]))))
     begins, ends = edges[::2], edges[1::2]
     long = ends - begins >= SWEEP
@@ -291,6 +291,21 @@ def _sweeps(kernels: _Kernels, of_optimizer: NDArray[np.bool_]) -> NDArray[np.bo
         average = operators & _SCALES and operators & _ADDS and longer >= _UNEQUAL * shorter
         real[place] = of_optimizer[begin:end].any() or bool(operators & _OF_PARAMETERS or average)
     return _between(begins[real], ends[real] - 1, len(member))
+
+
+def _outside_passes(time_ns: Nanoseconds, host_events: pa.Table) -> NDArray[np.bool_]:
+    """Which times are neither inside a node of a backward pass nor after a forward pass: there, loops do not visit layers."""
+    operators = rows_of(host_events["category"], "operator")
+    names = names_in(host_events["name"])
+    node = operators & rows_of(host_events["name"], *(name for name in names if name.startswith(_BACKWARD)))
+    start, end = (host_events[name].to_numpy() for name in ("start_ns", "end_ns"))
+    # An operator of a forward pass that a node of the backward pass calls belongs to the backward pass.
+    until = np.maximum.accumulate(np.where(node, end, np.iinfo(np.int64).min))
+    forward = operators & ~node & (start >= until)
+    mark = np.flatnonzero(node | forward)
+    before = np.searchsorted(start[mark], time_ns, side="right") - 1
+    in_forward = np.append(forward[mark], False)[before]
+    return ~in_forward & (time_ns >= np.append(until[mark], np.iinfo(np.int64).min)[before])
 
 
 def _between(first: NDArray[np.int64], last: NDArray[np.int64], size: int) -> NDArray[np.bool_]:
