@@ -47,11 +47,11 @@ _MOST_NAMES, _CANDIDATES, _COMPARED = 1024, 16, 32
 
 @dataclass(frozen=True)
 class _Period:
-    """Iterations that repeat after `kernels` of them. `ends` are the places of their last kernels, the first one's included."""
+    """Iterations of so many kernels of one stream, and the places of their last ones. The first can be partial."""
 
     kernels: float
     ends: Integers
-    by_optimizer: bool  # it has as many kernels of an optimizer as others
+    has_optimizer: bool  # its kernels are known, and each iteration has as many
 
 
 def find_periods(
@@ -76,18 +76,20 @@ def find_periods(
         end_ns: of them.
         launches: of them.
         meetings_ns: when the host waited for the device, or copied from it or to it.
-        begin_ns: when the capture began.
+        begin_ns: when the capture of the host began.
     """
     rows = _of_busiest_stream(np.flatnonzero(compute & (launches.issued_ns != NULL)), streams)
     sequence = name[rows]
     launched_ns = np.where(launches.row >= 0, launches.end_ns, end_ns)[rows]
     meetings_ns = np.sort(meetings_ns)
+    if not (launches.row[rows] >= 0).any():  # of the host, nothing is known
+        begin_ns = int(launches.issued_ns[rows[:1]].sum())
     found = list(_periods(sequence, names))
     # Forward and backward passes of one iteration repeat too. An optimizer shows that it is one; without, it is the longest.
-    for period in found if found and found[0].by_optimizer else found[::-1]:
+    for period in found if found and found[0].has_optimizer else found[::-1]:
         ends_ns = launched_ns[period.ends]
         met = np.diff(places(meetings_ns, ends_ns))
-        signs = (period.by_optimizer, period.kernels >= _LARGE, len(met) > 0 and met.min() > 0)
+        signs = (period.has_optimizer, period.kernels >= _LARGE, len(met) > 0 and met.min() > 0)
         if sum(signs) < 2 or (np.diff(ends_ns, prepend=begin_ns) <= 0).any():
             continue
         # The capture may begin inside of an iteration, or with what comes before the first.
@@ -136,26 +138,31 @@ def _periods(sequence: NDArray[np.int32], names: Sequence[str]) -> Iterator[_Per
         counts = np.diff(places(optimizer, anchors))
         if len(optimizer) and (counts.min() < (1 - _ALIKE) * counts.max() or not counts.min()):
             continue
-        stepped = _steps(optimizer, int(anchors[0] - (1 + _EQUAL) * kernels), kernels)
-        if len(stepped):
-            to_end = _moved_to_end(sequence, stepped)
-            first_and_last = np.array([to_end[0] + 1, kernels + size - 1 - to_end[-1]])
-            whole = (np.abs(first_and_last - kernels) <= _EQUAL * kernels).all()
-            if whole or repeated < _REPEATED:
-                yield _Period(kernels, to_end if whole else stepped, True)
-                continue
-        if repeated < _REPEATED:
-            continue
-        starts = _moved_back(sequence, anchors)
-        after = size - starts[-1] - kernels  # kernels after the last period, or less than 0
-        if starts[0] == 0 and abs(after) <= _EQUAL * kernels:
-            # The capture holds whole iterations.
-            yield _Period(kernels, np.append(starts[1:], size) - 1, len(optimizer) > 0)
-        elif len(stepped):
-            yield _Period(kernels, stepped, True)
-        elif not len(optimizer):
-            starts = np.append(starts, size) if after >= -_EQUAL * kernels else starts
-            yield _Period(kernels, starts[starts > 0] - 1, False)
+        iteration_ends = _iteration_ends(sequence, anchors, kernels, optimizer, repeated=repeated >= _REPEATED)
+        if len(iteration_ends):
+            yield _Period(kernels, iteration_ends, len(optimizer) > 0)
+
+
+def _iteration_ends(
+    sequence: NDArray[np.int32], anchors: Integers, kernels: float, optimizer: Integers, *, repeated: bool
+) -> Integers:
+    """Places of the last kernels of iterations; none where nothing shows them for sure."""
+    size = len(sequence)
+    stepped = _steps(optimizer, int(anchors[0] - (1 + _EQUAL) * kernels), kernels)
+    if len(stepped):
+        to_end = _moved_to_end(sequence, stepped)
+        if max(abs(to_end[0] + 1 - kernels), size - 1 - to_end[-1]) <= _EQUAL * kernels:  # the capture holds whole ones
+            return to_end
+    if not repeated:
+        return stepped
+    starts = _moved_back(sequence, anchors)
+    after = size - starts[-1] - kernels  # kernels after the last period, or less than 0
+    if starts[0] == 0 and abs(after) <= _EQUAL * kernels:  # the capture holds whole ones
+        return np.append(starts[1:], size) - 1
+    if len(optimizer):
+        return stepped
+    starts = np.append(starts, size) if after >= -_EQUAL * kernels else starts
+    return starts[starts > 0] - 1
 
 
 def _at_equal_distance(sequence: NDArray[np.int32]) -> tuple[NDArray[np.int32], Integers, Integers, NDArray[np.float64]]:
