@@ -176,6 +176,11 @@ def launches_one(name: str) -> bool:
     return "LaunchKernel" in name
 
 
+def waits_for_device(name: str) -> bool:
+    """Whether the host waits for the device in a runtime call of that name."""
+    return "Synchronize" in name
+
+
 def wait_columns(waits: Mapping[str, Integers], kinds: Sequence[str | None], base_ns: int) -> dict[str, pa.Array]:
     """The columns of `synchronizations`, from those on the capture's clock, by start; `kind` is an index of `kinds`."""
     others = ("device", "stream", "correlation", "producer_stream", "producer_correlation")

@@ -125,6 +125,29 @@ def test_iterations_that_no_range_numbers_lie_between_steps_of_the_optimizer(wri
         assert microseconds == expected
 
 
+BACK_AND_FORTH = ["embed", *["norm", "gemm", "gelu"] * 11, "loss", *["gelu", "gemm", "norm"] * 11, "sum"]
+TRAINING, DECODING = [*BACK_AND_FORTH, "FusedAdam", "mean"], ["Memcpy HtoD", *BACK_AND_FORTH]
+
+
+@pytest.mark.parametrize(
+    ("launched", "expected"),
+    [
+        (TRAINING * 3, [(0, 71), (1, 142), (2, 213)]),
+        ([*TRAINING[40:], *TRAINING * 2, *TRAINING[:30]], [(1, 101), (2, 172)]),  # numbered from the first, which is not whole
+        ([*TRAINING, *["gemm"] * 20] * 2 + [*["gemm"] * 40, *TRAINING], []),  # the work varies
+        ([*BACK_AND_FORTH * 4, "FusedAdam"] * 2, [(0, 277), (1, 554)]),
+        (DECODING * 3, [(0, 70), (1, 140), (2, 210)]),
+        (BACK_AND_FORTH * 3, []),  # nothing shows that these are iterations
+    ],
+)
+def test_iterations_without_any_range_are_periods_of_the_kernels(read_trace, launched, expected):
+    calls = [call("cudaLaunchKernel", 10 * place, 2, place + 1) for place in range(len(launched))]
+    work = [kernel(name, 10 * place + 3, 4, correlation=place + 1) for place, name in enumerate(launched)]
+    tables = read_trace([*calls, *({**each, "cat": "gpu_memcpy"} if "Memcpy" in each["name"] else each for each in work)])
+    found = [(number, (end + 8000) // 10000) for number, end in values(tables["iterations"], "iteration", "end_ns")]
+    assert (found, "iterations_inferred" in caveats(tables)) == (expected, bool(expected))
+
+
 def test_work_that_torch_moved_to_a_lane_keeps_the_stream_it_ran_on(read_trace):
     """torch 2.15's export with graph_lanes="all": `stream` and the thread are a lane's, `original_stream` the device's."""
     moved = [kernel("gemm", stream, 5.0, stream=7, original_stream=stream) for stream in (1042, 1043)]

@@ -55,6 +55,14 @@ def test_a_ranges_text_is_one_name_and_what_emit_nvtx_appends_is_taken_off(read_
     assert [row for row in found if row[1] == "operator"] == operators
 
 
+def test_iterations_without_any_range_are_periods_of_the_kernels(read_report):
+    report = Report()
+    for place, name in enumerate([*map(str, range(70)), "FusedAdam"] * 2):
+        report.call("cudaLaunchKernel_v7000", 10 * place, 10 * place + 2, place + 1)
+        report.kernel(name, 10 * place + 3, 10 * place + 7, correlation=place + 1)
+    assert [end - start for start, end in values(read_report(report)["iterations"], "start_ns", "end_ns")] == [702, 710]
+
+
 def test_loops_name_their_iterations_in_several_ways(read_report):
     for names, numbers in {
         ("iteration_9", "iteration_10"): [9, 10],

@@ -27,11 +27,13 @@ from bridge_profiling.traces.joins import (
     start_order,
     trace_caveats,
     wait_columns,
+    waits_for_device,
 )
 from bridge_profiling.traces.kinds import COMMUNICATION, COMPUTE, MEMCPY, MEMSET, copy_kind, kernel_kind, synchronization_kind
 from bridge_profiling.traces.kineto.collect import MEANINGS, Collector
 from bridge_profiling.traces.kineto.columns import Columns, InexactTimes, integer
 from bridge_profiling.traces.kineto.decode import EventReader
+from bridge_profiling.traces.periods import find_periods
 from bridge_profiling.traces.tables import NULL, Integers, build, coded_column, integer_column
 from bridge_profiling.traces.types import Caveat, LostRecords, ProcessGroup, RankInfo, RankSource, RankTables
 
@@ -152,10 +154,10 @@ def _first_ns(tables: Mapping[str, pa.Table]) -> int:
 def _tables(collected: Collector, info: RankInfo) -> tuple[dict[str, pa.Table], list[Caveat], int]:
     names, base_ns = _Names(list(collected.names.values)), info.clock_base_ns
     host = _Host(collected, names, base_ns)
-    iterations, caveats = _iterations(host, names, collected.marks, base_ns)
-    device = _Device(collected, host, names, iterations, base_ns)
+    device = _Device(collected, host, names, base_ns)
+    iterations, caveats = _iterations(host, device, names, collected.marks, base_ns)
     operations, undescribed = _operations(device, host, collected, {group.name: group for group in info.groups})
-    columns, rows = device.columns(names), device.communication
+    columns, rows = device.columns(names, iterations), device.communication
     if undescribed:
         text = f"{undescribed} of {len(rows)} communication kernels have no description: their group and message are unknown"
         caveats.append(Caveat("collectives_undescribed", text))
@@ -226,9 +228,9 @@ class _Host:
 
 
 class _Device:
-    """Work on the device by start, with its launches and iterations."""
+    """Work on the device by start, with its launches."""
 
-    def __init__(self, collected: Collector, host: _Host, names: _Names, iterations: Iterations, base_ns: int) -> None:
+    def __init__(self, collected: Collector, host: _Host, names: _Names, base_ns: int) -> None:
         columns = collected.device
         calls = host.of_category("runtime")
         self._rocm = any(name.startswith("hip") for name in names.say(host.name[calls], str)[0])
@@ -255,7 +257,6 @@ class _Device:
             call_thread=host.thread[calls],
             launches_one=np.array(one, bool)[place],
         )
-        self._iteration = iterations.containing(self.launch.issued_ns)
         self._classify(collected, names)
 
     def _classify(self, collected: Collector, names: _Names) -> None:
@@ -274,7 +275,23 @@ class _Device:
         self.communication = np.flatnonzero(communication)
         self.operation = [said[place[row]].operation for row in self.communication.tolist()]
 
-    def columns(self, names: _Names) -> dict[str, pa.Array]:
+    def periods(self, names: _Names, waits_ns: Integers, begin_ns: int) -> tuple[Iterations, list[Caveat]]:
+        """Iterations in which its kernels repeat. The host waited for the device at `waits_ns`."""
+        copies, place = names.say(self._name, copy_kind)
+        of_host = np.array(["H" in each.direction for each in copies], bool)[place]
+        copied_ns = self.launch.start_ns[of_host & (self._category == MEANINGS.index("memcpy"))]
+        return find_periods(
+            names.all,
+            self._name,
+            (self._device, self._stream),
+            self._kind == _KINDS.index(COMPUTE),
+            self.end_ns,
+            self.launch,
+            np.concatenate((waits_ns, copied_ns)),
+            begin_ns,
+        )
+
+    def columns(self, names: _Names, iterations: Iterations) -> dict[str, pa.Array]:
         """The columns of device_events."""
         copies, place = names.say(self._name, copy_kind)
         copy = np.where(self._category == MEANINGS.index("memcpy"), place, -1)
@@ -293,7 +310,7 @@ class _Device:
             "launch_start_ns": integer_column(self.launch.start_ns),
             "launch_end_ns": integer_column(self.launch.end_ns),
             "launch_thread": integer_column(self.launch.thread),
-            "iteration": integer_column(self._iteration),
+            "iteration": integer_column(iterations.containing(self.launch.issued_ns)),
             "collective": integer_column(collective),
             "graph": integer_column(self._graph),
             "bytes": integer_column(self._bytes),
@@ -342,7 +359,9 @@ def _taken(calls: deque[tuple[int, Operation]] | None, until_ns: int, operations
     return found
 
 
-def _iterations(host: _Host, names: _Names, marks: Sequence[int], base_ns: int) -> tuple[Iterations, list[Caveat]]:
+def _iterations(
+    host: _Host, device: _Device, names: _Names, marks: Sequence[int], base_ns: int
+) -> tuple[Iterations, list[Caveat]]:
     rows = np.flatnonzero((host.category == MEANINGS.index("annotation")) | (host.category == MEANINGS.index("operator")))
     calls = host.of_category("runtime")
     launches, place = names.say(host.name[calls], launches_one)
@@ -353,7 +372,11 @@ def _iterations(host: _Host, names: _Names, marks: Sequence[int], base_ns: int) 
     ]
     begin_ns = min((int(times.min()) for times in first if len(times)), default=0)
     launched_ns = host.start_ns[calls][np.array(launches, bool)[place]]
-    return find_iterations(names.all, host.name[rows], host.start_ns[rows], host.end_ns[rows], launched_ns, begin_ns)
+    found = find_iterations(names.all, host.name[rows], host.start_ns[rows], host.end_ns[rows], launched_ns, begin_ns)
+    if len(found[0].number):
+        return found
+    waits, place = names.say(host.name[calls], waits_for_device)
+    return device.periods(names, host.start_ns[calls][np.array(waits, bool)[place]], begin_ns)
 
 
 def _boundary(iterations: Iterations, host: _Host, names: _Names, marks: Sequence[int], base_ns: int) -> NDArray[np.bool_]:

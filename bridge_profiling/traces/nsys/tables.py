@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from bridge_profiling.errors import TraceError
 from bridge_profiling.traces.iterations import Iterations, find_iterations
 from bridge_profiling.traces.joins import (
+    Launches,
     add_lost,
     collective_columns,
     launch_of,
@@ -27,8 +28,9 @@ from bridge_profiling.traces.joins import (
     taken,
     trace_caveats,
     wait_columns,
+    waits_for_device,
 )
-from bridge_profiling.traces.kinds import COMMUNICATION, MEMCPY, MEMSET
+from bridge_profiling.traces.kinds import COMMUNICATION, COMPUTE, MEMCPY, MEMSET
 from bridge_profiling.traces.nsys.database import Database, open_report
 from bridge_profiling.traces.nsys.events import (
     MAX_TIME_NS,
@@ -51,8 +53,9 @@ from bridge_profiling.traces.nsys.report import (
     process_ranks,
     processes,
 )
+from bridge_profiling.traces.periods import find_periods
 from bridge_profiling.traces.tables import NULL, BlockTables, Integers, build, coded_column, give_memory_back, integer_column
-from bridge_profiling.traces.types import LostRecords, RankInfo, RankSource, RankTables
+from bridge_profiling.traces.types import Caveat, LostRecords, RankInfo, RankSource, RankTables
 
 #: nsys' own work in which the profiler starts, stops or writes: an iteration around it is a boundary one.
 _FLUSH = re.compile(r"flush|initialization|cudaProfilerSt", re.IGNORECASE)
@@ -120,12 +123,17 @@ def _read(database: Database, process: Process, info: RankInfo) -> RankTables:
     iterations, iteration_caveats = find_iterations(
         ranges.names, ranges.name, ranges.start_ns, ranges.end_ns, launched_ns, begin_ns
     )
+    launches = _launches(work, calls)
+    if not len(iterations.number):
+        iterations, iteration_caveats = _periods(work, calls, launches, begin_ns)
     flushes = np.array([_FLUSH.search(name) is not None for name in overhead.names], bool)[overhead.name]
-    boundary = iterations.overlapping(overhead.start_ns[flushes], overhead.end_ns[flushes]) | ranges.open[iterations.rows]
+    boundary = iterations.overlapping(overhead.start_ns[flushes], overhead.end_ns[flushes])
+    if len(iterations.rows):
+        boundary |= ranges.open[iterations.rows]
     base = info.clock_base_ns
     innermost = ranges.innermost(calls.thread, calls.start_ns)
     operator = np.where(innermost >= 0, innermost + 1, NULL)
-    device_tables, ambiguous = _device_tables(process, info, work, calls, operator, ranges, iterations)
+    device_tables, ambiguous = _device_tables(process, info, work, launches, operator, ranges, iterations)
     tables = {"iterations": iterations.table(info.rank, boundary, base), **device_tables}
     if len(waits["start_ns"]):
         tables["synchronizations"] = build("synchronizations", info.rank, wait_columns(waits, WAIT_KINDS, base))
@@ -148,17 +156,8 @@ def _read(database: Database, process: Process, info: RankInfo) -> RankTables:
     return RankTables(info, BlockTables(tables, {"host_events": host_events}))
 
 
-def _device_tables(
-    process: Process,
-    info: RankInfo,
-    work: DeviceWork,
-    calls: Calls,
-    operator: Integers,
-    ranges: Ranges,
-    iterations: Iterations,
-) -> tuple[dict[str, pa.Table], int]:
-    """The tables of device work, and the number of events whose launch is ambiguous. `operator` is that of each call."""
-    launches = launch_of(
+def _launches(work: DeviceWork, calls: Calls) -> Launches:
+    return launch_of(
         work.correlation,
         work.start_ns,
         calls=calls.correlation,
@@ -168,6 +167,29 @@ def _device_tables(
         kernel=np.array([name.kind not in (MEMCPY, MEMSET) for name in work.names], bool)[work.name],
         launches_one=np.array([launches_one(name) for name in calls.names], bool)[calls.name],
     )
+
+
+def _periods(work: DeviceWork, calls: Calls, launches: Launches, begin_ns: int) -> tuple[Iterations, list[Caveat]]:
+    """Iterations in which the kernels repeat."""
+    compute = np.array([name.kind == COMPUTE for name in work.names], bool)[work.name]
+    copies = np.array([name.copy is not None and "H" in name.copy.direction for name in work.names], bool)[work.name]
+    waits = np.array([waits_for_device(name) for name in calls.names], bool)[calls.name]
+    meetings_ns = np.concatenate((launches.start_ns[copies], calls.start_ns[waits]))
+    names = [name.text for name in work.names]
+    streams = (work.device, work.stream)
+    return find_periods(names, work.name, streams, compute, work.end_ns, launches, meetings_ns, begin_ns)
+
+
+def _device_tables(
+    process: Process,
+    info: RankInfo,
+    work: DeviceWork,
+    launches: Launches,
+    operator: Integers,
+    ranges: Ranges,
+    iterations: Iterations,
+) -> tuple[dict[str, pa.Table], int]:
+    """The tables of device work, and the number of events whose launch is ambiguous. `operator` is that of each call."""
     is_communication = np.array([name.kind == COMMUNICATION for name in work.names], bool)[work.name]
     communication = np.flatnonzero(is_communication)
     collective = np.full(len(work.start_ns), NULL)
