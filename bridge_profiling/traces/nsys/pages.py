@@ -105,9 +105,10 @@ class TableFile:
         firsts = np.flatnonzero(np.append(True, np.diff(numbers) != 1)[: len(numbers)])
         for first, last in zip(firsts.tolist(), [*firsts[1:].tolist(), len(numbers)], strict=True):
             self._file.seek((int(numbers[first]) - 1) * self._page)
-            part = data[first * self._page : last * self._page]
-            if self._file.readinto(part.data) != len(part):
+            part = self._file.read((last - first) * self._page)
+            if len(part) != (last - first) * self._page:
                 raise UnusualError
+            data[first * self._page : last * self._page] = np.frombuffer(part, np.uint8)
         return data
 
     def _leaves(self, root: int) -> Integers:
@@ -231,15 +232,15 @@ def _varint(data: Bytes, place: Integers) -> tuple[Integers, Integers]:
     """Numbers of 1 to 9 bytes, whose high bits say that another one follows, and the places after them."""
     byte = data[place]
     value, place = (byte & 0x7F).astype(np.int64), place + 1
-    more = 1
+    count = 1
     # Neighboring rows mostly have numbers of the same size.
-    while more < 8 and len(byte) and byte.min() > 127:
+    while count < 8 and len(byte) and byte.min() > 127:
         byte = data[place]
         value = value << 7 | byte & 0x7F
         place += 1
-        more += 1
+        count += 1
     rows = np.flatnonzero(byte & 0x80)
-    for more in range(more, 9):
+    for more in range(count, 9):
         if not len(rows):
             break
         byte = data[place[rows]]
