@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from bridge_profiling.errors import CaptureError, TraceError
 from bridge_profiling.nsys.command import export_command, find_nsys, without_injection
 from bridge_profiling.traces.bounds import MAX_NAME, NSYS, open_regular, unpack
-from bridge_profiling.traces.nsys.pages import Bytes, TableFile, TableRows, UnusualError
+from bridge_profiling.traces.nsys.pages import Bytes, TableFile, TableRows, UnusualError, bytes_of, slices_of
 from bridge_profiling.traces.tables import NULL, Integers
 
 #: Rows that SQLite joins at a time: a few MB of text.
@@ -287,9 +287,8 @@ def _chosen(rows: TableRows, names: Sequence[str], where: Sequence[Among], neede
         return Piece(len(next(iter(integers.values()))), integers, np.empty(0, np.uint8), without, rows.data)
     length = rows.text_bytes[chosen] + 1
     ends = np.cumsum(length)
-    # Each text's place in the file, less its place in the result.
-    shift = rows.text_start[chosen] - (ends - length)
-    texts = rows.data[np.arange(length.sum()) + np.repeat(shift, length)]
+    # With the byte after each text, in whose place the SEPARATOR will be.
+    texts = bytes_of(slices_of(rows.data, rows.text_start[chosen], length)).copy()
     texts[ends - 1] = ord(" ")
     # SQLite's functions end a text at a zero, and count characters.
     if (texts == 0).any() or (length > MAX_NAME).any():

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from bridge_profiling.traces.tables import NULL, Integers
@@ -248,6 +249,29 @@ def _varint(data: Bytes, place: Integers) -> tuple[Integers, Integers]:
         value[rows] = value[rows] << 8 | byte if more == 8 else value[rows] << 7 | byte & 0x7F
         rows = rows[byte >= 0x80]
     return value, place
+
+
+def slices_of(data: Bytes, start: Integers, length: Integers) -> pa.Array:
+    """Parts of `data` as binary values, which Arrow copies in a third of NumPy's time.
+
+    Raises:
+        UnusualError: some of them overlap.
+    """
+    # Neighboring pages ascend, and in each of them the rows descend.
+    order = np.argsort(start, kind="stable")
+    # Every second value is what lies between two parts.
+    bounds = np.stack((start[order], start[order] + length[order]), axis=1).reshape(-1).astype(np.int32)
+    if (bounds[1:] < bounds[:-1]).any():
+        raise UnusualError
+    parts = pa.Array.from_buffers(pa.binary(), max(len(bounds) - 1, 0), [None, pa.py_buffer(bounds), pa.py_buffer(data)])
+    place = np.empty(len(start), np.int64)
+    place[order] = np.arange(0, len(bounds), 2)
+    return parts.take(pa.array(place))
+
+
+def bytes_of(values: pa.Array) -> Bytes:
+    """Binary values one after another; they are all of their buffer."""
+    return np.frombuffer(values.buffers()[2] or b"", np.uint8)
 
 
 def _big_endian(data: Bytes, size: int) -> NDArray[Any]:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from bridge_profiling.traces.joins import Operation, batch, carried_out_by, distinct, places, rows_by_start
 from bridge_profiling.traces.kinds import torch_operation
 from bridge_profiling.traces.nsys.database import Among, Database, Needed, Piece, sql_of
-from bridge_profiling.traces.nsys.operator_names import MARK, OperatorNames, operator_names
+from bridge_profiling.traces.nsys.operator_names import MARK, OperatorNames
 from bridge_profiling.traces.nsys.report import NVTX, Process
 from bridge_profiling.traces.tables import NULL, Integers
 
@@ -190,13 +190,12 @@ _COLUMNS = ("start", "end", "globalTid", "textId")
 def _read(database: Database, where: Sequence[Among], needed: Needed) -> _Written:
     present = [name for name in (*_COLUMNS, "eventType") if database.has(NVTX, name)]
     text = "text" if database.has(NVTX, "text") else None
-    known: defaultdict[str, int] = defaultdict()
-    known.default_factory = known.__len__
+    names = OperatorNames()
     pieces: dict[str, list[Integers]] = {name: [np.empty(0, np.int64)] for name in (*_COLUMNS, _NUMBER)}
     nested, codes = [np.empty(0, bool)], [np.empty(0, np.int32)]
     lost, described, registered = 0, False, False
-    for piece in map(partial(_written, with_texts=text is not None), database.pieces(NVTX, present, where, text, needed)):
-        codes.append(np.fromiter((known[name] for name in piece.names), np.int32, len(piece.names))[piece.code])
+    for piece in map(partial(_written, names=names), database.pieces(NVTX, present, where, text, needed)):
+        codes.append(piece.code)
         if not registered and (piece.columns["textId"] != NULL).any():
             registered = True
             pieces["textId"] = [np.full(sum(map(len, nested)), NULL)]
@@ -208,18 +207,18 @@ def _read(database: Database, where: Sequence[Among], needed: Needed) -> _Writte
     if not registered:
         del pieces["textId"]
     columns = {name: np.concatenate(pieces.pop(name)) for name in tuple(pieces)}
-    return _Written(columns, np.concatenate(nested), np.concatenate(codes), list(known) or [""], lost, described)
+    return _Written(columns, np.concatenate(nested), np.concatenate(codes), names.names or [""], lost, described)
 
 
-def _written(piece: Piece, *, with_texts: bool) -> _Written:
+def _written(piece: Piece, *, names: OperatorNames) -> _Written:
     unknown = np.full(piece.rows, NULL)
-    named = OperatorNames([""], np.zeros(piece.rows, np.int32), unknown)
-    if with_texts and piece.rows:
-        named = operator_names(piece.texts, piece.rows)
-    columns = {name: piece.integers.get(name, unknown) for name in _COLUMNS} | {_NUMBER: named.sequence}
+    code, sequence = np.zeros(piece.rows, np.int32), unknown
+    if len(piece.texts):
+        code, sequence = names.add(piece.texts, piece.rows)
+    columns = {name: piece.integers.get(name, unknown) for name in _COLUMNS} | {_NUMBER: sequence}
     nested = np.isin(piece.integers.get("eventType", unknown), _NESTED_TYPES)
     described = piece.pages is None or _COMMUNICATOR.encode() in piece.pages.tobytes()
-    return _Written(columns, nested, named.code, named.names if piece.rows else [], piece.without, described)
+    return _Written(columns, nested, code, [], piece.without, described)
 
 
 def operations(
