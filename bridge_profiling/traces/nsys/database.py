@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from bridge_profiling.errors import CaptureError, TraceError
 from bridge_profiling.nsys.command import export_command, find_nsys, without_injection
 from bridge_profiling.traces.bounds import MAX_NAME, NSYS, open_regular, unpack
+from bridge_profiling.traces.nsys.packed import Packed
 from bridge_profiling.traces.nsys.pages import Bytes, TableFile, TableRows, UnusualError, bytes_of, slices_of
 from bridge_profiling.traces.tables import NULL, Integers
 
@@ -148,22 +149,20 @@ class Database:
 
     def columns(self, table: str, names: Sequence[str], where: Sequence[Among] = ()) -> dict[str, Integers]:
         """Columns of integers; NULL where a value, the column or the table is missing."""
-        return self.columns_and_lost(table, names, where, {})[0]
-
-    def columns_and_lost(
-        self, table: str, names: Sequence[str], where: Sequence[Among], needed: Needed
-    ) -> tuple[dict[str, Integers], int]:
-        """Columns as from `columns`, and how many rows of the table lack an integer that they need, as from `not_integers`."""
-        present = [name for name in names if self.has(table, name)]
-        pieces: dict[str, list[Integers]] = {name: [] for name in present}
-        rows = lost = 0
-        for piece in self.pieces(table, present, where, needed=needed):
-            rows, lost = rows + piece.rows, lost + piece.without
-            for name in present:
-                pieces[name].append(piece.integers[name])
+        packed, _ = self.packed(table, names, where, _NOTHING_NEEDED)
         # One after another, so that not all columns are in memory twice.
-        columns = {name: np.concatenate(pieces.pop(name)) if pieces.get(name) else np.full(rows, NULL) for name in names}
-        return columns, lost
+        return {name: packed.pop(name)[:] for name in names}
+
+    def packed(self, table: str, names: Sequence[str], where: Sequence[Among], needed: Needed) -> tuple[dict[str, Packed], int]:
+        """The same in less memory, and how many rows of the table lack an integer that they need, as from `not_integers`."""
+        found = {name: Packed() for name in names}
+        present = [name for name in names if self.has(table, name)]
+        lost = 0
+        for piece in self.pieces(table, present, where, needed=needed):
+            lost += piece.without
+            for name, column in found.items():
+                column.append(piece.integers[name] if name in present else np.full(piece.rows, NULL))
+        return found, lost
 
     def pieces(
         self,

@@ -44,7 +44,7 @@ class OperatorNames:
         """The names, with MARK after an operator's."""
         return list(self._codes)
 
-    def add(self, texts: Bytes, rows: int) -> tuple[NDArray[np.int32], Integers]:
+    def add(self, texts: Bytes, rows: int) -> tuple[Integers, Integers]:
         """The place of each text among the names, and autograd's number in it; NULL where there is none.
 
         Args:
@@ -75,9 +75,9 @@ class OperatorNames:
         padded[cut[marked]] = ord(MARK)
         return self._coded(slices_of(padded, starts, cut + marked - starts), self._of_bytes), sequence
 
-    def _coded(self, names: pa.Array, code: Callable[[Any], int]) -> NDArray[np.int32]:
+    def _coded(self, names: pa.Array, code: Callable[[Any], int]) -> Integers:
         encoded = names.dictionary_encode()
-        codes = np.array([code(name) for name in encoded.dictionary.to_pylist()], np.int32)
+        codes = np.array([code(name) for name in encoded.dictionary.to_pylist()], np.int64)
         return codes[encoded.indices.to_numpy()]
 
     def _of_text(self, name: str) -> int:
@@ -88,7 +88,7 @@ class OperatorNames:
             self._known[name] = self._of_text(name.decode("utf-8", "replace"))
         return self._known[name]
 
-    def _with_shapes(self, texts: Bytes) -> NDArray[np.int32]:
+    def _with_shapes(self, texts: Bytes) -> Integers:
         written = texts.tobytes().decode("utf-8", "replace")
         return self._coded(pa.array(_WITH_SHAPES.sub(MARK + r"\1", written).split(SEPARATOR)[:-1]), self._of_text)
 
