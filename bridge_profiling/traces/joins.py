@@ -73,15 +73,16 @@ def start_order(start_ns: Integers, end_ns: NDArray[Any]) -> Integers:
     return order
 
 
-def rows_by_start(start_ns: Integers, duration: NDArray[Any], usable: Integers) -> Integers | slice:
+def rows_by_start(start_ns: Integers, duration: NDArray[Any], usable: NDArray[np.bool_]) -> Integers | slice:
     """The usable rows in `start_order`; a slice of all rows, which copies nothing, where they are in that order already.
 
-    `duration` orders rows that start together; `usable` ascends.
+    `duration` orders rows that start together.
     """
     rising = start_ns[1:] > start_ns[:-1]
-    if len(usable) == len(start_ns) and (rising | ((start_ns[1:] == start_ns[:-1]) & (duration[1:] <= duration[:-1]))).all():
+    if usable.all() and (rising | ((start_ns[1:] == start_ns[:-1]) & (duration[1:] <= duration[:-1]))).all():
         return slice(None)
-    return usable[start_order(start_ns[usable], duration[usable])]
+    rows = np.flatnonzero(usable)
+    return rows[start_order(start_ns[rows], duration[rows])]
 
 
 def distinct(values: Integers) -> tuple[Integers, NDArray[np.int32]]:

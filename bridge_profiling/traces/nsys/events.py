@@ -15,7 +15,7 @@ from bridge_profiling.errors import TraceError
 from bridge_profiling.traces.joins import distinct, rows_by_key, rows_by_start, taken
 from bridge_profiling.traces.kinds import COMPUTE, MEMCPY, MEMSET, Copy, kernel_kind, memory_kind
 from bridge_profiling.traces.nsys.database import Database
-from bridge_profiling.traces.nsys.packed import Packed, durations, rows_where
+from bridge_profiling.traces.nsys.packed import Packed, durations, where
 from bridge_profiling.traces.nsys.report import COPY, GRAPH, KERNEL, Process
 from bridge_profiling.traces.nsys.report import MEMSET as MEMSETS
 from bridge_profiling.traces.tables import NULL, Integers, coded_column, integer_column
@@ -94,8 +94,8 @@ def read_device_work(process: Process) -> DeviceWork:
     columns = {name: Packed(part for piece in pieces for part in piece.pop(name).parts()) for name in list(pieces[0])}
     start = columns.pop("start")[:]
     duration = columns.pop("duration")
-    usable = rows_where(duration, lambda part: part >= 0)
-    rows = usable[np.argsort(start[usable], kind="stable")]
+    rows = np.flatnonzero(where(duration, lambda part: part >= 0))
+    rows = rows[np.argsort(start[rows], kind="stable")]
     return DeviceWork(
         start_ns=start[rows],
         duration_ns=duration.select(rows),
@@ -230,7 +230,7 @@ def read_calls(process: Process, table: str, unnamed: str) -> Calls:
     """The events of one host table; those without a name are called `unnamed`."""
     columns, unowned = process.packed(table, "globalTid", "start", "end", "globalTid", "correlationId", "nameId")
     start, duration = columns["start"][:], durations(columns["start"], columns.pop("end"))
-    usable = rows_where(duration, lambda part: part >= 0)
+    usable = where(duration, lambda part: part >= 0)
     rows = rows_by_start(start, duration.kept, usable)
     ids, place = distinct(columns["nameId"].select(rows)[:])
     texts = process.database.strings(ids)
@@ -241,7 +241,7 @@ def read_calls(process: Process, table: str, unnamed: str) -> Calls:
         correlation=columns["correlationId"].select(rows),
         name=Packed([place.astype(np.int64)]),
         names=[_VERSION.sub("", texts.get(number, unnamed)) for number in ids.tolist()],
-        negative=len(start) - len(usable),
+        negative=int((~usable).sum()),
         unowned=unowned,
     )
 

@@ -18,8 +18,8 @@ _Type = np.dtype[np.signedinteger[Any]]
 _SMALL: tuple[_Type, ...] = (np.dtype(np.int8), np.dtype(np.int16), np.dtype(np.int32))
 _WHOLE: _Type = np.dtype(np.int64)
 
-#: By how much a full array grows. What is not used yet takes no memory.
-_GROWTH = 1.5
+#: By what share of its length a full array grows. The system moves the pages of large ones, and copies none.
+_GROWTH = 1 / 16
 
 
 class Packed:
@@ -95,17 +95,13 @@ class Packed:
     def _make_room(self, values: Integers, rows: int) -> None:
         """Make the array long enough for some rows, and its type large enough for some values."""
         needed = max(self._kept.dtype, self._type_of(values))
-        if needed == self._kept.dtype and rows <= len(self._kept):
-            return
-        grown = np.empty(rows if rows <= len(self._kept) else max(rows, int(len(self._kept) * _GROWTH)), needed)
-        if needed == self._kept.dtype:
-            grown[: self._rows] = self.kept
-        elif needed == _WHOLE:
-            grown[: self._rows] = self[:]
-        else:
-            grown[: self._rows] = self.kept
-            grown[: self._rows][self.kept == np.iinfo(self._kept.dtype).min] = np.iinfo(needed).min
-        self._kept = grown
+        if needed != self._kept.dtype:
+            grown = self[:] if needed == _WHOLE else self.kept.astype(needed)
+            if needed != _WHOLE:
+                grown[self.kept == np.iinfo(self._kept.dtype).min] = np.iinfo(needed).min
+            self._kept = grown
+        if rows > len(self._kept):
+            self._kept.resize(max(rows, int(len(self._kept) * (1 + _GROWTH))), refcheck=False)
 
     def _type_of(self, values: Integers) -> _Type:
         known = values
@@ -120,10 +116,9 @@ class Packed:
         return next(fits, _WHOLE)
 
 
-def rows_where(values: Packed, holds: Callable[[Integers], NDArray[np.bool_]]) -> Integers:
-    """The rows whose integers meet a condition."""
-    found = [np.flatnonzero(holds(part)) + place * PART_ROWS for place, part in enumerate(values.parts())]
-    return np.concatenate([np.empty(0, np.int64), *found])
+def where(values: Packed, holds: Callable[[Integers], NDArray[np.bool_]]) -> NDArray[np.bool_]:
+    """Which integers meet a condition."""
+    return np.concatenate([np.empty(0, bool), *map(holds, values.parts())])
 
 
 def durations(start: Packed, end: Packed) -> Packed:

@@ -22,7 +22,7 @@ from bridge_profiling.traces.kinds import torch_operation
 from bridge_profiling.traces.nsys.database import Among, Database, Needed, sql_of
 from bridge_profiling.traces.nsys.nesting import Nesting, groups
 from bridge_profiling.traces.nsys.operator_names import MARK, OperatorNames
-from bridge_profiling.traces.nsys.packed import Packed, rows_where
+from bridge_profiling.traces.nsys.packed import Packed, where
 from bridge_profiling.traces.nsys.report import NVTX, Process
 from bridge_profiling.traces.tables import NULL, Integers
 
@@ -93,7 +93,7 @@ class Ranges:
     def named(self, wanted: Sequence[bool]) -> Integers:
         """The rows with some of the names."""
         chosen = np.array(wanted, bool)
-        return rows_where(self.name, lambda part: chosen[part]) if any(wanted) else np.empty(0, np.int64)
+        return np.flatnonzero(where(self.name, lambda part: chosen[part])) if any(wanted) else np.empty(0, np.int64)
 
     def innermost(self, thread: Packed, time_ns: Integers, rows: Integers | None = None) -> NDArray[np.int32]:
         """The innermost nested range that contains a time on its thread, -1 where none does; of `rows` if given."""
@@ -143,23 +143,23 @@ class Ranges:
 
 def read_ranges(process: Process, end_ns: int | None) -> Ranges:
     """The ranges of one process. Those still open end at `end_ns`; None leaves them out."""
-    database, where = process.database, process.where(NVTX)
+    database, conditions = process.database, process.where(NVTX)
     needed: Needed = {}
     if database.has(NVTX, "eventType"):
         of_ranges = Among("eventType", tuple((kind, kind) for kind in _NESTED_TYPES + _FREE_TYPES))
-        where = (*where, of_ranges)
+        conditions = (*conditions, of_ranges)
         needed = {"eventType": (), "globalTid": (of_ranges,)}
-    written = _read(database, where, needed)
+    written = _read(database, conditions, needed)
     start, duration, codes, names = written.start[:], written.duration, written.code, written.names
-    still_open = rows_where(duration, lambda part: part == NULL)
+    still_open = np.flatnonzero(where(duration, lambda part: part == NULL))
     still_open = still_open[start[still_open] != NULL]
     if end_ns is not None:
         duration.replace(still_open, np.maximum(end_ns - start[still_open], 0))
     if written.text_id.has_values:
         codes, names = _registered(database, written)
-    usable = rows_where(duration, lambda part: part >= 0)
+    usable = where(duration, lambda part: part >= 0)
     # Neither with nor without an end do those left out end later.
-    lost = written.lost + len(start) - len(usable) - (len(still_open) if end_ns is None else 0)
+    lost = written.lost + int((~usable).sum()) - (len(still_open) if end_ns is None else 0)
     rows = rows_by_start(start, duration.kept, usable)
     parts = [text.partition(MARK) for text in names]
     operator = np.array([bool(mark) and _ANNOTATION.match(name) is None for name, mark, _ in parts], bool)
@@ -210,13 +210,13 @@ class _Written:
     described: bool
 
 
-def _read(database: Database, where: Sequence[Among], needed: Needed) -> _Written:
+def _read(database: Database, conditions: Sequence[Among], needed: Needed) -> _Written:
     present = [name for name in ("start", "end", "globalTid", "textId", "eventType") if database.has(NVTX, name)]
     text = "text" if database.has(NVTX, "text") else None
     start, duration, thread, text_id, sequence, code = (Packed() for _ in range(6))
     names, nested = OperatorNames(), [np.empty(0, bool)]
     lost, described = 0, False
-    for piece in database.pieces(NVTX, present, where, text, needed):
+    for piece in database.pieces(NVTX, present, conditions, text, needed):
         unknown = np.full(piece.rows, NULL)
         columns = {name: piece.integers.get(name, unknown) for name in ("start", "end", "globalTid", "textId", "eventType")}
         begin, end = columns["start"], columns["end"]
@@ -338,16 +338,16 @@ def _calls(process: Process, ranges: Ranges, world_size: int | None) -> dict[int
 
 def _payloads(process: Process, *, described: bool) -> dict[tuple[int, int], dict[str, int]]:
     """The payloads of ranges, by thread and start."""
-    database, where = process.database, sql_of(process.where(NVTX))
+    database, condition = process.database, sql_of(process.where(NVTX))
     found: dict[tuple[int, int], dict[str, int]] = {}
     fields = _schemas(database)
     if fields and database.has(NVTX, "binaryData", "start", "globalTid"):
-        query = f"SELECT globalTid, start, CAST(binaryData AS BLOB) FROM {NVTX} WHERE binaryData IS NOT NULL AND {where}"
+        query = f"SELECT globalTid, start, CAST(binaryData AS BLOB) FROM {NVTX} WHERE binaryData IS NOT NULL AND {condition}"
         for thread, start, raw in database.rows(query):
             if payload := _unpacked(raw, fields):
                 found[thread, start] = payload
     if described and database.has(NVTX, "jsonText", "start", "globalTid"):
-        query = f"SELECT globalTid, start, jsonText FROM {NVTX} WHERE jsonText LIKE '%{_COMMUNICATOR}%' AND {where}"
+        query = f"SELECT globalTid, start, jsonText FROM {NVTX} WHERE jsonText LIKE '%{_COMMUNICATOR}%' AND {condition}"
         for thread, start, text in database.rows(query):
             if payload := _parsed(text):
                 found[thread, start] = payload

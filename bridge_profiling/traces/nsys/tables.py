@@ -54,8 +54,8 @@ from bridge_profiling.traces.types import LostRecords, RankInfo, RankSource, Ran
 #: nsys' own work in which the profiler starts, stops or writes: an iteration around it is a boundary one.
 _FLUSH = re.compile(r"flush|initialization|cudaProfilerSt", re.IGNORECASE)
 
-#: Ranges, and calls, of a block of host events, and device events of a block: columns of 2 MB.
-_BLOCK_ROWS = 1 << 18
+#: Ranges, and calls, of a block of host events, and device events of a block: columns of 1 MB.
+_BLOCK_ROWS = 1 << 17
 
 
 def read(path: Path, *, rank: int = 0, rank_source: RankSource = "order") -> RankTables:
@@ -97,6 +97,8 @@ def _read(database: Database, process: Process, info: RankInfo) -> RankTables:
     work = read_device_work(process)
     calls = read_calls(process, CALL, "unnamed call")
     launches = _launches(work, calls)
+    if len(calls.start_ns) > _BLOCK_ROWS:
+        give_memory_back()
     last = max((latest for each in (work, calls) if (latest := _latest(each)) is not None), default=None)
     ranges = read_ranges(process, last)
     if len(ranges) > _BLOCK_ROWS:
@@ -149,6 +151,8 @@ def _read(database: Database, process: Process, info: RankInfo) -> RankTables:
     of_device = len(work.start_ns) + work.negative + work.unowned
     add_lost(info, LostRecords(lost + calls.negative + of_none, lost, of_device), launches.ambiguous)
     info.partial = info.error is not None
+    if len(ranges) > _BLOCK_ROWS:
+        give_memory_back()
     host_events = HostEvents(ranges, calls, overhead, operator, base, info.rank, _BLOCK_ROWS)
     made: dict[str, Callable[[], Iterator[pa.Table]]] = {}
     of_name: dict[str, DeviceEvents | HostEvents] = {"device_events": device_events, "host_events": host_events}
