@@ -88,6 +88,7 @@ class Piece:
     texts: Bytes  # of the column of texts, if one was asked for: a SEPARATOR after each
     without: int = 0  # rows of this part of the table, chosen or not, that lack an integer: as from `not_integers`
     pages: Bytes | None = None  # all that this part of the table holds; None where SQLite read it
+    share: float = 1  # of the table that is read so far
 
 
 class Database:
@@ -157,11 +158,11 @@ class Database:
         """The same in less memory, and how many rows of the table lack an integer that they need, as from `not_integers`."""
         found = {name: Packed() for name in names}
         present = [name for name in names if self.has(table, name)]
-        lost = 0
+        lost = rows = 0
         for piece in self.pieces(table, present, where, needed=needed):
-            lost += piece.without
+            lost, rows = lost + piece.without, rows + piece.rows
             for name, column in found.items():
-                column.append(piece.integers[name] if name in present else np.full(piece.rows, NULL))
+                column.append(piece.integers[name] if name in present else np.full(piece.rows, NULL), int(rows / piece.share))
         return found, lost
 
     def pieces(
@@ -283,7 +284,7 @@ def _chosen(rows: TableRows, names: Sequence[str], where: Sequence[Among], neede
     without = int(np.logical_or.reduce(lacking_here).sum()) if lacking_here else 0
     integers = {name: rows.integers[name][chosen] for name in names}
     if not with_texts:
-        return Piece(len(next(iter(integers.values()))), integers, np.empty(0, np.uint8), without, rows.data)
+        return Piece(len(next(iter(integers.values()))), integers, np.empty(0, np.uint8), without, rows.data, rows.share)
     length = rows.text_bytes[chosen] + 1
     ends = np.cumsum(length)
     # With the byte after each text, in whose place the SEPARATOR will be.
@@ -294,7 +295,7 @@ def _chosen(rows: TableRows, names: Sequence[str], where: Sequence[Among], neede
         raise UnusualError
     texts[texts == ord(SEPARATOR)] = ord(" ")
     texts[ends - 1] = ord(SEPARATOR)
-    return Piece(len(length), integers, texts, without, rows.data)
+    return Piece(len(length), integers, texts, without, rows.data, rows.share)
 
 
 def _pending(path: Path, file: BinaryIO) -> str | None:

@@ -147,7 +147,7 @@ def _kernels(process: Process, names: list[DeviceName]) -> tuple[dict[str, Packe
     if len(columns["start"]) and not any(process.database.has(KERNEL, name) for name in ("demangledName", "shortName")):
         raise TraceError(f"{process.database.name} cannot be read: {KERNEL} has neither demangledName nor shortName")
     ids = _known(columns["demangledName"], columns["shortName"])[:]
-    texts = process.database.strings(ids)
+    texts = process.database.strings(distinct(ids)[0])
 
     def name(number: int) -> DeviceName:
         text = texts.get(number, _UNNAMED)

@@ -40,7 +40,9 @@ class Nesting:
         """
         opened = places(self._start, time_ns, "right") - places(self._ends, time_ns, "right")
         found = np.full(len(time_ns), -1)
-        for level in np.unique(opened[opened > 0]).tolist():
+        # Clocks that went backwards could give less than 0.
+        levels = np.flatnonzero(np.bincount(np.maximum(opened, 0)))
+        for level in levels[levels > 0].tolist():
             times = np.flatnonzero(opened == level)
             candidates = np.flatnonzero(self._depth == level - 1)
             if len(candidates):

@@ -18,8 +18,9 @@ _Type = np.dtype[np.signedinteger[Any]]
 _SMALL: tuple[_Type, ...] = (np.dtype(np.int8), np.dtype(np.int16), np.dtype(np.int32))
 _WHOLE: _Type = np.dtype(np.int64)
 
-#: By what share of its length a full array grows. The system moves the pages of large ones, and copies none.
-_GROWTH = 1 / 16
+#: An array of so many integers grows to its expected length: one that grew in steps would leave freed memory behind.
+_LARGE = 1 << 17
+_GROWTH = 1 / 8
 
 
 class Packed:
@@ -29,12 +30,13 @@ class Packed:
     number stands for NULL. Where 32 bits do not fit, the integers themselves are kept.
     """
 
-    def __init__(self, parts: Iterable[Integers] = ()) -> None:
+    def __init__(self, parts: Iterable[Integers] = (), expected: int = 0) -> None:
+        """`expected` is as in `append`."""
         self._kept: NDArray[np.signedinteger[Any]] = np.empty(0, _SMALL[0])
         self._rows = 0
         self._base: int | None = None
         for part in parts:
-            self.append(part)
+            self.append(part, expected)
 
     def __len__(self) -> int:
         return self._rows
@@ -56,11 +58,16 @@ class Packed:
         """The integers, some rows at a time."""
         return (self[begin : begin + PART_ROWS] for begin in range(0, self._rows, PART_ROWS))
 
-    def append(self, values: Integers) -> None:
-        """Add integers at the end."""
-        self._make_room(values, self._rows + len(values))
-        self._put(slice(self._rows, self._rows + len(values)), values)
-        self._rows += len(values)
+    def append(self, values: Integers, expected: int = 0) -> None:
+        """Add integers at the end.
+
+        Args:
+            expected: about how many there will be in all; 0 when unknown.
+        """
+        rows = self._rows + len(values)
+        self._make_room(values, rows, expected)
+        self._put(slice(self._rows, rows), values)
+        self._rows = rows
 
     def replace(self, rows: Integers, values: Integers) -> None:
         """Set the integers of some rows."""
@@ -79,7 +86,8 @@ class Packed:
             self._kept[rows] = values
             return
         kept = (values - (self._base or 0)).astype(self._kept.dtype)
-        kept[values == NULL] = np.iinfo(self._kept.dtype).min
+        if len(values) and values.min() == NULL:
+            kept[values == NULL] = np.iinfo(self._kept.dtype).min
         self._kept[rows] = kept
 
     def _unpacked(self, kept: NDArray[np.signedinteger[Any]]) -> Integers:
@@ -92,16 +100,17 @@ class Packed:
             found[missing] = NULL
         return found
 
-    def _make_room(self, values: Integers, rows: int) -> None:
+    def _make_room(self, values: Integers, rows: int, expected: int = 0) -> None:
         """Make the array long enough for some rows, and its type large enough for some values."""
         needed = max(self._kept.dtype, self._type_of(values))
         if needed != self._kept.dtype:
-            grown = self[:] if needed == _WHOLE else self.kept.astype(needed)
+            wide = self[:] if needed == _WHOLE else self.kept.astype(needed)
             if needed != _WHOLE:
-                grown[self.kept == np.iinfo(self._kept.dtype).min] = np.iinfo(needed).min
-            self._kept = grown
+                wide[self.kept == np.iinfo(self._kept.dtype).min] = np.iinfo(needed).min
+            self._kept = wide
         if rows > len(self._kept):
-            self._kept.resize(max(rows, int(len(self._kept) * (1 + _GROWTH))), refcheck=False)
+            grown = int(rows * (1 + _GROWTH)) if rows < _LARGE or rows > expected else expected
+            self._kept.resize(grown, refcheck=False)
 
     def _type_of(self, values: Integers) -> _Type:
         known = values
@@ -124,4 +133,4 @@ def where(values: Packed, holds: Callable[[Integers], NDArray[np.bool_]]) -> NDA
 def durations(start: Packed, end: Packed) -> Packed:
     """Ends less starts; NULL where one of them is."""
     pairs = zip(start.parts(), end.parts(), strict=True)
-    return Packed(np.where((begin == NULL) | (last == NULL), NULL, last - begin) for begin, last in pairs)
+    return Packed((np.where((begin == NULL) | (last == NULL), NULL, last - begin) for begin, last in pairs), len(start))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -56,6 +56,7 @@ class TableRows:
     data: Bytes
     text_start: Integers
     text_bytes: Integers  # 0 for null
+    share: float = 1  # of the table's pages that are read so far
 
 
 class TableFile:
@@ -95,7 +96,8 @@ class TableFile:
                 if row[0] <= last or (row[1:] <= row[:-1]).any():
                     raise UnusualError
                 last = int(row[-1])
-                yield _decoded(last, data, places, ends, columns, text)
+                share = min((begin + self._at_a_time) / len(leaves), 1)
+                yield replace(_decoded(last, data, places, ends, columns, text), share=share)
 
     def _read(self, numbers: Integers) -> Bytes:
         """Pages one after another, with padding."""

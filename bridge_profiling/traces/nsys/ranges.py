@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bridge_profiling.traces.joins import Operation, batch, carried_out_by, rows_by_start
+from bridge_profiling.traces.joins import Operation, batch, carried_out_by, distinct, rows_by_start
 from bridge_profiling.traces.kinds import torch_operation
 from bridge_profiling.traces.nsys.database import Among, Database, Needed, sql_of
 from bridge_profiling.traces.nsys.nesting import Nesting, groups
@@ -172,7 +172,7 @@ def read_ranges(process: Process, end_ns: int | None) -> Ranges:
         duration_ns=duration.select(rows),
         thread=written.thread.select(rows),
         name=codes,
-        sequence=Packed(np.where(operator[code] & (number > 0), number, NULL) for number, code in numbers),
+        sequence=Packed((np.where(operator[code] & (number > 0), number, NULL) for number, code in numbers), len(codes)),
         nested=written.nested[rows],
         open=np.flatnonzero(is_open[rows]),
         names=[name for name, _, _ in parts],
@@ -186,11 +186,12 @@ def read_ranges(process: Process, end_ns: int | None) -> Ranges:
 def _registered(database: Database, written: _Written) -> tuple[Packed, list[str]]:
     """Codes and names, with those of texts that are registered once and have a number in the row."""
     known = {text: code for code, text in enumerate(written.names)}
-    ids = np.unique(np.concatenate([np.unique(part) for part in written.text_id.parts()]))
+    ids = np.unique(np.concatenate([distinct(part)[0] for part in written.text_id.parts()]))
     texts = database.strings(ids)
     of_id = np.array([known.setdefault(texts[each], len(known)) if each in texts else -1 for each in ids.tolist()], np.int64)
     by_id = (of_id[np.searchsorted(ids, part)] for part in written.text_id.parts())
-    codes = Packed(np.where(of >= 0, of, code) for of, code in zip(by_id, written.code.parts(), strict=True))
+    pairs = zip(by_id, written.code.parts(), strict=True)
+    codes = Packed((np.where(of >= 0, of, code) for of, code in pairs), len(written.code))
     return codes, list(known)
 
 
@@ -220,13 +221,14 @@ def _read(database: Database, conditions: Sequence[Among], needed: Needed) -> _W
         unknown = np.full(piece.rows, NULL)
         columns = {name: piece.integers.get(name, unknown) for name in ("start", "end", "globalTid", "textId", "eventType")}
         begin, end = columns["start"], columns["end"]
-        start.append(begin)
-        duration.append(np.where((begin == NULL) | (end == NULL), NULL, end - begin))
-        thread.append(columns["globalTid"])
-        text_id.append(columns["textId"])
         codes, numbers = (np.zeros(piece.rows, np.int64), unknown) if text is None else names.add(piece.texts, piece.rows)
-        code.append(codes)
-        sequence.append(numbers)
+        expected = int((len(start) + piece.rows) / piece.share)
+        start.append(begin, expected)
+        duration.append(np.where((begin == NULL) | (end == NULL), NULL, end - begin), expected)
+        thread.append(columns["globalTid"], expected)
+        text_id.append(columns["textId"], expected)
+        code.append(codes, expected)
+        sequence.append(numbers, expected)
         nested.append(np.isin(columns["eventType"], _NESTED_TYPES))
         lost += piece.without
         described = described or piece.pages is None or _COMMUNICATOR.encode() in piece.pages.tobytes()

@@ -97,6 +97,7 @@ def _read(database: Database, process: Process, info: RankInfo) -> RankTables:
     work = read_device_work(process)
     calls = read_calls(process, CALL, "unnamed call")
     launches = _launches(work, calls)
+    waits, wait_caveats = read_waits(process, calls)
     if len(calls.start_ns) > _BLOCK_ROWS:
         give_memory_back()
     last = max((latest for each in (work, calls) if (latest := _latest(each)) is not None), default=None)
@@ -107,7 +108,6 @@ def _read(database: Database, process: Process, info: RankInfo) -> RankTables:
         raise TraceError(f"{database.name} holds no events: nsys recorded nothing, or this is another kind of SQLite file")
     overhead = read_calls(process, "PROFILER_OVERHEAD", "profiler overhead")
     system = read_calls(process, "OSRT_API", "unnamed call")
-    waits, wait_caveats = read_waits(process, calls)
     for each in (work, calls, ranges, overhead, system):
         _check_times(each.start_ns)
         for begin in range(0, len(each.start_ns), PART_ROWS):
@@ -123,7 +123,8 @@ def _read(database: Database, process: Process, info: RankInfo) -> RankTables:
     boundary |= np.isin(rows[iterations.rows], ranges.open)
     base = info.clock_base_ns
     # Operators are numbered by their ranges, from 1.
-    operator = Packed(np.where(part >= 0, part + 1, NULL) for part in _parts(ranges.innermost(calls.thread, calls.start_ns)))
+    innermost = _parts(ranges.innermost(calls.thread, calls.start_ns))
+    operator = Packed((np.where(part >= 0, part + 1, NULL) for part in innermost), len(calls.start_ns))
     device_events = DeviceEvents(work, calls, launches, operator, iterations, base, info.rank, _BLOCK_ROWS)
     tables = {
         "iterations": iterations.table(info.rank, boundary, base),
