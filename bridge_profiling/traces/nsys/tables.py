@@ -54,8 +54,8 @@ from bridge_profiling.traces.types import LostRecords, RankInfo, RankSource, Ran
 #: nsys' own work in which the profiler starts, stops or writes: an iteration around it is a boundary one.
 _FLUSH = re.compile(r"flush|initialization|cudaProfilerSt", re.IGNORECASE)
 
-#: Ranges, and calls, of a block of host events, and device events of a block: columns of 1 MB.
-_BLOCK_ROWS = 1 << 17
+#: Up to so many ranges, calls and device events are one block each. More are made in blocks of a quarter: columns of 0.5 MB.
+_BLOCK_ROWS = 1 << 18
 
 
 def read(path: Path, *, rank: int = 0, rank_source: RankSource = "order") -> RankTables:
@@ -98,11 +98,13 @@ def _read(database: Database, process: Process, info: RankInfo) -> RankTables:
     calls = read_calls(process, CALL, "unnamed call")
     launches = _launches(work, calls)
     waits, wait_caveats = read_waits(process, calls)
-    if len(calls.start_ns) > _BLOCK_ROWS:
+    most = max(len(work.start_ns), len(calls.start_ns))
+    if most > _BLOCK_ROWS:
         give_memory_back()
     last = max((latest for each in (work, calls) if (latest := _latest(each)) is not None), default=None)
     ranges = read_ranges(process, last)
-    if len(ranges) > _BLOCK_ROWS:
+    most = max(most, len(ranges))
+    if most > _BLOCK_ROWS:
         give_memory_back()
     if not len(work.start_ns) and not len(calls.start_ns) and not len(ranges):
         raise TraceError(f"{database.name} holds no events: nsys recorded nothing, or this is another kind of SQLite file")
@@ -122,10 +124,11 @@ def _read(database: Database, process: Process, info: RankInfo) -> RankTables:
     boundary = iterations.overlapping(flush_start, flush_start + overhead.duration_ns[flushes])
     boundary |= np.isin(rows[iterations.rows], ranges.open)
     base = info.clock_base_ns
+    block_rows = max(most if most <= _BLOCK_ROWS else _BLOCK_ROWS // 4, 1)
     # Operators are numbered by their ranges, from 1.
     innermost = _parts(ranges.innermost(calls.thread, calls.start_ns))
     operator = Packed((np.where(part >= 0, part + 1, NULL) for part in innermost), len(calls.start_ns))
-    device_events = DeviceEvents(work, calls, launches, operator, iterations, base, info.rank, _BLOCK_ROWS)
+    device_events = DeviceEvents(work, calls, launches, operator, iterations, base, info.rank, block_rows)
     tables = {
         "iterations": iterations.table(info.rank, boundary, base),
         "collectives": _collectives(process, info, work, device_events, ranges),
@@ -152,9 +155,9 @@ def _read(database: Database, process: Process, info: RankInfo) -> RankTables:
     of_device = len(work.start_ns) + work.negative + work.unowned
     add_lost(info, LostRecords(lost + calls.negative + of_none, lost, of_device), launches.ambiguous)
     info.partial = info.error is not None
-    if len(ranges) > _BLOCK_ROWS:
+    if most > _BLOCK_ROWS:
         give_memory_back()
-    host_events = HostEvents(ranges, calls, overhead, operator, base, info.rank, _BLOCK_ROWS)
+    host_events = HostEvents(ranges, calls, overhead, operator, base, info.rank, block_rows)
     made: dict[str, Callable[[], Iterator[pa.Table]]] = {}
     of_name: dict[str, DeviceEvents | HostEvents] = {"device_events": device_events, "host_events": host_events}
     for name, blocks in of_name.items():
