@@ -190,10 +190,7 @@ def engine_named(name: str, workers: int | None, ray_address: str | None) -> Eng
 
 def here(function: Callable[[T], R], tasks: Sequence[T]) -> Iterator[Outcome[R]]:
     """Every task's outcome, worked out in this process."""
-    for place, task in enumerate(tasks):
-        with _without_own_allocator():
-            outcome = Outcome(place, *call(function, task))
-        yield outcome
+    return (Outcome(place, *call(function, task)) for place, task in enumerate(tasks))
 
 
 def call(function: Callable[[T], R], task: T) -> tuple[R | None, str | None]:
@@ -225,19 +222,6 @@ def serve(descriptor: int) -> None:
     with contextlib.suppress(EOFError):
         while True:
             parent.send(call_pickled(parent.recv_bytes()))
-
-
-@contextlib.contextmanager
-def _without_own_allocator() -> Iterator[None]:
-    """Have Arrow take memory from the C library, as in a worker: its own allocator kept a quarter of the peak."""
-    import pyarrow as pa  # not everyone who imports this module reads captures
-
-    before = pa.default_memory_pool()
-    pa.set_memory_pool(pa.system_memory_pool())
-    try:
-        yield
-    finally:
-        pa.set_memory_pool(before)
 
 
 class _NoPandas:
