@@ -261,7 +261,7 @@ def slices_of(data: Bytes, start: Integers, length: Integers) -> pa.Array:
     """
     # Neighboring pages ascend, and in each of them the rows descend.
     order = np.argsort(start, kind="stable")
-    # Every second value is what lies between two parts.
+    # Every second value is the bytes between two parts.
     bounds = np.stack((start[order], start[order] + length[order]), axis=1).reshape(-1).astype(np.int32)
     if (bounds[1:] < bounds[:-1]).any():
         raise UnusualError
