@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +16,9 @@ from bridge_profiling.errors import ProfilingConfigError, did_you_mean
 
 if TYPE_CHECKING:
     from bridge_profiling.analysis.findings import Thresholds
+
+# For PyArrow: a single capture is read in this process, and Arrow's own allocator keeps a quarter of the memory.
+os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
 
 
 def report(

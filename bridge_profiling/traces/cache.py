@@ -166,6 +166,8 @@ def write(tables: RankTables, entry: Path, capture: Capture | None = None, origi
         fresh.mkdir()
         for name in tables.tables:
             write_blocks(tables.blocks(name), SCHEMAS[name], fresh / f"{name}.parquet")
+            if isinstance(tables.tables, BlockTables):
+                give_memory_back()
         (fresh / INFO).write_bytes(msgspec.json.encode(tables.info))
         identity = "" if capture is None else _identity(capture)
         write_seal(fresh, sorted(os.listdir(fresh)), engine=_engine(), capture=identity, origin=origin)

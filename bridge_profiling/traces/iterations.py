@@ -66,6 +66,11 @@ class Iterations:
         return build("iterations", rank, columns)
 
 
+def can_mark(name: str) -> bool:
+    """Whether `find_iterations` reads ranges of that name."""
+    return name.startswith(_LAST) or any(pattern.match(name) for pattern in _NUMBERED)
+
+
 def find_iterations(
     names: Sequence[str], name: NDArray[np.int32], start_ns: Integers, end_ns: Integers, launched_ns: Integers, begin_ns: int
 ) -> tuple[Iterations, list[Caveat]]:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -60,8 +60,8 @@ def places(ascending: Integers, values: Integers, side: Literal["left", "right"]
     return found
 
 
-def start_order(start_ns: Integers, end_ns: Integers) -> Integers:
-    """The order of ranges by start, and of those that start together the longest first."""
+def start_order(start_ns: Integers, end_ns: NDArray[Any]) -> Integers:
+    """The order of ranges by start, and of those that start together the longest first. Durations do for ends."""
     # Profilers write ranges almost in this order, for which a stable sort by one key takes a sixth of `np.lexsort`.
     order = np.argsort(start_ns, kind="stable")
     ascending = start_ns[order]
@@ -73,13 +73,16 @@ def start_order(start_ns: Integers, end_ns: Integers) -> Integers:
     return order
 
 
-def rows_by_start(start_ns: Integers, end_ns: Integers, usable: NDArray[np.bool_]) -> Integers | slice:
-    """The usable rows in `start_order`; a slice of all rows, which copies nothing, where they are in that order already."""
+def rows_by_start(start_ns: Integers, duration: NDArray[Any], usable: NDArray[np.bool_]) -> Integers | slice:
+    """The usable rows in `start_order`; a slice of all rows, which copies nothing, where they are in that order already.
+
+    `duration` orders rows that start together.
+    """
     rising = start_ns[1:] > start_ns[:-1]
-    if usable.all() and (rising | ((start_ns[1:] == start_ns[:-1]) & (end_ns[1:] <= end_ns[:-1]))).all():
+    if usable.all() and (rising | ((start_ns[1:] == start_ns[:-1]) & (duration[1:] <= duration[:-1]))).all():
         return slice(None)
     rows = np.flatnonzero(usable)
-    return rows[start_order(start_ns[rows], end_ns[rows])]
+    return rows[start_order(start_ns[rows], duration[rows])]
 
 
 def distinct(values: Integers) -> tuple[Integers, NDArray[np.int32]]:
@@ -92,7 +95,7 @@ def distinct(values: Integers) -> tuple[Integers, NDArray[np.int32]]:
     return known[order], place[encoded.indices.to_numpy()]
 
 
-def taken(values: Integers, rows: Integers) -> Integers:
+def taken(values: Integers, rows: NDArray[np.integer[Any]]) -> Integers:
     """`values[rows]`, NULL where a row is -1."""
     if not len(values):
         return np.full(len(rows), NULL)
@@ -106,13 +109,10 @@ def shifted(times: Integers, base_ns: int) -> Integers:
 
 @dataclass(frozen=True)
 class Launches:
-    """The runtime call that launched each device event; NULL where it was not recorded."""
+    """The runtime call that launched each device event."""
 
-    start_ns: Integers
-    end_ns: Integers
-    thread: Integers
+    row: NDArray[np.int32]  # of the call; -1 where it was not recorded
     issued_ns: Integers  # start of the call, else of the event, `NULL` before the capture: it decides the iteration
-    row: Integers  # of the call; -1 where it was not recorded
     ambiguous: int  # events whose correlation several launches or several kernels have, so that their launch is unknown
 
 
@@ -123,8 +123,6 @@ def launch_of(
     kernel: NDArray[np.bool_],
     calls: Integers,
     call_start_ns: Integers,
-    call_end_ns: Integers,
-    call_thread: Integers,
     launches_one: NDArray[np.bool_],
 ) -> Launches:
     """The launch of each device event.
@@ -135,8 +133,6 @@ def launch_of(
         kernel: which of them are kernels.
         calls: correlations of the runtime calls.
         call_start_ns: when they start.
-        call_end_ns: when they end.
-        call_thread: their threads.
         launches_one: which calls launch one kernel each; others, such as a graph's, launch many.
     """
     row = rows_by_key(calls, correlation)
@@ -145,7 +141,7 @@ def launch_of(
         row = np.where(ambiguous, -1, row)
     launched_ns = taken(call_start_ns, row)
     issued_ns = np.where(row >= 0, launched_ns, np.where(_queued_before(row, start_ns) & ~ambiguous, NULL, start_ns))
-    return Launches(launched_ns, taken(call_end_ns, row), taken(call_thread, row), issued_ns, row, int(ambiguous.sum()))
+    return Launches(row.astype(np.int32), issued_ns, int(ambiguous.sum()))
 
 
 def _queued_before(row: Integers, start_ns: Integers) -> NDArray[np.bool_]:
@@ -327,19 +323,21 @@ def add_lost(info: RankInfo, lost: LostRecords, ambiguous: int) -> None:
         info.error = f"{info.error}; {text}" if info.error else f"{info.files[0]}: {text}"
 
 
-def trace_caveats(info: RankInfo, tables: Mapping[str, pa.Table], marks: str) -> list[Caveat]:
-    """What a trace of any profiler may lack. `marks` is how the profiler's ranges name an iteration."""
+def trace_caveats(info: RankInfo, *, device_events: int, unlaunched: int, iterations: int, marks: str) -> list[Caveat]:
+    """What a trace of any profiler may lack, by its numbers of events, of those without a launch, and of iterations.
+
+    `marks` is how the profiler's ranges name an iteration.
+    """
     found = []
-    device = tables["device_events"]
     if info.clock == "unknown":
         text = "times are not on the host's clock: this rank can be compared with others by matched collectives only"
         found.append(Caveat("clock_unknown", text))
-    if not device.num_rows:
+    if not device_events:
         found.append(Caveat("no_device_work", "no work on a device was recorded"))
-    if not tables["iterations"].num_rows:
+    if not iterations:
         found.append(Caveat("no_iterations", f"no iterations are marked ({marks}): figures are of the whole capture"))
-    if unlaunched := device["launch_start_ns"].null_count:
-        text = f"{unlaunched} of {device.num_rows} device events have no recorded launch: they were launched before the capture"
+    if unlaunched:
+        text = f"{unlaunched} of {device_events} device events have no recorded launch: they were launched before the capture"
         text += " and are in no iteration, or their start decides their iteration"
         found.append(Caveat("launches_missing", text))
     return found

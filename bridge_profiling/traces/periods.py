@@ -59,8 +59,8 @@ def find_periods(
     name: NDArray[np.int32],
     streams: Sequence[Integers],
     compute: NDArray[np.bool_],
-    end_ns: Integers,
     launches: Launches,
+    launched_ns: Integers,
     meetings_ns: Integers,
     begin_ns: int,
 ) -> tuple[Iterations, list[Caveat]]:
@@ -73,14 +73,14 @@ def find_periods(
         name: index of `names` by device event, by start.
         streams: numbers of devices, and of streams, that show which ones run on the same stream.
         compute: which of them are kernels that compute.
-        end_ns: of them.
         launches: of them.
+        launched_ns: when the call that launched each one ended; where it is not recorded, when the event ended.
         meetings_ns: when the host waited for the device, or copied from it or to it.
         begin_ns: when the capture of the host began.
     """
     rows = _of_busiest_stream(np.flatnonzero(compute & (launches.issued_ns != NULL)), streams)
     sequence = name[rows]
-    launched_ns = np.where(launches.row >= 0, launches.end_ns, end_ns)[rows]
+    launched_ns = launched_ns[rows]
     meetings_ns = np.sort(meetings_ns)
     if not (launches.row[rows] >= 0).any():  # of the host, nothing is known
         begin_ns = int(launches.issued_ns[rows[:1]].sum())

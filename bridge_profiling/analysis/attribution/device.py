@@ -194,15 +194,17 @@ def launch_statistics(device_events: pa.Table, spans: Windows) -> pa.Table:
     `launch_count`: calls that launched one kernel; `launch_call_us`: their median duration; `graph_kernel_count`: kernels
     launched together by one call, as in a CUDA graph.
     """
-    kernels = device_events.filter(pa.array(rows_of(device_events["kind"], "compute")))
+    names = ["start_ns", "end_ns", "correlation", "launch_start_ns", "launch_end_ns"]
+    kernels = device_events.select(names).filter(pa.array(rows_of(device_events["kind"], "compute")))
     start, end = (kernels[name].to_numpy() for name in ("start_ns", "end_ns"))
     call, called, returned = (to_int64(kernels[name], -1) for name in ("correlation", "launch_start_ns", "launch_end_ns"))
+    duration, call_duration = end - start, returned - called
     rows = []
     for begin, stop in zip(spans.start_ns.tolist(), spans.end_ns.tolist(), strict=True):
         mine = slice(*np.searchsorted(start, (begin, stop)))  # device events are by start
-        took, launched = (end - start)[mine], called[mine] >= 0
+        took, launched = duration[mine], called[mine] >= 0
         _, first, together = np.unique(call[mine][launched], return_index=True, return_counts=True)
-        calls = (returned - called)[mine][launched][first][together == 1]
+        calls = call_duration[mine][launched][first][together == 1]
         rows.append(
             {
                 "kernel_count": len(took),
@@ -358,7 +360,7 @@ def gpu_metrics_over_time(connection: duckdb.DuckDBPyConnection, *, intervals: i
 def _last_compute_ns(number: NDArray[np.int32], device_events: pa.Table, default: Nanoseconds) -> Nanoseconds:
     """When the last compute kernel of each iteration ends; the default for an iteration without one."""
     mine = rows_of(device_events["kind"], "compute") & device_events["iteration"].is_valid().to_numpy()
-    events = device_events.filter(pa.array(mine))
+    events = device_events.select(["iteration", "end_ns"]).filter(pa.array(mine))
     order = np.argsort(number, kind="stable")
     place = order[np.minimum(np.searchsorted(number[order], events["iteration"].to_numpy()), len(number) - 1)]
     last = default.copy()

@@ -25,6 +25,7 @@ from bridge_profiling.traces.joins import (
     launch_of,
     launches_one,
     start_order,
+    taken,
     trace_caveats,
     wait_columns,
     waits_for_device,
@@ -100,7 +101,15 @@ def _read(path: Path, rank: int, rank_source: RankSource, *, operators: bool, ex
         least = "at least " if reader.damaged else ""
         text = f"{least}{unusable} events could not be decoded and are left out"
         info.add_caveat("events_undecodable", text, of_file=True)
-    info.caveats += [*_events_left_out(collected), *trace_caveats(info, tables, "ProfilerStep#N")]
+    device = tables["device_events"]
+    info.caveats += _events_left_out(collected)
+    info.caveats += trace_caveats(
+        info,
+        device_events=device.num_rows,
+        unlaunched=device["launch_start_ns"].null_count,
+        iterations=tables["iterations"].num_rows,
+        marks="ProfilerStep#N",
+    )
     if reader.error is not None:
         info.error = f"{reader.error}; everything before it was read"
     elif reader.damaged:
@@ -253,9 +262,10 @@ class _Device:
             kernel=self._category == MEANINGS.index("kernel"),
             calls=host.correlation[calls],
             call_start_ns=host.start_ns[calls],
-            call_end_ns=host.end_ns[calls],
-            call_thread=host.thread[calls],
             launches_one=np.array(one, bool)[place],
+        )
+        self.launch_start_ns, self._launch_end_ns, self.launch_thread = (
+            taken(each[calls], self.launch.row) for each in (host.start_ns, host.end_ns, host.thread)
         )
         self._classify(collected, names)
 
@@ -279,14 +289,14 @@ class _Device:
         """Iterations in which its kernels repeat. The host waited for the device at `waits_ns`."""
         copies, place = names.say(self._name, copy_kind)
         of_host = np.array(["H" in each.direction for each in copies], bool)[place]
-        copied_ns = self.launch.start_ns[of_host & (self._category == MEANINGS.index("memcpy"))]
+        copied_ns = self.launch_start_ns[of_host & (self._category == MEANINGS.index("memcpy"))]
         return find_periods(
             names.all,
             self._name,
             (self._device, self._stream),
             self._kind == _KINDS.index(COMPUTE),
-            self.end_ns,
             self.launch,
+            np.where(self.launch.row >= 0, self._launch_end_ns, self.end_ns),
             np.concatenate((waits_ns, copied_ns)),
             begin_ns,
         )
@@ -307,9 +317,9 @@ class _Device:
             "end_ns": pa.array(self.end_ns),
             "correlation": integer_column(self._correlation),
             "operator": integer_column(self._operator),
-            "launch_start_ns": integer_column(self.launch.start_ns),
-            "launch_end_ns": integer_column(self.launch.end_ns),
-            "launch_thread": integer_column(self.launch.thread),
+            "launch_start_ns": integer_column(self.launch_start_ns),
+            "launch_end_ns": integer_column(self._launch_end_ns),
+            "launch_thread": integer_column(self.launch_thread),
             "iteration": integer_column(iterations.containing(self.launch.issued_ns)),
             "collective": integer_column(collective),
             "graph": integer_column(self._graph),
@@ -336,8 +346,8 @@ def _operations(
     undescribed = 0
     for place in np.argsort(issued, kind="stable").tolist():
         row, named = int(device.communication[place]), device.operation[place]
-        launched_ns = int(device.launch.start_ns[row])
-        before = _taken(calls.get(int(device.launch.thread[row])), launched_ns, carried_out_by(named))
+        launched_ns = int(device.launch_start_ns[row])
+        before = _taken(calls.get(int(device.launch_thread[row])), launched_ns, carried_out_by(named))
         described = collected.collectives.get(int(device.order[row]))
         if described is not None:
             found[place] = described.in_known_group(groups)

@@ -25,7 +25,8 @@ from numpy.typing import NDArray
 from bridge_profiling.errors import CaptureError, TraceError
 from bridge_profiling.nsys.command import export_command, find_nsys, without_injection
 from bridge_profiling.traces.bounds import MAX_NAME, NSYS, open_regular, unpack
-from bridge_profiling.traces.nsys.pages import Bytes, TableFile, TableRows, UnusualError
+from bridge_profiling.traces.nsys.packed import Packed
+from bridge_profiling.traces.nsys.pages import Bytes, TableFile, TableRows, UnusualError, bytes_of, slices_of
 from bridge_profiling.traces.tables import NULL, Integers
 
 #: Rows that SQLite joins at a time: a few MB of text.
@@ -87,6 +88,7 @@ class Piece:
     texts: Bytes  # of the column of texts, if one was asked for: a SEPARATOR after each
     without: int = 0  # rows of this part of the table, chosen or not, that lack an integer: as from `not_integers`
     pages: Bytes | None = None  # all that this part of the table holds; None where SQLite read it
+    share: float = 1  # of the table that is read so far
 
 
 class Database:
@@ -148,22 +150,20 @@ class Database:
 
     def columns(self, table: str, names: Sequence[str], where: Sequence[Among] = ()) -> dict[str, Integers]:
         """Columns of integers; NULL where a value, the column or the table is missing."""
-        return self.columns_and_lost(table, names, where, {})[0]
-
-    def columns_and_lost(
-        self, table: str, names: Sequence[str], where: Sequence[Among], needed: Needed
-    ) -> tuple[dict[str, Integers], int]:
-        """Columns as from `columns`, and how many rows of the table lack an integer that they need, as from `not_integers`."""
-        present = [name for name in names if self.has(table, name)]
-        pieces: dict[str, list[Integers]] = {name: [] for name in present}
-        rows = lost = 0
-        for piece in self.pieces(table, present, where, needed=needed):
-            rows, lost = rows + piece.rows, lost + piece.without
-            for name in present:
-                pieces[name].append(piece.integers[name])
+        packed, _ = self.packed(table, names, where, _NOTHING_NEEDED)
         # One after another, so that not all columns are in memory twice.
-        columns = {name: np.concatenate(pieces.pop(name)) if pieces.get(name) else np.full(rows, NULL) for name in names}
-        return columns, lost
+        return {name: packed.pop(name)[:] for name in names}
+
+    def packed(self, table: str, names: Sequence[str], where: Sequence[Among], needed: Needed) -> tuple[dict[str, Packed], int]:
+        """The same in less memory, and how many rows of the table lack an integer that they need, as from `not_integers`."""
+        found = {name: Packed() for name in names}
+        present = [name for name in names if self.has(table, name)]
+        lost = rows = 0
+        for piece in self.pieces(table, present, where, needed=needed):
+            lost, rows = lost + piece.without, rows + piece.rows
+            for name, column in found.items():
+                column.append(piece.integers[name] if name in present else np.full(piece.rows, NULL), int(rows / piece.share))
+        return found, lost
 
     def pieces(
         self,
@@ -284,19 +284,18 @@ def _chosen(rows: TableRows, names: Sequence[str], where: Sequence[Among], neede
     without = int(np.logical_or.reduce(lacking_here).sum()) if lacking_here else 0
     integers = {name: rows.integers[name][chosen] for name in names}
     if not with_texts:
-        return Piece(len(next(iter(integers.values()))), integers, np.empty(0, np.uint8), without, rows.data)
+        return Piece(len(next(iter(integers.values()))), integers, np.empty(0, np.uint8), without, rows.data, rows.share)
     length = rows.text_bytes[chosen] + 1
     ends = np.cumsum(length)
-    # Each text's place in the file, less its place in the result.
-    shift = rows.text_start[chosen] - (ends - length)
-    texts = rows.data[np.arange(length.sum()) + np.repeat(shift, length)]
+    # With the byte after each text, in whose place the SEPARATOR will be.
+    texts = bytes_of(slices_of(rows.data, rows.text_start[chosen], length)).copy()
     texts[ends - 1] = ord(" ")
     # SQLite's functions end a text at a zero, and count characters.
     if (texts == 0).any() or (length > MAX_NAME).any():
         raise UnusualError
     texts[texts == ord(SEPARATOR)] = ord(" ")
     texts[ends - 1] = ord(SEPARATOR)
-    return Piece(len(length), integers, texts, without, rows.data)
+    return Piece(len(length), integers, texts, without, rows.data, rows.share)
 
 
 def _pending(path: Path, file: BinaryIO) -> str | None:

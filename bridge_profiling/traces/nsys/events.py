@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from bridge_profiling.errors import TraceError
 from bridge_profiling.traces.joins import distinct, rows_by_key, rows_by_start, taken
 from bridge_profiling.traces.kinds import COMPUTE, MEMCPY, MEMSET, Copy, kernel_kind, memory_kind
 from bridge_profiling.traces.nsys.database import Database
+from bridge_profiling.traces.nsys.packed import Packed, durations, where
 from bridge_profiling.traces.nsys.report import COPY, GRAPH, KERNEL, Process
 from bridge_profiling.traces.nsys.report import MEMSET as MEMSETS
 from bridge_profiling.traces.tables import NULL, Integers, coded_column, integer_column
@@ -65,42 +66,49 @@ class DeviceWork:
     """Columns of device events; NULL for unknown values."""
 
     start_ns: Integers
-    end_ns: Integers
-    device: Integers
-    stream: Integers
-    correlation: Integers
-    graph: Integers
-    bytes: Integers
-    name: NDArray[np.int32]  # index of `names`
+    duration_ns: Packed
+    device: Packed
+    stream: Packed
+    correlation: Packed
+    graph: Packed
+    bytes: Packed
+    name: Packed  # index of `names`
     names: list[DeviceName]
     whole_graphs: int  # events that are executions of a CUDA graph as a whole
     negative: int  # events left out because they end before they start
     unnamed: int  # kernels whose name is missing or damaged: they can be communication
     unowned: int  # events of no process, left out
 
+    def of_kind(self, *kinds: str) -> NDArray[np.bool_]:
+        """Which events are of some kinds."""
+        return np.array([name.kind in kinds for name in self.names], bool)[self.name[:]]
+
 
 def read_device_work(process: Process) -> DeviceWork:
     """Kernels, executions of whole CUDA graphs, copies and memsets."""
     names: list[DeviceName] = []
     pieces, unowned = zip(*(kind(process, names) for kind in (_kernels, _graphs, _copies, _memsets)), strict=True)
-    columns = {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
-    usable = _usable(columns)
-    rows = np.flatnonzero(usable)
-    rows = rows[np.argsort(columns["start"][rows], kind="stable")]
-    columns = {name: values[rows] for name, values in columns.items()}
+    whole_graphs = len(pieces[1]["start"])
+    unnamed = np.array([_is_unnamed(name.text) for name in names], bool)
+    # One after another, so that not all columns are in memory twice.
+    columns = {name: Packed(part for piece in pieces for part in piece.pop(name).parts()) for name in list(pieces[0])}
+    start = columns.pop("start")[:]
+    duration = columns.pop("duration")
+    rows = np.flatnonzero(where(duration, lambda part: part >= 0))
+    rows = rows[np.argsort(start[rows], kind="stable")]
     return DeviceWork(
-        start_ns=columns["start"],
-        end_ns=columns["end"],
-        device=columns["deviceId"],
-        stream=columns["streamId"],
-        correlation=columns["correlationId"],
-        graph=columns["graph"],
-        bytes=columns["bytes"],
-        name=columns["name"].astype(np.int32),
+        start_ns=start[rows],
+        duration_ns=duration.select(rows),
+        device=columns["deviceId"].select(rows),
+        stream=columns["streamId"].select(rows),
+        correlation=columns["correlationId"].select(rows),
+        graph=columns["graph"].select(rows),
+        bytes=columns["bytes"].select(rows),
+        name=columns["name"].select(rows),
         names=names,
-        whole_graphs=len(pieces[1]["start"]),
-        negative=int((~usable).sum()),
-        unnamed=int(np.array([_is_unnamed(name.text) for name in names], bool)[columns["name"]].sum()),
+        whole_graphs=whole_graphs,
+        negative=len(start) - len(rows),
+        unnamed=int(unnamed[columns["name"].select(rows)[:]].sum()),
         unowned=sum(unowned),
     )
 
@@ -115,52 +123,51 @@ def _usable(columns: dict[str, Integers]) -> NDArray[np.bool_]:
     return (columns["start"] != NULL) & (columns["end"] >= columns["start"])
 
 
-def _columns(process: Process, table: str, *more: str) -> tuple[dict[str, Integers], int]:
+def _columns(process: Process, table: str, *more: str) -> tuple[dict[str, Packed], int]:
     """Columns of a table of device work, and how many of its events are of no process."""
     if missing := [name for name in ("start", "end") if process.database.has(table) and not process.database.has(table, name)]:
         raise TraceError(f"{process.database.name} cannot be read: {table} has no column {missing[0]}")
     names = ("start", "end", "deviceId", "streamId", "correlationId", "bytes", "graphNodeId", *more)
-    return process.columns_and_unowned(table, "globalPid", *names)
+    return process.packed(table, "globalPid", *names)
 
 
 def _piece(
-    columns: dict[str, Integers], names: list[DeviceName], keys: Integers, name: Callable[[Any], DeviceName], graph: Integers
-) -> dict[str, Integers]:
+    columns: dict[str, Packed], names: list[DeviceName], keys: Integers, name: Callable[[Any], DeviceName], graph: Packed
+) -> dict[str, Packed]:
     """The columns that all kinds of device work have. A name is made once for each distinct key."""
     used, place = distinct(keys) if keys.ndim == 1 else np.unique(keys, axis=0, return_inverse=True)
-    codes = len(names) + place.reshape(-1).astype(np.int64)
+    codes = Packed([len(names) + place.reshape(-1).astype(np.int64)])
     names += [name(key) for key in used.tolist()]
-    shared = {each: columns[each] for each in ("start", "end", "deviceId", "streamId", "correlationId")}
-    return shared | {"name": codes, "graph": graph, "bytes": columns["bytes"]}
+    shared = {each: columns[each] for each in ("start", "deviceId", "streamId", "correlationId", "bytes")}
+    return shared | {"duration": durations(columns["start"], columns["end"]), "name": codes, "graph": graph}
 
 
-def _kernels(process: Process, names: list[DeviceName]) -> tuple[dict[str, Integers], int]:
+def _kernels(process: Process, names: list[DeviceName]) -> tuple[dict[str, Packed], int]:
     columns, unowned = _columns(process, KERNEL, "demangledName", "shortName", "graphId")
     if len(columns["start"]) and not any(process.database.has(KERNEL, name) for name in ("demangledName", "shortName")):
         raise TraceError(f"{process.database.name} cannot be read: {KERNEL} has neither demangledName nor shortName")
-    ids = np.where(columns["demangledName"] != NULL, columns["demangledName"], columns["shortName"])
-    texts = process.database.strings(ids)
+    ids = _known(columns["demangledName"], columns["shortName"])[:]
+    texts = process.database.strings(distinct(ids)[0])
 
     def name(number: int) -> DeviceName:
         text = texts.get(number, _UNNAMED)
         kernel = kernel_kind(text)
         return DeviceName(text, kernel.kind, kernel.backend, kernel.operation)
 
-    graph = np.where((columns["graphId"] != NULL) & (columns["graphId"] != 0), columns["graphId"], _node_graph(columns))
-    return _piece(columns, names, ids, name, graph), unowned
+    return _piece(columns, names, ids, name, _known(columns["graphId"], _node_graph(columns), none=0)), unowned
 
 
-def _graphs(process: Process, names: list[DeviceName]) -> tuple[dict[str, Integers], int]:
+def _graphs(process: Process, names: list[DeviceName]) -> tuple[dict[str, Packed], int]:
     """Executions of CUDA graphs that were recorded as a whole, without the kernels inside."""
     columns, unowned = _columns(process, GRAPH, "graphId")
 
     def name(graph: int) -> DeviceName:
         return DeviceName("CUDA graph" if graph == NULL else f"CUDA graph {graph}", COMPUTE)
 
-    return _piece(columns, names, columns["graphId"], name, columns["graphId"]), unowned
+    return _piece(columns, names, columns["graphId"][:], name, columns["graphId"]), unowned
 
 
-def _copies(process: Process, names: list[DeviceName]) -> tuple[dict[str, Integers], int]:
+def _copies(process: Process, names: list[DeviceName]) -> tuple[dict[str, Packed], int]:
     columns, unowned = _columns(process, COPY, "copyKind", "srcKind", "dstKind")
     memories = _memories(process.database)
 
@@ -170,23 +177,28 @@ def _copies(process: Process, names: list[DeviceName]) -> tuple[dict[str, Intege
         memory = f"{copy.from_memory.capitalize()} -> {copy.to_memory.capitalize()}"
         return DeviceName(f"Memcpy {copy.direction} ({memory})", MEMCPY, copy=copy)
 
-    keys = np.stack([columns["copyKind"], columns["srcKind"], columns["dstKind"]], axis=1)
+    keys = np.stack([columns[each][:] for each in ("copyKind", "srcKind", "dstKind")], axis=1)
     return _piece(columns, names, keys, name, _node_graph(columns)), unowned
 
 
-def _memsets(process: Process, names: list[DeviceName]) -> tuple[dict[str, Integers], int]:
+def _memsets(process: Process, names: list[DeviceName]) -> tuple[dict[str, Packed], int]:
     columns, unowned = _columns(process, MEMSETS, "memKind")
     memories = _memories(process.database)
 
     def name(memory: int) -> DeviceName:
         return DeviceName(f"Memset ({memories.get(memory, 'unknown').capitalize()})", MEMSET)
 
-    return _piece(columns, names, columns["memKind"], name, _node_graph(columns)), unowned
+    return _piece(columns, names, columns["memKind"][:], name, _node_graph(columns)), unowned
 
 
-def _node_graph(columns: dict[str, Integers]) -> Integers:
-    node = columns["graphNodeId"]
-    return np.where((node != NULL) & (node != 0), node >> _GRAPH_SHIFT, NULL)
+def _known(first: Packed, second: Packed, *, none: int = NULL) -> Packed:
+    """The first value of each row, or the second one where that is unknown."""
+    pairs = zip(first.parts(), second.parts(), strict=True)
+    return Packed(np.where((one != NULL) & (one != none), one, other) for one, other in pairs)
+
+
+def _node_graph(columns: dict[str, Packed]) -> Packed:
+    return Packed(np.where((node != NULL) & (node != 0), node >> _GRAPH_SHIFT, NULL) for node in columns["graphNodeId"].parts())
 
 
 def _memories(database: Database) -> dict[int, str]:
@@ -201,34 +213,44 @@ class Calls:
     """CUDA runtime and driver calls, or nsys' own work, by start; `name` is an index of `names`."""
 
     start_ns: Integers
-    end_ns: Integers
-    thread: Integers
-    correlation: Integers
-    name: NDArray[np.int32]
+    duration_ns: Packed
+    thread: Packed
+    correlation: Packed
+    name: Packed
     names: list[str]
     negative: int
     unowned: int  # of no process, left out
 
+    def named(self, wanted: Sequence[bool]) -> NDArray[np.bool_]:
+        """Which calls have some of the names."""
+        return np.array(wanted, bool)[self.name[:]]
+
 
 def read_calls(process: Process, table: str, unnamed: str) -> Calls:
     """The events of one host table; those without a name are called `unnamed`."""
-    names_of_columns = ("start", "end", "globalTid", "correlationId", "nameId")
-    columns, unowned = process.columns_and_unowned(table, "globalTid", *names_of_columns)
-    usable = _usable(columns)
-    rows = rows_by_start(columns["start"], columns["end"], usable)
-    start, end, thread, correlation, name = (values[rows] for values in columns.values())
-    ids, place = distinct(name)
+    columns, unowned = process.packed(table, "globalTid", "start", "end", "globalTid", "correlationId", "nameId")
+    start, duration = columns["start"][:], durations(columns["start"], columns.pop("end"))
+    usable = where(duration, lambda part: part >= 0)
+    rows = rows_by_start(start, duration.kept, usable)
+    ids, place = distinct(columns["nameId"].select(rows)[:])
     texts = process.database.strings(ids)
-    names = [_VERSION.sub("", texts.get(number, unnamed)) for number in ids.tolist()]
-    return Calls(start, end, thread, correlation, place, names, int((~usable).sum()), unowned)
+    return Calls(
+        start_ns=start[rows],
+        duration_ns=duration.select(rows),
+        thread=columns["globalTid"].select(rows),
+        correlation=columns["correlationId"].select(rows),
+        name=Packed([place.astype(np.int64)]),
+        names=[_VERSION.sub("", texts.get(number, unnamed)) for number in ids.tolist()],
+        negative=int((~usable).sum()),
+        unowned=unowned,
+    )
 
 
 def read_waits(process: Process, calls: Calls) -> tuple[dict[str, Integers], list[Caveat]]:
     """Columns of `synchronizations`, joined with the event records that they wait for; `kind` is an index of WAIT_KINDS."""
     columns = process.columns(_WAITS, "start", "end", "deviceId", "streamId", "correlationId", "eventId", "eventSyncId")
     # cudaEventQuery and cudaStreamQuery have such records too, and do not wait.
-    querying = [place for place, name in enumerate(calls.names) if "Query" in name]
-    queries = calls.correlation[np.isin(calls.name, querying)]
+    queries = calls.correlation[np.flatnonzero(calls.named(["Query" in name for name in calls.names]))]
     rows = np.flatnonzero(_usable(columns))
     rows = rows[~np.isin(columns["correlationId"][rows], queries)]
     rows = rows[np.argsort(columns["start"][rows], kind="stable")]

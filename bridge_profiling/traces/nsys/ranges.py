@@ -12,24 +12,22 @@ import struct
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bridge_profiling.traces.joins import Operation, batch, carried_out_by, distinct, places, rows_by_start
+from bridge_profiling.traces.joins import Operation, batch, carried_out_by, distinct, rows_by_start
 from bridge_profiling.traces.kinds import torch_operation
-from bridge_profiling.traces.nsys.database import Among, Database, Needed, Piece, sql_of
-from bridge_profiling.traces.nsys.operator_names import MARK, OperatorNames, operator_names
+from bridge_profiling.traces.nsys.database import Among, Database, Needed, sql_of
+from bridge_profiling.traces.nsys.nesting import Nesting, groups
+from bridge_profiling.traces.nsys.operator_names import MARK, OperatorNames
+from bridge_profiling.traces.nsys.packed import Packed, where
 from bridge_profiling.traces.nsys.report import NVTX, Process
 from bridge_profiling.traces.tables import NULL, Integers
 
 #: NvtxPushPopRange and NvtxtPushPopRange nest on their thread; NvtxStartEndRange and NvtxtStartEndRange need not.
 _NESTED_TYPES, _FREE_TYPES = (59, 70), (60, 71)
-
-#: Key of autograd's sequence numbers among the columns.
-_NUMBER = "sequence"
 
 #: Ranges that torch opens around operators, and emit_nvtx numbers as if they were some. Kineto calls them annotations.
 _ANNOTATION = re.compile(r"Optimizer\.\w+#|enumerate\(DataLoader\)#|DistributedDataParallel\.|FSDP::")
@@ -58,17 +56,21 @@ _SHARED = {"all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"}
 _WHOLE = {"all_reduce", "broadcast", "reduce", "send", "recv"}
 
 
+#: Ranges that the innermost ones are found among at a time.
+_BLOCK_ROWS = 1 << 17
+
+
 @dataclass(frozen=True)
 class Ranges:
     """Ranges by start, the longer first, on the report's clock."""
 
     start_ns: Integers
-    end_ns: Integers  # the report's end for a range that is still open there
-    thread: Integers  # globalTid
-    name: NDArray[np.int32]  # index of `names`, `operator` and `shapes`
-    sequence: Integers  # autograd's number of an operator; NULL for others, and on threads that made no node of its graph
+    duration_ns: Packed  # up to the report's end for a range that is still open there
+    thread: Packed  # globalTid
+    name: Packed  # index of `names`, `operator` and `shapes`
+    sequence: Packed  # autograd's number of an operator; NULL for others, and on threads that made no node of its graph
     nested: NDArray[np.bool_]  # pushed and popped on its thread
-    open: NDArray[np.bool_]
+    open: Integers  # rows of those that are still open at the report's end
     names: list[str]  # without torch's additions
     operator: list[bool]  # torch called it an operator
     shapes: list[str | None]  # its inputs' dimensions as JSON text; None when not recorded
@@ -78,133 +80,145 @@ class Ranges:
     def __len__(self) -> int:
         return len(self.start_ns)
 
-    def innermost(self, thread: Integers, time_ns: Integers, among: NDArray[np.bool_] | None = None) -> Integers:
-        """The innermost nested range that contains a time on its thread, `among` some of them; -1 where there is none."""
-        found = np.full(len(time_ns), -1)
-        usable = self.nested & (self.end_ns > self.start_ns)
-        usable = usable if among is None else usable & among
-        for one in np.unique(thread[thread != NULL]).tolist():
-            rows = np.flatnonzero(usable & (self.thread == one))
-            times = np.flatnonzero(thread == one)
-            if len(rows):
-                found[times] = self._innermost(rows, time_ns[times])
-        return found
+    def end_ns(self, rows: slice | Integers) -> Integers:
+        """When some ranges end."""
+        return self.start_ns[rows] + self.duration_ns[rows]
 
-    def _innermost(self, rows: Integers, time_ns: Integers) -> Integers:
-        """Of nested ranges, it is the last to start among those as deep as the number of ranges open at the time."""
-        start, end = self.start_ns[rows], np.sort(self.end_ns[rows])
-        depth = np.arange(len(rows)) - places(end, start, "right")
-        opened = places(start, time_ns, "right") - places(end, time_ns, "right")
-        found = np.full(len(time_ns), -1)
-        for level in np.unique(opened[opened > 0]).tolist():
-            times = np.flatnonzero(opened == level)
-            candidates = rows[depth == level - 1]
-            before = places(self.start_ns[candidates], time_ns[times], "right") - 1
-            place = candidates[np.maximum(before, 0)] if len(candidates) else np.full(len(times), -1)
-            found[times] = np.where((before >= 0) & (self.end_ns[place] > time_ns[times]), place, -1)
-        return found
+    def named(self, wanted: Sequence[bool]) -> Integers:
+        """The rows with some of the names."""
+        chosen = np.array(wanted, bool)
+        return np.flatnonzero(where(self.name, lambda part: chosen[part])) if any(wanted) else np.empty(0, np.int64)
+
+    def innermost(self, thread: Packed, time_ns: Integers, rows: Integers | None = None) -> NDArray[np.int32]:
+        """The innermost nested range that contains a time on its thread, -1 where none does; of `rows` if given."""
+        found = np.full(len(time_ns), -1, np.int32)
+        ascending = not (time_ns[1:] < time_ns[:-1]).any()
+        order = None if ascending else np.argsort(time_ns, kind="stable")
+        if order is not None:
+            thread, time_ns = thread.select(order), time_ns[order]
+        nestings: defaultdict[int, Nesting] = defaultdict(Nesting)
+        count, done = len(self) if rows is None else len(rows), 0
+        for begin in range(0, count, _BLOCK_ROWS):
+            end = min(begin + _BLOCK_ROWS, count)
+            some = np.arange(begin, end) if rows is None else rows[begin:end]
+            self._add(nestings, some)
+            next_row = None if end == count else end if rows is None else rows[end]
+            last = len(time_ns) if next_row is None else int(time_ns.searchsorted(self.start_ns[next_row]))
+            for places in groups(thread.kept[done:last]):
+                places = places + done
+                if (one := int(thread[places[:1]][0])) in nestings:
+                    found[places] = nestings[one].innermost(time_ns[places])
+            done = last
+        if order is None:
+            return found
+        unordered = np.empty_like(found)
+        unordered[order] = found
+        return unordered
+
+    def _add(self, nestings: defaultdict[int, Nesting], rows: Integers) -> None:
+        """Add a block of ranges to those of each thread."""
+        start, duration = self.start_ns[rows], self.duration_ns[rows]
+        usable = np.flatnonzero(self.nested[rows] & (duration > 0))
+        for group in groups(self.thread.kept[rows[usable]]):
+            places = usable[group]
+            one = int(self.thread[rows[places[:1]]][0])
+            if one != NULL:
+                nestings[one].add(rows[places], start[places], start[places] + duration[places], int(start[0]))
 
 
 def read_ranges(process: Process, end_ns: int | None) -> Ranges:
     """The ranges of one process. Those still open end at `end_ns`; None leaves them out."""
-    database, where = process.database, process.where(NVTX)
+    database, conditions = process.database, process.where(NVTX)
     needed: Needed = {}
     if database.has(NVTX, "eventType"):
         of_ranges = Among("eventType", tuple((kind, kind) for kind in _NESTED_TYPES + _FREE_TYPES))
-        where = (*where, of_ranges)
+        conditions = (*conditions, of_ranges)
         needed = {"eventType": (), "globalTid": (of_ranges,)}
-    written = _read(database, where, needed)
-    columns, codes = written.columns, written.code
-    start, end = columns.pop("start"), columns.pop("end")
-    still_open = end == NULL
-    if end_ns is not None and still_open.any():
-        end = np.where(still_open, np.maximum(start, end_ns), end)
-    text_ids = columns.pop("textId", None)  # nsys writes most names into the row
-    registered = {} if text_ids is None else database.strings(text_ids)
-    known = {text: code for code, text in enumerate(written.names)}
-    if text_ids is not None and registered:
-        ids, place = distinct(text_ids)
-        of_id = [known.setdefault(registered[number], len(known)) if number in registered else -1 for number in ids.tolist()]
-        by_id = np.array(of_id, np.int32)[place]
-        codes = np.where(by_id >= 0, by_id, codes)
-        del place, by_id
-    del text_ids
-    lost = written.lost + int(((start == NULL) | (~still_open & (end < start))).sum())
-    # Millions of rows: what is done with is freed.
-    rows = rows_by_start(start, end, (start != NULL) & (end != NULL) & (end >= start))
-    start, end, codes = start[rows], end[rows], codes[rows]
-    parts = [text.partition(MARK) for text in known]
-    operator = [bool(mark) and _ANNOTATION.match(name) is None for name, mark, _ in parts]
-    numbers = columns.pop(_NUMBER)[rows]
-    numbers[~np.array(operator, bool)[codes] | (numbers <= 0)] = NULL
+    written = _read(database, conditions, needed)
+    start, duration, codes, names = written.start[:], written.duration, written.code, written.names
+    still_open = np.flatnonzero(where(duration, lambda part: part == NULL))
+    still_open = still_open[start[still_open] != NULL]
+    if end_ns is not None:
+        duration.replace(still_open, np.maximum(end_ns - start[still_open], 0))
+    if written.text_id.has_values:
+        codes, names = _registered(database, written)
+    usable = where(duration, lambda part: part >= 0)
+    # Neither with nor without an end do those left out end later.
+    lost = written.lost + int((~usable).sum()) - (len(still_open) if end_ns is None else 0)
+    rows = rows_by_start(start, duration.kept, usable)
+    parts = [text.partition(MARK) for text in names]
+    operator = np.array([bool(mark) and _ANNOTATION.match(name) is None for name, mark, _ in parts], bool)
+    codes = codes.select(rows)
+    numbers = zip(written.sequence.select(rows).parts(), codes.parts(), strict=True)
+    is_open = np.zeros(len(start), bool)
+    is_open[still_open] = True
     return Ranges(
-        start_ns=start,
-        end_ns=end,
-        thread=columns.pop("globalTid")[rows],
+        start_ns=start[rows],
+        duration_ns=duration.select(rows),
+        thread=written.thread.select(rows),
         name=codes,
-        sequence=numbers,
+        sequence=Packed((np.where(operator[code] & (number > 0), number, NULL) for number, code in numbers), len(codes)),
         nested=written.nested[rows],
-        open=still_open[rows],
+        open=np.flatnonzero(is_open[rows]),
         names=[name for name, _, _ in parts],
-        operator=operator,
+        operator=operator.tolist(),
         shapes=["".join(shapes.split()) or None for _, _, shapes in parts],
         lost=lost,
         described=written.described,
     )
 
 
+def _registered(database: Database, written: _Written) -> tuple[Packed, list[str]]:
+    """Codes and names, with those of texts that are registered once and have a number in the row."""
+    known = {text: code for code, text in enumerate(written.names)}
+    ids = np.unique(np.concatenate([distinct(part)[0] for part in written.text_id.parts()]))
+    texts = database.strings(ids)
+    of_id = np.array([known.setdefault(texts[each], len(known)) if each in texts else -1 for each in ids.tolist()], np.int64)
+    by_id = (of_id[np.searchsorted(ids, part)] for part in written.text_id.parts())
+    pairs = zip(by_id, written.code.parts(), strict=True)
+    codes = Packed((np.where(of >= 0, of, code) for of, code in pairs), len(written.code))
+    return codes, list(known)
+
+
 @dataclass(frozen=True)
 class _Written:
-    """Rows of ranges as they are written.
+    """Rows of ranges as they are written. `names` have MARK between a name and torch's additions."""
 
-    `columns` has autograd's number in each row's text, `names` have MARK between a name and torch's additions.
-    """
-
-    columns: dict[str, Integers]
+    start: Packed
+    duration: Packed  # NULL without an end
+    thread: Packed
+    text_id: Packed  # nsys writes most names into the row
+    sequence: Packed  # autograd's number in the row's text
+    code: Packed  # index of `names`
     nested: NDArray[np.bool_]
-    code: NDArray[np.int32]  # index of `names`
     names: list[str]
     lost: int  # rows without a thread or a type
     described: bool
 
 
-#: Columns of integers that are read.
-_COLUMNS = ("start", "end", "globalTid", "textId")
-
-
-def _read(database: Database, where: Sequence[Among], needed: Needed) -> _Written:
-    present = [name for name in (*_COLUMNS, "eventType") if database.has(NVTX, name)]
+def _read(database: Database, conditions: Sequence[Among], needed: Needed) -> _Written:
+    present = [name for name in ("start", "end", "globalTid", "textId", "eventType") if database.has(NVTX, name)]
     text = "text" if database.has(NVTX, "text") else None
-    known: defaultdict[str, int] = defaultdict()
-    known.default_factory = known.__len__
-    pieces: dict[str, list[Integers]] = {name: [np.empty(0, np.int64)] for name in (*_COLUMNS, _NUMBER)}
-    nested, codes = [np.empty(0, bool)], [np.empty(0, np.int32)]
-    lost, described, registered = 0, False, False
-    for piece in map(partial(_written, with_texts=text is not None), database.pieces(NVTX, present, where, text, needed)):
-        codes.append(np.fromiter((known[name] for name in piece.names), np.int32, len(piece.names))[piece.code])
-        if not registered and (piece.columns["textId"] != NULL).any():
-            registered = True
-            pieces["textId"] = [np.full(sum(map(len, nested)), NULL)]
-        for name, kept in pieces.items():
-            if registered or name != "textId":
-                kept.append(piece.columns[name])
-        nested.append(piece.nested)
-        lost, described = lost + piece.lost, described or piece.described
-    if not registered:
-        del pieces["textId"]
-    columns = {name: np.concatenate(pieces.pop(name)) for name in tuple(pieces)}
-    return _Written(columns, np.concatenate(nested), np.concatenate(codes), list(known) or [""], lost, described)
-
-
-def _written(piece: Piece, *, with_texts: bool) -> _Written:
-    unknown = np.full(piece.rows, NULL)
-    named = OperatorNames([""], np.zeros(piece.rows, np.int32), unknown)
-    if with_texts and piece.rows:
-        named = operator_names(piece.texts, piece.rows)
-    columns = {name: piece.integers.get(name, unknown) for name in _COLUMNS} | {_NUMBER: named.sequence}
-    nested = np.isin(piece.integers.get("eventType", unknown), _NESTED_TYPES)
-    described = piece.pages is None or _COMMUNICATOR.encode() in piece.pages.tobytes()
-    return _Written(columns, nested, named.code, named.names if piece.rows else [], piece.without, described)
+    start, duration, thread, text_id, sequence, code = (Packed() for _ in range(6))
+    names, nested = OperatorNames(), [np.empty(0, bool)]
+    lost, described = 0, False
+    for piece in database.pieces(NVTX, present, conditions, text, needed):
+        unknown = np.full(piece.rows, NULL)
+        columns = {name: piece.integers.get(name, unknown) for name in ("start", "end", "globalTid", "textId", "eventType")}
+        begin, end = columns["start"], columns["end"]
+        codes, numbers = (np.zeros(piece.rows, np.int64), unknown) if text is None else names.add(piece.texts, piece.rows)
+        expected = int((len(start) + piece.rows) / piece.share)
+        start.append(begin, expected)
+        duration.append(np.where((begin == NULL) | (end == NULL), NULL, end - begin), expected)
+        thread.append(columns["globalTid"], expected)
+        text_id.append(columns["textId"], expected)
+        code.append(codes, expected)
+        sequence.append(numbers, expected)
+        nested.append(np.isin(columns["eventType"], _NESTED_TYPES))
+        lost += piece.without
+        described = described or piece.pages is None or _COMMUNICATOR.encode() in piece.pages.tobytes()
+    nested_whole = np.concatenate(nested)
+    return _Written(start, duration, thread, text_id, sequence, code, nested_whole, names.names or [""], lost, described)
 
 
 def operations(
@@ -226,9 +240,9 @@ def operations(
     """
     calls = _calls(process, ranges, world_size)
     groups = _groups(ranges, calls)
-    is_call = np.array([_CALL.match(name) is not None for name in ranges.names], bool)[ranges.name]
+    of_calls = ranges.named([_CALL.match(name) is not None for name in ranges.names])
     found = []
-    for kernel, row in zip(kernels, ranges.innermost(thread, issued_ns, is_call).tolist(), strict=True):
+    for kernel, row in zip(kernels, ranges.innermost(Packed([thread]), issued_ns, of_calls).tolist(), strict=True):
         launched = groups[row] if row in groups else [calls[row]] if row in calls else []
         found.append(_operation_of(kernel, launched))
     return found
@@ -256,10 +270,11 @@ def _groups(ranges: Ranges, calls: dict[int, Operation]) -> dict[int, list[Opera
     groups: dict[int, list[Operation]] = {}
     pending: dict[int, list[Operation]] = defaultdict(list)
     depth: dict[int, int] = defaultdict(int)
-    grouping = np.array([name in _GROUPING for name in ranges.names], bool)[ranges.name]
-    grouping[list(calls)] = True
-    for row in np.flatnonzero(grouping).tolist():
-        thread, name = int(ranges.thread[row]), ranges.names[ranges.name[row]]
+    rows = np.union1d(ranges.named([name in _GROUPING for name in ranges.names]), np.array(list(calls), np.int64))
+    codes = ranges.name[rows].tolist()
+    for row, thread, name in zip(
+        rows.tolist(), ranges.thread[rows].tolist(), map(ranges.names.__getitem__, codes), strict=True
+    ):
         if name == "ncclGroupStart":
             depth[thread] += 1
         elif name == "ncclGroupEnd":
@@ -285,39 +300,41 @@ def _calls(process: Process, ranges: Ranges, world_size: int | None) -> dict[int
         torch_operation(_CALL.sub("", name, count=1)) if calls else None
         for name, calls in zip(ranges.names, calling, strict=True)
     ]
-    found = {}
-    for row in np.flatnonzero(np.array(calling, bool)[ranges.name]).tolist():
-        payload = payloads.get((int(ranges.thread[row]), int(ranges.start_ns[row])), {})
+    found, made = {}, {}
+    rows = ranges.named(calling)
+    columns = (rows, ranges.thread[rows], ranges.start_ns[rows], ranges.name[rows])
+    for row, thread, start, name in zip(*(column.tolist() for column in columns), strict=True):
+        payload = payloads.get((thread, start), {})
         communicator, share, peer = payload.get(_COMMUNICATOR), payload.get(_SIZE, -1), payload.get(_PEER, -1)
         ranks = None if communicator is None else sizes.get(communicator)
-        operation = operation_of[ranges.name[row]]
+        operation = operation_of[name]
         size = None
         if 0 <= share <= _MAX_SHARE_BYTES and operation in _WHOLE:
             size = share
         elif 0 <= share <= _MAX_SHARE_BYTES and operation in _SHARED and ranks:
             size = share * ranks
-        found[row] = Operation(
-            operation,
-            group_name=None if communicator is None else f"NCCL {communicator:#018x}",
-            group_size=ranks,
-            peer=peer if 0 <= peer <= _MAX_RANKS and ranks is not None and ranks == world_size else None,
-            size_bytes=size,
-        )
+        known_peer = peer if 0 <= peer <= _MAX_RANKS and ranks is not None and ranks == world_size else None
+        # Training repeats a few calls a million times.
+        key = (operation, communicator, ranks, known_peer, size)
+        if key not in made:
+            group_name = None if communicator is None else f"NCCL {communicator:#018x}"
+            made[key] = Operation(operation, group_name=group_name, group_size=ranks, peer=known_peer, size_bytes=size)
+        found[row] = made[key]
     return found
 
 
 def _payloads(process: Process, *, described: bool) -> dict[tuple[int, int], dict[str, int]]:
     """The payloads of ranges, by thread and start."""
-    database, where = process.database, sql_of(process.where(NVTX))
+    database, condition = process.database, sql_of(process.where(NVTX))
     found: dict[tuple[int, int], dict[str, int]] = {}
     fields = _schemas(database)
     if fields and database.has(NVTX, "binaryData", "start", "globalTid"):
-        query = f"SELECT globalTid, start, CAST(binaryData AS BLOB) FROM {NVTX} WHERE binaryData IS NOT NULL AND {where}"
+        query = f"SELECT globalTid, start, CAST(binaryData AS BLOB) FROM {NVTX} WHERE binaryData IS NOT NULL AND {condition}"
         for thread, start, raw in database.rows(query):
             if payload := _unpacked(raw, fields):
                 found[thread, start] = payload
     if described and database.has(NVTX, "jsonText", "start", "globalTid"):
-        query = f"SELECT globalTid, start, jsonText FROM {NVTX} WHERE jsonText LIKE '%{_COMMUNICATOR}%' AND {where}"
+        query = f"SELECT globalTid, start, jsonText FROM {NVTX} WHERE jsonText LIKE '%{_COMMUNICATOR}%' AND {condition}"
         for thread, start, text in database.rows(query):
             if payload := _parsed(text):
                 found[thread, start] = payload

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from bridge_profiling.traces.nsys.database import Among, Database, open_report, quoted
+from bridge_profiling.traces.nsys.packed import Packed
 from bridge_profiling.traces.tables import Integers
 from bridge_profiling.traces.types import RankInfo
 
@@ -64,9 +65,9 @@ class Process:
         """Columns of integers of the process' rows: see `Database.columns`."""
         return self.database.columns(table, names, self.where(table))
 
-    def columns_and_unowned(self, table: str, owner: str, *names: str) -> tuple[dict[str, Integers], int]:
-        """The same, and how many of the table's rows are of no process, whose number is in `owner`."""
-        return self.database.columns_and_lost(table, names, self.where(table), {owner: ()})
+    def packed(self, table: str, owner: str, *names: str) -> tuple[dict[str, Packed], int]:
+        """The same in less memory, and how many of the table's rows are of no process, whose number is in `owner`."""
+        return self.database.packed(table, names, self.where(table), {owner: ()})
 
 
 def processes(database: Database) -> list[Process]:
