@@ -30,10 +30,13 @@ _ALIKE = 0.1
 #: Several steps make one iteration if that leaves this share of the differences between single steps.
 _BETTER = 0.25
 
+#: An optimizer for each parameter, which steps in the backward pass, steps so often in an iteration.
+_MOST_STEPS = 1024
+
 
 @dataclass(frozen=True)
 class Iterations:
-    """The host ranges of one rank's iterations, ascending, and the rows they were made from."""
+    """One rank's iterations as ranges of the host's time, ascending, and the rows of ranges that they were made from."""
 
     number: Integers
     start_ns: Integers
@@ -87,10 +90,10 @@ def find_iterations(
     Raises:
         ValueError: a later iteration has a smaller number.
     """
-    for pattern in _NUMBERED:
-        matches = [pattern.match(each) for each in names]
-        numbers = [NULL if match is None else min(int(match[1]), _MAX_ITERATION) for match in matches]
-        number = np.array(numbers, np.int64)[name] if len(name) else np.empty(0, np.int64)
+    profilers, loops = (_numbers(pattern, names, name) for pattern in _NUMBERED)
+    # Steps that begin again are those inside of an iteration, such as a sampler's.
+    begin_again = (np.diff(loops[loops != NULL]) < 0).any()
+    for number in (profilers,) if begin_again else (profilers, loops):
         if (number != NULL).any():
             return _numbered(number, start_ns, end_ns)
     found = Iterations(*[np.empty(0, np.int64)] * 4)
@@ -105,6 +108,13 @@ def find_iterations(
             )
             return found, [Caveat("iterations_inferred", text)]
     return found, []
+
+
+def _numbers(pattern: re.Pattern[str], names: Sequence[str], name: NDArray[np.int32]) -> Integers:
+    """The iteration that each range's name gives; NULL for other ranges, and for times of day."""
+    found = [NULL if match is None else int(match[1]) for match in map(pattern.match, names)]
+    numbers = np.array([number if number <= _MAX_ITERATION else NULL for number in found], np.int64)
+    return numbers[name] if len(name) else np.empty(0, np.int64)
 
 
 def _numbered(number: Integers, start_ns: Integers, end_ns: Integers) -> tuple[Iterations, list[Caveat]]:
@@ -131,8 +141,9 @@ def _between(
     first = 0
     if len(last) > 1:
         total = np.add.reduceat(launches[: last[-1] + 1], last - steps + 1)
-        # The capture may begin inside of an iteration, or with what comes before the first.
-        first = int(not (1 - _ALIKE) * total[1:].min() <= total[0] <= (1 + _ALIKE) * total[1:].max())
+        # The capture may begin inside of an iteration, or with what comes before the first. Without launches, nothing shows it.
+        whole = (1 - _ALIKE) * total[1:].min() <= total[0] <= (1 + _ALIKE) * total[1:].max()
+        first = int(not whole or not total.any())
     number, last = np.arange(first, len(last)), last[first:]
     return Iterations(number, edges[last - steps + 1], edges[last + 1], rows[last])
 
@@ -143,7 +154,7 @@ def _steps_of_iteration(optimizer: NDArray[np.int32], launches: Integers) -> int
     More than there are if they do not repeat.
     """
     found, one = len(optimizer) + 1, np.inf
-    for steps in range(1, len(optimizer) // 2 + 1):
+    for steps in range(1, min(len(optimizer) // 2, _MOST_STEPS) + 1):
         if (optimizer[steps:] != optimizer[:-steps]).any():
             continue
         # The first may have begun before the capture.
@@ -151,6 +162,8 @@ def _steps_of_iteration(optimizer: NDArray[np.int32], launches: Integers) -> int
         differs = float(np.mean(np.abs(after - before) / np.maximum(np.maximum(after, before), 1))) if len(after) else 0.0
         if found > len(optimizer):
             found, one = steps, differs
-        elif one > _ALIKE and differs < _BETTER * one:
+            if one <= _ALIKE:
+                break
+        elif len(after) >= steps and differs < _BETTER * one:
             return steps
     return found

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -95,7 +95,15 @@ def distinct(values: Integers) -> tuple[Integers, NDArray[np.int32]]:
     return known[order], place[encoded.indices.to_numpy()]
 
 
-def taken(values: Integers, rows: NDArray[np.integer[Any]]) -> Integers:
+class Column(Protocol):
+    """Integers by row: an array, or one that unpacks them."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, rows: Integers, /) -> Integers: ...
+
+
+def taken(values: Column, rows: NDArray[np.integer[Any]]) -> Integers:
     """`values[rows]`, NULL where a row is -1."""
     if not len(values):
         return np.full(len(rows), NULL)

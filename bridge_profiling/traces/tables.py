@@ -103,8 +103,8 @@ COLLECTIVES = pa.schema(
 ITERATIONS = pa.schema(
     [
         RANK,
-        ("iteration", pa.int32()),  # ProfilerStep#N, NVTX iteration_N; as the training counts where that is known
-        ("start_ns", pa.int64()),  # of the host's range
+        ("iteration", pa.int32()),  # ProfilerStep#N, NVTX iteration_N; as the training counts where that is known; else from 0
+        ("start_ns", pa.int64()),  # on the host
         ("end_ns", pa.int64()),
         ("boundary", pa.bool_()),  # overlaps the profiler's start, stop or flush: no steady state
     ]

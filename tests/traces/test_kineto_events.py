@@ -112,6 +112,11 @@ def stepped(*launches, optimizers=("AdamW",), first_us=0.0):
         (stepped(20, 9, 20, 9, 20, 9), [(0, 0, 400), (1, 400, 810), (2, 810, 1220)]),  # two networks in turn
         (stepped(20, 2, 20, 2, optimizers=("Muon", "AdamW")), [(0, 0, 330), (1, 330, 670)]),
         (stepped(20), []),
+        (stepped(0, 0, 0), [(1, 50, 110), (2, 110, 170)]),  # no launches: whether the first is whole is not known
+        (
+            [*stepped(20, 20), *(complete("user_annotation", f"step_{at % 2}", at, 1) for at in range(4))],
+            [(0, 0, 250), (1, 250, 510)],
+        ),
         ([*stepped(20, 20), complete("user_annotation", "train step 7", 0, 900)], [(7, 0, 900)]),
     ],
 )

@@ -301,7 +301,7 @@ def _outside_passes(time_ns: Nanoseconds, host_events: pa.Table) -> NDArray[np.b
     start, end = (host_events[name].to_numpy() for name in ("start_ns", "end_ns"))
     # An operator of a forward pass that a node of the backward pass calls belongs to the backward pass.
     until = np.maximum.accumulate(np.where(node, end, np.iinfo(np.int64).min))
-    forward = operators & ~node & (start >= until)
+    forward = operators & rows_of(host_events["name"], *_FORWARD) & (start >= until)
     mark = np.flatnonzero(node | forward)
     before = np.searchsorted(start[mark], time_ns, side="right") - 1
     in_forward = np.append(forward[mark], False)[before]

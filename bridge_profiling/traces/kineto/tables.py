@@ -376,10 +376,8 @@ def _iterations(
     calls = host.of_category("runtime")
     launches, place = names.say(host.name[calls], launches_one)
     # A capture of a device begins with what the host first asks of it, long after the profiler's own mark.
-    first = [
-        host.start_ns[host.of_category("annotation")],
-        host.start_ns[calls] if len(calls) else np.array(marks, np.int64) + base_ns,
-    ]
+    profiler_ns = np.array(marks, np.int64) + base_ns if marks else host.start_ns[:1]
+    first = (host.start_ns[host.of_category("annotation")], host.start_ns[calls] if len(calls) else profiler_ns)
     begin_ns = min((int(times.min()) for times in first if len(times)), default=0)
     launched_ns = host.start_ns[calls][np.array(launches, bool)[place]]
     found = find_iterations(names.all, host.name[rows], host.start_ns[rows], host.end_ns[rows], launched_ns, begin_ns)

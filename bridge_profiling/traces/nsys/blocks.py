@@ -11,7 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from bridge_profiling.traces.iterations import Iterations
-from bridge_profiling.traces.joins import Launches, shifted, start_order
+from bridge_profiling.traces.joins import Launches, shifted, start_order, taken
 from bridge_profiling.traces.kinds import COMMUNICATION
 from bridge_profiling.traces.nsys.events import Calls, DeviceWork
 from bridge_profiling.traces.nsys.packed import Packed
@@ -57,13 +57,13 @@ class DeviceEvents:
 
     def launch_thread(self, rows: Integers) -> Integers:
         """The globalTid of their launches; NULL where unknown."""
-        return _taken(self._calls.thread, self._launches.row[rows])
+        return taken(self._calls.thread, self._launches.row[rows])
 
     def columns(self, rows: Integers) -> dict[str, pa.Array]:
         """The columns of some events."""
         work, calls, base = self._work, self._calls, self._base
         call, name = self._launches.row[rows], work.name[rows]
-        start, launched = work.start_ns[rows], _taken(calls.start_ns, call)
+        start, launched = work.start_ns[rows], taken(calls.start_ns, call)
         collective = np.full(len(rows), NULL)
         place = np.minimum(self.communication.searchsorted(rows), max(len(self.communication) - 1, 0))
         if len(self.communication):
@@ -77,11 +77,9 @@ class DeviceEvents:
             "start_ns": pa.array(start + base),
             "end_ns": pa.array(start + work.duration_ns[rows] + base),
             "correlation": integer_column(work.correlation[rows]),
-            "operator": integer_column(_taken(self._operator, call)),
+            "operator": integer_column(taken(self._operator, call)),
             "launch_start_ns": integer_column(shifted(launched, base)),
-            "launch_end_ns": integer_column(
-                np.where(launched == NULL, NULL, launched + _taken(calls.duration_ns, call) + base)
-            ),
+            "launch_end_ns": integer_column(np.where(launched == NULL, NULL, launched + taken(calls.duration_ns, call) + base)),
             "launch_thread": integer_column(thread_of(self.launch_thread(rows))),
             "iteration": integer_column(self._iterations.containing(self.issued_ns(rows))),
             "collective": integer_column(collective),
@@ -92,13 +90,6 @@ class DeviceEvents:
                 for column in ("direction", "from_memory", "to_memory")
             },
         }
-
-
-def _taken(values: Integers | Packed, rows: NDArray[np.int32]) -> Integers:
-    """`values[rows]`, NULL where a row is -1."""
-    if not len(values):
-        return np.full(len(rows), NULL)
-    return np.where(rows >= 0, values[np.maximum(rows, 0)], NULL)
 
 
 class HostEvents:

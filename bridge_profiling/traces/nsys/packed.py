@@ -62,7 +62,7 @@ class Packed:
         """Add integers at the end.
 
         Args:
-            expected: about how many there will be in all; 0 when unknown.
+            expected: about how many there will be in all; where that is unknown, 0 or how many there are so far.
         """
         rows = self._rows + len(values)
         self._make_room(values, rows, expected)
@@ -133,4 +133,9 @@ def where(values: Packed, holds: Callable[[Integers], NDArray[np.bool_]]) -> NDA
 def durations(start: Packed, end: Packed) -> Packed:
     """Ends less starts; NULL where one of them is."""
     pairs = zip(start.parts(), end.parts(), strict=True)
-    return Packed((np.where((begin == NULL) | (last == NULL), NULL, last - begin) for begin, last in pairs), len(start))
+    return Packed((difference(begin, last) for begin, last in pairs), len(start))
+
+
+def difference(start: Integers, end: Integers) -> Integers:
+    """End less start; NULL where one of them is, and -1 where it is negative: times of damaged rows exceed 64 bits together."""
+    return np.where((start == NULL) | (end == NULL), NULL, np.where(end < start, -1, end - start))

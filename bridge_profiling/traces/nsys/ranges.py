@@ -22,7 +22,7 @@ from bridge_profiling.traces.kinds import torch_operation
 from bridge_profiling.traces.nsys.database import Among, Database, Needed, sql_of
 from bridge_profiling.traces.nsys.nesting import Nesting, groups
 from bridge_profiling.traces.nsys.operator_names import MARK, OperatorNames
-from bridge_profiling.traces.nsys.packed import Packed, where
+from bridge_profiling.traces.nsys.packed import Packed, difference, where
 from bridge_profiling.traces.nsys.report import NVTX, Process
 from bridge_profiling.traces.tables import NULL, Integers
 
@@ -209,7 +209,7 @@ def _read(database: Database, conditions: Sequence[Among], needed: Needed) -> _W
         codes, numbers = (np.zeros(piece.rows, np.int64), unknown) if text is None else names.add(piece.texts, piece.rows)
         expected = int((len(start) + piece.rows) / piece.share)
         start.append(begin, expected)
-        duration.append(np.where((begin == NULL) | (end == NULL), NULL, end - begin), expected)
+        duration.append(difference(begin, end), expected)
         thread.append(columns["globalTid"], expected)
         text_id.append(columns["textId"], expected)
         code.append(codes, expected)

@@ -112,6 +112,7 @@ def _read(database: Database, process: Process, info: RankInfo) -> RankTables:
     if not len(work.start_ns) and not len(calls.start_ns) and not len(ranges):
         raise TraceError(f"{database.name} holds no events: nsys recorded nothing, or this is another kind of SQLite file")
     overhead = read_calls(process, "PROFILER_OVERHEAD", "profiler overhead")
+    most = max(most, len(overhead.start_ns))
     system = read_calls(process, "OSRT_API", "unnamed call")
     for each in (work, calls, ranges, overhead, system):
         _check_times(each.start_ns)

@@ -89,12 +89,13 @@ def test_attention_in_single_kernels_saves_all_but_its_products(find, softmax):
 
 def _optimizer(job, _, operators, range_=None, parameters=60, sizes=(12, 32)):
     job.busy()
-    with job.within(range_ or "train"):
+    with job.within(range_ or "train", "operator"):
         for parameter in range(parameters):
             for operator in operators:
                 job.launch(0, sizes[parameter % 2] * US, f"aten::{operator}", name=f"elementwise {operator}")
 
 
+_PASSES = ("aten::linear", "autograd::engine::evaluate_function: MulBackward0")
 _ADAM = ("lerp_", "mul_", "addcmul_", "sqrt", "div", "add_", "addcdiv_")
 
 
@@ -119,6 +120,8 @@ def test_kernels_for_each_parameter_save_what_one_for_all_takes_less(find, opera
         ("unfused_optimizer", partial(_optimizer, operators=("add_",), parameters=200)),  # a model of many small operators
         ("unfused_optimizer", partial(_optimizer, operators=("mul_", "add_"), parameters=200, sizes=(20, 22))),  # of one size
         ("unfused_optimizer", partial(_optimizer, operators=_ADAM, parameters=5)),
+        # A recurrence that is a loop in Python.
+        *(("unfused_optimizer", partial(_optimizer, operators=("mul_", "add_"), range_=name)) for name in _PASSES),
     ],
 )
 def test_other_kernels_are_neither_attention_nor_a_sweep_over_parameters(find, finding, step):
