@@ -69,6 +69,9 @@ class Iterations:
         return build("iterations", rank, columns)
 
 
+NO_ITERATIONS = Iterations(*[np.empty(0, np.int64)] * 4)
+
+
 def can_mark(name: str) -> bool:
     """Whether `find_iterations` reads ranges of that name."""
     return name.startswith(_LAST) or any(pattern.match(name) for pattern in _NUMBERED)
@@ -90,13 +93,15 @@ def find_iterations(
     Raises:
         ValueError: a later iteration has a smaller number.
     """
-    profilers, loops = (_numbers(pattern, names, name) for pattern in _NUMBERED)
-    # Steps that begin again are those inside of an iteration, such as a sampler's.
-    begin_again = (np.diff(loops[loops != NULL]) < 0).any()
-    for number in (profilers,) if begin_again else (profilers, loops):
-        if (number != NULL).any():
-            return _numbered(number, start_ns, end_ns)
-    found = Iterations(*[np.empty(0, np.int64)] * 4)
+    of_profilers, of_loops = _NUMBERED
+    number = _numbers(of_profilers, names, name)
+    if not (number != NULL).any():
+        number = _numbers(of_loops, names, name)
+        # Steps that begin again are those inside of an iteration, such as a sampler's.
+        if (np.diff(number[number != NULL]) < 0).any():
+            number[:] = NULL
+    if (number != NULL).any():
+        return _numbered(number, start_ns, end_ns)
     for last in _LAST:
         rows = np.flatnonzero(np.isin(name, [code for code, each in enumerate(names) if each.startswith(last)]))
         # Of optimizers around optimizers, the outer one's.
@@ -107,7 +112,7 @@ def find_iterations(
                 f"no iterations are named: those shown end with {names[name[found.rows[0]]]}, and are numbered from the first"
             )
             return found, [Caveat("iterations_inferred", text)]
-    return found, []
+    return NO_ITERATIONS, []
 
 
 def _numbers(pattern: re.Pattern[str], names: Sequence[str], name: NDArray[np.int32]) -> Integers:

@@ -14,7 +14,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from bridge_profiling.traces.iterations import Iterations
+from bridge_profiling.traces.iterations import NO_ITERATIONS, Iterations
 from bridge_profiling.traces.joins import Launches, distinct, places
 from bridge_profiling.traces.tables import NULL, Integers
 from bridge_profiling.traces.types import Caveat
@@ -101,7 +101,7 @@ def find_periods(
         each = f"each is a period in which the rank's kernels repeat, {period.kernels:.0f} of one stream"
         text = f"no iterations are named: {each}, and they are numbered from the first"
         return Iterations(number, edges[:-1], edges[1:], np.empty(0, np.int64)), [Caveat("iterations_inferred", text)]
-    return Iterations(*[np.empty(0, np.int64)] * 4), []
+    return NO_ITERATIONS, []
 
 
 def _of_busiest_stream(rows: Integers, streams: Sequence[Integers]) -> Integers:

@@ -236,7 +236,8 @@ def _roles(
 ) -> Iterator[tuple[str, NDArray[np.bool_], Nanoseconds]]:
     """Each role, its kernels and the idle time of each kernel; `of_optimizer`: which ones an optimizer launched."""
     no_idle = np.zeros(len(kernels.start_ns), np.int64)
-    sweep = _sweeps(kernels, of_optimizer, _outside_passes(kernels.launch_ns, host_events))
+    passes = _passes(host_events)
+    sweep = _sweeps(kernels, of_optimizer, _outside_passes(kernels.launch_ns, host_events, *passes))
     yield "optimizer_sweep", sweep, _before_ns(kernels, gaps.launch_starved | gaps.dependency_stalled, sweep)
     products = kernels.named(kernel_names.is_product)
     batched = products & (kernels.launched_by(*_BATCHED) | (kernels.operator < 0))
@@ -247,7 +248,7 @@ def _roles(
     for precision in ("fp32", "tf32", "reduced"):
         yield precision, kernels.named(partial(_has_precision, precision)), no_idle
     yield "attention_product", attention & products, no_idle
-    again, idle = _recomputed(kernels, host_events, products, gaps)
+    again, idle = _recomputed(kernels, host_events, *passes, products, gaps)
     yield "recomputation", again, idle
     yield "fp32_elementwise", kernels.named(kernel_names.is_fp32_elementwise), no_idle
 
@@ -293,15 +294,21 @@ def _sweeps(kernels: _Kernels, of_optimizer: NDArray[np.bool_], outside: NDArray
     return _between(begins[real], ends[real] - 1, len(member))
 
 
-def _outside_passes(time_ns: Nanoseconds, host_events: pa.Table) -> NDArray[np.bool_]:
-    """Which times are neither inside a node of a backward pass nor after a forward pass: there, loops do not visit layers."""
+def _passes(host_events: pa.Table) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Which host events are nodes of a backward pass, and which are operators of a forward pass."""
     operators = rows_of(host_events["category"], "operator")
-    names = names_in(host_events["name"])
-    node = operators & rows_of(host_events["name"], *(name for name in names if name.startswith(_BACKWARD)))
+    nodes = (name for name in names_in(host_events["name"]) if name.startswith(_BACKWARD))
+    return operators & rows_of(host_events["name"], *nodes), operators & rows_of(host_events["name"], *_FORWARD)
+
+
+def _outside_passes(
+    time_ns: Nanoseconds, host_events: pa.Table, node: NDArray[np.bool_], forward: NDArray[np.bool_]
+) -> NDArray[np.bool_]:
+    """Which times are neither inside a node of a backward pass nor after a forward pass: there, loops do not visit layers."""
     start, end = (host_events[name].to_numpy() for name in ("start_ns", "end_ns"))
     # An operator of a forward pass that a node of the backward pass calls belongs to the backward pass.
     until = np.maximum.accumulate(np.where(node, end, np.iinfo(np.int64).min))
-    forward = operators & rows_of(host_events["name"], *_FORWARD) & (start >= until)
+    forward = forward & (start >= until)
     mark = np.flatnonzero(node | forward)
     before = np.searchsorted(start[mark], time_ns, side="right") - 1
     in_forward = np.append(forward[mark], False)[before]
@@ -354,7 +361,12 @@ def _optimizers(kernels: _Kernels, host_events: pa.Table) -> tuple[NDArray[np.in
 
 
 def _recomputed(
-    kernels: _Kernels, host_events: pa.Table, products: NDArray[np.bool_], gaps: IdleGaps
+    kernels: _Kernels,
+    host_events: pa.Table,
+    backward: NDArray[np.bool_],
+    forward: NDArray[np.bool_],
+    products: NDArray[np.bool_],
+    gaps: IdleGaps,
 ) -> tuple[NDArray[np.bool_], Nanoseconds]:
     """Kernels launched from the first to the last forward operator inside one node of the backward pass.
 
@@ -362,10 +374,7 @@ def _recomputed(
     kernel of a node has the time that the device was idle for want of launches meanwhile.
     """
     found, idle = np.zeros(len(products), bool), np.zeros(len(products), np.int64)
-    codes, names = coded(host_events["name"])
-    operators = rows_of(host_events["category"], "operator")
-    backward = operators & np.array([*(bool(name and name.startswith(_BACKWARD)) for name in names), False])[codes]
-    forward = operators & rows_of(host_events["name"], *_FORWARD)
+    codes, _ = coded(host_events["name"])
     if not backward.any() or not forward.any():
         return found, idle
     thread, start, end = (host_events[name].to_numpy() for name in ("thread", "start_ns", "end_ns"))

@@ -99,7 +99,16 @@ def read(path: Path, *, rank: int = 0, rank_source: RankSource = "order") -> Ran
 def _read(database: Database, process: Process, info: RankInfo) -> RankTables:
     work = read_device_work(process)
     calls = read_calls(process, CALL, "unnamed call")
-    launches = _launches(work, calls)
+    # Calls that launch one kernel each.
+    launching = calls.named([launches_one(name) for name in calls.names])
+    launches = launch_of(
+        work.correlation[:],
+        work.start_ns,
+        kernel=~work.of_kind(MEMCPY, MEMSET),
+        calls=calls.correlation[:],
+        call_start_ns=calls.start_ns,
+        launches_one=launching,
+    )
     waits, wait_caveats = read_waits(process, calls)
     most = max(len(work.start_ns), len(calls.start_ns))
     if most > _BLOCK_ROWS:
@@ -128,7 +137,7 @@ def _read(database: Database, process: Process, info: RankInfo) -> RankTables:
         ranges.name[rows].astype(np.int32),
         ranges.start_ns[rows],
         ranges.end_ns(rows),
-        calls.start_ns[calls.named([launches_one(name) for name in calls.names])],
+        calls.start_ns[launching],
         begin_ns,
     )
     if not len(iterations.number):
@@ -195,17 +204,6 @@ def _parts(values: NDArray[Any]) -> Iterator[Integers]:
 def _check_times(times: Integers) -> None:
     if len(times) and (times.max() > MAX_TIME_NS or times.min() < -MAX_TIME_NS):
         raise ValueError("its times are not nanoseconds of one session")
-
-
-def _launches(work: DeviceWork, calls: Calls) -> Launches:
-    return launch_of(
-        work.correlation[:],
-        work.start_ns,
-        kernel=~work.of_kind(MEMCPY, MEMSET),
-        calls=calls.correlation[:],
-        call_start_ns=calls.start_ns,
-        launches_one=calls.named([launches_one(name) for name in calls.names]),
-    )
 
 
 def _periods(work: DeviceWork, calls: Calls, launches: Launches, begin_ns: int) -> tuple[Iterations, list[Caveat]]:
