@@ -4,8 +4,9 @@
 
 Each side answers the same five questions (load; compute, communication and idle time; times by kernel; overlap; idle causes) in
 a process of its own, and the sides take turns in rounds, so that all run under the same conditions. `all tables` also
-keeps operators with shapes and call stacks, and writes everything as Parquet. The floor answers nothing: it unpacks the file
-with isal and parses it with simdjson. CPU seconds are those of the work and of its worker processes, without imports.
+keeps operators with shapes and call stacks, and writes everything as Parquet; `all findings` is `analyze --json`. The floor
+answers nothing: it unpacks the file with isal and parses it with simdjson. CPU seconds are those of the work and of its worker
+processes, without imports.
 """
 
 from __future__ import annotations
@@ -59,6 +60,15 @@ def all_tables(path: str) -> dict[str, float]:
         cache.write(tables, entry)
         kept = sum(file.stat().st_size for file in entry.iterdir())
     return _answers(tables) | {"parquet_mb": kept / 1e6}
+
+
+def all_findings(path: str) -> dict[str, float]:
+    """What `analyze --json` prints of a rank, with its Parquet written."""
+    from bridge_profiling.run import Run
+
+    with tempfile.TemporaryDirectory() as folder:
+        run = Run(path, parquet=folder)
+        return {"findings": len(run.findings()), "json_kb": len(run.to_json()) / 1e3}
 
 
 def _answers(tables) -> dict[str, float]:
@@ -116,6 +126,7 @@ EACH: dict[str, Callable[[str], dict[str, float]]] = {
     "floor": floor,
     "ours, five questions": five_questions,
     "ours, all tables and Parquet": all_tables,
+    "ours, all findings": all_findings,
 }
 SIDES = (*EACH, "peer")
 
@@ -127,6 +138,8 @@ _PACKAGES = {
 }
 _OURS = (
     "pyarrow.compute",
+    "bridge_profiling.run",
+    "bridge_profiling.report.json",
     "bridge_profiling.analysis.intervals",
     "bridge_profiling.traces.cache",
     "bridge_profiling.traces.kineto",

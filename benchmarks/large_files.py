@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -33,12 +34,13 @@ for (name,) in database.execute("select name from sqlite_master where type = 'ta
 """
 UNPICKLE = "import pickle, sys; pickle.load(open(sys.argv[1], 'rb'))"
 
-#: Runs a command, and prints its seconds and its peak memory in MB.
+#: Runs a command, and prints its wall and CPU seconds, and the peak memory in MB of its largest process.
 _MEASURE = """
 import resource, subprocess, sys, time
 began = time.perf_counter()
 subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL)
-print(time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024)
+seconds, used = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
+print(seconds, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024)
 """
 
 
@@ -104,11 +106,17 @@ def _frees(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{**each, "action": action, "time_us": entries[-1]["time_us"]} for each in live.values() for action in actions]
 
 
-def measured(command: list[str]) -> tuple[float, float]:
-    """Seconds and peak MB of a command."""
-    done = subprocess.run([sys.executable, "-c", _MEASURE, *command], check=True, capture_output=True, text=True)
-    seconds, megabytes = map(float, done.stdout.split())
-    return seconds, megabytes
+def measured(
+    command: list[str], environment: Mapping[str, str] | None = None, folder: Path | None = None
+) -> tuple[float, float, float]:
+    """Wall seconds, CPU seconds and peak MB of a command, which runs in that folder.
+
+    A small process starts it: one that has been larger would count its own memory as the command's.
+    """
+    asked = [sys.executable, "-c", _MEASURE, *command]
+    done = subprocess.run(asked, check=True, stdout=subprocess.PIPE, text=True, env=environment, cwd=folder)
+    wall_s, cpu_s, megabytes = map(float, done.stdout.split())
+    return wall_s, cpu_s, megabytes
 
 
 def main() -> None:
@@ -135,13 +143,13 @@ def main() -> None:
                 f"{command} --json": [*ours, command, str(path), "--json"],
                 floor: [sys.executable, "-c", code, str(path)],
             }
-            found: dict[str, list[tuple[float, float]]] = {side: [] for side in sides}
+            found: dict[str, list[tuple[float, float, float]]] = {side: [] for side in sides}
             for _ in range(options.rounds):
                 for side, asked in sides.items():
                     with tempfile.TemporaryDirectory() as cache:
                         found[side].append(measured(["env", f"BRIDGE_PROFILING_CACHE={cache}", *asked]))
             for side, times in found.items():
-                seconds, megabytes = (median(each[part] for each in times) for part in (0, 1))
+                seconds, megabytes = (median(each[part] for each in times) for part in (0, 2))
                 print(f"{path.stat().st_size / 1e6:>6.0f} MB  {side:16} {seconds:>6.1f} s {megabytes:>6.0f} MB", flush=True)
 
 

@@ -1,4 +1,4 @@
-"""A Kineto file's columns and header as tables: launches, iterations, collectives, and what the header says of the rank."""
+"""A Kineto file's columns as tables: events by start, launches, iterations, collectives."""
 
 from __future__ import annotations
 
@@ -32,19 +32,15 @@ from bridge_profiling.traces.joins import (
 )
 from bridge_profiling.traces.kinds import COMMUNICATION, COMPUTE, MEMCPY, MEMSET, copy_kind, kernel_kind, synchronization_kind
 from bridge_profiling.traces.kineto.collect import MEANINGS, Collector
-from bridge_profiling.traces.kineto.columns import Columns, InexactTimes, integer
+from bridge_profiling.traces.kineto.columns import Columns, InexactTimes
 from bridge_profiling.traces.kineto.decode import EventReader
+from bridge_profiling.traces.kineto.header import rank_info
 from bridge_profiling.traces.periods import find_periods
 from bridge_profiling.traces.tables import NULL, Integers, build, coded_column, integer_column
 from bridge_profiling.traces.types import Caveat, LostRecords, ProcessGroup, RankInfo, RankSource, RankTables
 
 #: Times without a base are taken for Unix time when they are after 2001.
 _UNIX_SINCE_NS = 10**18
-
-#: Larger ones would overflow 64 bits together with the file's own times.
-_MAX_BASE_NS = 4 * 10**18
-
-_MAX_RANK = 10**7
 
 #: CUPTI's word for no stream in particular: all ones, in 32 or 64 bits.
 _NO_STREAM = (1 << 32) - 1
@@ -88,7 +84,7 @@ def _read(path: Path, rank: int, rank_source: RankSource, *, operators: bool, ex
     collected.add_all(reader)
     if not len(collected.host) and not len(collected.device) and not len(collected.memory):
         raise TraceError(reader.error or _nothing_in(path, collected, reader))
-    info = _info(path, reader.keys, rank, rank_source)
+    info = rank_info(path, reader.keys, rank, rank_source)
     recorded = len(collected.device)
     try:
         tables, caveats, ambiguous = _tables(collected, info)
@@ -435,75 +431,3 @@ def _without_correlations(operator: Integers, correlation: Integers) -> Integers
 def _sequences(written: Integers) -> Integers:
     """Autograd's sequence numbers; NULL where torch writes -1, or its unsigned form, for none."""
     return np.where(written < 0, NULL, written)
-
-
-def _info(path: Path, keys: dict[str, Any], rank: int, rank_source: RankSource) -> RankInfo:
-    """What the header says."""
-    distributed, ours = _section(keys, "distributedInfo"), _section(keys, "bridge_profiling")
-    named = (integer(section.get("rank")) for section in (distributed, ours))
-    known = next((number for number in named if 0 <= number <= _MAX_RANK), None)
-    devices = {number: each for each in _sections(keys, "deviceProperties") if (number := integer(each.get("id"))) >= 0}
-    memory = {number: integer(device.get("totalGlobalMem")) for number, device in devices.items()}
-    world_size = integer(distributed.get("world_size"))
-    info = RankInfo(
-        rank=rank if known is None else known,
-        rank_source=rank_source if known is None else "trace",
-        source="kineto",
-        files=[str(path.absolute())],
-        world_size=world_size if world_size > 0 else None,
-        coordinates=_coordinates(ours.get("coordinates")),
-        versions=_versions(keys, distributed),
-        devices={number: str(device.get("name", "")) for number, device in devices.items()},
-        device_bytes={number: size for number, size in memory.items() if size > 0},
-        groups=[_group(group) for group in _sections(distributed, "pg_config") if "pg_name" in group],
-    )
-    base_ns = integer(keys.get("baseTimeNanoseconds", 0))
-    if 0 <= base_ns <= _MAX_BASE_NS:
-        info.clock_base_ns = base_ns
-    else:
-        info.add_caveat("clock_base_invalid", "baseTimeNanoseconds is not a time: times are used as written")
-    return info
-
-
-def _section(keys: Mapping[str, Any], name: str) -> dict[str, Any]:
-    found = keys.get(name)
-    return found if isinstance(found, dict) else {}
-
-
-def _sections(keys: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
-    found = keys.get(name)
-    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
-
-
-def _coordinates(written: Any) -> dict[str, tuple[int, int]] | None:
-    """Parallel coordinates, which our own hook writes into a trace."""
-    found = {}
-    for name, place in written.items() if isinstance(written, dict) else ():
-        if isinstance(place, list) and len(place) == 2 and min(map(integer, place)) >= 0:
-            found[name] = (integer(place[0]), integer(place[1]))
-    return found or None
-
-
-def _versions(keys: Mapping[str, Any], distributed: Mapping[str, Any]) -> dict[str, str]:
-    versions = {}
-    for key, value in keys.items():
-        if key.endswith("_version") and isinstance(value, int | str):
-            number = integer(value)
-            cuda = key in ("cuda_driver_version", "cuda_runtime_version") and number >= 1000
-            versions[key.removesuffix("_version")] = f"{number // 1000}.{number % 1000 // 10}" if cuda else str(value)
-    if "schemaVersion" in keys:
-        versions["kineto_schema"] = str(keys["schemaVersion"])
-    if nccl := distributed.get("nccl_version"):
-        versions["nccl"] = str(nccl)
-    return versions
-
-
-def _group(group: Mapping[str, Any]) -> ProcessGroup:
-    ranks = group.get("ranks")
-    known = isinstance(ranks, list) and all(type(rank) is int for rank in ranks)
-    return ProcessGroup(
-        name=str(group["pg_name"]),
-        description=str(group.get("pg_desc") or ""),
-        backend=str(group.get("backend_config") or ""),
-        ranks=tuple(ranks) if known and ranks else (),
-    )
