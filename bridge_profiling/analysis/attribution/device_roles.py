@@ -2,9 +2,9 @@
 
 Roles, by what shows them:
 
-- `optimizer_sweep`: `SWEEP` or more element-wise kernels in a row, each launched by an operator on one tensor: an optimizer, a
-  moving average of weights or a clipping of gradients that visits one parameter after the other. No layer of a network launches
-  so many without a matrix product in between.
+- `optimizer_sweep`: `SWEEP` or more kernels in a row, each launched by an operator on one tensor: an optimizer, a moving
+  average of weights or a clipping of gradients that visits one parameter after the other. Outside of an optimizer's range
+  only element-wise operators count; no layer of a network launches so many without a matrix product in between.
 - `attention_other`, `attention_product`: what runs between two batched matrix products and has a softmax in it (scale, mask,
   dropout, casts), and these products. Fused attention has none of that.
 - `layout`: copies between channels first and channels last, by their names; where convolutions are `_OF_IMAGES` of the compute,
@@ -101,6 +101,9 @@ _ELEMENTWISE = tuple(
     )
 )
 
+#: Operators on many tensors at once.
+_ON_LISTS = ("aten::_foreach_", "aten::_fused_")
+
 #: Operators that update or measure a parameter. A sweep of others, outside an optimizer, is what the model computes.
 _OF_PARAMETERS = frozenset(
     f"aten::{name}" for name in ("lerp", "lerp_", "addcmul", "addcmul_", "addcdiv", "addcdiv_", "linalg_vector_norm", "norm")
@@ -162,6 +165,12 @@ class _Kernels:
         """The kernels that one of some operators launched."""
         names = frozenset(wanted)
         return np.array([*(name in names for name in self.operators), False])[self.operator]
+
+    @property
+    def launched_by_one_tensor(self) -> NDArray[np.bool_]:
+        """The kernels of torch's operators on one tensor: neither on lists of them, nor fused, nor a program's own."""
+        alone = (bool(name and name.startswith("aten::") and not name.startswith(_ON_LISTS)) for name in self.operators)
+        return np.array([*alone, False])[self.operator]
 
 
 def host_rows(host_events: pa.Table) -> NDArray[np.bool_]:
@@ -237,9 +246,10 @@ def _roles(
     """Each role, its kernels and the idle time of each kernel; `of_optimizer`: which ones an optimizer launched."""
     no_idle = np.zeros(len(kernels.start_ns), np.int64)
     passes = _passes(host_events)
-    sweep = _sweeps(kernels, of_optimizer, _outside_passes(kernels.launch_ns, host_events, *passes))
-    yield "optimizer_sweep", sweep, _before_ns(kernels, gaps.launch_starved | gaps.dependency_stalled, sweep)
     products = kernels.named(kernel_names.is_product)
+    outside = _outside_passes(kernels.launch_ns, host_events, *passes)
+    sweep = _sweeps(kernels, of_optimizer & ~products & kernels.launched_by_one_tensor, outside)
+    yield "optimizer_sweep", sweep, _before_ns(kernels, gaps.launch_starved | gaps.dependency_stalled, sweep)
     batched = products & (kernels.launched_by(*_BATCHED) | (kernels.operator < 0))
     attention = _around_softmax(kernels.named(kernel_names.is_softmax), products, batched)
     yield "attention_other", attention & ~products, no_idle
@@ -278,8 +288,13 @@ def _kernels(device_events: pa.Table, kernel_names: pa.Table, operators: Operato
 
 
 def _sweeps(kernels: _Kernels, of_optimizer: NDArray[np.bool_], outside: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Kernels of sweeps over parameters; `outside`: which ones are launched outside of forward and backward passes."""
-    member = kernels.launched_by(*_ELEMENTWISE) & (of_optimizer | outside)
+    """Kernels of sweeps over parameters.
+
+    Args:
+        of_optimizer: which ones an optimizer launched for one tensor, other than matrix products.
+        outside: which ones are launched outside of forward and backward passes.
+    """
+    member = of_optimizer | (kernels.launched_by(*_ELEMENTWISE) & outside)
     edges = np.flatnonzero(np.diff(np.concatenate(([False], member, [False]))))
     begins, ends = edges[::2], edges[1::2]
     long = ends - begins >= SWEEP

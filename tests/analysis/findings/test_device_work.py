@@ -97,11 +97,17 @@ def _optimizer(job, _, operators, range_=None, parameters=60, sizes=(12, 32)):
 
 _PASSES = ("aten::linear", "autograd::engine::evaluate_function: MulBackward0")
 _ADAM = ("lerp_", "mul_", "addcmul_", "sqrt", "div", "add_", "addcdiv_")
+_ADAFACTOR = ("square", "mean", "_to_copy", "rsqrt", "amax", "sub_")
 
 
 @pytest.mark.parametrize(
     ("operators", "range_"),
-    [(_ADAM, "Optimizer.step#AdamW.step"), (("mul_", "add_"), None), (("linalg_vector_norm", "mul_"), None)],
+    [
+        (_ADAM, "Optimizer.step#AdamW.step"),
+        (_ADAFACTOR, "Optimizer.step#Factored.step"),
+        (("mul_", "add_"), None),
+        (("linalg_vector_norm", "mul_"), None),
+    ],
 )
 def test_kernels_for_each_parameter_save_what_one_for_all_takes_less(find, operators, range_):
     found = find(SimulatedJob(partial(_optimizer, operators=operators, range_=range_)))["unfused_optimizer"]
@@ -120,6 +126,8 @@ def test_kernels_for_each_parameter_save_what_one_for_all_takes_less(find, opera
         ("unfused_optimizer", partial(_optimizer, operators=("add_",), parameters=200)),  # a model of many small operators
         ("unfused_optimizer", partial(_optimizer, operators=("mul_", "add_"), parameters=200, sizes=(20, 22))),  # of one size
         ("unfused_optimizer", partial(_optimizer, operators=_ADAM, parameters=5)),
+        ("unfused_optimizer", partial(_optimizer, operators=_ADAFACTOR)),
+        ("unfused_optimizer", partial(_optimizer, operators=("_foreach_add_",), range_="Optimizer.step#AdamW.step")),
         # A recurrence that is a loop in Python.
         *(("unfused_optimizer", partial(_optimizer, operators=("mul_", "add_"), range_=name)) for name in _PASSES),
     ],
