@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bridge_profiling.analysis.attribution.idle import Cause
+from bridge_profiling.analysis.attribution.kernel_names import is_convolution
 from bridge_profiling.analysis.findings.evidence import Evidence
 from bridge_profiling.analysis.findings.ledger import Grid
 from bridge_profiling.analysis.findings.types import Thresholds
@@ -34,6 +35,10 @@ _AS_MANY = 0.02
 #: Captures without iterations cover different parts of the training where this share of the kernels runs more often on a rank.
 #: Where they cover the same part, what a rank does in addition is of few kernels.
 _OTHER_PART = 0.1
+
+#: A rank that convolves with other kernels lacks this share of the executions that it has beyond its peers. Captures begin and
+#: end within iterations, so that the numbers differ.
+_SWAPPED = 0.5
 
 #: Communication slows compute that it overlaps by at most this share of the overlap.
 CONTENTION = 0.5
@@ -111,6 +116,17 @@ def kernels_beyond_peers(evidence: Evidence, peers: list[list[int]], rank: int) 
     found.sort(key=lambda each: (-each.extra_us, each.name))
     enough = _WORTH_SHOWING * sum(max(each.extra_us, 0.0) for each in found)
     return [each for each in found if each.extra_us > enough]
+
+
+def other_convolutions(evidence: Evidence, peers: list[list[int]], rank: int) -> bool:
+    """Whether a rank convolves with other kernels than its peers: it lacks some of theirs where it has more of its own."""
+    mine = evidence.ranks.index(rank)
+    others = [place for places in peers if mine in places for place in places if place != mine]
+    names = dict.fromkeys(row["name"] for row in evidence.compute_kernels)
+    count = _executions(evidence)[0][[is_convolution(name) for name in names]]
+    differ = np.rint(count[:, mine] - np.median(count[:, others], axis=1))
+    more, fewer = differ[differ > 0].sum(), -differ[differ < 0].sum()
+    return bool(fewer > 0 and fewer >= _SWAPPED * more)
 
 
 def unlike_peers(evidence: Evidence, excess: Grid, peers: list[list[int]]) -> list[int]:

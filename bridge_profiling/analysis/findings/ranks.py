@@ -18,6 +18,7 @@ from bridge_profiling.analysis.findings.peers import (
     differ_in_size,
     excess_compute_us,
     kernels_beyond_peers,
+    other_convolutions,
     peers_of,
     take_turns,
     unlike_peers,
@@ -125,7 +126,10 @@ def straggler_compute(evidence: Evidence, thresholds: Thresholds, ledger: Ledger
         recoverable_us_per_iteration=saving_us,
         confidence=confidence,
         confidence_reason=reason,
-        action=advice("straggler_compute", "more_work" if more >= extra / 2 else "slower"),
+        action=advice(
+            "straggler_compute",
+            "other_kernels" if other_convolutions(evidence, peers, worst) else "more_work" if more >= extra / 2 else "slower",
+        ),
         events=[
             Event(rank, each.name, duration_us=each.extra_us, count=max(round(each.extra_count), 1))
             for rank in kernels

@@ -58,6 +58,22 @@ def test_a_rank_whose_same_kernels_are_slower_than_clocks_differ_has_a_slow_devi
     assert (finding.evidence["of_more_kernels_us"], finding.evidence["of_slower_kernels_us"]) == (0, approx(4_000, rel=0.01))
 
 
+def test_a_rank_that_convolves_with_other_kernels_is_told_why_its_library_may_choose_them(find):
+    chosen, slower = (f"sm90_xmma_dgrad_implicit_gemm_bf16bf16_bf16f32_f32_nhwc_tilesize{size}" for size in (256, 128))
+
+    def found(more):
+        def step(job, _):
+            job.launch(0, 500 * US, name=chosen, count=10)
+            job.launch(1, 500 * US, name=chosen, count=10 if more else 2)
+            job.launch(1, 900 * US, name=slower, count=8)
+            job.meet(200 * US)
+
+        return find(SimulatedJob(step, 2), *_FINDS)["straggler_compute"]
+
+    assert (found(more=False).ranks, "cudnn.benchmark" in found(more=False).action) == ([1], True)
+    assert "cudnn.benchmark" not in found(more=True).action
+
+
 def test_compute_that_communication_slows_on_a_waiting_rank_is_not_its_fault(find):
     """Rank 1 is early, and its communication overlaps its compute while it waits; that slows its kernels."""
 
