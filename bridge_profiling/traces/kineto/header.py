@@ -1,4 +1,4 @@
-"""The keys of a Kineto file beside its events: the rank, its job, devices, process groups and versions."""
+"""The keys of a Kineto file other than its events: the rank, its job, devices, process groups and versions."""
 
 from __future__ import annotations
 
