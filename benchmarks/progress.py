@@ -50,7 +50,7 @@ class Row:
         figure: what COMMIT's figure was when the goal was set: seconds, or a ratio to a peer.
         goal: the goal, in the same unit.
         limits: the measurement that the goal limits.
-        pairs: how often each side runs.
+        pairs: how often each side runs after a first time, which counts as well where these are fewer than three.
         cached: an earlier run has filled the cache.
     """
 
