@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import lzma
+import os
 import pickle
 import re
 import sqlite3
@@ -16,10 +17,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 #: Larger than any correlation id of a file that is repeated.
 _IDS = 1_000_000
@@ -106,17 +106,24 @@ def _frees(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{**each, "action": action, "time_us": entries[-1]["time_us"]} for each in live.values() for action in actions]
 
 
-def measured(
-    command: list[str], environment: Mapping[str, str] | None = None, folder: Path | None = None
-) -> tuple[float, float, float]:
-    """Wall seconds, CPU seconds and peak MB of a command, which runs in that folder.
+class Used(NamedTuple):
+    """What a command used: wall and CPU seconds, of all its processes, and the peak MB of the largest."""
+
+    wall_s: float
+    cpu_s: float
+    peak_mb: float
+
+
+def measured(command: list[str], cache: Path, checkout: Path | None = None) -> Used:
+    """What a command uses with that cache, and with the code of a checkout if one is given.
 
     A small process starts it: one that has been larger would count its own memory as the command's.
     """
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    environment |= {"BRIDGE_PROFILING_CACHE": str(cache)} | ({"PYTHONPATH": str(checkout)} if checkout else {})
     asked = [sys.executable, "-c", _MEASURE, *command]
-    done = subprocess.run(asked, check=True, stdout=subprocess.PIPE, text=True, env=environment, cwd=folder)
-    wall_s, cpu_s, megabytes = map(float, done.stdout.split())
-    return wall_s, cpu_s, megabytes
+    done = subprocess.run(asked, check=True, stdout=subprocess.PIPE, text=True, env=environment, cwd=checkout)
+    return Used(*map(float, done.stdout.split()))
 
 
 def main() -> None:
@@ -143,13 +150,13 @@ def main() -> None:
                 f"{command} --json": [*ours, command, str(path), "--json"],
                 floor: [sys.executable, "-c", code, str(path)],
             }
-            found: dict[str, list[tuple[float, float, float]]] = {side: [] for side in sides}
+            found: dict[str, list[Used]] = {side: [] for side in sides}
             for _ in range(options.rounds):
                 for side, asked in sides.items():
                     with tempfile.TemporaryDirectory() as cache:
-                        found[side].append(measured(["env", f"BRIDGE_PROFILING_CACHE={cache}", *asked]))
+                        found[side].append(measured(asked, Path(cache)))
             for side, times in found.items():
-                seconds, megabytes = (median(each[part] for each in times) for part in (0, 2))
+                seconds, megabytes = median(each.wall_s for each in times), median(each.peak_mb for each in times)
                 print(f"{path.stat().st_size / 1e6:>6.0f} MB  {side:16} {seconds:>6.1f} s {megabytes:>6.0f} MB", flush=True)
 
 

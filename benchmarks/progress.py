@@ -10,9 +10,6 @@ shown as the ratio to the figure of 9b764a4 with which it was set.
 from __future__ import annotations
 
 import argparse
-import gzip
-import json
-import os
 import shutil
 import subprocess
 import sys
@@ -22,22 +19,14 @@ from pathlib import Path
 from statistics import median
 
 sys.path.insert(0, str(Path(__file__).parent))
-from large_files import measured, write_report, write_snapshot
+from large_files import Used, measured, write_report, write_snapshot
 from paired import paired_ratio
 from report_page import write_ranks
-from scaled_captures import scaled
+from scaled_captures import write_scaled
 from speed_page import machine, processor
+from table import script
 
 HERE = Path(__file__).resolve().parent.parent
-
-
-@dataclass(frozen=True)
-class Used:
-    """What a command used: wall and CPU seconds, of all its processes, and the peak MB of the largest."""
-
-    wall_s: float
-    cpu_s: float
-    peak_mb: float
 
 
 @dataclass(frozen=True)
@@ -101,9 +90,7 @@ def write_captures(captures: Path, work: Path, rows: list[str]) -> None:
         (work / name).mkdir()
         write_ranks(captures / "kineto" / "pp2_dp2", work / name, count, 1)
     if "large" in rows:
-        trace = gzip.decompress((captures / "kineto" / "tp2_dp2" / "rank-0.json.gz").read_bytes())
-        (work / "large").mkdir()
-        (work / "large" / "rank-0.json.gz").write_bytes(gzip.compress(scaled(trace, 9), compresslevel=1))
+        write_scaled(captures / "kineto" / "tp2_dp2" / "rank-0.json.gz", work / "large" / "rank-0.json.gz", 9)
     if "nsys" in rows:
         write_report(captures / "nsys" / "tp2_dp2" / "rank0.sqlite.xz", work / "rank-0.sqlite", 1000)
     if "memory" in rows:
@@ -115,17 +102,12 @@ def run(row: Row, checkout: Path, work: Path, cache: Path) -> Used:
     if not row.cached:
         shutil.rmtree(cache, ignore_errors=True)
     command = [sys.executable, *(each.format(work=work) for each in row.command)]
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    environment |= {"PYTHONPATH": str(checkout), "BRIDGE_PROFILING_CACHE": str(cache)}
-    return Used(*measured(command, environment, checkout))
+    return measured(command, cache, checkout)
 
 
 def hook_ratio(checkout: Path) -> float:
     """An iteration outside of the window, divided by Megatron Bridge's pair of calls: the checkout's own benchmark."""
-    command = [sys.executable, "benchmarks/hook_overhead.py", "--rounds", "15"]
-    environment = os.environ | {"PYTHONPATH": str(checkout)}
-    done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment, cwd=checkout)
-    return json.loads(done.stdout.splitlines()[-1])["ratio"]
+    return script("hook_overhead.py", "--rounds", "15", checkout=checkout)["ratio"]
 
 
 def measure(row: Row, sides: dict[str, Path], work: Path) -> dict[str, list[Used]]:
@@ -174,7 +156,7 @@ def main() -> None:
             if each in ROWS:
                 print(line(ROWS[each], measure(ROWS[each], sides, work)), flush=True)
         if "hook" in rows:
-            before, now = zip(*((hook_ratio(other), hook_ratio(HERE)) for _ in range(3)), strict=True)
+            before, now = zip(*([hook_ratio(side) for side in sides.values()] for _ in range(3)), strict=True)
             ratio = paired_ratio(now, before)
             print(
                 f"| an iteration outside the window / Bridge's pair of calls | {median(before):.2f} | {median(now):.2f} "

@@ -13,7 +13,6 @@ import argparse
 import json
 import lzma
 import os
-import resource
 import shutil
 import subprocess
 import sys
@@ -26,7 +25,7 @@ from statistics import median
 
 sys.path.insert(0, str(Path(__file__).parent))
 from isal import igzip
-from large_files import SCAN, UNPICKLE, write_report, write_snapshot
+from large_files import SCAN, UNPICKLE, measured, write_report, write_snapshot
 from paired import paired_ratio
 from scaled_captures import scaled
 from speed_page import STORED, Line, Measured, Table, machine, processor
@@ -65,20 +64,11 @@ def pairs(ours: list[str], floor: list[str], rounds: int, *, cached: bool, cache
         for side, command in (("ours", ours), ("floor", floor)):
             if not cached:
                 shutil.rmtree(cache, ignore_errors=True)
-            seconds = _cpu_seconds(command, cache)
+            used = measured(command, cache)
             if turn:
-                found[side].append(seconds)
+                found[side].append(used.cpu_s)
     ratio = paired_ratio(found["ours"], found["floor"])
     return Measured(median(found["ours"]), median(found["floor"]), "CPU s", ratio.median, ratio.low, ratio.high)
-
-
-def _cpu_seconds(command: list[str], cache: Path) -> float:
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    environment["BRIDGE_PROFILING_CACHE"] = str(cache)
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 def _command(
@@ -99,21 +89,21 @@ def _command(
 
 
 def _hook(work: Path, rounds: int) -> Measured:
-    found = _script("hook_overhead.py", "--rounds", str(4 * rounds + 1))
+    found = script("hook_overhead.py", "--rounds", str(4 * rounds + 1))
     times = found["nanoseconds"]
     return Measured(times["hook, before its window"], times["pair of calls (baseline)"], "ns", found["ratio"])
 
 
 def _export(work: Path, rounds: int) -> Measured:
-    held = _script("export_stall.py", "--rounds", str(min(rounds, 3)), "--operators", "15000")["held_s"]
+    held = script("export_stall.py", "--rounds", str(min(rounds, 3)), "--operators", "15000")["held_s"]
     ours, floor = held["the hook"], held["torch's own .json.gz"]
     return Measured(ours, floor, "s", ours / floor)
 
 
-def _script(name: str, *options: str) -> dict:
-    """The JSON in the last line that a benchmark prints."""
-    command = [sys.executable, HERE / name, *options]
-    done = subprocess.run(command, capture_output=True, text=True)
+def script(name: str, *options: str, checkout: Path = HERE.parent) -> dict:
+    """The JSON in the last line that a checkout's benchmark prints."""
+    command = [sys.executable, checkout / "benchmarks" / name, *options]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(checkout)})
     if done.returncode:  # otherwise its errors are torch's notes about a machine without a GPU
         sys.exit(f"{name} failed:\n{done.stderr}")
     return json.loads(done.stdout.splitlines()[-1])

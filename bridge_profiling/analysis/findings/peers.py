@@ -122,8 +122,8 @@ def other_convolutions(evidence: Evidence, peers: list[list[int]], rank: int) ->
     """Whether a rank convolves with other kernels than its peers: it lacks some of theirs where it has more of its own."""
     mine = evidence.ranks.index(rank)
     others = [place for places in peers if mine in places for place in places if place != mine]
-    names = dict.fromkeys(row["name"] for row in evidence.compute_kernels)
-    count = _executions(evidence)[0][[is_convolution(name) for name in names]]
+    names, count, _ = _executions(evidence)
+    count = count[[is_convolution(name) for name in names]]
     differ = np.rint(count[:, mine] - np.median(count[:, others], axis=1))
     more, fewer = differ[differ > 0].sum(), -differ[differ < 0].sum()
     return bool(fewer > 0 and fewer >= _SWAPPED * more)
@@ -173,13 +173,13 @@ def differ_in_part(evidence: Evidence, peers: list[list[int]]) -> bool:
     """Whether peers captured different parts of the training, which only captures without iterations do."""
     if evidence.per != "capture":
         return False
-    count, _ = _executions(evidence)
+    _, count, _ = _executions(evidence)
     more = np.nan_to_num(beyond_peers(count, peers)) != 0
     return bool(len(more)) and float(more.any(axis=1).mean()) > _OTHER_PART
 
 
-def _executions(evidence: Evidence) -> tuple[Grid, Grid]:
-    """Of each kernel (rows) on each rank (columns), per iteration: executions, and their time in microseconds."""
+def _executions(evidence: Evidence) -> tuple[list[str], Grid, Grid]:
+    """Names of kernels; of each one (rows) on each rank (columns), per iteration, executions and their time in microseconds."""
     places = {rank: place for place, rank in enumerate(evidence.ranks)}
     lines = {name: line for line, name in enumerate(dict.fromkeys(row["name"] for row in evidence.compute_kernels))}
     count, total_us = (np.zeros((len(lines), len(places))) for _ in range(2))
@@ -189,12 +189,12 @@ def _executions(evidence: Evidence) -> tuple[Grid, Grid]:
             iterations = evidence.captured_iterations.get(row["rank"], 1)
             count[at] = row["count"] / iterations
             total_us[at] = row["total_us"] / iterations
-    return count, total_us
+    return list(lines), count, total_us
 
 
 def _of_more_executions_us(evidence: Evidence, peers: list[list[int]]) -> NDArray[np.float64]:
     """Time per iteration of each rank's executions of kernels beyond its peers', less that of those that it lacks."""
-    count, total_us = _executions(evidence)
+    _, count, total_us = _executions(evidence)
     more, more_us = (np.nan_to_num(beyond_peers(grid, peers)) for grid in (count, total_us))
     fewer = more < 0
     more_us[fewer] = (more * (total_us - more_us) / np.maximum(count - more, 1e-9))[fewer]

@@ -93,6 +93,9 @@ def straggler_compute(evidence: Evidence, thresholds: Thresholds, ledger: Ledger
     confidence, reason = (Confidence.low, _NO_ITERATIONS) if evidence.per == "capture" else evidence.confidence()
     if confidence is Confidence.high and any(np.nanmin(excess[:, evidence.ranks.index(rank)]) <= 0 for rank in slow):
         confidence, reason = Confidence.medium, "the ranks are not slow in every captured iteration"
+    why = "more_work" if more >= extra / 2 else "slower"
+    if other_convolutions(evidence, peers, worst):
+        why = "other_kernels"
     saving_us, ledger = ledger.attribute(np.where(np.isin(evidence.ranks, slow), excess, 0.0))
     saving_us = min(saving_us, evidence.room_us)
     named = ranks_in_words(slow, evidence.ranks).capitalize()
@@ -126,10 +129,7 @@ def straggler_compute(evidence: Evidence, thresholds: Thresholds, ledger: Ledger
         recoverable_us_per_iteration=saving_us,
         confidence=confidence,
         confidence_reason=reason,
-        action=advice(
-            "straggler_compute",
-            "other_kernels" if other_convolutions(evidence, peers, worst) else "more_work" if more >= extra / 2 else "slower",
-        ),
+        action=advice("straggler_compute", why),
         events=[
             Event(rank, each.name, duration_us=each.extra_us, count=max(round(each.extra_count), 1))
             for rank in kernels
