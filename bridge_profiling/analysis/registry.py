@@ -72,7 +72,7 @@ _OPERATORS = Blocks(
 )
 _MEMORY_EVENTS = Columns("memory_events", ("time_ns", "thread", "device_type", "bytes"))
 _KERNEL_NAMES = Columns("device_events", ("name",))
-_RANGE_NAMES = _chosen(counts.host_rows, "category", "name", "start_ns")
+_RANGE_NAMES = _chosen(counts.host_rows, "category", "name", "start_ns", "end_ns")
 _COLLECTIVES = Columns("collectives", ("iteration", "operation", "group", "group_name", "group_ranks", "message_bytes"))
 _COMMUNICATED = Columns("collectives", ("group_name", "group_ranks", "operation", "message_bytes", "collective"))
 _TIMED_RANGES = Collected(

@@ -1,4 +1,4 @@
-"""How often one rank does what in each iteration: passes of the model, steps of the optimizer, collectives by size."""
+"""What one rank does how often in each iteration: passes of the model, steps of the optimizer, collectives and their sizes."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from bridge_profiling.analysis.intervals import coded, names_in, rows_of
+from bridge_profiling.analysis.intervals import coded, names_in, rows_of, union
 from bridge_profiling.traces.tables import fields, to_int64
 
 #: Ranges that count passes and steps, by the beginning of their names.
 _RANGES = {"passes": "DistributedDataParallel.forward", "steps": "Optimizer.step#"}
+
+#: Operators that issue a collective, by the beginning of their names. torch 1.x records the second one alone.
+_ISSUING = ("c10d::", "record_param_comms")
 
 _COLLECTIVES = pa.schema(
     [
@@ -32,18 +35,28 @@ def collective_sizes(collectives: pa.Table) -> pa.Table:
 def host_rows(host_events: pa.Table) -> NDArray[np.bool_]:
     """Which host events `loop_counts` reads."""
     names = names_in(host_events["name"])
-    return rows_of(host_events["name"], *(name for name in names if name.startswith(tuple(_RANGES.values()))))
+    return rows_of(host_events["name"], *(name for name in names if name.startswith((*_RANGES.values(), *_ISSUING))))
 
 
 def loop_counts(host_events: pa.Table, iterations: pa.Table) -> pa.Table:
-    """One row per iteration: how often DDP's forward pass and an optimizer's step began."""
+    """One row per iteration: how often DDP's forward pass and an optimizer's step began, and the host's time in collectives.
+
+    `issuing_us`: in the operators that issue collectives, on all threads.
+    """
     codes, names = coded(host_events["name"])
-    start = host_events["start_ns"].to_numpy()
+    start, stop = (host_events[name].to_numpy() for name in ("start_ns", "end_ns"))
     shown = rows_of(host_events["category"], "operator", "annotation")
     begin, end = (iterations[name].to_numpy() for name in ("start_ns", "end_ns"))
+
+    def named(*beginnings: str) -> NDArray[np.bool_]:
+        return np.array([*(bool(name and name.startswith(beginnings)) for name in names), False])[codes] & shown
+
     counts = {}
     for column, beginning in _RANGES.items():
-        mine = np.array([*(bool(name and name.startswith(beginning)) for name in names), False])[codes] & shown
-        starts = np.sort(start[mine])
+        starts = np.sort(start[named(beginning)])
         counts[column] = np.searchsorted(starts, end) - np.searchsorted(starts, begin)
-    return pa.table({"iteration": pa.array(to_int64(iterations["iteration"]), pa.int32()), **counts})
+    issuing = named(*_ISSUING)
+    issuing_us = union(start[issuing], stop[issuing]).within_ns(begin, end) / 1e3
+    return pa.table(
+        {"iteration": pa.array(to_int64(iterations["iteration"]), pa.int32()), **counts, "issuing_us": pa.array(issuing_us)}
+    )

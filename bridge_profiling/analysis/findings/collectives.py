@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +18,7 @@ from bridge_profiling.analysis.findings.peers import CONTENTION
 from bridge_profiling.analysis.findings.types import Event, Finding, Thresholds, advice, by_rank, ms, ranks_in_words
 
 #: Operations that reduce gradients, and all that a data-parallel or sharded training runs.
-_REDUCING, _SHARDED = ("all_reduce", "reduce_scatter"), ("all_reduce", "reduce_scatter", "all_gather")
+_REDUCING, _SHARDED = ("all_reduce", "reduce_scatter"), ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
 
 #: Smaller messages are norms, flags and losses, not gradients.
 _GRADIENTS_BYTES = 1 << 16
@@ -77,7 +77,7 @@ def accumulation_sync(evidence: Evidence, thresholds: Thresholds, ledger: Ledger
 def small_collectives(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
     """A sharded or data-parallel training sends many small messages, each of which costs the host and the network a fixed time.
 
-    Launching counts where ranges show it, as those of fully_shard do.
+    Of the host's time, that in a sharded model's ranges counts, else that in the operators which issue them.
     """
     many = {
         rank: counted
@@ -91,7 +91,8 @@ def small_collectives(evidence: Evidence, thresholds: Thresholds, ledger: Ledger
     latency = [each for each in mine if (each.message_bytes or 0.0) < BANDWIDTH_BOUND_BYTES]
     exposed = _by_rank(evidence, [(each.rank, each.exposed_us) for each in latency])
     exposed = np.minimum(exposed, np.nan_to_num(ledger.left_us(Cause.blocked_by_communication)))
-    host = _by_rank(evidence, [(rank, time) for rank, time in _host_us(evidence).items() if rank in many])
+    of_units = _host_us(evidence)
+    host = _by_rank(evidence, [(rank, of_units.get(rank, 0.0)) for rank in many]) if of_units else _issuing_us(evidence, many)
     host = np.minimum(host, np.nan_to_num(ledger.left_us(*_HOST)))
     of_transfers, attributed = ledger.attribute(exposed, (Cause.blocked_by_communication,))
     of_host, attributed = attributed.attribute(host, _HOST)
@@ -116,7 +117,7 @@ def small_collectives(evidence: Evidence, thresholds: Thresholds, ledger: Ledger
         recoverable_us_per_iteration=of_transfers + of_host,
         confidence=confidence,
         confidence_reason=reason,
-        action=advice("small_collectives", "units" if _host_us(evidence) else "buckets"),
+        action=advice("small_collectives", "units" if of_units else "buckets"),
         events=_events(mine),
     )
     return [finding], attributed
@@ -171,21 +172,29 @@ class _Counted:
     small: float
     every: float
     mean_bytes: float
+    share: float  # of the small ones in all collectives that the rank issues
 
 
 def _counted(evidence: Evidence) -> dict[int, _Counted]:
     """By rank, as far as sizes are recorded."""
     groups = {(each.rank, each.group) for each in transfers(evidence) if _of_data_parallelism(each)}
-    small, every, size = (dict.fromkeys(evidence.ranks, 0) for _ in range(3))
+    small, every, size, issued = (dict.fromkeys(evidence.ranks, 0) for _ in range(4))
     for row in evidence.collective_sizes.to_pylist():
         rank, known = row["rank"], row["iteration"] in evidence.numbers and row["message_bytes"] is not None
+        if rank in issued and row["iteration"] in evidence.numbers:
+            issued[rank] += row["count"]
         if rank in every and known and row["operation"] in _SHARDED and (rank, row["group"]) in groups:
             every[rank] += row["count"]
             size[rank] += row["count"] * row["message_bytes"]
             small[rank] += row["count"] if row["message_bytes"] < BANDWIDTH_BOUND_BYTES else 0
     iterations = max(len(evidence.numbers), 1)
     return {
-        rank: _Counted(small[rank] / iterations, every[rank] / iterations, size[rank] / max(every[rank], 1))
+        rank: _Counted(
+            small[rank] / iterations,
+            every[rank] / iterations,
+            size[rank] / max(every[rank], 1),
+            small[rank] / max(issued[rank], 1),
+        )
         for rank in evidence.ranks
     }
 
@@ -196,6 +205,15 @@ def _host_us(evidence: Evidence) -> dict[int, float]:
     for row in evidence.units.to_pylist():
         found[row["rank"]] += row["host_us"] / evidence.captured_iterations.get(row["rank"], 1)
     return {rank: time for rank, time in found.items() if rank in evidence.ranks}
+
+
+def _issuing_us(evidence: Evidence, many: Mapping[int, _Counted]) -> Grid:
+    """The host's time in issuing small collectives of data parallelism, without the profiler's part of it."""
+    own_us, cost_us = (np.nan_to_num(evidence.grid(evidence.profiler_cost, name)) for name in ("host_own_us", "host_cost_us"))
+    of_host = np.maximum(own_us, 0.0) / np.maximum(np.maximum(own_us, 0.0) + cost_us, 1.0)
+    share = [many[rank].share if rank in many else 0.0 for rank in evidence.ranks]
+    issuing_us = np.nan_to_num(evidence.grid(evidence.loop_counts, "issuing_us")) * of_host * share
+    return np.where(np.isnan(evidence.duration_us), np.nan, issuing_us)
 
 
 def _by_rank(evidence: Evidence, times_us: Sequence[tuple[int, float]]) -> Grid:
