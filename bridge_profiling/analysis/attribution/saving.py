@@ -1,6 +1,7 @@
 """Saving that no range names, recognised by what it does: it copies a model's states to the host, one after the other.
 
 `torch.save` copies each tensor to pageable memory, waits, and writes it, so that the host launches no compute until it is done.
+`torch.distributed.checkpoint` copies to page-locked memory.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ COPIES = "copies of states to the host, one after the other"
 #: Least number and bytes of copies in a row: logs copy a few numbers, an output is one or two tensors.
 _COPIES, _BYTES = 8, 1 << 20
 
-#: Writing begins this soon after a copy.
+#: Writing begins this soon after a copy, or after other writing.
 _WRITES_AFTER_NS = 1_000_000
 
 
@@ -49,7 +50,7 @@ def _before(found: Ranges, named: Ranges) -> Ranges:
 
 
 def _copies_in_a_row(host: HostActivity, device_events: pa.Table) -> Ranges:
-    out = rows_of(device_events["direction"], "DtoH") & ~rows_of(device_events["to_memory"], "pinned")
+    out = rows_of(device_events["direction"], "DtoH")
     launched = to_int64(device_events["launch_start_ns"])
     relevant = np.flatnonzero((out | rows_of(device_events["kind"], "compute")) & (launched != NULL))
     relevant = relevant[np.argsort(launched[relevant], kind="stable")]
@@ -61,8 +62,11 @@ def _copies_in_a_row(host: HostActivity, device_events: pa.Table) -> Ranges:
     size = np.concatenate(([0], np.cumsum(np.where(copies, np.maximum(to_int64(device_events["bytes"])[relevant], 0), 0))))
     long = (last - begin + 1 >= _COPIES) & (size[last + 1] - size[begin] >= _BYTES)
     start, end = launched[relevant][begin[long]], to_int64(device_events["launch_end_ns"])[relevant][last[long]]
-    for place, until in enumerate(end.tolist()):
-        pause = np.searchsorted(host.silent.end_ns, until, side="right")
-        if pause < len(host.silent) and host.silent.start_ns[pause] - until <= _WRITES_AFTER_NS:
-            end[place] = host.silent.end_ns[pause]
+    silent = host.silent
+    for place in range(len(end)):
+        # A host writes what it copied last, waits for a file, and so on.
+        pause = np.searchsorted(silent.end_ns, end[place], side="right")
+        while pause < len(silent) and silent.start_ns[pause] - end[place] <= _WRITES_AFTER_NS:
+            end[place] = silent.end_ns[pause]
+            pause += 1
     return Ranges(np.array([COPIES] * len(start), object), start, end)
