@@ -35,7 +35,7 @@ from bridge_profiling.traces.types import RankInfo
 #: trainings on H200s, an event cost 1.7 to 2.6 µs.
 DOUBT = 0.25
 
-#: By the estimate, the same records can cost one host so many times as much as another one.
+#: The same records can cost one host so many times as much as another one. Manifests time the job's iterations, not each host.
 _APART = 1.5
 
 #: Causes of idle time for which the capture shows no reason.
@@ -280,8 +280,7 @@ class Evidence:
     @cached_property
     def profiler_of_host_us(self) -> dict[int, float]:
         """How late the profiler can make each rank. Hosts pay differently for the same records: ranks can differ by it."""
-        apart = _APART if self.profiler.source == "estimate" else 1.0
-        return {rank: apart * time_us for rank, time_us in self.typical_us(total_us(self.profiler.explained_us)).items()}
+        return {rank: _APART * time_us for rank, time_us in self.typical_us(total_us(self.profiler.explained_us)).items()}
 
     def is_doubtful(self, *causes: Cause) -> bool:
         """Whether the remaining time of some causes can still be the profiler's, in a mean iteration of the worst rank.

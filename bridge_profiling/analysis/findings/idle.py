@@ -26,9 +26,13 @@ from bridge_profiling.analysis.findings.types import (
     ms,
     ranks_in_words,
 )
+from bridge_profiling.analysis.findings.unprofiled import seldom_us
 
 #: A rank that loses at least this share of what the worst rank loses is responsible too.
 _ALIKE = 0.5
+
+#: Ranks that launch this share fewer kernels do less.
+_AS_MANY = 0.1
 
 #: Many synchronizations are a finding at a fifth of the threshold; fewer than `SEVERAL` at twice the threshold.
 _OF_MANY, _OF_FEW = 0.2, 2.0
@@ -158,10 +162,13 @@ def checkpoint_stall(evidence: Evidence, thresholds: Thresholds, ledger: Ledger)
 
 def garbage_collection(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
     """Python collects garbage on the launching thread, and the device runs out of work."""
-    cause = Cause.garbage_collection
+    cause, before = Cause.garbage_collection, ledger
     loss, ledger = _lost_in_ranges(evidence, ledger, cause, thresholds.cause)
     if loss is None:
         return _in_left_out(evidence, thresholds, cause, "Python's garbage collection stops"), ledger
+    seldom = seldom_us(evidence.manifests, loss.occurrence) if loss.occurrence else None
+    if seldom is not None and evidence.share(seldom) < thresholds.cause:
+        return [], before  # one of the collections that every program has now and then
     numbers = {
         "idle_us": by_rank(loss.lost_us),
         "in_garbage_collection_us": by_rank(loss.host_us),
@@ -235,10 +242,11 @@ def small_kernels(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) ->
     loss, ledger = _lost(evidence, ledger, cause, thresholds.cause)
     if loss is None:
         return [], ledger
-    numbers = {"idle_us": by_rank(loss.lost_us), **_launches(evidence, loss.ranks)}
+    ranks = _launching_as_many(evidence, loss.ranks)
+    numbers = {"idle_us": by_rank(loss.lost_us), **_launches(evidence, ranks)}
     shorter = f"Kernels shorter than their launches ({LAUNCH_NS / 1e3:.0f} µs)"
     title = f"{shorter} leave {{ranks}} idle for {{cost}}"
-    return [_finding(evidence, cause, loss, title, numbers)], ledger
+    return [_finding(evidence, cause, loss, title, numbers, ranks=ranks)], ledger
 
 
 def host_launch_bound(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
@@ -257,6 +265,13 @@ def host_launch_bound(evidence: Evidence, thresholds: Thresholds, ledger: Ledger
     besides = ", in addition to single late ranks" if max(starved.values()) > max(loss.lost_us.values()) + 1 else ""
     title = f"{{ranks}}: the device waits for launches for {{cost}}{besides}"
     return [_finding(evidence, cause, loss, title, numbers, id="host_launch_bound", ranks=late, severe=0.30)], ledger
+
+
+def _launching_as_many(evidence: Evidence, ranks: Sequence[int]) -> list[int]:
+    """Some ranks, and those that launch as many kernels: which of them idles, and which waits for it, is chance."""
+    count = evidence.typical_us(evidence.grid(evidence.launch_statistics, "kernel_count"))
+    least = (1 - _AS_MANY) * min((count.get(rank, 0.0) for rank in ranks), default=0.0)
+    return sorted({*ranks, *(rank for rank in evidence.ranks if count.get(rank, -1.0) >= least)})
 
 
 def low_device_busy(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:

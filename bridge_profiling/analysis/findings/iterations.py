@@ -80,12 +80,12 @@ def _unprofiled(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> l
     longest = {number: max(slow[number].values()) for number in numbers}
     worst = max(numbers, key=lambda number: longest[number])
     confidence, reason = Confidence.high, ""
-    if once := len(numbers) == 1:
-        confidence, reason = Confidence.low, "one such iteration can be chance, and does not show how often others follow"
+    if once := numbers[-1] - numbers[0] < len(numbers):
+        confidence, reason = Confidence.low, "one such pause can be chance, and does not show how often others follow"
     elif len(numbers) < _REGULAR:
         confidence, reason = Confidence.medium, f"only {len(numbers)} such iterations, which can be chance"
     named = ranks_in_words(sorted(ranks), [manifest.rank for manifest in evidence.manifests])
-    counted = "1 iteration is" if once else f"{len(numbers)} iterations are up to"
+    counted = "1 iteration is" if len(numbers) == 1 else f"{len(numbers)} iterations are up to"
     action = [
         advice("slow_iterations", ranks=named, start=worst, end=worst + 1),
         advice("slow_iterations", "regular" if every else "irregular", every=every),
