@@ -48,58 +48,17 @@ _OF_IMAGES = 0.05
 
 _BATCHED = ("aten::bmm", "aten::baddbmm")
 
-#: Operators on one tensor that a sweep consists of.
+#: Operators on one tensor that a sweep outside of an optimizer consists of.
 _ELEMENTWISE = tuple(
     f"aten::{name}"
     for name in (
-        *(
-            "add",
-            "add_",
-            "sub",
-            "sub_",
-            "mul",
-            "mul_",
-            "div",
-            "div_",
-            "neg",
-            "pow",
-            "pow_",
-            "sqrt",
-            "sqrt_",
-            "rsqrt",
-            "reciprocal",
-        ),
-        *(
-            "addcmul",
-            "addcmul_",
-            "addcdiv",
-            "addcdiv_",
-            "lerp",
-            "lerp_",
-            "copy_",
-            "zero_",
-            "fill_",
-            "clamp",
-            "clamp_",
-            "square",
-        ),
-        *(
-            "maximum",
-            "norm",
-            "linalg_vector_norm",
-            "sign",
-            "abs",
-            "isfinite",
-            "isnan",
-            "isinf",
-            "all",
-            "any",
-            "sum",
-            "ne",
-            "eq",
-        ),
+        "add", "add_", "sub", "sub_", "mul", "mul_", "div", "div_", "neg", "pow", "pow_", "square", "sqrt", "sqrt_",
+        "rsqrt", "reciprocal", "exp", "log", "abs", "sign", "addcmul", "addcmul_", "addcdiv", "addcdiv_",
+        "lerp", "lerp_", "copy_", "zero_", "fill_", "clamp", "clamp_", "clamp_min", "clamp_max", "maximum", "minimum",
+        "norm", "linalg_vector_norm", "sum", "mean", "amax", "max", "std", "var",
+        "isfinite", "isnan", "isinf", "all", "any", "eq", "ne", "gt", "ge", "lt", "le", "where",
     )
-)
+)  # fmt: skip
 
 #: Operators on many tensors at once.
 _ON_LISTS = ("aten::_foreach_", "aten::_fused_")

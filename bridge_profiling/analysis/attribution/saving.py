@@ -61,7 +61,8 @@ def _copies_in_a_row(host: HostActivity, device_events: pa.Table) -> Ranges:
     begin, last = change[::2], change[1::2] - 1
     size = np.concatenate(([0], np.cumsum(np.where(copies, np.maximum(to_int64(device_events["bytes"])[relevant], 0), 0))))
     long = (last - begin + 1 >= _COPIES) & (size[last + 1] - size[begin] >= _BYTES)
-    start, end = launched[relevant][begin[long]], to_int64(device_events["launch_end_ns"])[relevant][last[long]]
+    start, last = launched[relevant][begin[long]], relevant[last[long]]
+    end = np.maximum(*(to_int64(device_events[name])[last] for name in ("launch_end_ns", "end_ns")))
     silent = host.silent
     for place in range(len(end)):
         # A host writes what it copied last, waits for a file, and so on.

@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 
-from bridge_profiling.analysis.findings import Thresholds
+from bridge_profiling.analysis.findings import Thresholds, idle
 from tests.analysis.findings.simulated_jobs import MS, US, SimulatedJob
 
 approx = pytest.approx
@@ -131,6 +131,16 @@ def test_a_cause_is_found_with_its_cost_and_no_other(find, step, ranks, cause, o
     assert (finding.ranks, finding.recoverable_us_per_iteration, finding.severe) == (on, cost_us, severe)
     assert (finding.events[0].name.startswith(event), action in finding.action) == (True, True)
     assert finding.evidence.items() >= evidence.items()
+
+
+@pytest.mark.parametrize(("kernels", "named"), [(1000, [0, 1]), (800, [0])])
+def test_ranks_that_launch_as_many_small_kernels_are_named_together(find, kernels, named):
+    def step(job, _):
+        for rank, count, job.pause_ns in ((0, 1000, 30 * US), (1, kernels, 2 * US)):
+            job.launch(rank, 2 * US, count=count)
+        job.meet()
+
+    assert find(SimulatedJob(step, 2), idle.small_kernels)["small_kernels"].ranks == named
 
 
 def _even(job, _):

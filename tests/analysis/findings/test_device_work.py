@@ -106,7 +106,7 @@ _ADAFACTOR = ("square", "mean", "_to_copy", "rsqrt", "amax", "sub_")
         (_ADAM, "Optimizer.step#AdamW.step"),
         (_ADAFACTOR, "Optimizer.step#Factored.step"),
         (("mul_", "add_"), None),
-        (("linalg_vector_norm", "mul_"), None),
+        (("linalg_vector_norm", "gt", "where"), None),
     ],
 )
 def test_kernels_for_each_parameter_save_what_one_for_all_takes_less(find, operators, range_):

@@ -15,12 +15,13 @@ from tests.traces.kineto_files import call, complete, kernel, write_capture
 def find(tmp_path, run_of):
     """Findings of a rank with iterations 5 to 8 of 30 ms captured: 10 ms loading, 10 ms until the launch, 10 ms kernel."""
 
-    def found(durations_ms, pause_in_7_us=0, **changed):
+    def found(durations_ms, pause_in_7_us=0, pauses_in="nothing", **changed):
         events = []
         for place, begin in enumerate((0, 30_000, 60_000 + pause_in_7_us, 90_000 + pause_in_7_us)):
             longer = pause_in_7_us if place == 2 else 0
             events += [
                 complete("user_annotation", f"ProfilerStep#{place + 5}", begin - longer, 30_000 + longer),
+                complete("user_annotation", pauses_in, begin - longer, longer),
                 complete("user_annotation", "dataloader", begin, 10_000),
                 *(complete("cpu_op", "aten::empty", begin + 10_000 + each, 900) for each in range(0, 9_000, 1_000)),
                 complete("cpu_op", "aten::mm", begin + 19_990, 8),
@@ -97,9 +98,10 @@ def test_slow_iterations_now_and_then(find):
 
 
 def test_one_slow_iteration_is_named_and_promises_nothing(find):
-    found = find(_durations(24) | {12: 104})["slow_iterations"]
-    assert (found.title, found.confidence) == ("1 iteration is 80 ms longer than the usual 24 ms", Confidence.low)
-    assert (found.recoverable_us_per_iteration, found.at_most_us_per_iteration) == (None, None)
+    for slow, counted in (({12: 104}, "1 iteration is"), ({12: 104, 13: 60}, "2 iterations are up to")):
+        found = find(_durations(24) | slow)["slow_iterations"]
+        assert (found.title, found.confidence) == (f"{counted} 80 ms longer than the usual 24 ms", Confidence.low)
+        assert (found.recoverable_us_per_iteration, found.at_most_us_per_iteration) == (None, None)
 
 
 @pytest.mark.parametrize(
@@ -114,6 +116,12 @@ def test_a_pause_that_no_unprofiled_iteration_has_counts_as_rarely_as_it_occurs(
     assert {"host_pause", "slow_iterations"} & found.keys() >= {cause}
     assert found[cause].recoverable_us_per_iteration == pytest.approx(saving_us, rel=0.01)
     assert (found[cause].occurrence.of, found[cause].confidence) == (iterations, Confidence.low)
+
+
+@pytest.mark.parametrize("others", [{}, {2: 34, 11: 34, 15: 34}])
+def test_a_collection_of_garbage_that_few_iterations_have_is_no_finding(find, others):
+    found = find(_durations(24) | {7: 38} | others, pause_in_7_us=8_000, pauses_in="garbage-collection 1")
+    assert ("garbage_collection" in found) == bool(others)
 
 
 def test_pauses_in_and_outside_the_window_are_saved_once(find, run_of):
