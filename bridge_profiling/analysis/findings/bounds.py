@@ -25,7 +25,7 @@ import numpy as np
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from bridge_profiling.analysis.attribution.idle import Cause
+from bridge_profiling.analysis.attribution.idle import OFTEN, Cause
 from bridge_profiling.analysis.compare.statistics import t_quantile
 from bridge_profiling.analysis.findings.evidence import DOUBT, Evidence
 from bridge_profiling.analysis.findings.iterations import slow_iterations
@@ -100,6 +100,8 @@ def _calls(evidence: Evidence, finding: Finding) -> float:
     # Waiting is not among what a host does. An operator goes with each call, and takes as long as others.
     in_calls_us = 0.0 if cause is Cause.host_sync else _in_calls_us(evidence, cause)
     calls = np.nan_to_num(evidence.of_cause(cause, "calls"))
+    if cause is Cause.host_sync and calls.mean(axis=0).max(initial=0.0) >= OFTEN:
+        return _launching(evidence, finding)  # a loop that waits so often goes as a whole, with what it launches
     launches = np.nan_to_num(evidence.grid(evidence.launch_statistics, "kernel_count"))
     stays = launches / np.maximum(calls + launches, 1.0)
 
