@@ -367,10 +367,11 @@ class Evidence:
 
     @cached_property
     def room_us(self) -> float:
-        """The most that less work for devices saves, before the slowest host, never waiting for its device, limits it."""
-        own_us = self.grid(self.profiler_cost, "host_own_us")
-        if self.profiler.source == "estimate":
-            own_us = own_us - DOUBT * self.grid(self.profiler_cost, "host_cost_us")
+        """The most that less work for devices saves, before the slowest host, never waiting for its device, limits it.
+
+        What recording costs a host is an estimate, even where manifests measure what of it the job's iteration shows.
+        """
+        own_us = self.grid(self.profiler_cost, "host_own_us") - DOUBT * self.grid(self.profiler_cost, "host_cost_us")
         return max(self.iteration_us - max(self.typical_us(own_us).values(), default=0.0), 0.0)
 
     @cached_property

@@ -7,7 +7,7 @@ causes the job's iteration can be shorter by at most
 
 The second term is the critical path: a rank that neither waits nor has the cause still takes as long. A host that is ahead of
 its device is in the next iteration when the device waits, so what a rank waits in a neighbouring iteration, and nothing there
-explains, counts too. The cost of a cause is the loss of the rank that loses most; where ranks take turns, as in data loading,
+explains, counts too; next to the last iteration, in the first one. The cost of a cause is the loss of the rank that loses most; where ranks take turns, as in data loading,
 the sum over turns. Findings attribute in the order of `findings.ORDER`, and each saves the growth of B when its time joins the
 time attributed before.
 """
@@ -135,12 +135,15 @@ class Ledger:
 
 
 def _with_neighbours(path_us: Grid, cost_us: NDArray[np.float64], follows: NDArray[np.bool_]) -> Grid:
-    """The critical path of each iteration and rank, with time of the next and the previous one that exceeds their own cost."""
-    path_us, cost = path_us.copy(), cost_us[:, np.newaxis]
+    """The critical path of each iteration and rank, with time of the next and the previous one that exceeds their own cost.
+
+    What comes after the last iteration is not captured. The first one shows the same of those before it.
+    """
+    path_us, cost, last = path_us.copy(), cost_us[:, np.newaxis], len(path_us) - 1
     spare_us = np.where(np.isfinite(path_us), np.maximum(path_us - cost, 0.0), 0.0)
     for line in range(len(path_us)):
-        for neighbour in (line + 1, line - 1):
-            if 0 <= neighbour < len(path_us) and follows[max(line, neighbour)]:
+        for neighbour in (line + 1, line - 1, *([0] if line == last else [])):
+            if 0 <= neighbour <= last and (follows[max(line, neighbour)] or neighbour == line - last):
                 moved_us = np.minimum(np.maximum(cost[line] - path_us[line], 0.0), spare_us[neighbour])
                 path_us[line] += moved_us
                 spare_us[neighbour] -= moved_us

@@ -23,6 +23,7 @@ NAN = float("nan")
         ([[0, 30], [0, 0]], [[0, 0], [20, 0]], None, 10),  # or in its previous one
         ([[0, 30], [0, 0], [0, 30]], [[0, 0], [80, 0], [0, 0]], None, 20),
         ([[0, 0], [0, 30]], [[20, 0], [30, 0]], None, 15),  # which it waits for one of them only
+        ([[0, 30], [0, 0], [0, 0]], [[0, 0], [0, 0], [45, 0]], None, 10),  # or after the last one, as in the first one
         (np.zeros((0, 0)), np.zeros((0, 0)), None, 0),
     ],
 )
