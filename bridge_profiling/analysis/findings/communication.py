@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from bridge_profiling.analysis.attribution.idle import Cause
 from bridge_profiling.analysis.findings.evidence import Evidence
 from bridge_profiling.analysis.findings.ledger import Found, Grid, Ledger
-from bridge_profiling.analysis.findings.peers import contended_ranks, peers_of
 from bridge_profiling.analysis.findings.types import Confidence, Event, Finding, Thresholds, advice, ms, ranks_in_words
 
 #: Names of groups in Megatron and other frameworks; the first match counts.
@@ -297,10 +296,9 @@ def _exposed(evidence: Evidence, ledger: Ledger, every: Sequence[Transfer]) -> G
     blocked = ledger.left_us(Cause.blocked_by_communication)
     transfers_us = _by_rank(evidence, [(each.rank, each.exposed_us) for each in every])
     if evidence.waiting_is_known:
-        # A kernel that another process interrupts lasts longer than its transfer and does not wait for a rank either.
-        slowed = np.isin(evidence.ranks, contended_ranks(evidence, peers_of(evidence)))
-        exposed = np.maximum(blocked - evidence.waiting_us, 0.0)
-        return np.where(slowed, np.minimum(exposed, transfers_us), exposed)
+        # A kernel that another process interrupts, or one behind others that wait for a late rank, ends later than its transfer
+        # would, and does not wait for a rank either.
+        return np.minimum(np.maximum(blocked - evidence.waiting_us, 0.0), transfers_us)
     return np.minimum(blocked, transfers_us) if every else None
 
 

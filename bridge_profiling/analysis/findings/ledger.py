@@ -7,9 +7,9 @@ causes the job's iteration can be shorter by at most
 
 The second term is the critical path: a rank that neither waits nor has the cause still takes as long. A host that is ahead of
 its device is in the next iteration when the device waits, so what a rank waits in a neighbouring iteration, and nothing there
-explains, counts too; next to the last iteration, in the first one. The cost of a cause is the loss of the rank that loses most; where ranks take turns, as in data loading,
-the sum over turns. Findings attribute in the order of `findings.ORDER`, and each saves the growth of B when its time joins the
-time attributed before.
+explains, counts too; next to the last iteration, in the first one. The cost of a cause is the loss of the rank that loses most;
+where ranks take turns, as in data loading, the sum over turns. Findings attribute in the order of `findings.ORDER`, and each
+saves the growth of B when its time joins the time attributed before.
 """
 
 from __future__ import annotations
