@@ -63,10 +63,7 @@ def manifest(tmp_path):
 
 @pytest.mark.parametrize(
     ("section", "settings", "message"),
-    [
-        (Section(profile_step_end=20), {}, "train_iters=8"),
-        (Section(), {"profile_rank": [0]}, "profile_rank"),
-    ],
+    [(Section(profile_step_end=20), {}, "train_iters=8"), (Section(), {"profile_rank": [0]}, "profile_rank")],
 )
 def test_a_request_that_cannot_work_is_refused_and_changes_nothing(section, settings, message):
     with pytest.raises(ProfilingConfigError, match=message):

@@ -111,11 +111,7 @@ def test_a_signal_that_the_training_does_not_handle_otherwise_is_sent(value, ask
 
 @pytest.mark.parametrize(
     ("workers", "asked", "warned"),
-    [
-        ("2", {}, True),
-        ("0", {}, False),
-        ("2", {"enable_exit_handler_for_data_loader": True}, False),
-    ],
+    [("2", {}, True), ("0", {}, False), ("2", {"enable_exit_handler_for_data_loader": True}, False)],
 )
 def test_data_loader_processes_that_the_signal_would_kill_are_warned_of(workers, asked, warned, script, slurm, caplog):
     script.args = [f"dataset.num_workers={workers}"]

@@ -170,12 +170,10 @@ def test_many_small_units_cost_their_transfers_and_their_launches_and_few_or_lar
     assert found.evidence["host_us"]["0"] > 60 * 50
     assert found.evidence["host_us"]["0"] < found.recoverable_us_per_iteration < 60 * 335
     assert "fully_shard" in found.action
-    # Time in the ranges, however long the host stops elsewhere.
-    stopped = find(SimulatedJob(partial(_sharded, stops_ns=200 * MS), 2))["small_collectives"]
-    assert stopped.evidence["host_us"]["0"] == approx(60 * 305, rel=0.01)
-    # Where no range names a unit, time in the operators that issue collectives.
-    plain = find(SimulatedJob(partial(_sharded, issuing="c10d::_allgather_base_", named="DDP"), 2))["small_collectives"]
-    assert found.evidence["host_us"]["0"] * 0.9 < plain.evidence["host_us"]["0"] < 60 * 300
+    # Time in the ranges, however long the host stops elsewhere, else in the operators that issue collectives.
+    for changed in ({"stops_ns": 200 * MS}, {"issuing": "c10d::_allgather_base_", "named": "DDP", "stops_ns": 200 * MS}):
+        evidence = find(SimulatedJob(partial(_sharded, **changed), 2))["small_collectives"].evidence
+        assert evidence["host_us"]["0"] == approx(60 * 305, rel=0.02)
     for few_or_large in ({"size": 1 << 25}, {"units": 10}):
         assert "small_collectives" not in find(SimulatedJob(partial(_sharded, **few_or_large), 2))
     assert "small_collectives" not in find(SimulatedJob(_sharded, 2), thresholds=Thresholds(collectives=60.01))
