@@ -6,6 +6,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from bridge_profiling.analysis.attribution.operators import unit_rows
 from bridge_profiling.analysis.intervals import coded, names_in, rows_of, union
 from bridge_profiling.traces.tables import fields, to_int64
 
@@ -35,13 +36,14 @@ def collective_sizes(collectives: pa.Table) -> pa.Table:
 def host_rows(host_events: pa.Table) -> NDArray[np.bool_]:
     """Which host events `loop_counts` reads."""
     names = names_in(host_events["name"])
-    return rows_of(host_events["name"], *(name for name in names if name.startswith((*_RANGES.values(), *_ISSUING))))
+    named = (name for name in names if name.startswith((*_RANGES.values(), *_ISSUING)))
+    return rows_of(host_events["name"], *named) | unit_rows(host_events)
 
 
 def loop_counts(host_events: pa.Table, iterations: pa.Table) -> pa.Table:
     """One row per iteration: how often DDP's forward pass and an optimizer's step began, and the host's time in collectives.
 
-    `issuing_us`: in the operators that issue collectives, on all threads.
+    `issuing_us`: in the operators that issue collectives, on all threads, outside of the ranges of a sharded model's units.
     """
     codes, names = coded(host_events["name"])
     start, stop = (host_events[name].to_numpy() for name in ("start_ns", "end_ns"))
@@ -55,8 +57,8 @@ def loop_counts(host_events: pa.Table, iterations: pa.Table) -> pa.Table:
     for column, beginning in _RANGES.items():
         starts = np.sort(start[named(beginning)])
         counts[column] = np.searchsorted(starts, end) - np.searchsorted(starts, begin)
-    issuing = named(*_ISSUING)
-    issuing_us = union(start[issuing], stop[issuing]).within_ns(begin, end) / 1e3
+    issuing, of_units = (union(start[rows], stop[rows]) for rows in (named(*_ISSUING), unit_rows(host_events)))
+    issuing_us = (issuing - of_units).within_ns(begin, end) / 1e3
     return pa.table(
         {"iteration": pa.array(to_int64(iterations["iteration"]), pa.int32()), **counts, "issuing_us": pa.array(issuing_us)}
     )

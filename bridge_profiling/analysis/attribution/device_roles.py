@@ -70,6 +70,9 @@ _OF_PARAMETERS = frozenset(
 #: Of a moving average: `average.mul_(decay).add_(parameter, alpha=1 - decay)`.
 _SCALES, _ADDS = frozenset(["aten::mul", "aten::mul_"]), frozenset(["aten::add", "aten::add_"])
 
+#: With so many collectives for each kernel, a sweep waits for these.
+_COLLECTIVES = 0.5
+
 #: Parameters differ in size. A sweep whose kernels take equally long, but for this factor, visits parts of something else.
 _UNEQUAL = 1.5
 
@@ -161,7 +164,8 @@ def device_roles(
     taken = np.zeros(len(length), bool)
     found: dict[str, pa.Table] = {}
     optimizer, optimizers = _optimizers(kernels, host_events)
-    for role, mine, idle in _roles(kernels, optimizer < len(optimizers) - 1, host_events, gaps):
+    communicates = np.sort(to_int64(device_events["start_ns"])[rows_of(device_events["kind"], "communication")])
+    for role, mine, idle in _roles(kernels, optimizer < len(optimizers) - 1, host_events, gaps, communicates):
         own = mine & ~taken
         taken |= mine & (role not in _DESCRIBE)
         if not mine.any():
@@ -200,14 +204,19 @@ def _summed(kernels: pa.Table, roles: list[str], names: list[str | None]) -> pa.
 
 
 def _roles(
-    kernels: _Kernels, of_optimizer: NDArray[np.bool_], host_events: pa.Table, gaps: IdleGaps
+    kernels: _Kernels, of_optimizer: NDArray[np.bool_], host_events: pa.Table, gaps: IdleGaps, communicates: Nanoseconds
 ) -> Iterator[tuple[str, NDArray[np.bool_], Nanoseconds]]:
-    """Each role, its kernels and the idle time of each kernel; `of_optimizer`: which ones an optimizer launched."""
+    """Each role, its kernels and the idle time of each kernel.
+
+    Args:
+        of_optimizer: which kernels an optimizer launched.
+        communicates: when communication started, ascending.
+    """
     no_idle = np.zeros(len(kernels.start_ns), np.int64)
     passes = _passes(host_events)
     products = kernels.named(kernel_names.is_product)
     outside = _outside_passes(kernels.launch_ns, host_events, *passes)
-    sweep = _sweeps(kernels, of_optimizer & ~products & kernels.launched_by_one_tensor, outside)
+    sweep = _sweeps(kernels, of_optimizer & ~products & kernels.launched_by_one_tensor, outside, communicates)
     yield "optimizer_sweep", sweep, _before_ns(kernels, gaps.launch_starved | gaps.dependency_stalled, sweep)
     batched = products & (kernels.launched_by(*_BATCHED) | (kernels.operator < 0))
     attention = _around_softmax(kernels.named(kernel_names.is_softmax), products, batched)
@@ -246,12 +255,15 @@ def _kernels(device_events: pa.Table, kernel_names: pa.Table, operators: Operato
     return _Kernels(start, end, launch, thread, iteration, name[rows], names, operator, operators.names)
 
 
-def _sweeps(kernels: _Kernels, of_optimizer: NDArray[np.bool_], outside: NDArray[np.bool_]) -> NDArray[np.bool_]:
+def _sweeps(
+    kernels: _Kernels, of_optimizer: NDArray[np.bool_], outside: NDArray[np.bool_], communicates: Nanoseconds
+) -> NDArray[np.bool_]:
     """Kernels of sweeps over parameters.
 
     Args:
         of_optimizer: which ones an optimizer launched for one tensor, other than matrix products.
         outside: which ones are launched outside of forward and backward passes.
+        communicates: when communication started. Between the kernels of a sweep, it is the reason that these are apart.
     """
     member = of_optimizer | (kernels.launched_by(*_ELEMENTWISE) & outside)
     edges = np.flatnonzero(np.diff(np.concatenate(([False], member, [False]))))
@@ -264,7 +276,9 @@ def _sweeps(kernels: _Kernels, of_optimizer: NDArray[np.bool_], outside: NDArray
         operators = {kernels.operators[code] for code in np.unique(kernels.operator[begin:end]).tolist()}
         shorter, longer = np.quantile(length[begin:end], (0.1, 0.9))
         average = operators & _SCALES and operators & _ADDS and longer >= _UNEQUAL * shorter
-        real[place] = of_optimizer[begin:end].any() or bool(operators & _OF_PARAMETERS or average)
+        met = np.ptp(np.searchsorted(communicates, kernels.start_ns[[begin, end - 1]]))
+        alone = bool(operators & _OF_PARAMETERS or average) and met < _COLLECTIVES * (end - begin)
+        real[place] = of_optimizer[begin:end].any() or alone
     return _between(begins[real], ends[real] - 1, len(member))
 
 

@@ -77,7 +77,7 @@ def accumulation_sync(evidence: Evidence, thresholds: Thresholds, ledger: Ledger
 def small_collectives(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
     """A sharded or data-parallel training sends many small messages, each of which costs the host and the network a fixed time.
 
-    Of the host's time, that in a sharded model's ranges counts, else that in the operators which issue them.
+    Of the host's time, that in a sharded model's ranges counts, and that in operators which issue small ones elsewhere.
     """
     many = {
         rank: counted
@@ -92,7 +92,7 @@ def small_collectives(evidence: Evidence, thresholds: Thresholds, ledger: Ledger
     exposed = _by_rank(evidence, [(each.rank, each.exposed_us) for each in latency])
     exposed = np.minimum(exposed, np.nan_to_num(ledger.left_us(Cause.blocked_by_communication)))
     of_units = _host_us(evidence)
-    host = _by_rank(evidence, [(rank, of_units.get(rank, 0.0)) for rank in many]) if of_units else _issuing_us(evidence, many)
+    host = _by_rank(evidence, [(rank, of_units.get(rank, 0.0)) for rank in many]) + _issuing_us(evidence, many)
     host = np.minimum(host, np.nan_to_num(ledger.left_us(*_HOST)))
     of_transfers, attributed = ledger.attribute(exposed, (Cause.blocked_by_communication,))
     of_host, attributed = attributed.attribute(host, _HOST)

@@ -155,8 +155,7 @@ def test_gradients_reduced_after_each_micro_batch_cost_all_but_the_last_and_once
 def _sharded(job, _, units=30, size=1 << 18, stops_ns=0, issuing="copy-in", named="FSDP"):
     job.be_in(job.all, "something", stops_ns)
     for unit in range(units):
-        for operation in ("all_gather", "reduce_scatter"):
-            step = "all_gather" if operation == "all_gather" else "post_backward_reduce"
+        for operation, step in (("all_gather", "all_gather"), ("reduce_scatter", "post_backward_reduce")):
             with job.within(f"{named}::{step} (blocks.{unit})"):
                 job.be_in(job.all, issuing, 300 * US, category="operator")
                 job.meet(30 * US, group="default_pg", operation=operation, size=size)

@@ -87,12 +87,13 @@ def test_attention_in_single_kernels_saves_all_but_its_products(find, softmax):
     assert {event.name for event in found.events} == {"scale", "mask", softmax}
 
 
-def _optimizer(job, _, operators, range_=None, parameters=60, sizes=(12, 32)):
+def _optimizer(job, _, operators, range_=None, parameters=60, sizes=(12, 32), meets=0):
     job.busy()
     with job.within(range_ or "train", "operator"):
         for parameter in range(parameters):
             for operator in operators:
                 job.launch(0, sizes[parameter % 2] * US, f"aten::{operator}", name=f"elementwise {operator}")
+            [job.meet(10 * US) for _ in range(meets)]
 
 
 _PASSES = ("aten::linear", "autograd::engine::evaluate_function: MulBackward0")
@@ -126,6 +127,7 @@ def test_kernels_for_each_parameter_save_what_one_for_all_takes_less(find, opera
         ("unfused_optimizer", partial(_optimizer, operators=("add_",), parameters=200)),  # a model of many small operators
         ("unfused_optimizer", partial(_optimizer, operators=("mul_", "add_"), parameters=200, sizes=(20, 22))),  # of one size
         ("unfused_optimizer", partial(_optimizer, operators=_ADAM, parameters=5)),
+        ("unfused_optimizer", partial(_optimizer, operators=("norm",), parameters=90, meets=1)),  # of gathered gradients
         ("unfused_optimizer", partial(_optimizer, operators=_ADAFACTOR)),
         ("unfused_optimizer", partial(_optimizer, operators=("_foreach_add_",), range_="Optimizer.step#AdamW.step")),
         # A recurrence that is a loop in Python.
