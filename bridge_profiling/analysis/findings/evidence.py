@@ -35,6 +35,9 @@ from bridge_profiling.traces.types import RankInfo
 #: trainings on H200s, an event cost 1.7 to 2.6 µs.
 DOUBT = 0.25
 
+#: A cause is not in doubt of which the profiler explains at most this share beside what is left.
+_HARDLY = 0.05
+
 #: The same records can cost one host so many times as much as another one. Manifests time the job's iterations, not each host.
 _APART = 1.5
 
@@ -285,14 +288,19 @@ class Evidence:
     def is_doubtful(self, *causes: Cause) -> bool:
         """Whether the remaining time of some causes can still be the profiler's, in a mean iteration of the worst rank.
 
-        How much of a gap in which the host launches on is due to which cause is uncertain. So these are judged together.
+        How much of a gap in which the host launches on is due to which cause is uncertain. So these are judged together, unless
+        the profiler explains hardly any of theirs.
         """
         if not self.numbers:
             return False
-        causes = (*causes, *(cause for cause in LAUNCHING if cause not in causes)) if set(causes) & set(LAUNCHING) else causes
-        explained = sum((self.profiler.explained_us[cause] for cause in causes), self._zero)
-        left_us, explained_us = (float(np.mean(np.nanmax(grid, axis=1))) for grid in (self.idle_us(*causes), explained))
-        return left_us < DOUBT * explained_us
+        together = (*causes, *(cause for cause in LAUNCHING if cause not in causes)) if set(causes) & set(LAUNCHING) else causes
+
+        def left_and_explained_us(*some: Cause) -> tuple[float, float]:
+            explained = sum((self.profiler.explained_us[cause] for cause in some), self._zero)
+            return float(np.mean(np.nanmax(self.idle_us(*some), axis=1))), float(np.mean(np.nanmax(explained, axis=1)))
+
+        (left_us, explained_us), (own_us, own_explained_us) = left_and_explained_us(*together), left_and_explained_us(*causes)
+        return left_us < DOUBT * explained_us and own_explained_us >= _HARDLY * own_us
 
     def confidence(self, *, of_host: bool = False) -> tuple[Confidence, str]:
         """How certain a finding about lost time can be, and why not more; the profiler's cost matters to times of the host."""

@@ -44,6 +44,17 @@ def test_a_device_that_waits_for_recording_alone_is_not_launch_bound(run_job):
     assert overhead.evidence["host_cost_us"] == {"operators": 100 * _COST_US}
 
 
+def test_waits_that_recording_does_not_prolong_are_in_no_doubt(run_job):
+    def step(job, _):
+        job.launch(0, 10 * US, count=200)
+        for _ in range(4):
+            job.wait(0)
+            job.be_in(0, "thinking", 190 * US)
+            job.launch(0, 10 * US, None)
+
+    assert "host_sync" in {finding.id for finding in run_job(_job(step)).findings()}
+
+
 def test_what_recording_does_not_explain_is_a_finding(run_job):
     # A launch takes 90 µs with recording and 70 without.
     run = run_job(_job(_kernels(10 * US), own_ns=70 * US))
