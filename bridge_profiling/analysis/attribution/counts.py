@@ -14,7 +14,7 @@ from bridge_profiling.traces.tables import fields, to_int64
 _RANGES = {"passes": "DistributedDataParallel.forward", "steps": "Optimizer.step#"}
 
 #: Operators that issue a collective, by the beginning of their names. torch 1.x records the second one alone.
-_ISSUING = ("c10d::", "record_param_comms")
+ISSUING = ("c10d::", "record_param_comms")
 
 _COLLECTIVES = pa.schema(
     [
@@ -36,7 +36,7 @@ def collective_sizes(collectives: pa.Table) -> pa.Table:
 def host_rows(host_events: pa.Table) -> NDArray[np.bool_]:
     """Which host events `loop_counts` reads."""
     names = names_in(host_events["name"])
-    named = (name for name in names if name.startswith((*_RANGES.values(), *_ISSUING)))
+    named = (name for name in names if name.startswith((*_RANGES.values(), *ISSUING)))
     return rows_of(host_events["name"], *named) | unit_rows(host_events)
 
 
@@ -57,7 +57,7 @@ def loop_counts(host_events: pa.Table, iterations: pa.Table) -> pa.Table:
     for column, beginning in _RANGES.items():
         starts = np.sort(start[named(beginning)])
         counts[column] = np.searchsorted(starts, end) - np.searchsorted(starts, begin)
-    issuing, of_units = (union(start[rows], stop[rows]) for rows in (named(*_ISSUING), unit_rows(host_events)))
+    issuing, of_units = (union(start[rows], stop[rows]) for rows in (named(*ISSUING), unit_rows(host_events)))
     issuing_us = (issuing - of_units).within_ns(begin, end) / 1e3
     return pa.table(
         {"iteration": pa.array(to_int64(iterations["iteration"]), pa.int32()), **counts, "issuing_us": pa.array(issuing_us)}

@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterable
 import numpy as np
 import pyarrow as pa
 
+from bridge_profiling.analysis.attribution.counts import ISSUING
 from bridge_profiling.analysis.attribution.host import CHECKPOINT, DATA_LOADING
 from bridge_profiling.analysis.intervals import Intervals, coded, parents, rows_of, union
 from bridge_profiling.traces.tables import fields, to_int64
 
 #: Ranges of collectives on CPUs, mostly on a thread of the backend, and the operators that issue them.
 _COLLECTIVE = re.compile(r"(?:gloo|mpi|ucc):")
-_ISSUING = re.compile(r"c10d::|record_param_comms")
+_ISSUING = re.compile("|".join(ISSUING))
 
 #: Parts of an iteration, in the order in which a time that fits several is attributed.
 PARTS = ("data_loading_us", "checkpoint_us", "communication_us", "operators_us", "other_us")

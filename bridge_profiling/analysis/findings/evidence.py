@@ -35,7 +35,7 @@ from bridge_profiling.traces.types import RankInfo
 #: trainings on H200s, an event cost 1.7 to 2.6 µs.
 DOUBT = 0.25
 
-#: A cause is not in doubt of which the profiler explains no more than this share of what is left.
+#: A cause is in no doubt if the profiler explains less than this share of what is left of it.
 _HARDLY = 0.05
 
 #: The same records can cost one host so many times as much as another one. Manifests time the job's iterations, not each host.

@@ -267,13 +267,6 @@ def host_launch_bound(evidence: Evidence, thresholds: Thresholds, ledger: Ledger
     return [_finding(evidence, cause, loss, title, numbers, id="host_launch_bound", ranks=late, severe=0.30)], ledger
 
 
-def _launching_as_many(evidence: Evidence, ranks: Sequence[int]) -> list[int]:
-    """Some ranks, and those that launch as many kernels: which of them idles, and which waits for it, is chance."""
-    count = evidence.typical_us(evidence.grid(evidence.launch_statistics, "kernel_count"))
-    least = (1 - _AS_MANY) * min((count.get(rank, 0.0) for rank in ranks), default=0.0)
-    return sorted({*ranks, *(rank for rank in evidence.ranks if count.get(rank, -1.0) >= least)})
-
-
 def low_device_busy(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
     """Devices run no kernel, copy or memset for much of an iteration; saves time only when no finding names a cause."""
     busy = _busy(evidence) if evidence.has_device else {}
@@ -454,6 +447,13 @@ def _copies(evidence: Evidence, ranks: Sequence[int], *, pageable: bool) -> list
     rows.sort(key=lambda row: (-row["total_us"], row["rank"]))
     names = ("rank", "direction", "host_memory", "count", "bytes", "total_us", "bandwidth_gbs")
     return [{name: row[name] for name in names} for row in rows[:8]]
+
+
+def _launching_as_many(evidence: Evidence, ranks: Sequence[int]) -> list[int]:
+    """Some ranks, and those that launch as many kernels: which of them idles, and which waits for it, is chance."""
+    count = evidence.typical_us(evidence.grid(evidence.launch_statistics, "kernel_count"))
+    least = (1 - _AS_MANY) * min((count.get(rank, 0.0) for rank in ranks), default=0.0)
+    return sorted({*ranks, *(rank for rank in evidence.ranks if count.get(rank, -1.0) >= least)})
 
 
 def _launches(evidence: Evidence, ranks: Sequence[int]) -> dict[str, Any]:
