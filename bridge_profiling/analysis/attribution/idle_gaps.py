@@ -21,15 +21,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from bridge_profiling.analysis.attribution.device import DeviceWork, IdleGaps, Windows
+from bridge_profiling.analysis.attribution.device import PROMPT_NS, DeviceWork, IdleGaps, Windows
 from bridge_profiling.analysis.intervals import EMPTY, Nanoseconds, rows_of, union, window
 from bridge_profiling.analysis.questions import Answer
 from bridge_profiling.traces.joins import taken
 from bridge_profiling.traces.tables import NULL, to_int64
 from bridge_profiling.traces.types import Caveat
-
-#: A kernel that waited starts this soon after what it waited for; 2 to 4 µs are usual on an H200.
-PROMPT_NS = 10_000
 
 #: Host calls that make a stream wait.
 WAIT_CALLS = ("cudaStreamWaitEvent", "cuStreamWaitEvent", "hipStreamWaitEvent")

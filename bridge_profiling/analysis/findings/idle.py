@@ -260,7 +260,7 @@ def host_launch_bound(evidence: Evidence, thresholds: Thresholds, ledger: Ledger
     starved = evidence.mean_us(evidence.idle_us(cause))
     profiler_us = max(evidence.profiler_of_host_us.values(), default=0.0)
     differ = max(starved.values()) - min(starved.values()) > profiler_us
-    late = responsible(starved) if differ else evidence.ranks
+    late = sorted({*responsible(starved), *_as_slow(evidence, loss.saving_us)}) if differ else evidence.ranks
     numbers = {"idle_us": by_rank(starved), "profiler_us": by_rank(evidence.profiler_us), **_launches(evidence, late)}
     besides = ", in addition to single late ranks" if max(starved.values()) > max(loss.lost_us.values()) + 1 else ""
     title = f"{{ranks}}: the device waits for launches for {{cost}}{besides}"
@@ -454,6 +454,12 @@ def _launching_as_many(evidence: Evidence, ranks: Sequence[int]) -> list[int]:
     count = evidence.typical_us(evidence.grid(evidence.launch_statistics, "kernel_count"))
     least = (1 - _AS_MANY) * min((count.get(rank, 0.0) for rank in ranks), default=0.0)
     return sorted({*ranks, *(rank for rank in evidence.ranks if count.get(rank, -1.0) >= least)})
+
+
+def _as_slow(evidence: Evidence, saving_us: float) -> list[int]:
+    """Ranks whose own host would leave less than half of a saving, if only other hosts launched sooner."""
+    own = evidence.typical_us(evidence.grid(evidence.profiler_cost, "host_own_us"))
+    return [rank for rank, own_us in own.items() if evidence.iteration_us - own_us < saving_us / 2]
 
 
 def _launches(evidence: Evidence, ranks: Sequence[int]) -> dict[str, Any]:

@@ -142,13 +142,16 @@ def straggler_compute(evidence: Evidence, thresholds: Thresholds, ledger: Ledger
 def straggler_host(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
     """Ranks whose hosts launch later than those of ranks with the same work, which wait for them in communication.
 
-    The delay is the launch-starved time beyond the peers', limited by their difference in time without compute and waiting.
+    The delay is the launch-starved time beyond the peers', limited by their difference in time without compute and waiting, and by
+    that between the hosts: the peers' hosts may barely keep up either, and set the pace as soon as this rank does not.
     """
     if len(evidence.ranks) < 2:
         return [], ledger
     peers, known = peers_of(evidence), evidence.waiting_is_known
     own = evidence.duration_us - evidence.compute_us - np.nan_to_num(evidence.waiting_us)
     late = np.minimum(beyond_peers(ledger.left_us(*_LATE), peers), beyond_peers(own, peers))
+    of_host = beyond_peers(evidence.grid(evidence.profiler_cost, "host_own_us"), peers)
+    late = np.where(np.isnan(of_host), late, np.minimum(late, of_host))
     if evidence.per == "capture" and known:
         # Captures that start one after the other have one long wait, in which ranks meet for the first time.
         longest_us = evidence.grid(evidence.rank_iterations, "longest_wait_us")
