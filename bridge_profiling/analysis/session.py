@@ -9,7 +9,7 @@ import contextlib
 import os
 import tempfile
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from bridge_profiling.analysis.kept_answers import KeptAnswers
+from bridge_profiling.analysis.numbering import in_sql, offsets, renumbered
 from bridge_profiling.analysis.one_rank import RankResult, RankTask, answer_rank, answers_of, as_answer
 from bridge_profiling.analysis.questions import (
     Answer,
@@ -233,7 +234,9 @@ class Session:
     def _connected(self, *sources: str) -> duckdb.DuckDBPyConnection:
         if sources not in self._connections:
             entries = [result.entry for result in self.results if result.info.source in sources]
-            self._connections[sources] = connect([entry for entry in entries if entry is not None and entry.is_dir()])
+            folders = [entry for entry in entries if entry is not None and entry.is_dir()]
+            numbers = next((self._offsets[source] for source in sources if self._offsets.get(source)), {})
+            self._connections[sources] = connect(folders, numbers)
         return self._connections[sources]
 
     # Reading captures.
@@ -320,13 +323,25 @@ class Session:
         for place, each in enumerate(asked):
             self._answers[each] = self._all_of(place, each, results)
 
-    @staticmethod
-    def _all_of(place: int, asked: Asked, results: Sequence[RankResult]) -> Answer:
+    @cached_property
+    def _offsets(self) -> dict[str, dict[int, int]]:
+        """By profiler, what each rank's numbers of inferred iterations lack to be those of the others."""
+        readable = [(each.info, each.entry) for each in self._loaded or () if each.entry is not None and each.entry.is_dir()]
+        sources = {info.source for info, _ in readable} - {"memory"}
+        return {source: offsets([each for each in readable if each[0].source == source]) for source in sorted(sources)}
+
+    def _all_of(self, place: int, asked: Asked, results: Sequence[RankResult]) -> Answer:
         """The answers of the results at a place as one."""
         if not results:  # the columns are those of a capture without events
             (empty,) = answers_of(RankTables(_NO_CAPTURE, {}), _names([asked]))
             return Answer(_together([_NO_CAPTURE], [empty.table]).slice(0, 0))
         answers = [result.answers[place] for result in results]
+        if self._loaded is not None:
+            numbers = [self._offsets.get(result.info.source, {}).get(result.info.rank, 0) for result in results]
+            answers = [
+                replace(answer, table=renumbered(answer.table, offset))
+                for answer, offset in zip(answers, numbers, strict=True)
+            ]
         table = _together([result.info for result in results], [answer.table for answer in answers])
         caveats = (
             replace(caveat, ranks=(result.info.rank,))
@@ -336,13 +351,16 @@ class Session:
         return Answer(table, tuple(caveats))
 
 
-def connect(entries: Sequence[Path], *, memory_limit: str = "1GB") -> duckdb.DuckDBPyConnection:
+def connect(
+    entries: Sequence[Path], numbers: Mapping[int, int] | None = None, *, memory_limit: str = "1GB"
+) -> duckdb.DuckDBPyConnection:
     """A database in memory with one view for each table of `traces.tables.SCHEMAS`, over the rows of all ranks.
 
     Nothing is copied: a query reads the columns it names, a row group at a time, so memory does not grow with the ranks.
 
     Args:
         entries: folders of the ranks' Parquet, whose order the rows keep.
+        numbers: what to add to each rank's numbers of iterations (`numbering`).
         memory_limit: size at which queries spill to the machine's temporary directory.
     """
     import duckdb  # workers never need it, and it takes 0.09 s to import
@@ -356,7 +374,8 @@ def connect(entries: Sequence[Path], *, memory_limit: str = "1GB") -> duckdb.Duc
     for name, schema in SCHEMAS.items():
         files = [os.path.join(entry, f"{name}.parquet") for entry, names in listed if f"{name}.parquet" in names]
         if files:
-            connection.read_parquet(files).create_view(name)
+            rows = connection.read_parquet(files)
+            (rows.project(in_sql(numbers)) if numbers and "iteration" in schema.names else rows).create_view(name)
         else:
             # Parquet has no dictionary type, and to DuckDB it would be another one.
             plain = [(each.name, getattr(each.type, "value_type", each.type)) for each in schema]

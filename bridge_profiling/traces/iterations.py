@@ -82,6 +82,8 @@ def find_iterations(
 ) -> tuple[Iterations, list[Caveat]]:
     """The iterations that ranges number; where none does, those that end with a step of the optimizer.
 
+    Ranges that number micro-batches make one iteration up to each that has a step of the optimizer.
+
     Args:
         names: of ranges.
         name: index of `names` by range, by start.
@@ -101,7 +103,13 @@ def find_iterations(
         if (np.diff(number[number != NULL]) < 0).any():
             number[:] = NULL
     if (number != NULL).any():
-        return _numbered(number, start_ns, end_ns)
+        found, caveats = _numbered(number, start_ns, end_ns)
+        steps = start_ns[np.isin(name, [code for code, each in enumerate(names) if each.startswith(_LAST[0])])]
+        together = _micro_batches(found, steps)
+        if together > 1:
+            text = f"{together} numbered steps are one iteration each: every {together}th of them has a step of the optimizer"
+            return _joined(found, steps, together), [*caveats, Caveat("micro_batches_numbered", text)]
+        return found, caveats
     for last in _LAST:
         rows = np.flatnonzero(np.isin(name, [code for code, each in enumerate(names) if each.startswith(last)]))
         # Of optimizers around optimizers, the outer one's.
@@ -133,6 +141,37 @@ def _numbered(number: Integers, start_ns: Integers, end_ns: Integers) -> tuple[I
         text = "iterations overlap: an event inside two of them counts toward the later one"
         return found, [Caveat("iterations_overlap", text)]
     return found, []
+
+
+def _with_step(found: Iterations, steps_ns: Integers) -> Integers:
+    """Which iterations have a step of the optimizer, as places, ascending."""
+    return np.unique(places(found.start_ns, steps_ns[found.containing(steps_ns) != NULL], "right") - 1)
+
+
+def _micro_batches(found: Iterations, steps_ns: Integers) -> int:
+    """How many numbered ranges make an iteration: the steps of the optimizer are as many of them apart.
+
+    A single step shows it if the ranges end with it, and their numbers with a multiple of how many there are.
+    """
+    ends = _with_step(found, steps_ns)
+    if not len(ends):
+        return 1
+    apart = np.diff(ends)
+    if not len(apart):
+        count = int(ends[0]) + 1
+        return count if count == len(found.number) and (found.number[-1] + 1) % count == 0 else 1
+    count = int(apart[0])
+    # An iteration without a step, such as one whose gradients overflowed, is none of these.
+    complete = ends[0] < count and len(found.number) - 1 - ends[-1] < count
+    return count if complete and (apart == count).all() else 1
+
+
+def _joined(found: Iterations, steps_ns: Integers, count: int) -> Iterations:
+    """One iteration for each `count` ranges up to a step of the optimizer; others, at either end, are in none."""
+    last = _with_step(found, steps_ns)
+    last = last[last >= count - 1]
+    number = found.number[last] // count
+    return Iterations(number, found.start_ns[last - count + 1], found.end_ns[last], found.rows[last])
 
 
 def _between(

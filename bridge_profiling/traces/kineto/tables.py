@@ -164,7 +164,8 @@ def _tables(collected: Collector, info: RankInfo) -> tuple[dict[str, pa.Table], 
     operations, undescribed = _operations(device, host, collected, {group.name: group for group in info.groups})
     columns, rows = device.columns(names, iterations), device.communication
     if undescribed:
-        text = f"{undescribed} of {len(rows)} communication kernels have no description: their group and message are unknown"
+        unknown = "their messages are unknown" if all(each.group_name for each in operations) else "their group and message are unknown"
+        text = f"{undescribed} of {len(rows)} communication kernels have no description: {unknown}"
         caveats.append(Caveat("collectives_undescribed", text))
     tables = {
         "device_events": build("device_events", info.rank, columns),
@@ -332,8 +333,10 @@ def _operations(
     """What each communication kernel carries out, and the number of kernels without a description.
 
     Kineto describes a kernel by the call it was launched in. Operations issued as a batch (`batch_isend_irecv`) are
-    launched after all their calls; then the thread's calls since its previous launch describe the kernel.
+    launched after all their calls; then the thread's calls since its previous launch describe the kernel. Without any operator,
+    kernels are collectives of the group that the trace lists, if it lists only one; one that sends and receives is an all-to-all.
     """
+    only = _only_group(groups) if not collected.calls and not collected.collectives else None
     calls: dict[int, deque[tuple[int, Operation]]] = defaultdict(deque)
     for row in np.flatnonzero(np.isin(host.order, list(collected.calls))).tolist():
         calls[int(host.thread[row])].append((int(host.start_ns[row]), collected.calls[int(host.order[row])]))
@@ -350,9 +353,18 @@ def _operations(
         elif before:
             found[place] = batch([call.in_known_group(groups) for call in before])
         else:
-            found[place] = Operation(named)
+            alone = Operation(named)
+            if only is not None and named is not None:
+                alone = Operation("all_to_all" if named == "send_recv" else named, only.name).in_known_group(groups)
+            found[place] = alone
             undescribed += 1
     return [found[place] for place in range(len(issued))], undescribed
+
+
+def _only_group(groups: Mapping[str, ProcessGroup]) -> ProcessGroup | None:
+    """The only group of several ranks that communicates on devices; None if there are more of them, or its ranks are unknown."""
+    several = [group for group in groups.values() if len(group.ranks) != 1 and "nccl" in group.backend]
+    return several[0] if len(several) == 1 and several[0].ranks else None
 
 
 def _taken(calls: deque[tuple[int, Operation]] | None, until_ns: int, operations: Sequence[str | None]) -> list[Operation]:
