@@ -339,8 +339,7 @@ class Session:
         if self._loaded is not None:
             numbers = [self._offsets.get(result.info.source, {}).get(result.info.rank, 0) for result in results]
             answers = [
-                replace(answer, table=renumbered(answer.table, offset))
-                for answer, offset in zip(answers, numbers, strict=True)
+                replace(answer, table=renumbered(answer.table, offset)) for answer, offset in zip(answers, numbers, strict=True)
             ]
         table = _together([result.info for result in results], [answer.table for answer in answers])
         caveats = (

@@ -130,6 +130,33 @@ def test_iterations_that_no_range_numbers_lie_between_steps_of_the_optimizer(wri
         assert microseconds == expected
 
 
+def numbered(first, *stepping):
+    """Numbered steps, some of which have a step of the optimizer."""
+    events = []
+    for place, steps in enumerate(stepping):
+        events.append(complete("user_annotation", f"ProfilerStep#{first + place}", 100 * place, 90))
+        events += [complete("user_annotation", "Optimizer.step#AdamW.step", 100 * place + 80, 5)] if steps else []
+    return events
+
+
+@pytest.mark.parametrize(
+    ("events", "expected"),
+    [
+        (numbered(30, 0, 0, 1, 0, 0, 1), [(10, 0, 290), (11, 300, 590)]),
+        (numbered(31, 0, 1, 0, 0, 1, 0), [(11, 200, 490)]),  # not whole at either end
+        (numbered(3, 0, 0, 1), [(1, 0, 290)]),
+        (numbered(4, 0, 0, 1), [(4, 0, 90), (5, 100, 190), (6, 200, 290)]),  # how many there are is not known
+        (numbered(0, 1, 1, 0, 1), [(place, 100 * place, 100 * place + 90) for place in range(4)]),  # gradients overflowed
+        (numbered(0, 0, 0), [(0, 0, 90), (1, 100, 190)]),
+    ],
+)
+def test_numbered_micro_batches_make_one_iteration_up_to_the_step_of_the_optimizer(read_trace, events, expected):
+    tables = read_trace(events)
+    found = values(tables["iterations"], "iteration", "start_ns", "end_ns")
+    assert [(number, start / 1000, end / 1000) for number, start, end in found] == expected
+    assert ("micro_batches_numbered" in caveats(tables)) == (len(found) < sum("Profiler" in each["name"] for each in events))
+
+
 BACK_AND_FORTH = ["embed", *["norm", "gemm", "gelu"] * 11, "loss", *["gelu", "gemm", "norm"] * 11, "sum"]
 TRAINING, DECODING = [*BACK_AND_FORTH, "FusedAdam", "mean"], ["Memcpy HtoD", *BACK_AND_FORTH]
 

@@ -208,3 +208,19 @@ def test_pieces_are_cut_between_events_only(write_trace, monkeypatch, nested):
     monkeypatch.setattr(stream, "PIECE_BYTES", 64)
     again = kineto.read(path)
     assert (contents(again), again.info) == (contents(whole), whole.info)
+
+
+@pytest.mark.parametrize(
+    ("groups", "expected"),
+    [
+        (1, [("all_reduce", "0", "[0,1]"), ("all_to_all", "0", "[0,1]")]),
+        (2, [("all_reduce", None, None), ("send_recv", None, None)]),
+    ],
+)
+def test_without_operators_kernels_are_collectives_of_the_only_group_that_the_trace_lists(read_trace, groups, expected):
+    listed = [{"pg_name": str(name), "backend_config": "cuda:nccl", "ranks": [0, 1]} for name in range(groups)]
+    names = ("ncclDevKernel_AllReduce_Sum_f32_RING_LL(args)", "ncclDevKernel_SendRecv(args)")
+    calls = [call("cudaLaunchKernelExC", 10 * place, 2, place + 1) for place in range(2)]
+    events = [*calls, *(kernel(name, 10 * place + 3, 4, correlation=place + 1) for place, name in enumerate(names))]
+    tables = read_trace(events, distributedInfo={"rank": 0, "world_size": 2, "pg_config": listed})
+    assert values(tables["collectives"], "operation", "group_name", "group_ranks") == expected

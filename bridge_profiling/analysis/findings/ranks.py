@@ -142,8 +142,8 @@ def straggler_compute(evidence: Evidence, thresholds: Thresholds, ledger: Ledger
 def straggler_host(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
     """Ranks whose hosts launch later than those of ranks with the same work, which wait for them in communication.
 
-    The delay is the launch-starved time beyond the peers', limited by their difference in time without compute and waiting, and by
-    that between the hosts: the peers' hosts may barely keep up either, and set the pace as soon as this rank does not.
+    The delay is the launch-starved time beyond the peers', limited by their difference in time without compute and waiting, and
+    by that between the hosts: the peers' hosts may barely keep up either, and set the pace as soon as this rank does not.
     """
     if len(evidence.ranks) < 2:
         return [], ledger

@@ -164,7 +164,11 @@ def _tables(collected: Collector, info: RankInfo) -> tuple[dict[str, pa.Table], 
     operations, undescribed = _operations(device, host, collected, {group.name: group for group in info.groups})
     columns, rows = device.columns(names, iterations), device.communication
     if undescribed:
-        unknown = "their messages are unknown" if all(each.group_name for each in operations) else "their group and message are unknown"
+        unknown = (
+            "their messages are unknown"
+            if all(each.group_name for each in operations)
+            else "their group and message are unknown"
+        )
         text = f"{undescribed} of {len(rows)} communication kernels have no description: {unknown}"
         caveats.append(Caveat("collectives_undescribed", text))
     tables = {
@@ -334,7 +338,8 @@ def _operations(
 
     Kineto describes a kernel by the call it was launched in. Operations issued as a batch (`batch_isend_irecv`) are
     launched after all their calls; then the thread's calls since its previous launch describe the kernel. Without any operator,
-    kernels are collectives of the group that the trace lists, if it lists only one; one that sends and receives is an all-to-all.
+    kernels are collectives of the group that the trace lists, if it lists only one; those that send and receive are
+    all-to-alls.
     """
     only = _only_group(groups) if not collected.calls and not collected.collectives else None
     calls: dict[int, deque[tuple[int, Operation]]] = defaultdict(deque)
@@ -362,7 +367,7 @@ def _operations(
 
 
 def _only_group(groups: Mapping[str, ProcessGroup]) -> ProcessGroup | None:
-    """The only group of several ranks that communicates on devices; None if there are more of them, or its ranks are unknown."""
+    """The only group of several ranks that communicates on devices; None if there are more, or its ranks are unknown."""
     several = [group for group in groups.values() if len(group.ranks) != 1 and "nccl" in group.backend]
     return several[0] if len(several) == 1 and several[0].ranks else None
 

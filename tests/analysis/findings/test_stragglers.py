@@ -106,6 +106,22 @@ def test_a_late_host_is_named_and_not_the_ranks_that_wait_for_it(find):
     assert finding.confidence is Confidence.low  # no manifest says what the profiler cost
 
 
+def test_a_host_is_as_late_as_the_others_could_be_earlier(find):
+    """Both hosts set the pace. The faster one is far ahead, so that only the other one's device waits for launches."""
+
+    def step(job, _):
+        job.wait = lambda ranks, operator=None: None
+        for rank, pause_us in ((0, 130), (1, 100)):
+            for _ in range(50):
+                job.be_in(rank, "something", pause_us * US)
+                job.launch(rank, 10 * US)
+        job.meet()
+
+    finding = find(SimulatedJob(step, 2, iterations=10), *_FINDS)["straggler_host"]
+    assert (finding.ranks, finding.evidence["late_us"]) == ([0], {"0": approx(1_500, rel=0.1)})
+    assert finding.evidence["launch_starved_us"]["0"] == approx(6_500, rel=0.1)
+
+
 def test_ranks_that_change_a_lot_or_by_chance_are_no_stragglers(find):
     for took in (lambda number: number % 2 * 3 * MS, lambda number: (number - 10) ** 2 % 5 * 2 * MS):
         assert find(_job(lambda job, number, took=took: job.launch(1, took(number)), 2, iterations=6), *_FINDS) == {}
