@@ -4,9 +4,11 @@ Roles, by what shows them:
 
 - `optimizer_sweep`: `SWEEP` or more kernels in a row, each launched by an operator on one tensor: an optimizer, a moving
   average of weights or a clipping of gradients that visits one parameter after the other. Outside of an optimizer's range
-  only element-wise operators count; no layer of a network launches so many without a matrix product in between.
+  only element-wise operators count; no layer of a network launches so many without a matrix product in between. In a capture
+  without operators, the names of the kernels decide.
 - `attention_other`, `attention_product`: what runs between two batched matrix products and has a softmax in it (scale, mask,
-  dropout, casts), and these products. Fused attention has none of that.
+  dropout, casts), and these products. Fused attention has none of that. In a capture without operators any product counts
+  as batched, if the softmax takes half as long at least: attention has more scores than values. A router's takes far less.
 - `layout`: copies between channels first and channels last, by their names; where convolutions are `_OF_IMAGES` of the compute,
   all that `contiguous`, `clone` and `to` copy to other strides. `layout_norm`: batch norms in channels first.
 - `fp32`, `tf32`, `reduced`: matrix products and convolutions by precision, and `fp32_elementwise`.
@@ -76,6 +78,9 @@ _COLLECTIVES = 0.5
 #: Parameters differ in size. A sweep whose kernels take equally long, but for this factor, visits parts of something else.
 _UNEQUAL = 1.5
 
+#: The most sweeps over parameters in an iteration: of two networks' optimizers, and of a moving average.
+_A_FEW = 3
+
 _OPTIMIZER = "Optimizer.step#"
 _BACKWARD = "autograd::engine::evaluate_function"
 
@@ -91,8 +96,11 @@ _FORWARD = tuple(
 #: Roles that cost nothing by themselves.
 _DESCRIBE = ("reduced", "layout_norm")
 
-#: The name of a sweep that no optimizer's range contains.
-OUTSIDE = "outside an optimizer"
+#: The name of a sweep that no optimizer's range contains, and of one in a capture without operators.
+OUTSIDE, IN_A_ROW = "outside an optimizer", "in a row"
+
+#: A softmax of attention takes at least this share of the time of the products around it.
+_OF_PRODUCTS = 0.5
 
 _ROLES = pa.schema(
     [
@@ -127,6 +135,11 @@ class _Kernels:
         """The kernels that one of some operators launched."""
         names = frozenset(wanted)
         return np.array([*(name in names for name in self.operators), False])[self.operator]
+
+    @property
+    def without_operators(self) -> bool:
+        """Whether it is not known of any kernel which operator launched it."""
+        return bool((self.operator < 0).all())
 
     @property
     def launched_by_one_tensor(self) -> NDArray[np.bool_]:
@@ -216,10 +229,14 @@ def _roles(
     passes = _passes(host_events)
     products = kernels.named(kernel_names.is_product)
     outside = _outside_passes(kernels.launch_ns, host_events, *passes)
-    sweep = _sweeps(kernels, of_optimizer & ~products & kernels.launched_by_one_tensor, outside, communicates)
+    if kernels.without_operators:
+        sweep = _sweeps_by_name(kernels, communicates)
+    else:
+        sweep = _sweeps(kernels, of_optimizer & ~products & kernels.launched_by_one_tensor, outside, communicates)
     yield "optimizer_sweep", sweep, _before_ns(kernels, gaps.launch_starved | gaps.dependency_stalled, sweep)
     batched = products & (kernels.launched_by(*_BATCHED) | (kernels.operator < 0))
-    attention = _around_softmax(kernels.named(kernel_names.is_softmax), products, batched)
+    least_ns = np.where(kernels.operator < 0, _OF_PRODUCTS * (kernels.end_ns - kernels.start_ns), 0)
+    attention = _around_softmax(kernels, kernels.named(kernel_names.is_softmax), products, batched, least_ns)
     yield "attention_other", attention & ~products, no_idle
     yield "layout", _layout_copies(kernels), no_idle
     yield "layout_norm", kernels.named(kernel_names.is_channels_first_norm), no_idle
@@ -265,20 +282,45 @@ def _sweeps(
         outside: which ones are launched outside of forward and backward passes.
         communicates: when communication started. Between the kernels of a sweep, it is the reason that these are apart.
     """
-    member = of_optimizer | (kernels.launched_by(*_ELEMENTWISE) & outside)
-    edges = np.flatnonzero(np.diff(np.concatenate(([False], member, [False]))))
-    begins, ends = edges[::2], edges[1::2]
-    long = ends - begins >= SWEEP
-    begins, ends = begins[long], ends[long]
-    real = np.zeros(len(begins), bool)
     length = kernels.end_ns - kernels.start_ns
-    for place, (begin, end) in enumerate(zip(begins.tolist(), ends.tolist(), strict=True)):
+
+    def visits_parameters(begin: int, end: int) -> bool:
         operators = {kernels.operators[code] for code in np.unique(kernels.operator[begin:end]).tolist()}
         shorter, longer = np.quantile(length[begin:end], (0.1, 0.9))
         average = operators & _SCALES and operators & _ADDS and longer >= _UNEQUAL * shorter
         met = np.ptp(np.searchsorted(communicates, kernels.start_ns[[begin, end - 1]]))
         alone = bool(operators & _OF_PARAMETERS or average) and met < _COLLECTIVES * (end - begin)
-        real[place] = of_optimizer[begin:end].any() or alone
+        return bool(of_optimizer[begin:end].any() or alone)
+
+    return _long_runs(of_optimizer | (kernels.launched_by(*_ELEMENTWISE) & outside), visits_parameters)
+
+
+def _sweeps_by_name(kernels: _Kernels, communicates: Nanoseconds) -> NDArray[np.bool_]:
+    """Kernels of sweeps over parameters in a capture without operators: names, lengths and their number are all that shows them.
+
+    A loop that each layer of a model has runs more often.
+    """
+    length = kernels.end_ns - kernels.start_ns
+    iterations = len(kernels.iteration.unique().drop_null())
+
+    def visits_parameters(begin: int, end: int) -> bool:
+        shorter, longer = np.quantile(length[begin:end], (0.1, 0.9))
+        met = np.ptp(np.searchsorted(communicates, kernels.start_ns[[begin, end - 1]]))
+        names = (kernels.names[code] or "" for code in np.unique(kernels.name[begin:end]).tolist())
+        alone = longer >= _UNEQUAL * shorter and met < _COLLECTIVES * (end - begin)
+        return bool(alone and kernel_names.update_parameters(names))
+
+    found = _long_runs(kernels.named(kernel_names.is_of_one_tensor), visits_parameters)
+    runs = int(np.count_nonzero(np.diff(found, prepend=False) & found))
+    return found & (runs <= _A_FEW * iterations)
+
+
+def _long_runs(member: NDArray[np.bool_], is_sweep: Callable[[int, int], bool]) -> NDArray[np.bool_]:
+    """The members of runs of at least `SWEEP` that a function accepts by their first place and the place after their last."""
+    edges = np.flatnonzero(np.diff(np.concatenate(([False], member, [False]))))
+    begins, ends = edges[::2], edges[1::2]
+    real = ends - begins >= SWEEP
+    real[real] = [is_sweep(begin, end) for begin, end in zip(begins[real].tolist(), ends[real].tolist(), strict=True)]
     return _between(begins[real], ends[real] - 1, len(member))
 
 
@@ -311,8 +353,18 @@ def _between(first: NDArray[np.int64], last: NDArray[np.int64], size: int) -> ND
     return np.cumsum(depth[:-1]) > 0
 
 
-def _around_softmax(softmax: NDArray[np.bool_], products: NDArray[np.bool_], batched: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Attention: from the batched product before each softmax to the one after it, and products next to these."""
+def _around_softmax(
+    kernels: _Kernels,
+    softmax: NDArray[np.bool_],
+    products: NDArray[np.bool_],
+    batched: NDArray[np.bool_],
+    least_ns: NDArray[np.float64],
+) -> NDArray[np.bool_]:
+    """Attention: from the batched product before each softmax to the one after it, and products next to these.
+
+    Args:
+        least_ns: what a softmax next to each product takes at least, if they belong together.
+    """
     size = len(softmax)
     places = np.flatnonzero(products)
     at = np.flatnonzero(softmax)
@@ -323,6 +375,7 @@ def _around_softmax(softmax: NDArray[np.bool_], products: NDArray[np.bool_], bat
     at, after = at[inner], after[inner]
     first, last = places[after - 1], places[after]
     near = batched[first] & batched[last] & (at - first <= _NEAR) & (last - at <= _NEAR)
+    near &= (kernels.end_ns - kernels.start_ns)[at] >= np.maximum(least_ns[first], least_ns[last])
     first, last, after = first[near], last[near], after[near]
     found = _between(first, last, size)
     for edge, other, exists in (
@@ -345,7 +398,7 @@ def _optimizers(kernels: _Kernels, host_events: pa.Table) -> tuple[NDArray[np.in
         last = np.maximum(np.searchsorted(start, kernels.launch_ns, side="right") - 1, 0)
         inside = (start[last] <= kernels.launch_ns) & (kernels.launch_ns < end[last])
         found = np.where(inside, codes[rows][last], found)
-    return found, [*names, OUTSIDE]
+    return found, [*names, IN_A_ROW if kernels.without_operators and not len(rows) else OUTSIDE]
 
 
 def _recomputed(

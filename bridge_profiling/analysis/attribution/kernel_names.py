@@ -7,6 +7,7 @@ nothing is guessed.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from functools import lru_cache
 
 #: Names whose answers are kept: the ranks that a process reads have the same kernels.
@@ -49,6 +50,11 @@ _STRIDED_COPY = re.compile(r"at::native::elementwise_kernel<.*direct_copy_kernel
 _ELEMENTWISE = re.compile(
     r"(?:at::native|cudnn::).*(?:elementwise|reduce_kernel|softmax|norm|dropout|pool|CatArray|nhwc|nchw)", re.IGNORECASE
 )
+
+#: torch's kernels for one tensor; those for lists of tensors are multi_tensor_apply_kernel.
+_ONE_TENSOR = re.compile(r"at::native::(?:\(anonymous namespace\)::)?(?:vectorized_|unrolled_)?(?:elementwise|reduce)_kernel")
+_OF_PARAMETERS = re.compile(r"lerp_|addcmul|addcdiv|Norm\w*Ops")
+_SCALES, _ADDS = re.compile(r"MulFunctor"), re.compile(r"CUDAFunctor(?:OnSelf)?_add")
 
 _CHANNELS_FIRST_NORM = re.compile(r"at::native::batch_norm_(?!\w*channels_last)")
 _NOT_FP32 = re.compile(r"bfloat16|half|double|multi_tensor", re.IGNORECASE)
@@ -112,3 +118,16 @@ def is_channels_first_norm(name: str) -> bool:
 def is_fp32_elementwise(name: str) -> bool:
     """Whether it is one of torch's kernels that memory bounds, on fp32 as far as its name says."""
     return bool(_ELEMENTWISE.search(name)) and not _NOT_FP32.search(name)
+
+
+@lru_cache(maxsize=_NAMES)
+def is_of_one_tensor(name: str) -> bool:
+    """Whether torch launches it for one tensor, element by element."""
+    return bool(_ONE_TENSOR.search(name))
+
+
+def update_parameters(names: Iterable[str]) -> bool:
+    """Whether these kernels update or measure parameters: steps of optimizers, moving averages, norms."""
+    names = list(names)
+    average = any(map(_SCALES.search, names)) and any(map(_ADDS.search, names))
+    return average or any(map(_OF_PARAMETERS.search, names))

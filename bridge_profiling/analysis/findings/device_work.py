@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from bridge_profiling.analysis.attribution.device_roles import OUTSIDE
+from bridge_profiling.analysis.attribution.device_roles import IN_A_ROW, OUTSIDE
 from bridge_profiling.analysis.attribution.idle import Cause
 from bridge_profiling.analysis.attribution.kernel_names import is_strided_copy
 from bridge_profiling.analysis.findings.evidence import Evidence
@@ -114,6 +114,13 @@ def unfused_attention(evidence: Evidence, thresholds: Thresholds, ledger: Ledger
     return [finding], ledger
 
 
+#: Where a sweep over parameters is that no optimizer's range contains.
+_WHERE = {
+    OUTSIDE: "outside the optimizer, as in a moving average of weights or in clipping,",
+    IN_A_ROW: "in a row, as an optimizer, a moving average of weights or clipping launches them,",
+}
+
+
 def unfused_optimizer(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
     """An optimizer, a moving average of weights or a clipping of gradients launches kernels for each parameter."""
     rows = _rows(evidence, "optimizer_sweep")
@@ -129,7 +136,7 @@ def unfused_optimizer(evidence: Evidence, thresholds: Thresholds, ledger: Ledger
     count = _per_iteration(evidence, rows)
     names = {row["name"]: row["own_us_sum"] for row in rows.group_by("name").aggregate([("own_us", "sum")]).to_pylist()}
     name = max(names, key=lambda each: names[each])
-    where = "outside the optimizer, as in a moving average of weights or in clipping," if name == OUTSIDE else f"in {name}"
+    where = _WHERE.get(name, f"in {name}")
     finding = _finding(
         evidence,
         "unfused_optimizer",
