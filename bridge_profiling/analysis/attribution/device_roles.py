@@ -296,7 +296,7 @@ def _sweeps(
 
 
 def _sweeps_by_name(kernels: _Kernels, communicates: Nanoseconds) -> NDArray[np.bool_]:
-    """Kernels of sweeps over parameters in a capture without operators: names, lengths and their number are all that shows them.
+    """Kernels of sweeps over parameters in a capture without operators, by their names, their lengths and how often they come.
 
     A loop that each layer of a model has runs more often.
     """
