@@ -19,7 +19,7 @@ Roles, by what shows them:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -74,6 +74,9 @@ _SCALES, _ADDS = frozenset(["aten::mul", "aten::mul_"]), frozenset(["aten::add",
 
 #: With so many collectives for each kernel, a sweep waits for these.
 _COLLECTIVES = 0.5
+
+#: With so many copies to the host for each kernel, the host reads a result for each parameter.
+_READ = 0.1
 
 #: Parameters differ in size. A sweep whose kernels take equally long, but for this factor, visits parts of something else.
 _UNEQUAL = 1.5
@@ -138,8 +141,8 @@ class _Kernels:
 
     @property
     def without_operators(self) -> bool:
-        """Whether it is not known of any kernel which operator launched it."""
-        return bool((self.operator < 0).all())
+        """Whether the capture has none of torch's operators; libraries such as CUB have ranges that look like some."""
+        return not any(name and name.startswith("aten::") for name in self.operators)
 
     @property
     def launched_by_one_tensor(self) -> NDArray[np.bool_]:
@@ -177,8 +180,14 @@ def device_roles(
     taken = np.zeros(len(length), bool)
     found: dict[str, pa.Table] = {}
     optimizer, optimizers = _optimizers(kernels, host_events)
-    communicates = np.sort(to_int64(device_events["start_ns"])[rows_of(device_events["kind"], "communication")])
-    for role, mine, idle in _roles(kernels, optimizer < len(optimizers) - 1, host_events, gaps, communicates):
+    between = {
+        kind: np.sort(to_int64(device_events["start_ns"])[rows])
+        for kind, rows in (
+            ("communication", rows_of(device_events["kind"], "communication")),
+            ("to_host", rows_of(device_events["kind"], "memcpy") & rows_of(device_events["direction"], "DtoH")),
+        )
+    }
+    for role, mine, idle in _roles(kernels, optimizer < len(optimizers) - 1, host_events, gaps, between):
         own = mine & ~taken
         taken |= mine & (role not in _DESCRIBE)
         if not mine.any():
@@ -217,22 +226,27 @@ def _summed(kernels: pa.Table, roles: list[str], names: list[str | None]) -> pa.
 
 
 def _roles(
-    kernels: _Kernels, of_optimizer: NDArray[np.bool_], host_events: pa.Table, gaps: IdleGaps, communicates: Nanoseconds
+    kernels: _Kernels,
+    of_optimizer: NDArray[np.bool_],
+    host_events: pa.Table,
+    gaps: IdleGaps,
+    between: Mapping[str, Nanoseconds],
 ) -> Iterator[tuple[str, NDArray[np.bool_], Nanoseconds]]:
     """Each role, its kernels and the idle time of each kernel.
 
     Args:
         of_optimizer: which kernels an optimizer launched.
-        communicates: when communication started, ascending.
+        between: when communication and copies to the host started, ascending.
     """
     no_idle = np.zeros(len(kernels.start_ns), np.int64)
     passes = _passes(host_events)
     products = kernels.named(kernel_names.is_product)
     outside = _outside_passes(kernels.launch_ns, host_events, *passes)
     if kernels.without_operators:
-        sweep = _sweeps_by_name(kernels, communicates)
+        sweep = _sweeps_by_name(kernels, between)
     else:
-        sweep = _sweeps(kernels, of_optimizer & ~products & kernels.launched_by_one_tensor, outside, communicates)
+        of_one = of_optimizer & ~products & kernels.launched_by_one_tensor
+        sweep = _sweeps(kernels, of_one, outside, between["communication"])
     yield "optimizer_sweep", sweep, _before_ns(kernels, gaps.launch_starved | gaps.dependency_stalled, sweep)
     batched = products & (kernels.launched_by(*_BATCHED) | (kernels.operator < 0))
     least_ns = np.where(kernels.operator < 0, _OF_PRODUCTS * (kernels.end_ns - kernels.start_ns), 0)
@@ -295,19 +309,19 @@ def _sweeps(
     return _long_runs(of_optimizer | (kernels.launched_by(*_ELEMENTWISE) & outside), visits_parameters)
 
 
-def _sweeps_by_name(kernels: _Kernels, communicates: Nanoseconds) -> NDArray[np.bool_]:
+def _sweeps_by_name(kernels: _Kernels, between: Mapping[str, Nanoseconds]) -> NDArray[np.bool_]:
     """Kernels of sweeps over parameters in a capture without operators, by their names, their lengths and how often they come.
 
-    A loop that each layer of a model has runs more often.
+    A loop that each layer of a model has runs more often. Where the host reads what they compute, it waits for the device.
     """
     length = kernels.end_ns - kernels.start_ns
     iterations = len(kernels.iteration.unique().drop_null())
 
     def visits_parameters(begin: int, end: int) -> bool:
         shorter, longer = np.quantile(length[begin:end], (0.1, 0.9))
-        met = np.ptp(np.searchsorted(communicates, kernels.start_ns[[begin, end - 1]]))
+        met, read = (np.ptp(np.searchsorted(times, kernels.start_ns[[begin, end - 1]])) for times in between.values())
         names = (kernels.names[code] or "" for code in np.unique(kernels.name[begin:end]).tolist())
-        alone = longer >= _UNEQUAL * shorter and met < _COLLECTIVES * (end - begin)
+        alone = longer >= _UNEQUAL * shorter and met < _COLLECTIVES * (end - begin) and read < _READ * (end - begin)
         return bool(alone and kernel_names.update_parameters(names))
 
     found = _long_runs(kernels.named(kernel_names.is_of_one_tensor), visits_parameters)
