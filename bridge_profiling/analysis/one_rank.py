@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from bridge_profiling.analysis.questions import Answer, Blocks, Collected, Columns, Derived, Input
+from bridge_profiling.analysis.questions import Answer, Blocks, Collected, Columns, Derived, Given, Input
 from bridge_profiling.analysis.registry import QUESTIONS
 from bridge_profiling.errors import TraceError
 from bridge_profiling.regular_files import size_bytes
@@ -113,6 +113,8 @@ class RankQuestions:
                 self._kept[key] = item.function(*(self._value(each, options) for each in item.inputs))
             elif isinstance(item, Collected):
                 self._collect(key, options)
+            elif item is Given.SOURCE:
+                self._kept[key] = self._tables.info.source
             else:
                 raise TypeError(f"{item} is not an input of a question about one capture")
         return self._kept[key]

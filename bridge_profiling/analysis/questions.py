@@ -55,6 +55,7 @@ class Given(Enum):
 
     DATABASE = "DuckDB connection with a view of each table in `traces.tables.SCHEMAS`"
     INFOS = "`RankInfo` of each trace in the database"
+    SOURCE = "the profiler of one capture, `kineto` or `nsys`"
 
 
 @dataclass(frozen=True)

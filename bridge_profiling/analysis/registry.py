@@ -63,7 +63,7 @@ _ACTIVITY = Collected(
 )
 _OPERATORS_BY_ID = Collected("host_events", host.Operators.COLUMNS, host.Operators)
 _RECORDING = Collected("host_events", recording.COLUMNS, recording.Recorded, (_DEVICE_EVENTS,))
-_PROFILER = Derived(profiler_cost.replay, (_RECORDING, _DEVICE_EVENTS, _GAPS, _WORK))
+_PROFILER = Derived(profiler_cost.replay, (_RECORDING, _DEVICE_EVENTS, _GAPS, _WORK, Given.SOURCE))
 _ROLES_ON_HOST = _chosen(device_roles.host_rows, "category", "thread", "name", "start_ns", "end_ns")
 _OPERATORS = Blocks(
     "host_events",

@@ -79,7 +79,8 @@ def test_all_that_overlaps_is_matched_whatever_the_clocks(tmp_path_factory, skip
         (("all_gather", "all_reduce"), {}, ({}, ["operations_unmatched"])),
         (("all_reduce", "all_gather"), {"message_bytes": 7}, ({}, ["operations_unmatched"])),
         (("all_to_all", "all_to_all"), {"message_bytes": 7}, ({2: 4}, [])),
-        (("all_reduce", "all_gather"), {"group_name": None, "group_ranks": None}, ({}, ["operations_without_group"])),
+        (("all_reduce", "all_gather"), {"group_name": None, "group_ranks": None}, ({2: 4}, ["group_inferred"])),
+        (("all_reduce", "send_recv"), {"group_name": None, "group_ranks": None}, ({}, ["operations_without_group"])),
     ],
 )
 def test_only_operations_of_one_kind_size_place_and_group_match(tmp_path, operations, recorded, expected):
@@ -90,6 +91,23 @@ def test_only_operations_of_one_kind_size_place_and_group_match(tmp_path, operat
     for row, operation in zip(run.operations[1], operations * 2, strict=True):
         row["operation"] = operation
     assert _matched(run, tmp_path) == expected
+
+
+def test_operations_without_a_group_match_those_of_all_ranks_only_if_they_end_together(tmp_path):
+    def matched(groups, folder):
+        run, chance = SimulatedRun(4), random.Random(5)
+
+        def step(_):
+            for ranks in groups:
+                run.compute(ranks[0], chance.randrange(5 * MS, 9 * MS))
+                run.meet(ranks, "all_reduce")
+
+        run.iterate(3, step)
+        run.change_operations(range(4), group_name=None, group_ranks=None)
+        return _matched(run, folder)
+
+    assert matched([[0, 1, 2, 3]], tmp_path / "one") == ({4: 3}, ["group_inferred"])
+    assert matched([[0, 1], [2, 3]], tmp_path / "two") == ({}, ["operations_without_group"])
 
 
 def test_sends_and_kernels_that_send_and_receive_match_those_of_their_peers(tmp_path):

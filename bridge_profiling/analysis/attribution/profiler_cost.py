@@ -77,10 +77,11 @@ class Rates:
 
 
 @cache
-def rates() -> Rates:
-    """The rates in profiler_cost.toml."""
+def rates(source: str = "kineto") -> Rates:
+    """The rates of a profiler in profiler_cost.toml."""
     table = texts(__package__, "profiler_cost.toml")
-    return Rates(**{name: table[name] for name in Rates.__annotations__})
+    own = table | table.get(source, {})
+    return Rates(**{name: own[name] for name in Rates.__annotations__})
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,7 @@ class ProfilerCost:
     rates: Rates
 
 
-def replay(recording: Recording, device_events: pa.Table, gaps: IdleGaps, work: DeviceWork) -> ProfilerCost:
+def replay(recording: Recording, device_events: pa.Table, gaps: IdleGaps, work: DeviceWork, source: str) -> ProfilerCost:
     """What the profiler cost one rank.
 
     Args:
@@ -145,8 +146,9 @@ def replay(recording: Recording, device_events: pa.Table, gaps: IdleGaps, work: 
         device_events: of the same rank.
         gaps: in the device's compute.
         work: of the device.
+        source: the profiler.
     """
-    each = rates().on_host(recording.launches_ns, recording.gaps_ns)
+    each = rates(source).on_host(recording.launches_ns, recording.gaps_ns)
     operator_us = each.operator_us + each.shapes_us * recording.with_shapes
     # The last one is of the profiler's own work, which costs as long as it took.
     cost_us = np.array([operator_us, each.call_us, each.annotation_us, each.python_us, each.runtime_us, 0.0])

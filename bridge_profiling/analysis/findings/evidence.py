@@ -244,7 +244,11 @@ class Evidence:
         """A mean iteration of the job as captured, with the time until the next one; 0 without any."""
         if not self.numbers:
             return 0.0
-        return float(np.mean(np.nanmedian(self.captured_iterations_us, axis=1)))
+        each_us = np.nanmedian(self.captured_iterations_us, axis=1)
+        if len(each_us) > 1:
+            # Captures do not begin together: in the first iteration, ranks wait for the one whose capture begins last.
+            each_us[0] = np.nanmin(self.captured_iterations_us[0])
+        return float(np.mean(each_us))
 
     @cached_property
     def iteration_us(self) -> float:

@@ -3,6 +3,9 @@
 Operations of a group are matched by their position in the iteration if all of the group's captures hold the same operations of
 that iteration. Otherwise, for example if a capture begins in the middle, they are matched by the offset at which the captures
 fit together (`align`). Sends and receives are matched pair by pair: the n-th from one rank to another with the n-th receipt.
+
+Captures without operators, such as those of `nsys profile -t cuda`, name no groups. Then collectives are taken for those of one
+group of all captured ranks, unless some operations may be of pairs, or what is matched does not end together.
 """
 
 from __future__ import annotations
@@ -56,6 +59,9 @@ select * replace (coalesce(operation, 'unknown') as operation),
     hash(coalesce(group_name, ''), coalesce(group_ranks, '')) as group_id
 from collectives
 """
+
+# The group_id stays that of operations without a group.
+_OF_ONE_GROUP = "update operations set group_ranks = $ranks, group_size = $size"
 
 # A row for each direction of each operation. A channel is a group, or two of its ranks in one direction.
 _CALLS = f"""
@@ -130,16 +136,49 @@ def match(connection: duckdb.DuckDBPyConnection) -> list[Caveat]:
     group, group_name, group_ranks, group_size, captured (number of its ranks that are).
     """
     connection.execute(_OPERATIONS)
+    inferred = _ranks_of_one_group(connection)
+    if inferred:
+        connection.execute(_OF_ONE_GROUP, {"ranks": f"[{','.join(map(str, inferred))}]", "size": len(inferred)})
+    _match(connection)
+    if inferred and not _end_together(connection):
+        connection.execute(_OPERATIONS)
+        inferred = []
+        _match(connection)
+    connection.execute(_GROUPS)
+    found = [*([caveat("group_inferred")] if inferred else []), *_caveats(connection)]
+    connection.execute("drop table calls; drop table unequal")
+    return found
+
+
+def _match(connection: duckdb.DuckDBPyConnection) -> None:
     connection.execute(_CALLS)
     connection.execute(_UNEQUAL)
     aligned = _aligned(connection)
     connection.register("aligned", aligned)
     connection.execute(_MATCHED)
     connection.unregister("aligned")
-    connection.execute(_GROUPS)
-    found = list(_caveats(connection))
-    connection.execute("drop table calls; drop table unequal")
-    return found
+
+
+def _ranks_of_one_group(connection: duckdb.DuckDBPyConnection) -> list[int]:
+    """The ranks that communicate, if there are several and no operation has a group or can be one of a pair."""
+    others, ranks = connection.execute(
+        f"""select count(*) filter (coalesce(group_name, group_ranks) is not null or operation in {POINT_TO_POINT}),
+            list(distinct rank order by rank) from operations"""
+    ).fetchall()[0]
+    return ranks if not others and len(ranks or ()) > 1 else []
+
+
+def _end_together(connection: duckdb.DuckDBPyConnection) -> bool:
+    """Whether what is matched ends at the same times, up to a constant difference of the ranks' clocks."""
+    apart_ns, scatter_ns = connection.execute(
+        """with apart as (
+            select rank, end_ns - first(end_ns) over (partition by match order by rank) as apart_ns from matched
+        ), usual as (select rank, median(apart_ns) as usual_ns from apart group by rank), scattered as (
+            select rank, any_value(usual_ns) as usual_ns, median(abs(apart_ns - usual_ns)) as scatter_ns
+            from apart join usual using (rank) group by rank
+        ) select max(abs(usual_ns)), max(scatter_ns) from scattered"""
+    ).fetchall()[0]
+    return scatter_ns is not None and scatter_ns <= _SAME_NS and apart_ns <= _HOSTS_NS
 
 
 def _aligned(connection: duckdb.DuckDBPyConnection) -> pa.Table:
@@ -176,7 +215,7 @@ def _caveats(connection: duckdb.DuckDBPyConnection) -> Iterator[Caveat]:
         f"""select count(*) filter (group_name is null and group_ranks is null),
             count(*) filter (operation in {POINT_TO_POINT} and (group_name is not null or group_ranks is not null)
                 and (rank, collective) not in (select (rank, collective) from calls)), count(*)
-        from collectives"""
+        from operations"""
     ).fetchall()[0]
     if unnamed:
         yield caveat("operations_without_group", unnamed=unnamed, total=total)

@@ -18,7 +18,9 @@ def run_job(tmp_path_factory, run_of, monkeypatch):
     """Opens a simulated job whose recorded operators, and what their shapes add, cost so much."""
 
     def opened(job, shapes_us=0.0, launch_us=LAUNCH_NS / US):
-        monkeypatch.setattr(profiler_cost, "rates", lambda: Rates(_COST_US, 0.0, 0.0, 0.0, 0.0, shapes_us, launch_us, 0.0))
+        monkeypatch.setattr(
+            profiler_cost, "rates", lambda source: Rates(_COST_US, 0.0, 0.0, 0.0, 0.0, shapes_us, launch_us, 0.0)
+        )
         return run_of(job.write(tmp_path_factory.mktemp("job")))
 
     return opened
