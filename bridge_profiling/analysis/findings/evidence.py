@@ -244,11 +244,13 @@ class Evidence:
         """A mean iteration of the job as captured, with the time until the next one; 0 without any."""
         if not self.numbers:
             return 0.0
-        each_us = np.nanmedian(self.captured_iterations_us, axis=1)
-        if len(each_us) > 1:
-            # Captures do not begin together: in the first iteration, ranks wait for the one whose capture begins last.
-            each_us[0] = np.nanmin(self.captured_iterations_us[0])
-        return float(np.mean(each_us))
+        each_us = self.captured_iterations_us
+        if self.iterations.num_rows:
+            # Captures need not begin together: in their first iteration, ranks wait for the one whose capture begins last.
+            begin_ns = self.grid(self.iterations, "start_ns")[0]
+            early_us = (np.nanmax(begin_ns) - begin_ns) / 1e3
+            each_us = np.vstack((each_us[:1] - np.where(early_us < each_us[0], early_us, 0.0), each_us[1:]))
+        return float(np.mean(np.nanmedian(each_us, axis=1)))
 
     @cached_property
     def iteration_us(self) -> float:

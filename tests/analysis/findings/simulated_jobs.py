@@ -130,11 +130,11 @@ class SimulatedJob:
         self.host_ns[rank] += took_ns
         self._call(rank, name, begin, self.host_ns[rank], operator)
 
-    def copy(self, rank, took_ns, *, memory="pageable", size=1 << 24, out=False):
+    def copy(self, rank, took_ns, *, memory="pageable", size=1 << 24, out=False, operator="aten::copy_"):
         """A copy to or from the device; of pageable memory it holds the host until it is through."""
         ends = {"from_memory": "device", "to_memory": memory} if out else {"from_memory": memory, "to_memory": "device"}
         where = {"direction": "DtoH" if out else "HtoD", "bytes": size, **ends}
-        self._enqueue(rank, "memcpy", took_ns, "aten::copy_", name="memcpy", **where)
+        self._enqueue(rank, "memcpy", took_ns, operator, name="memcpy", **where)
         if memory == "pageable":
             row = self.rows[rank]["device_events"][-1]
             row["launch_end_ns"] = self.host_ns[rank] = row["end_ns"]

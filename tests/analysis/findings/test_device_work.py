@@ -69,19 +69,20 @@ def test_products_in_fp32_save_what_bf16_takes_less(find, name, bf16, devices, s
     assert found.evidence["share_of_compute"] == {"0": share, "1": share}
 
 
-def _attention(job, _, softmax=_SOFTMAX, product="aten::bmm"):
+def _attention(job, _, softmax=_SOFTMAX, product="aten::bmm", softmax_us=500):
     for _ in range(4):
         job.launch(0, 2 * MS, count=4, name=_BF16)
         job.launch(0, 200 * US, product, name=_BF16)
         for operator, name in (("mul", "scale"), ("masked_fill", "mask"), ("_softmax", softmax)):
-            job.launch(0, 500 * US, f"aten::{operator}", name=name)
+            job.launch(0, (softmax_us if name == softmax else 500) * US, f"aten::{operator}", name=name)
         job.launch(0, 200 * US, product, name=_BF16)
 
 
 # As Kineto and as nsys write its name.
 @pytest.mark.parametrize("softmax", [_SOFTMAX, _SOFTMAX.replace("(anonymous namespace)", "<unnamed>")])
-def test_attention_in_single_kernels_saves_all_but_its_products(find, softmax):
-    found = find(SimulatedJob(partial(_attention, softmax=softmax)))["unfused_attention"]
+@pytest.mark.parametrize("product", ["aten::bmm", None])
+def test_attention_in_single_kernels_saves_all_but_its_products(find, softmax, product):
+    found = find(SimulatedJob(partial(_attention, softmax=softmax, product=product)))["unfused_attention"]
     assert found.recoverable_us_per_iteration == approx(4 * (1_500 + 0.7 * 400), rel=1e-3)
     assert found.evidence["softmax_and_mask_us"] == {"0": approx(6_000)}
     assert {event.name for event in found.events} == {"scale", "mask", softmax}
@@ -119,10 +120,35 @@ def test_kernels_for_each_parameter_save_what_one_for_all_takes_less(find, opera
     assert found.at_most_us_per_iteration == approx(kernels * 22, rel=0.02)
 
 
+_LERP, _MUL = (_ADD.replace("CUDAFunctor_add<float>", name) for name in ("lerp_scalar_kernel", "MulFunctor<float>"))
+
+
+def _without_operators(job, _, names=(_LERP, _ADD), sizes=(12, 32), rows=1, reads=False):
+    for _ in range(rows):
+        job.launch(0, 500 * US, None, count=40, name=_BF16)
+        for parameter in range(40):
+            for name in names:
+                job.launch(0, sizes[parameter % 2] * US, None, name=name)
+            if reads:
+                job.copy(0, 2 * US, out=True, operator=None)
+
+
+@pytest.mark.parametrize("names", [(_LERP, _ADD), (_MUL, _ADD)])
+def test_without_operators_the_names_of_kernels_show_a_sweep_over_parameters(find, names):
+    found = find(SimulatedJob(partial(_without_operators, names=names)))["unfused_optimizer"]
+    assert (found.evidence["kernels"], "in a row" in found.title) == ({"0": 80}, True)
+    assert found.recoverable_us_per_iteration == approx(80 * 17, rel=0.03)
+
+
 @pytest.mark.parametrize(
     ("finding", "step"),
     [
         *(("unfused_attention", partial(_attention, softmax=name)) for name in _LOSSES),
+        ("unfused_attention", partial(_attention, product=None, softmax_us=90)),  # a router's takes less than the products
+        ("unfused_optimizer", partial(_without_operators, names=(_ADD, _ADD))),
+        ("unfused_optimizer", partial(_without_operators, sizes=(20, 22))),
+        ("unfused_optimizer", partial(_without_operators, rows=4)),  # in layers
+        ("unfused_optimizer", partial(_without_operators, reads=True)),
         ("unfused_attention", partial(_attention, product="aten::mm")),  # a router between its layers
         ("unfused_optimizer", partial(_optimizer, operators=("add_",), parameters=200)),  # a model of many small operators
         ("unfused_optimizer", partial(_optimizer, operators=("mul_", "add_"), parameters=200, sizes=(20, 22))),  # of one size
