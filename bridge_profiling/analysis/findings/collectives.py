@@ -12,8 +12,8 @@ import numpy as np
 from bridge_profiling.analysis.attribution.idle import Cause
 from bridge_profiling.analysis.findings.communication import BANDWIDTH_BOUND_BYTES, Transfer, transfers
 from bridge_profiling.analysis.findings.evidence import Evidence
-from bridge_profiling.analysis.findings.idle import responsible
 from bridge_profiling.analysis.findings.ledger import Found, Grid, Ledger
+from bridge_profiling.analysis.findings.losses import responsible
 from bridge_profiling.analysis.findings.peers import CONTENTION
 from bridge_profiling.analysis.findings.types import Event, Finding, Thresholds, advice, by_rank, ms, ranks_in_words
 

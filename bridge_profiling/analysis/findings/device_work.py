@@ -19,8 +19,8 @@ from bridge_profiling.analysis.attribution.device_roles import IN_A_ROW, OUTSIDE
 from bridge_profiling.analysis.attribution.idle import Cause
 from bridge_profiling.analysis.attribution.kernel_names import is_strided_copy
 from bridge_profiling.analysis.findings.evidence import Evidence
-from bridge_profiling.analysis.findings.idle import responsible
 from bridge_profiling.analysis.findings.ledger import Found, Grid, Ledger
+from bridge_profiling.analysis.findings.losses import responsible
 from bridge_profiling.analysis.findings.types import Confidence, Event, Finding, Thresholds, advice, by_rank, ms, ranks_in_words
 from bridge_profiling.peaks import peaks
 

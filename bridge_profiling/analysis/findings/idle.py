@@ -2,43 +2,25 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from bridge_profiling.analysis.attribution.idle import LAUNCH_NS, SEVERAL, Cause
 from bridge_profiling.analysis.attribution.saving import COPIES
 from bridge_profiling.analysis.findings.evidence import Evidence
-from bridge_profiling.analysis.findings.ledger import Found, Grid, Ledger
-from bridge_profiling.analysis.findings.occurrences import cost_in_words, occurrence
-from bridge_profiling.analysis.findings.types import (
-    Confidence,
-    Event,
-    Finding,
-    Occurrence,
-    Thresholds,
-    advice,
-    by_rank,
-    ms,
-    ranks_in_words,
-)
+from bridge_profiling.analysis.findings.ledger import Found, Ledger
+from bridge_profiling.analysis.findings.losses import attributed, finding_of, in_left_out, lost, lost_in_ranges, responsible
+from bridge_profiling.analysis.findings.types import Confidence, Finding, Thresholds, advice, by_rank, ms, ranks_in_words
 from bridge_profiling.analysis.findings.unprofiled import seldom_us
-
-#: A rank that loses at least this share of what the worst rank loses is responsible too.
-_ALIKE = 0.5
 
 #: Ranks that launch this share fewer kernels do less.
 _AS_MANY = 0.1
 
 #: Many synchronizations are a finding at a fifth of the threshold; fewer than `SEVERAL` at twice the threshold.
 _OF_MANY, _OF_FEW = 0.2, 2.0
-
-#: Findings whose usual advice is about devices, with an entry of their own for trainings on CPUs.
-_OF_CPUS_TOO = (Cause.data_loading, Cause.checkpoint_stall)
 
 #: Advice for certain calls: a part of the event's name, and the entry in advice.toml.
 _CALLS = {"cudaDeviceSynchronize": "cudaDeviceSynchronize", "aten::nonzero": "nonzero"}
@@ -60,32 +42,15 @@ _WAITS_FOR = {
 }
 
 
-@dataclass(frozen=True)
-class _Loss:
-    """Time attributed to a finding, means per iteration."""
-
-    saving_us: float
-    lost_us: Mapping[int, float]  # by rank
-    host_us: Mapping[int, float]  # in ranges of the cause, by rank; empty for causes without ranges
-    ranks: list[int]  # responsible
-    occurrence: Occurrence | None  # where it strikes some iterations only
-
-
-def responsible(by_rank_us: Mapping[int, float]) -> list[int]:
-    """Ranks whose time is similar to that of the rank with most."""
-    most = max(by_rank_us.values(), default=0.0)
-    return sorted(rank for rank, time_us in by_rank_us.items() if time_us > 0 and time_us >= _ALIKE * most)
-
-
 def data_loading(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
     """The launching thread waits for its next batch. Loading while the device computes costs nothing and does not count."""
     cause = Cause.data_loading
-    loss, ledger = _lost_in_ranges(evidence, ledger, cause, thresholds.data_loading)
+    loss, ledger = lost_in_ranges(evidence, ledger, cause, thresholds.data_loading)
     if loss is None:
         return [], ledger
     numbers = {"idle_us": by_rank(loss.lost_us), "in_data_loading_us": by_rank(loss.host_us)}
     title = "Data loading stalls {ranks} for {cost}"
-    return [_finding(evidence, cause, loss, title, numbers, severe=3 * thresholds.data_loading)], ledger
+    return [finding_of(evidence, cause, loss, title, numbers, severe=3 * thresholds.data_loading)], ledger
 
 
 def host_sync(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
@@ -101,7 +66,7 @@ def host_sync(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Fou
         launching_us = ledger.left_us(Cause.host_launch)
         fastest_us = np.nan_to_num(launching_us, nan=np.inf).min(axis=0)
         lost_us, causes = lost_us + launching_us - fastest_us, [cause, Cause.host_launch]
-    loss, ledger = _attributed(evidence, ledger, lost_us, causes, thresholds.cause * factor)
+    loss, ledger = attributed(evidence, ledger, lost_us, causes, thresholds.cause * factor)
     if loss is None:
         return [], ledger
     # Ranks that synchronize as often are as responsible, also those that lose less because they wait for others.
@@ -118,13 +83,13 @@ def host_sync(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Fou
     often = f"{number:.0f} times" if round(number) != 1 else "once"
     title = f"{{ranks}}: the host waits for the device {often} per {evidence.per}, and the late launches cost {{cost}}"
     action = " ".join([*([advice("host_sync", "few")] if number < SEVERAL else []), advice("host_sync"), *hints])
-    return [_finding(evidence, cause, loss, title, numbers, ranks=ranks, action=action, severe=0.25)], ledger
+    return [finding_of(evidence, cause, loss, title, numbers, ranks=ranks, action=action, severe=0.25)], ledger
 
 
 def pageable_copy(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
     """Copies of pageable host memory: they block the host until staged, and reach a fraction of the link's bandwidth."""
     cause = Cause.pageable_copy
-    loss, ledger = _lost(evidence, ledger, cause, thresholds.cause)
+    loss, ledger = lost(evidence, ledger, cause, thresholds.cause)
     if loss is None:
         return [], ledger
     numbers = {
@@ -133,15 +98,15 @@ def pageable_copy(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) ->
         "copies": _copies(evidence, loss.ranks, pageable=True),
     }
     title = "Copies of pageable memory stall {ranks} for {cost}"
-    return [_finding(evidence, cause, loss, title, numbers)], ledger
+    return [finding_of(evidence, cause, loss, title, numbers)], ledger
 
 
 def checkpoint_stall(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
     """Devices idle while a checkpoint is saved, within iterations or between them."""
     cause = Cause.checkpoint_stall
-    loss, ledger = _lost_in_ranges(evidence, ledger, cause, thresholds.cause)
+    loss, ledger = lost_in_ranges(evidence, ledger, cause, thresholds.cause)
     if loss is None:
-        return _in_left_out(evidence, thresholds, cause, "Saving a checkpoint stalls"), ledger
+        return in_left_out(evidence, thresholds, cause, "Saving a checkpoint stalls"), ledger
     saving = np.nanmax(evidence.of_cause(cause, "host_us") + evidence.of_cause(cause, "host_us", between=True), axis=1)
     times, of = int((saving > 0).sum()), len(evidence.numbers)
     numbers = {
@@ -153,7 +118,7 @@ def checkpoint_stall(evidence: Evidence, thresholds: Thresholds, ledger: Ledger)
     often = "each captured iteration" if times == of else f"{times} of {of} captured iterations"
     title = f"Saving a checkpoint stalls {{ranks}} for {ms(loss.saving_us * of / times)} in {often}"
     rare = "the saving applies to the captured iterations, and over the whole run it depends on save_interval"
-    found = _finding(evidence, cause, loss, title, numbers, reason=rare)
+    found = finding_of(evidence, cause, loss, title, numbers, reason=rare)
     if found.events and all(event.name == COPIES for event in found.events):
         inferred = "saving is inferred from many copies to the host in a row, which no range names"
         found = replace(found, confidence=Confidence.low, confidence_reason=f"{inferred}; {found.confidence_reason}")
@@ -163,9 +128,9 @@ def checkpoint_stall(evidence: Evidence, thresholds: Thresholds, ledger: Ledger)
 def garbage_collection(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
     """Python collects garbage on the launching thread, and the device runs out of work."""
     cause, before = Cause.garbage_collection, ledger
-    loss, ledger = _lost_in_ranges(evidence, ledger, cause, thresholds.cause)
+    loss, ledger = lost_in_ranges(evidence, ledger, cause, thresholds.cause)
     if loss is None:
-        return _in_left_out(evidence, thresholds, cause, "Python's garbage collection stops"), ledger
+        return in_left_out(evidence, thresholds, cause, "Python's garbage collection stops"), ledger
     seldom = seldom_us(evidence.manifests, loss.occurrence) if loss.occurrence else None
     if seldom is not None and evidence.share(seldom) < thresholds.cause:
         return [], before  # one of the collections that every program has now and then
@@ -175,28 +140,28 @@ def garbage_collection(evidence: Evidence, thresholds: Thresholds, ledger: Ledge
         "collections": by_rank(evidence.mean_us(evidence.of_cause(cause, "calls")), 2),
     }
     title = "Python's garbage collection stops {ranks} for {cost}"
-    return [_finding(evidence, cause, loss, title, numbers)], ledger
+    return [finding_of(evidence, cause, loss, title, numbers)], ledger
 
 
 def recompilation(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
     """torch.compile compiles within the window, because shapes, types or guarded values change."""
     cause = Cause.recompilation
-    loss, ledger = _lost_in_ranges(evidence, ledger, cause, thresholds.cause)
+    loss, ledger = lost_in_ranges(evidence, ledger, cause, thresholds.cause)
     if loss is None:
-        return _in_left_out(evidence, thresholds, cause, "torch.compile compiles on"), ledger
+        return in_left_out(evidence, thresholds, cause, "torch.compile compiles on"), ledger
     numbers = {
         "idle_us": by_rank(loss.lost_us),
         "in_compilation_us": by_rank(loss.host_us),
         "compilations": by_rank(evidence.mean_us(evidence.of_cause(cause, "calls")), 2),
     }
     title = "torch.compile compiles in the window and stops {ranks} for {cost}"
-    return [_finding(evidence, cause, loss, title, numbers, severe=0.25)], ledger
+    return [finding_of(evidence, cause, loss, title, numbers, severe=0.25)], ledger
 
 
 def allocator_churn(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
     """The allocator gets memory from the driver and gives it back, which holds the host and waits for the device."""
     cause = Cause.allocator_churn
-    loss, ledger = _lost(evidence, ledger, cause, thresholds.cause)
+    loss, ledger = lost(evidence, ledger, cause, thresholds.cause)
     if loss is None:
         return [], ledger
     host, calls = (evidence.mean_us(evidence.of_cause(cause, name)) for name in ("host_us", "calls"))
@@ -208,7 +173,7 @@ def allocator_churn(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) 
     often = f"{max(calls.values()):,.1f} times per {evidence.per}"
     title = f"{{ranks}}: the allocator calls the driver {often}, which costs {{cost}}"
     action = advice("allocator_churn", "pinned" if pinned else "default")
-    return [_finding(evidence, cause, loss, title, numbers, ranks=ranks, action=action)], ledger
+    return [finding_of(evidence, cause, loss, title, numbers, ranks=ranks, action=action)], ledger
 
 
 def host_pause(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
@@ -216,37 +181,39 @@ def host_pause(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Fo
     if not evidence.has_device:
         return [], ledger
     cause = Cause.host_pause
-    loss, ledger = _lost(evidence, ledger, cause, thresholds.cause)
+    loss, ledger = lost(evidence, ledger, cause, thresholds.cause)
     if loss is None:
         return [], ledger
     numbers = {"idle_us": by_rank(loss.lost_us)}
     title = "The host of {ranks} pauses for {cost}, for no recorded reason"
-    found = _finding(evidence, cause, loss, title, numbers, reason="the capture does not show what the host does in the pauses")
+    found = finding_of(
+        evidence, cause, loss, title, numbers, reason="the capture does not show what the host does in the pauses"
+    )
     return [replace(found, confidence=Confidence.low)], ledger
 
 
 def copy_bound(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
     """Compute waits for copies of pinned memory."""
     cause = Cause.blocked_by_copy
-    loss, ledger = _lost(evidence, ledger, cause, thresholds.cause)
+    loss, ledger = lost(evidence, ledger, cause, thresholds.cause)
     if loss is None:
         return [], ledger
     numbers = {"blocked_us": by_rank(loss.lost_us), "copies": _copies(evidence, loss.ranks, pageable=False)}
     title = "Compute on {ranks} waits for copies for {cost}"
-    return [_finding(evidence, cause, loss, title, numbers, id="copy_bound", of_host=False)], ledger
+    return [finding_of(evidence, cause, loss, title, numbers, id="copy_bound", of_host=False)], ledger
 
 
 def small_kernels(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
     """Runs of kernels so short that the host cannot launch them as fast as the device finishes them."""
     cause = Cause.small_kernels
-    loss, ledger = _lost(evidence, ledger, cause, thresholds.cause)
+    loss, ledger = lost(evidence, ledger, cause, thresholds.cause)
     if loss is None:
         return [], ledger
     ranks = _launching_as_many(evidence, loss.ranks)
     numbers = {"idle_us": by_rank(loss.lost_us), **_launches(evidence, ranks)}
     shorter = f"Kernels shorter than their launches ({LAUNCH_NS / 1e3:.0f} µs)"
     title = f"{shorter} leave {{ranks}} idle for {{cost}}"
-    return [_finding(evidence, cause, loss, title, numbers, ranks=ranks)], ledger
+    return [finding_of(evidence, cause, loss, title, numbers, ranks=ranks)], ledger
 
 
 def host_launch_bound(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
@@ -254,7 +221,7 @@ def host_launch_bound(evidence: Evidence, thresholds: Thresholds, ledger: Ledger
     if not evidence.has_device:
         return [], ledger
     cause = Cause.host_launch
-    loss, ledger = _lost(evidence, ledger, cause, thresholds.cause)
+    loss, ledger = lost(evidence, ledger, cause, thresholds.cause)
     if loss is None:
         return [], ledger
     starved = evidence.mean_us(evidence.idle_us(cause))
@@ -264,7 +231,7 @@ def host_launch_bound(evidence: Evidence, thresholds: Thresholds, ledger: Ledger
     numbers = {"idle_us": by_rank(starved), "profiler_us": by_rank(evidence.profiler_us), **_launches(evidence, late)}
     besides = ", in addition to single late ranks" if max(starved.values()) > max(loss.lost_us.values()) + 1 else ""
     title = f"{{ranks}}: the device waits for launches for {{cost}}{besides}"
-    return [_finding(evidence, cause, loss, title, numbers, id="host_launch_bound", ranks=late, severe=0.30)], ledger
+    return [finding_of(evidence, cause, loss, title, numbers, id="host_launch_bound", ranks=late, severe=0.30)], ledger
 
 
 def low_device_busy(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
@@ -279,7 +246,7 @@ def low_device_busy(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) 
     causes = tuple(_WAITS_FOR)
     # In addition to findings about causes, the rest is many small losses, which no single change recovers.
     alone = ledger.is_empty
-    loss, ledger = _attributed(evidence, ledger, ledger.left_us(*causes), causes, 0.0) if alone else (None, ledger)
+    loss, ledger = attributed(evidence, ledger, ledger.left_us(*causes), causes, 0.0) if alone else (None, ledger)
     lost_us = idle[main].get(least, 0.0)
     confidence, reason = evidence.confidence(of_host=main is not Cause.dependency_stalled)
     finding = Finding(
@@ -308,135 +275,6 @@ def _busy(evidence: Evidence) -> dict[int, float]:
         busy = evidence.duration_us - evidence.grid(evidence.iterations, "idle_us")
         return evidence.typical_us(busy / np.maximum(np.maximum(evidence.duration_us - evidence.profiler.cost_us, busy), 1e-9))
     return {row["rank"]: row["busy_us"] / row["span_us"] for row in evidence.breakdown.to_pylist() if row["span_us"]}
-
-
-def _lost(evidence: Evidence, ledger: Ledger, cause: Cause, at_least: float) -> tuple[_Loss | None, Ledger]:
-    """Attribute what earlier findings left of a cause."""
-    return _attributed(evidence, ledger, ledger.left_us(cause), (cause,), at_least)
-
-
-def _lost_in_ranges(evidence: Evidence, ledger: Ledger, cause: Cause, at_least: float) -> tuple[_Loss | None, Ledger]:
-    """Attribute a cause that host ranges show, within iterations and between them."""
-    lost_us = ledger.left_us(cause) + evidence.of_cause(cause, "lost_us", between=True)
-    return _attributed(
-        evidence,
-        ledger,
-        lost_us,
-        (cause,),
-        at_least,
-        host_us=evidence.of_cause(cause, "host_us") + evidence.of_cause(cause, "host_us", between=True),
-        # A range can begin in one iteration and cost time in the next one.
-        cost_us=np.minimum(evidence.in_turns_us(cause), np.nansum(lost_us, axis=1)),
-    )
-
-
-def _attributed(
-    evidence: Evidence,
-    ledger: Ledger,
-    lost_us: Grid,
-    causes: Sequence[Cause],
-    at_least: float,
-    *,
-    host_us: Grid | None = None,
-    cost_us: NDArray[np.float64] | None = None,
-) -> tuple[_Loss | None, Ledger]:
-    """Attribute time; None, and an unchanged ledger, when it saves less than a share of an iteration.
-
-    With `host_us`, the host's time shows who is responsible: a rank that waits for others loses nothing, and can be as slow.
-    """
-    # Ranges can contain a part of the profiler's cost that cannot be separated from theirs.
-    whole_us = evidence.iteration_us if host_us is None else evidence.captured_iteration_us
-    if not np.nansum(lost_us) > 0 or not whole_us or evidence.is_doubtful(*causes):
-        return None, ledger
-    saving_us, ledger = ledger.attribute(lost_us, causes, max(at_least * whole_us, 1.0), cost_us=cost_us)
-    if not saving_us:
-        return None, ledger
-    lost = evidence.mean_us(lost_us)
-    host = {} if host_us is None else evidence.mean_us(host_us)
-    most_us = np.nan_to_num(lost_us).max(axis=1)
-    struck = occurrence(evidence.numbers, most_us if cost_us is None else np.maximum(most_us, cost_us))
-    if struck:
-        ledger = replace(ledger, sporadic_us=ledger.sporadic_us + saving_us)
-    return _Loss(saving_us, lost, host, responsible(host or lost), struck), ledger
-
-
-def _advice(evidence: Evidence, id: str) -> str:
-    """What to change about a finding, on the kind of machine that the training ran on."""
-    return advice(id, "on_host" if id in _OF_CPUS_TOO and not evidence.has_device else "default")
-
-
-def _finding(
-    evidence: Evidence,
-    cause: Cause,
-    loss: _Loss,
-    title: str,
-    numbers: Mapping[str, Any],
-    *,
-    id: str | None = None,
-    ranks: list[int] | None = None,
-    action: str | None = None,
-    reason: str | None = None,
-    of_host: bool = True,
-    severe: float = math.inf,
-) -> Finding:
-    """The finding of a loss; `title` names {ranks} and {cost}, `severe` is a share of an iteration."""
-    ranks = loss.ranks if ranks is None else ranks
-    share = evidence.share(loss.saving_us)
-    events = evidence.events(cause, ranks=ranks)
-    if loss.host_us:
-        events += evidence.events(cause, ranks=ranks, between=True, limit=5 - len(events))
-    confidence, why = evidence.confidence(of_host=of_host)
-    named = ranks_in_words(ranks, evidence.ranks)
-    title = title.format(ranks=named, cost=cost_in_words(loss.saving_us, share, evidence.per, loss.occurrence))
-    return Finding(
-        id=id or str(cause),
-        title=title[0].upper() + title[1:],
-        ranks=ranks,
-        evidence={"share_of_iteration": round(share, 4), **numbers},
-        recoverable_us_per_iteration=loss.saving_us,
-        confidence=confidence,
-        confidence_reason="; ".join(filter(None, (why, reason))),
-        action=action or _advice(evidence, id or str(cause)),
-        events=events,
-        severe=share >= severe,
-        occurrence=loss.occurrence,
-    )
-
-
-def _in_left_out(evidence: Evidence, thresholds: Thresholds, cause: Cause, does: str) -> list[Finding]:
-    """The finding of a cause that strikes only iterations that do not count: it made them unlike the others.
-
-    They are outside the ledger, so the saving is the mean over all captured iterations.
-    """
-    lost: dict[int, dict[int, float]] = {}
-    for row in evidence.idle_causes.to_pylist():
-        number, rank = row["iteration"], row["rank"]
-        if row["cause"] == cause and number is not None and number not in evidence.numbers and rank in evidence.ranks:
-            of_ranks = lost.setdefault(number, {})
-            of_ranks[rank] = of_ranks.get(rank, 0.0) + row["lost_us"]
-    captured = max(evidence.captured_iterations.values(), default=0)
-    total_us = sum(max(of_ranks.values()) for of_ranks in lost.values())
-    if not captured or evidence.share(total_us / captured) < thresholds.cause:
-        return []
-    worst = max(lost, key=lambda number: max(lost[number].values()))
-    ranks = responsible(lost[worst])
-    each = f"{ms(max(lost[worst].values()))} in {len(lost)} of {captured} captured iterations"
-    confidence, reason = evidence.confidence()
-    return [
-        Finding(
-            id=str(cause),
-            title=f"{does} {ranks_in_words(ranks, evidence.ranks)} for {each}, which medians leave out",
-            ranks=ranks,
-            evidence={"idle_us": by_rank(lost[worst]), "iterations": sorted(lost), "iterations_captured": captured},
-            recoverable_us_per_iteration=total_us / captured,
-            confidence=confidence,
-            confidence_reason=reason,
-            action=_advice(evidence, str(cause)),
-            events=[Event(rank, str(cause), worst, None, lost[worst][rank]) for rank in ranks[:5]],
-            severe=True,
-            occurrence=Occurrence(tuple(sorted(lost)), captured, total_us / len(lost)),
-        )
-    ]
 
 
 def _copies(evidence: Evidence, ranks: Sequence[int], *, pageable: bool) -> list[dict[str, Any]]:

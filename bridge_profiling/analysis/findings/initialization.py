@@ -6,8 +6,8 @@ import numpy as np
 
 from bridge_profiling.analysis.attribution.idle import Cause
 from bridge_profiling.analysis.findings.evidence import Evidence
-from bridge_profiling.analysis.findings.idle import responsible
 from bridge_profiling.analysis.findings.ledger import Found, Ledger
+from bridge_profiling.analysis.findings.losses import responsible
 from bridge_profiling.analysis.findings.types import Confidence, Finding, Thresholds, advice, by_rank, ms, ranks_in_words
 
 #: From this share of a typical iteration on, nothing else is judged: what follows the setting up is as slow as first calls are.

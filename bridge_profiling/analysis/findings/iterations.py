@@ -9,8 +9,8 @@ import numpy as np
 
 from bridge_profiling.analysis.attribution.idle import Cause
 from bridge_profiling.analysis.findings.evidence import Evidence
-from bridge_profiling.analysis.findings.idle import responsible
 from bridge_profiling.analysis.findings.ledger import Found, Ledger
+from bridge_profiling.analysis.findings.losses import responsible
 from bridge_profiling.analysis.findings.types import (
     Confidence,
     Event,

@@ -143,7 +143,7 @@ def straggler_host(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -
     """Ranks whose hosts launch later than those of ranks with the same work, which wait for them in communication.
 
     The delay is the launch-starved time beyond the peers', limited by their difference in time without compute and waiting, and
-    by that between the hosts: the peers' hosts may barely keep up either, and set the pace as soon as this rank does not.
+    by that between the hosts: the peers' hosts may barely keep up either, and are what limits the job without this one's delay.
     """
     if len(evidence.ranks) < 2:
         return [], ledger

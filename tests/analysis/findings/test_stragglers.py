@@ -107,7 +107,7 @@ def test_a_late_host_is_named_and_not_the_ranks_that_wait_for_it(find):
 
 
 def test_a_host_is_as_late_as_the_others_could_be_earlier(find):
-    """Both hosts set the pace. The faster one is far ahead, so that only the other one's device waits for launches."""
+    """Both hosts limit the job. The faster one is far ahead, so that only the other one's device waits for launches."""
 
     def step(job, _):
         job.wait = lambda ranks, operator=None: None
