@@ -2,7 +2,7 @@
 
 Roles, by what shows them:
 
-- `optimizer_sweep`: `SWEEP` or more kernels in a row, each launched by an operator on one tensor: an optimizer, a moving
+- `optimizer_sweep`: `sweeps.SWEEP` or more kernels in a row, each launched by an operator on one tensor: an optimizer, a moving
   average of weights or a clipping of gradients that visits one parameter after the other. Outside of an optimizer's range
   only element-wise operators count; no layer of a network launches so many without a matrix product in between. In a capture
   without operators, the names of the kernels decide.
@@ -19,22 +19,19 @@ Roles, by what shows them:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from functools import partial
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from bridge_profiling.analysis.attribution import kernel_names
+from bridge_profiling.analysis.attribution import kernel_names, sweeps
+from bridge_profiling.analysis.attribution.compute_kernels import Kernels, between, compute_kernels
 from bridge_profiling.analysis.attribution.device import IdleGaps
 from bridge_profiling.analysis.attribution.host import Operators
 from bridge_profiling.analysis.intervals import Intervals, Nanoseconds, coded, names_in, outermost, rows_of
 from bridge_profiling.traces.tables import NULL, fields, to_int64
-
-#: Kernels in a row that make a sweep over parameters. A block of a transformer has at most 20 between two matrix products.
-SWEEP = 64
 
 #: The most kernels between a softmax and the products around it: scale, two masks, casts and dropout are eight.
 _NEAR = 16
@@ -49,40 +46,6 @@ _LEAST_NS = 2_000
 _OF_IMAGES = 0.05
 
 _BATCHED = ("aten::bmm", "aten::baddbmm")
-
-#: Operators on one tensor that a sweep outside of an optimizer consists of.
-_ELEMENTWISE = tuple(
-    f"aten::{name}"
-    for name in (
-        "add", "add_", "sub", "sub_", "mul", "mul_", "div", "div_", "neg", "pow", "pow_", "square", "sqrt", "sqrt_",
-        "rsqrt", "reciprocal", "exp", "log", "abs", "sign", "addcmul", "addcmul_", "addcdiv", "addcdiv_",
-        "lerp", "lerp_", "copy_", "zero_", "fill_", "clamp", "clamp_", "clamp_min", "clamp_max", "maximum", "minimum",
-        "norm", "linalg_vector_norm", "sum", "mean", "amax", "max", "std", "var",
-        "isfinite", "isnan", "isinf", "all", "any", "eq", "ne", "gt", "ge", "lt", "le", "where",
-    )
-)  # fmt: skip
-
-#: Operators on many tensors at once.
-_ON_LISTS = ("aten::_foreach_", "aten::_fused_")
-
-#: Operators that update or measure a parameter. A sweep of others, outside an optimizer, is what the model computes.
-_OF_PARAMETERS = frozenset(
-    f"aten::{name}" for name in ("lerp", "lerp_", "addcmul", "addcmul_", "addcdiv", "addcdiv_", "linalg_vector_norm", "norm")
-)
-#: Of a moving average: `average.mul_(decay).add_(parameter, alpha=1 - decay)`.
-_SCALES, _ADDS = frozenset(["aten::mul", "aten::mul_"]), frozenset(["aten::add", "aten::add_"])
-
-#: With so many collectives for each kernel, a sweep waits for these.
-_COLLECTIVES = 0.5
-
-#: With so many copies to the host for each kernel, the host reads a result for each parameter.
-_READ = 0.1
-
-#: Parameters differ in size. A sweep whose kernels take equally long, but for this factor, visits parts of something else.
-_UNEQUAL = 1.5
-
-#: The most sweeps over parameters in an iteration: of two networks' optimizers, and of a moving average.
-_A_FEW = 3
 
 _OPTIMIZER = "Optimizer.step#"
 _BACKWARD = "autograd::engine::evaluate_function"
@@ -115,42 +78,6 @@ _ROLES = pa.schema(
 )
 
 
-@dataclass(frozen=True)
-class _Kernels:
-    """A rank's compute kernels by start, with indices into the names of kernels and of the operators that launched them."""
-
-    start_ns: Nanoseconds
-    end_ns: Nanoseconds
-    launch_ns: Nanoseconds
-    thread: NDArray[np.int64]
-    iteration: pa.ChunkedArray
-    name: NDArray[np.int64]
-    names: list[str | None]
-    operator: NDArray[np.int64]  # -1 where unknown
-    operators: list[str | None]
-
-    def named(self, judge: Callable[[str], object]) -> NDArray[np.bool_]:
-        """The kernels whose name a function accepts. It is called once for each name."""
-        used = np.bincount(self.name, minlength=len(self.names)) > 0
-        return np.array([bool(of and name and judge(name)) for of, name in zip(used, self.names, strict=True)])[self.name]
-
-    def launched_by(self, *wanted: str) -> NDArray[np.bool_]:
-        """The kernels that one of some operators launched."""
-        names = frozenset(wanted)
-        return np.array([*(name in names for name in self.operators), False])[self.operator]
-
-    @property
-    def without_operators(self) -> bool:
-        """Whether the capture has none of torch's operators; libraries such as CUB have ranges that look like some."""
-        return not any(name and name.startswith("aten::") for name in self.operators)
-
-    @property
-    def launched_by_one_tensor(self) -> NDArray[np.bool_]:
-        """The kernels of torch's operators on one tensor: neither on lists of them, nor fused, nor a program's own."""
-        alone = (bool(name and name.startswith("aten::") and not name.startswith(_ON_LISTS)) for name in self.operators)
-        return np.array([*alone, False])[self.operator]
-
-
 def host_rows(host_events: pa.Table) -> NDArray[np.bool_]:
     """Which host events `device_roles` reads: ranges of optimizers, nodes of the backward pass, forward operators."""
     names = names_in(host_events["name"])
@@ -173,21 +100,21 @@ def device_roles(
         host_events: `host_rows` of them.
         operators: of the same rank.
     """
-    kernels = _kernels(device_events, kernel_names, operators)
+    kernels = compute_kernels(device_events, kernel_names, operators)
     if not len(kernels.start_ns):
         return _ROLES.empty_table()
     length = kernels.end_ns - kernels.start_ns
     taken = np.zeros(len(length), bool)
     found: dict[str, pa.Table] = {}
     optimizer, optimizers = _optimizers(kernels, host_events)
-    between = {
+    between_ns = {
         kind: np.sort(to_int64(device_events["start_ns"])[rows])
         for kind, rows in (
             ("communication", rows_of(device_events["kind"], "communication")),
             ("to_host", rows_of(device_events["kind"], "memcpy") & rows_of(device_events["direction"], "DtoH")),
         )
     }
-    for role, mine, idle in _roles(kernels, optimizer < len(optimizers) - 1, host_events, gaps, between):
+    for role, mine, idle in _roles(kernels, optimizer < len(optimizers) - 1, host_events, gaps, between_ns):
         own = mine & ~taken
         taken |= mine & (role not in _DESCRIBE)
         if not mine.any():
@@ -226,27 +153,27 @@ def _summed(kernels: pa.Table, roles: list[str], names: list[str | None]) -> pa.
 
 
 def _roles(
-    kernels: _Kernels,
+    kernels: Kernels,
     of_optimizer: NDArray[np.bool_],
     host_events: pa.Table,
     gaps: IdleGaps,
-    between: Mapping[str, Nanoseconds],
+    between_ns: Mapping[str, Nanoseconds],
 ) -> Iterator[tuple[str, NDArray[np.bool_], Nanoseconds]]:
     """Each role, its kernels and the idle time of each kernel.
 
     Args:
         of_optimizer: which kernels an optimizer launched.
-        between: when communication and copies to the host started, ascending.
+        between_ns: when communication and copies to the host started, ascending.
     """
     no_idle = np.zeros(len(kernels.start_ns), np.int64)
     passes = _passes(host_events)
     products = kernels.named(kernel_names.is_product)
-    outside = _outside_passes(kernels.launch_ns, host_events, *passes)
+    outside = sweeps.outside_passes(kernels.launch_ns, host_events, *passes)
     if kernels.without_operators:
-        sweep = _sweeps_by_name(kernels, between)
+        sweep = sweeps.by_names(kernels, between_ns)
     else:
         of_one = of_optimizer & ~products & kernels.launched_by_one_tensor
-        sweep = _sweeps(kernels, of_one, outside, between["communication"])
+        sweep = sweeps.of_operators(kernels, of_one, outside, between_ns["communication"])
     yield "optimizer_sweep", sweep, _before_ns(kernels, gaps.launch_starved | gaps.dependency_stalled, sweep)
     batched = products & (kernels.launched_by(*_BATCHED) | (kernels.operator < 0))
     least_ns = np.where(kernels.operator < 0, _OF_PRODUCTS * (kernels.end_ns - kernels.start_ns), 0)
@@ -262,7 +189,7 @@ def _roles(
     yield "fp32_elementwise", kernels.named(kernel_names.is_fp32_elementwise), no_idle
 
 
-def _layout_copies(kernels: _Kernels) -> NDArray[np.bool_]:
+def _layout_copies(kernels: Kernels) -> NDArray[np.bool_]:
     length = kernels.end_ns - kernels.start_ns
     of_images = length[kernels.named(kernel_names.is_convolution)].sum() >= _OF_IMAGES * length.sum()
     found = kernels.named(kernel_names.converts_layout)
@@ -275,69 +202,6 @@ def _has_precision(precision: str, name: str) -> bool:
     return kernel_names.product_precision(name) == precision
 
 
-def _kernels(device_events: pa.Table, kernel_names: pa.Table, operators: Operators) -> _Kernels:
-    rows = np.flatnonzero(rows_of(device_events["kind"], "compute"))
-    rows = rows[np.argsort(device_events["start_ns"].to_numpy()[rows], kind="stable")]
-    start, end, launch, thread, operator = (
-        to_int64(device_events[name])[rows] for name in ("start_ns", "end_ns", "launch_start_ns", "launch_thread", "operator")
-    )
-    name, names = coded(kernel_names["name"])
-    iteration, operator = device_events["iteration"].take(rows), operators.codes_of(operator)
-    return _Kernels(start, end, launch, thread, iteration, name[rows], names, operator, operators.names)
-
-
-def _sweeps(
-    kernels: _Kernels, of_optimizer: NDArray[np.bool_], outside: NDArray[np.bool_], communicates: Nanoseconds
-) -> NDArray[np.bool_]:
-    """Kernels of sweeps over parameters.
-
-    Args:
-        of_optimizer: which ones an optimizer launched for one tensor, other than matrix products.
-        outside: which ones are launched outside of forward and backward passes.
-        communicates: when communication started. Between the kernels of a sweep, it is the reason that these are apart.
-    """
-    length = kernels.end_ns - kernels.start_ns
-
-    def visits_parameters(begin: int, end: int) -> bool:
-        operators = {kernels.operators[code] for code in np.unique(kernels.operator[begin:end]).tolist()}
-        shorter, longer = np.quantile(length[begin:end], (0.1, 0.9))
-        average = operators & _SCALES and operators & _ADDS and longer >= _UNEQUAL * shorter
-        met = np.ptp(np.searchsorted(communicates, kernels.start_ns[[begin, end - 1]]))
-        alone = bool(operators & _OF_PARAMETERS or average) and met < _COLLECTIVES * (end - begin)
-        return bool(of_optimizer[begin:end].any() or alone)
-
-    return _long_runs(of_optimizer | (kernels.launched_by(*_ELEMENTWISE) & outside), visits_parameters)
-
-
-def _sweeps_by_name(kernels: _Kernels, between: Mapping[str, Nanoseconds]) -> NDArray[np.bool_]:
-    """Kernels of sweeps over parameters in a capture without operators, by their names, their lengths and how often they come.
-
-    A loop that each layer of a model has runs more often. Where the host reads what they compute, it waits for the device.
-    """
-    length = kernels.end_ns - kernels.start_ns
-    iterations = len(kernels.iteration.unique().drop_null())
-
-    def visits_parameters(begin: int, end: int) -> bool:
-        shorter, longer = np.quantile(length[begin:end], (0.1, 0.9))
-        met, read = (np.ptp(np.searchsorted(times, kernels.start_ns[[begin, end - 1]])) for times in between.values())
-        names = (kernels.names[code] or "" for code in np.unique(kernels.name[begin:end]).tolist())
-        alone = longer >= _UNEQUAL * shorter and met < _COLLECTIVES * (end - begin) and read < _READ * (end - begin)
-        return bool(alone and kernel_names.update_parameters(names))
-
-    found = _long_runs(kernels.named(kernel_names.is_of_one_tensor), visits_parameters)
-    runs = int(np.count_nonzero(np.diff(found, prepend=False) & found))
-    return found & (runs <= _A_FEW * iterations)
-
-
-def _long_runs(member: NDArray[np.bool_], is_sweep: Callable[[int, int], bool]) -> NDArray[np.bool_]:
-    """The members of runs of at least `SWEEP` that a function accepts by their first place and the place after their last."""
-    edges = np.flatnonzero(np.diff(np.concatenate(([False], member, [False]))))
-    begins, ends = edges[::2], edges[1::2]
-    real = ends - begins >= SWEEP
-    real[real] = [is_sweep(begin, end) for begin, end in zip(begins[real].tolist(), ends[real].tolist(), strict=True)]
-    return _between(begins[real], ends[real] - 1, len(member))
-
-
 def _passes(host_events: pa.Table) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Which host events are nodes of a backward pass, and which are operators of a forward pass."""
     operators = rows_of(host_events["category"], "operator")
@@ -345,30 +209,8 @@ def _passes(host_events: pa.Table) -> tuple[NDArray[np.bool_], NDArray[np.bool_]
     return operators & rows_of(host_events["name"], *nodes), operators & rows_of(host_events["name"], *_FORWARD)
 
 
-def _outside_passes(
-    time_ns: Nanoseconds, host_events: pa.Table, node: NDArray[np.bool_], forward: NDArray[np.bool_]
-) -> NDArray[np.bool_]:
-    """Which times are neither inside a node of a backward pass nor after a forward pass: there, loops do not visit layers."""
-    start, end = (host_events[name].to_numpy() for name in ("start_ns", "end_ns"))
-    # An operator of a forward pass that a node of the backward pass calls belongs to the backward pass.
-    until = np.maximum.accumulate(np.where(node, end, np.iinfo(np.int64).min))
-    forward = forward & (start >= until)
-    mark = np.flatnonzero(node | forward)
-    before = np.searchsorted(start[mark], time_ns, side="right") - 1
-    in_forward = np.append(forward[mark], False)[before]
-    return ~in_forward & (time_ns >= np.append(until[mark], np.iinfo(np.int64).min)[before])
-
-
-def _between(first: NDArray[np.int64], last: NDArray[np.int64], size: int) -> NDArray[np.bool_]:
-    """Which places are in one of some spans, ends included."""
-    depth = np.zeros(size + 1, np.int64)
-    np.add.at(depth, first, 1)
-    np.subtract.at(depth, last + 1, 1)
-    return np.cumsum(depth[:-1]) > 0
-
-
 def _around_softmax(
-    kernels: _Kernels,
+    kernels: Kernels,
     softmax: NDArray[np.bool_],
     products: NDArray[np.bool_],
     batched: NDArray[np.bool_],
@@ -391,7 +233,7 @@ def _around_softmax(
     near = batched[first] & batched[last] & (at - first <= _NEAR) & (last - at <= _NEAR)
     near &= (kernels.end_ns - kernels.start_ns)[at] >= np.maximum(least_ns[first], least_ns[last])
     first, last, after = first[near], last[near], after[near]
-    found = _between(first, last, size)
+    found = between(first, last, size)
     for edge, other, exists in (
         (first, places[np.maximum(after - 2, 0)], after >= 2),
         (last, places[np.minimum(after + 1, len(places) - 1)], after + 1 < len(places)),
@@ -401,7 +243,7 @@ def _around_softmax(
     return found
 
 
-def _optimizers(kernels: _Kernels, host_events: pa.Table) -> tuple[NDArray[np.int64], list[str | None]]:
+def _optimizers(kernels: Kernels, host_events: pa.Table) -> tuple[NDArray[np.int64], list[str | None]]:
     """The index of the optimizer in whose range each kernel was launched, and the names; the last one is `OUTSIDE`."""
     codes, names = coded(host_events["name"])
     is_optimizer = np.array([*(bool(name and name.startswith(_OPTIMIZER)) for name in names), False])
@@ -416,7 +258,7 @@ def _optimizers(kernels: _Kernels, host_events: pa.Table) -> tuple[NDArray[np.in
 
 
 def _recomputed(
-    kernels: _Kernels,
+    kernels: Kernels,
     host_events: pa.Table,
     backward: NDArray[np.bool_],
     forward: NDArray[np.bool_],
@@ -458,7 +300,7 @@ def _recomputed(
     return found, idle + _before_ns(kernels, gaps.dependency_stalled, found)
 
 
-def _before_ns(kernels: _Kernels, idle: Intervals, mine: NDArray[np.bool_]) -> Nanoseconds:
+def _before_ns(kernels: Kernels, idle: Intervals, mine: NDArray[np.bool_]) -> Nanoseconds:
     """Idle time of the device directly before each kernel that follows another one of some kernels."""
     before = np.concatenate(([False], mine[:-1])) & mine
     ends = np.concatenate(([0], np.maximum.accumulate(kernels.end_ns)[:-1]))
