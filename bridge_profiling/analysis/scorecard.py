@@ -99,7 +99,7 @@ def scorecard(
         "overlapped_communication": dict(_overlapped(working, mine["iterations"])),
     }
     of_run = {
-        "mixed_precision": _part(role_us.get("reduced", 0.0), role_us.get("fp32", 0.0) + role_us.get("tf32", 0.0)),
+        "mixed_precision": _part(role_us.get("reduced", 0.0), sum(role_us.get(name, 0.0) for name in ("fp64", "fp32", "tf32"))),
         "fused_attention": _part(
             _time(compute, lambda row: row["name"] in fused),
             role_us.get("attention_other", 0.0) + role_us.get("attention_product", 0.0),

@@ -11,7 +11,7 @@ Roles, by what shows them:
   as batched, if the softmax takes half as long at least: attention has more scores than values. A router's takes far less.
 - `layout`: copies between channels first and channels last, by their names; where convolutions are `_OF_IMAGES` of the compute,
   all that `contiguous`, `clone` and `to` copy to other strides. `layout_norm`: batch norms in channels first.
-- `fp32`, `tf32`, `reduced`: matrix products and convolutions by precision, and `fp32_elementwise`.
+- `fp64`, `fp32`, `tf32`, `reduced`: matrix products and convolutions by precision; `fp64_elementwise`, `fp32_elementwise`.
 - `recomputation`: kernels of forward operators that ran inside the backward pass.
 
 `own_us` leaves out what an earlier role has that costs time, so that savings of several roles can be added up.
@@ -181,11 +181,12 @@ def _roles(
     yield "attention_other", attention & ~products, no_idle
     yield "layout", _layout_copies(kernels), no_idle
     yield "layout_norm", kernels.named(kernel_names.is_channels_first_norm), no_idle
-    for precision in ("fp32", "tf32", "reduced"):
+    for precision in ("fp64", "fp32", "tf32", "reduced"):
         yield precision, kernels.named(partial(_has_precision, precision)), no_idle
     yield "attention_product", attention & products, no_idle
     again, idle = _recomputed(kernels, host_events, *passes, products, gaps)
     yield "recomputation", again, idle
+    yield "fp64_elementwise", kernels.named(kernel_names.is_fp64_elementwise), no_idle
     yield "fp32_elementwise", kernels.named(kernel_names.is_fp32_elementwise), no_idle
 
 

@@ -23,6 +23,12 @@ MATRIX_PRODUCT = re.compile(
 #: nvjet names its types in letters: those of the factors come first, t is bf16, h fp16, q and o fp8, s fp32.
 _TF32 = re.compile(r"tf32|[_<]s1688(?!\w*(?:b?f16|bf16))|nvjet_(?:sm\d+_)?(?!sm\d)s[a-z]+_", re.IGNORECASE)
 
+_FP64 = re.compile(
+    r"dgemm|d884|f64f64|gem[mv]\w*kernel\w*<(?:int, )*double|gemmSN_\w+<double|"
+    r"convolve_\w*<double|[dw]grad_(?:engine|alg\w*)<double",
+    re.IGNORECASE,
+)
+
 _FP32 = re.compile(
     r"sgemm|scudnn|c?f32c?f32_f32f32_c?f32|\bfft2d_[rc]2[rc]|winograd\w*<float|"
     r"gem[mv]\w*kernel\w*<(?:int, )*float, float, float|gemmSN_\w+<float|"
@@ -74,9 +80,11 @@ def is_product_or_attention(name: str) -> bool:
 
 @lru_cache(maxsize=_NAMES)
 def product_precision(name: str) -> str | None:
-    """`fp32`, `tf32` or `reduced` (16 or 8 bits) for a matrix product or a convolution whose name says it, else None."""
+    """`fp64`, `fp32`, `tf32` or `reduced` (16 or 8 bits) for a product or a convolution whose name says it, else None."""
     if not is_product_or_attention(name):
         return None
+    if _FP64.search(name):
+        return "fp64"
     if _TF32.search(name):
         return "tf32"
     if _FP32.search(name) and not re.search(r"bf16|__half|bfloat|f16", name):
@@ -118,6 +126,12 @@ def is_channels_first_norm(name: str) -> bool:
 def is_fp32_elementwise(name: str) -> bool:
     """Whether it is one of torch's kernels that memory bounds, on fp32 as far as its name says."""
     return bool(_ELEMENTWISE.search(name)) and not _NOT_FP32.search(name)
+
+
+@lru_cache(maxsize=_NAMES)
+def is_fp64_elementwise(name: str) -> bool:
+    """Whether it is one of torch's kernels that memory bounds, on fp64."""
+    return bool(_ELEMENTWISE.search(name)) and "<double" in name
 
 
 @lru_cache(maxsize=_NAMES)

@@ -47,7 +47,7 @@ _LEVEL = 0.95
 
 #: Roles of the kernels that a change replaces, and the part of their time that goes at most: half of the bytes take half of it.
 _REPLACED: Mapping[str, Mapping[str, float]] = {
-    "full_precision_matmul": {"fp32": 1.0, "tf32": 1.0, "fp32_elementwise": 0.5},
+    "full_precision_matmul": {"fp64": 1.0, "fp32": 1.0, "tf32": 1.0, "fp64_elementwise": 1.0, "fp32_elementwise": 0.5},
     "unfused_attention": {"attention_other": 1.0, "attention_product": 1.0},
     "unfused_optimizer": {"optimizer_sweep": 1.0},
     "layout_conversion": {"layout": 1.0, "layout_norm": 1.0},

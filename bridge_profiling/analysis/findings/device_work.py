@@ -43,21 +43,29 @@ _OF_SWEEP = 0.25
 _BETWEEN = (Cause.small_kernels, Cause.host_launch, Cause.dependency_stalled)
 
 
-def full_precision_matmul(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
-    """Matrix products and convolutions run in fp32 or TF32, where bf16 takes a fraction of the time.
+#: Precisions of matrix products for which bf16 is much faster.
+_PRECISIONS = ("fp64", "fp32", "tf32")
 
-    Element-wise kernels on fp32 get faster too: they count by the share of the products' time that is not in bf16.
+
+def full_precision_matmul(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
+    """Matrix products and convolutions run in fp64, fp32 or TF32, where bf16 takes a fraction of the time.
+
+    Element-wise kernels on fp32 get faster too: they count by the share of the products' time that is not in bf16. Those on
+    fp64 count where products are in fp64.
     """
-    rows = {role: _rows(evidence, role) for role in ("fp32", "tf32", "reduced", "fp32_elementwise")}
+    roles = (*_PRECISIONS, "reduced", "fp32_elementwise", "fp64_elementwise")
+    rows = {role: _rows(evidence, role) for role in roles}
     own = {role: _grid(evidence, rows[role], "own_us") for role in rows}
     of_bf16 = _of_bf16(evidence)
-    slow_us = own["fp32"] + own["tf32"]
-    products_us = own["fp32"] * (1 - of_bf16["fp32"]) + own["tf32"] * (1 - of_bf16["tf32"])
+    slow_us = own["fp64"] + own["fp32"] + own["tf32"]
+    products_us = sum((own[name] * (1 - of_bf16[name]) for name in _PRECISIONS), np.zeros_like(slow_us))
     if evidence.share(_saving_us(evidence, products_us)) < thresholds.device_work:
         return [], ledger
     part = slow_us / np.maximum(slow_us + own["reduced"], 1e-9)
-    saving_us = _saving_us(evidence, products_us + own["fp32_elementwise"] * part * (1 - _OF_ELEMENTWISE))
-    by_precision = {role.upper(): max(evidence.mean_us(own[role]).values(), default=0.0) for role in ("fp32", "tf32")}
+    elementwise_us = own["fp32_elementwise"] * part * (1 - _OF_ELEMENTWISE)
+    elementwise_us += np.where(own["fp64"] > 0, own["fp64_elementwise"], 0.0) * (1 - _OF_ELEMENTWISE**2)
+    saving_us = _saving_us(evidence, products_us + elementwise_us)
+    by_precision = {role.upper(): max(evidence.mean_us(own[role]).values(), default=0.0) for role in _PRECISIONS}
     main = max(by_precision, key=lambda name: by_precision[name])
     device, known = _device(evidence), bool(peaks(_device(evidence)))
     half = _half(evidence)
@@ -69,7 +77,7 @@ def full_precision_matmul(evidence: Evidence, thresholds: Thresholds, ledger: Le
     finding = _finding(
         evidence,
         "full_precision_matmul",
-        pa.concat_tables([rows["fp32"], rows["tf32"]]),
+        pa.concat_tables([rows[name] for name in _PRECISIONS]),
         min(saving_us, evidence.room_us),
         slow,
         title=f"Matrix products of {{ranks}} run in {main} and take {max(share.values(), default=0.0):.0%} of the compute: "
@@ -78,7 +86,9 @@ def full_precision_matmul(evidence: Evidence, thresholds: Thresholds, ledger: Le
             "matrix_products_us": {name: round(time, 3) for name, time in by_precision.items() if time},
             "share_of_compute": by_rank(share, 4),
             "in_bf16_us": by_rank(least),
-            "peak_ratio_to_bf16": {name: round(1 / of_bf16[name], 2) for name in ("fp32", "tf32")},
+            "peak_ratio_to_bf16": {
+                name: round(1 / of_bf16[name], 2) for name in _PRECISIONS if name != "fp64" or own[name].any()
+            },
         },
         case="fp16" if half == "fp16" else main.lower(),
         reason=unknown,
@@ -260,11 +270,14 @@ def _half(evidence: Evidence) -> str:
 
 
 def _of_bf16(evidence: Evidence) -> dict[str, float]:
-    """The time of bf16, or fp16, as a share of that of fp32 and TF32, by the device's peaks."""
+    """The time of bf16, or fp16, as a share of that of fp64, fp32 and TF32, by the device's peaks.
+
+    fp64 counts as fp32: tensor cores of an A100 and an H100 are as fast in it, all other GPUs slower.
+    """
     known = peaks(_device(evidence))
     if not known:
-        return {"fp32": _OF_FP32, "tf32": _OF_TF32}
-    return {name: known.get(name, known["fp32"]) / known[_half(evidence)] for name in ("fp32", "tf32")}
+        return {"fp64": _OF_FP32, "fp32": _OF_FP32, "tf32": _OF_TF32}
+    return {name: known.get(name, known["fp32"]) / known[_half(evidence)] for name in _PRECISIONS}
 
 
 def _free_memory(evidence: Evidence) -> float | None:

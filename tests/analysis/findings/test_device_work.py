@@ -14,6 +14,7 @@ _H100 = {0: "NVIDIA H100 80GB HBM3"}
 _BF16 = "nvjet_sm90_tst_128x256_64x4_2x1_v_bz_coopA_NTN"
 _FP32 = "cutlass_80_simt_sgemm_256x128_8x4_tn_align1"
 _TF32 = "sm80_xmma_gemm_f32f32_tf32f32_f32_tn_n_tilesize128x128x32_stage3"
+_FP64 = "sm90_xmma_gemm_f64f64_f64f64_f64_tn_n_tilesize64x64x16_stage4_warpsize2x2x1_tensor16x8x8_execute_kernel__5x_cublas"
 _ADD = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, std::array<char*, 3ul> >"
 _SOFTMAX = "void (anonymous namespace)::softmax_warp_forward<float, float, float, 11, false, false>"
 _LOSSES = (
@@ -30,6 +31,8 @@ _LOSSES = (
         ("fmha_cutlassF_f32_aligned_64x64_rf_sm80(PyTorchMemEffAttention)", "fp32"),
         (_TF32, "tf32"),
         ("cutlass_80_tensorop_s1688gemm_128x256_16x3_nt_align4", "tf32"),
+        (_FP64, "fp64"),
+        ("ampere_dgemm_64x64_nn", "fp64"),
         (_BF16, "reduced"),
         ("void gemvNSP_kernel<__nv_bfloat16, __nv_bfloat16, float, float, 1, 32, 4, 1024>", "reduced"),
         (_ADD, None),
@@ -53,6 +56,7 @@ _IN_BF16 = 1 - 66.9 / 989.4
     [
         (_FP32, 0, _H100, 20_000 * _IN_BF16 + 1_000),
         (_TF32, 0, _H100, 20_000 * 0.5 + 1_000),
+        (_FP64, 0, _H100, 20_000 * _IN_BF16 + 1_000),
         # Element-wise kernels count by the share of products in FP32.
         (_FP32, 20, _H100, 20_000 * _IN_BF16 + 500),
         # With the A100's peaks, and less confidence.
