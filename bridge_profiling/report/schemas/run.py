@@ -337,7 +337,7 @@ class MatrixProduct(TypedDict):
     operator: Annotated[str, doc("`aten::mm`, `aten::convolution`, `aten::_scaled_dot_product_flash_attention`, …")]
     shapes: Annotated[str, doc("JSON text of the dimensions of its inputs")]
     precision: Annotated[
-        Literal["fp8", "bf16", "fp16", "tf32", "fp32"] | None, doc("By the name of `kernel`; null if that does not say")
+        Literal["fp8", "bf16", "fp16", "tf32", "fp32", "fp64"] | None, doc("By the name of `kernel`; null if that does not say")
     ]
     kernel: Annotated[str | None, doc("The product that it launches first; null if none is recognized")]
     count: Annotated[Count, doc("Number of calls that launched compute")]
