@@ -60,8 +60,11 @@ def in_sql(numbers: Mapping[int, int]) -> str:
 
 
 def _ends_ns(folder: Path) -> dict[int, int]:
-    """When the device finished what each iteration launched; the host may run ahead of it."""
-    table = pq.read_table(folder / "device_events.parquet", columns=["kind", "iteration", "end_ns"])
+    """When the device finished what each iteration launched, as the host may run ahead of it; empty without a device."""
+    path = folder / "device_events.parquet"
+    if not path.is_file():
+        return {}
+    table = pq.read_table(path, columns=["kind", "iteration", "end_ns"])
     mine = table.filter(pc.and_(pc.equal(table["kind"].cast(pa.string()), "compute"), pc.is_valid(table["iteration"])))
     last = mine.group_by("iteration").aggregate([("end_ns", "max")])
     return dict(zip(last["iteration"].to_pylist(), last["end_ns_max"].to_pylist(), strict=True))

@@ -42,3 +42,12 @@ def test_numbers_stay_where_ranges_give_them_or_where_no_iterations_end_together
     _write(tmp_path, 0, 1, 4)
     _write(tmp_path, 1, 3, 3, **known)
     assert _by_rank(run_of(tmp_path)) == [[0, 1, 2, 3], [0, 1, 2]]
+
+
+def test_iterations_of_hosts_alone_keep_their_numbers(tmp_path, run_of):
+    for rank in (0, 1):
+        rows = [
+            {"iteration": place, "start_ns": place * _MS, "end_ns": (place + 1) * _MS, "boundary": False} for place in (0, 1)
+        ]
+        write_rank(tmp_path, rank, {"iterations": rows[rank:]}, caveats=[Caveat("iterations_inferred", "")])
+    assert _by_rank(run_of(tmp_path)) == [[0, 1], [1]]

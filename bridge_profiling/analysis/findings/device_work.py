@@ -87,7 +87,7 @@ def full_precision_matmul(evidence: Evidence, thresholds: Thresholds, ledger: Le
             "share_of_compute": by_rank(share, 4),
             "in_bf16_us": by_rank(least),
             "peak_ratio_to_bf16": {
-                name: round(1 / of_bf16[name], 2) for name in _PRECISIONS if name != "fp64" or own[name].any()
+                name: round(1 / of_bf16[name], 2) for name in _PRECISIONS if name != "fp64" or np.nansum(own[name])
             },
         },
         case="fp16" if half == "fp16" else main.lower(),
