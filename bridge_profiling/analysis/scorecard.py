@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from bridge_profiling.analysis.attribution.kernel_names import FUSED_ATTENTION
+from bridge_profiling.analysis.attribution.kernel_names import FULL_PRECISIONS, FUSED_ATTENTION
 from bridge_profiling.traces.tables import fields
 from bridge_profiling.traces.types import RankInfo
 
@@ -99,7 +99,7 @@ def scorecard(
         "overlapped_communication": dict(_overlapped(working, mine["iterations"])),
     }
     of_run = {
-        "mixed_precision": _part(role_us.get("reduced", 0.0), sum(role_us.get(name, 0.0) for name in ("fp64", "fp32", "tf32"))),
+        "mixed_precision": _part(role_us.get("reduced", 0.0), sum(role_us.get(name, 0.0) for name in FULL_PRECISIONS)),
         "fused_attention": _part(
             _time(compute, lambda row: row["name"] in fused),
             role_us.get("attention_other", 0.0) + role_us.get("attention_product", 0.0),

@@ -104,14 +104,14 @@ def find_iterations(
             number[:] = NULL
     if (number != NULL).any():
         found, caveats = _numbered(number, start_ns, end_ns)
-        steps = start_ns[np.isin(name, [code for code, each in enumerate(names) if each.startswith(_LAST[0])])]
-        together = _micro_batches(found, steps)
+        ends = _with_step(found, start_ns[_rows_of(_LAST[0], names, name)])
+        together = _micro_batches(ends, found.number)
         if together > 1:
             text = f"{together} numbered steps are one iteration each: every {together}th of them has a step of the optimizer"
-            return _joined(found, steps, together), [*caveats, Caveat("micro_batches_numbered", text)]
+            return _joined(found, ends, together), [*caveats, Caveat("micro_batches_numbered", text)]
         return found, caveats
     for last in _LAST:
-        rows = np.flatnonzero(np.isin(name, [code for code, each in enumerate(names) if each.startswith(last)]))
+        rows = _rows_of(last, names, name)
         # Of optimizers around optimizers, the outer one's.
         rows = rows[start_ns[rows] >= np.maximum.accumulate(np.append(begin_ns, end_ns[rows]))[:-1]]
         found = _between(rows, name[rows], end_ns[rows], launched_ns, begin_ns)
@@ -143,33 +143,36 @@ def _numbered(number: Integers, start_ns: Integers, end_ns: Integers) -> tuple[I
     return found, []
 
 
+def _rows_of(prefix: str, names: Sequence[str], name: NDArray[np.int32]) -> Integers:
+    """The ranges whose name begins so."""
+    return np.flatnonzero(np.isin(name, [code for code, each in enumerate(names) if each.startswith(prefix)]))
+
+
 def _with_step(found: Iterations, steps_ns: Integers) -> Integers:
     """Which iterations have a step of the optimizer, as places, ascending."""
     return np.unique(places(found.start_ns, steps_ns[found.containing(steps_ns) != NULL], "right") - 1)
 
 
-def _micro_batches(found: Iterations, steps_ns: Integers) -> int:
-    """How many numbered ranges make an iteration: the steps of the optimizer are as many of them apart.
+def _micro_batches(ends: Integers, number: Integers) -> int:
+    """How many numbered ranges make an iteration: those that end one, with a step of the optimizer, are as many apart.
 
-    A single step shows it if the ranges end with it, and their numbers with a multiple of how many there are.
+    A single one shows it if it is the last, and if the numbers end with a multiple of how many there are.
     """
-    ends = _with_step(found, steps_ns)
     if not len(ends):
         return 1
     apart = np.diff(ends)
     if not len(apart):
         count = int(ends[0]) + 1
-        return count if count == len(found.number) and (found.number[-1] + 1) % count == 0 else 1
+        return count if count == len(number) and (number[-1] + 1) % count == 0 else 1
     count = int(apart[0])
     # An iteration without a step, such as one whose gradients overflowed, is none of these.
-    complete = ends[0] < count and len(found.number) - 1 - ends[-1] < count
+    complete = ends[0] < count and len(number) - 1 - ends[-1] < count
     return count if complete and (apart == count).all() else 1
 
 
-def _joined(found: Iterations, steps_ns: Integers, count: int) -> Iterations:
-    """One iteration for each `count` ranges up to a step of the optimizer; others, at either end, are in none."""
-    last = _with_step(found, steps_ns)
-    last = last[last >= count - 1]
+def _joined(found: Iterations, ends: Integers, count: int) -> Iterations:
+    """One iteration for each `count` ranges up to one that ends it; others, at either end, are in none."""
+    last = ends[ends >= count - 1]
     number = found.number[last] // count
     return Iterations(number, found.start_ns[last - count + 1], found.end_ns[last], found.rows[last])
 

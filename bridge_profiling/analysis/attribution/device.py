@@ -393,11 +393,11 @@ def _unrecorded_until_ns(device_events: pa.Table) -> int:
         return NULL
     stream, device = to_int64(device_events["stream"]), to_int64(device_events["device"], 0)
     start, end = (device_events[name].to_numpy() for name in ("start_ns", "end_ns"))  # by start
-    queued = start - to_int64(device_events["launch_end_ns"], np.iinfo(np.int64).max) > _QUEUED_NS
     computes = int(np.argmax(rows_of(device_events["kind"], "compute")))
     until = NULL
     for row in (0, int(np.argmax((stream == stream[computes]) & (device == device[computes])))):
-        since = start[row] - end[:row]
-        if queued[row] and not ((since >= 0) & (since <= PROMPT_NS)).any():
+        launched_ns, since = device_events["launch_end_ns"][row].as_py(), start[row] - end[:row]
+        queued = launched_ns is not None and start[row] - launched_ns > _QUEUED_NS
+        if queued and not ((since >= 0) & (since <= PROMPT_NS)).any():
             until = int(start[row])
     return until

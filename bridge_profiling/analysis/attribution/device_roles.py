@@ -110,8 +110,8 @@ def device_roles(
     between_ns = {
         kind: np.sort(to_int64(device_events["start_ns"])[rows])
         for kind, rows in (
-            ("communication", rows_of(device_events["kind"], "communication")),
-            ("to_host", rows_of(device_events["kind"], "memcpy") & rows_of(device_events["direction"], "DtoH")),
+            ("communicates", rows_of(device_events["kind"], "communication")),
+            ("copies", rows_of(device_events["kind"], "memcpy") & rows_of(device_events["direction"], "DtoH")),
         )
     }
     for role, mine, idle in _roles(kernels, optimizer < len(optimizers) - 1, host_events, gaps, between_ns):
@@ -168,12 +168,12 @@ def _roles(
     no_idle = np.zeros(len(kernels.start_ns), np.int64)
     passes = _passes(host_events)
     products = kernels.named(kernel_names.is_product)
-    outside = sweeps.outside_passes(kernels.launch_ns, host_events, *passes)
     if kernels.without_operators:
-        sweep = sweeps.by_names(kernels, between_ns)
+        sweep = sweeps.by_names(kernels, **between_ns)
     else:
+        outside = sweeps.outside_passes(kernels.launch_ns, host_events, *passes)
         of_one = of_optimizer & ~products & kernels.launched_by_one_tensor
-        sweep = sweeps.of_operators(kernels, of_one, outside, between_ns["communication"])
+        sweep = sweeps.of_operators(kernels, of_one, outside, between_ns["communicates"])
     yield "optimizer_sweep", sweep, _before_ns(kernels, gaps.launch_starved | gaps.dependency_stalled, sweep)
     batched = products & (kernels.launched_by(*_BATCHED) | (kernels.operator < 0))
     least_ns = np.where(kernels.operator < 0, _OF_PRODUCTS * (kernels.end_ns - kernels.start_ns), 0)
@@ -181,7 +181,7 @@ def _roles(
     yield "attention_other", attention & ~products, no_idle
     yield "layout", _layout_copies(kernels), no_idle
     yield "layout_norm", kernels.named(kernel_names.is_channels_first_norm), no_idle
-    for precision in ("fp64", "fp32", "tf32", "reduced"):
+    for precision in (*kernel_names.FULL_PRECISIONS, "reduced"):
         yield precision, kernels.named(partial(_has_precision, precision)), no_idle
     yield "attention_product", attention & products, no_idle
     again, idle = _recomputed(kernels, host_events, *passes, products, gaps)

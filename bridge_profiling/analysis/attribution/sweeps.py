@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import numpy as np
 import pyarrow as pa
@@ -63,24 +63,28 @@ def of_operators(
         operators = {kernels.operators[code] for code in np.unique(kernels.operator[begin:end]).tolist()}
         shorter, longer = np.quantile(length[begin:end], (0.1, 0.9))
         average = operators & _SCALES and operators & _ADDS and longer >= _UNEQUAL * shorter
-        met = np.ptp(np.searchsorted(communicates, kernels.start_ns[[begin, end - 1]]))
+        met = _meanwhile(communicates, kernels, begin, end)
         alone = bool(operators & _OF_PARAMETERS or average) and met < _COLLECTIVES * (end - begin)
         return bool(of_optimizer[begin:end].any() or alone)
 
     return _long_runs(of_optimizer | (kernels.launched_by(*_ELEMENTWISE) & outside), visits_parameters)
 
 
-def by_names(kernels: Kernels, between_ns: Mapping[str, Nanoseconds]) -> NDArray[np.bool_]:
+def by_names(kernels: Kernels, communicates: Nanoseconds, copies: Nanoseconds) -> NDArray[np.bool_]:
     """Kernels of sweeps over parameters in a capture without operators, by their names, their lengths and how often they come.
 
     A loop that each layer of a model has runs more often. Where the host reads what they compute, it waits for the device.
+
+    Args:
+        communicates: as of `of_operators`.
+        copies: when copies to the host started.
     """
     length = kernels.end_ns - kernels.start_ns
     iterations = len(kernels.iteration.unique().drop_null())
 
     def visits_parameters(begin: int, end: int) -> bool:
         shorter, longer = np.quantile(length[begin:end], (0.1, 0.9))
-        met, read = (np.ptp(np.searchsorted(times, kernels.start_ns[[begin, end - 1]])) for times in between_ns.values())
+        met, read = (_meanwhile(times, kernels, begin, end) for times in (communicates, copies))
         names = (kernels.names[code] or "" for code in np.unique(kernels.name[begin:end]).tolist())
         alone = longer >= _UNEQUAL * shorter and met < _COLLECTIVES * (end - begin) and read < _READ * (end - begin)
         return bool(alone and kernel_names.update_parameters(names))
@@ -88,6 +92,11 @@ def by_names(kernels: Kernels, between_ns: Mapping[str, Nanoseconds]) -> NDArray
     found = _long_runs(kernels.named(kernel_names.is_of_one_tensor), visits_parameters)
     runs = int(np.count_nonzero(np.diff(found, prepend=False) & found))
     return found & (runs <= _A_FEW * iterations)
+
+
+def _meanwhile(times_ns: Nanoseconds, kernels: Kernels, begin: int, end: int) -> int:
+    """How many of some ascending times are between the starts of the first and the last kernel of a run."""
+    return int(np.ptp(np.searchsorted(times_ns, kernels.start_ns[[begin, end - 1]])))
 
 
 def _long_runs(member: NDArray[np.bool_], is_sweep: Callable[[int, int], bool]) -> NDArray[np.bool_]:

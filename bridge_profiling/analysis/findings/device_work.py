@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from bridge_profiling.analysis.attribution.device_roles import IN_A_ROW, OUTSIDE
 from bridge_profiling.analysis.attribution.idle import Cause
-from bridge_profiling.analysis.attribution.kernel_names import is_strided_copy
+from bridge_profiling.analysis.attribution.kernel_names import FULL_PRECISIONS, is_strided_copy
 from bridge_profiling.analysis.findings.evidence import Evidence
 from bridge_profiling.analysis.findings.ledger import Found, Grid, Ledger
 from bridge_profiling.analysis.findings.losses import responsible
@@ -43,29 +43,25 @@ _OF_SWEEP = 0.25
 _BETWEEN = (Cause.small_kernels, Cause.host_launch, Cause.dependency_stalled)
 
 
-#: Precisions of matrix products for which bf16 is much faster.
-_PRECISIONS = ("fp64", "fp32", "tf32")
-
-
 def full_precision_matmul(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
     """Matrix products and convolutions run in fp64, fp32 or TF32, where bf16 takes a fraction of the time.
 
     Element-wise kernels on fp32 get faster too: they count by the share of the products' time that is not in bf16. Those on
     fp64 count where products are in fp64.
     """
-    roles = (*_PRECISIONS, "reduced", "fp32_elementwise", "fp64_elementwise")
+    roles = (*FULL_PRECISIONS, "reduced", "fp32_elementwise", "fp64_elementwise")
     rows = {role: _rows(evidence, role) for role in roles}
     own = {role: _grid(evidence, rows[role], "own_us") for role in rows}
     of_bf16 = _of_bf16(evidence)
     slow_us = own["fp64"] + own["fp32"] + own["tf32"]
-    products_us = sum((own[name] * (1 - of_bf16[name]) for name in _PRECISIONS), np.zeros_like(slow_us))
+    products_us = sum((own[name] * (1 - of_bf16[name]) for name in FULL_PRECISIONS), np.zeros_like(slow_us))
     if evidence.share(_saving_us(evidence, products_us)) < thresholds.device_work:
         return [], ledger
     part = slow_us / np.maximum(slow_us + own["reduced"], 1e-9)
     elementwise_us = own["fp32_elementwise"] * part * (1 - _OF_ELEMENTWISE)
     elementwise_us += np.where(own["fp64"] > 0, own["fp64_elementwise"], 0.0) * (1 - _OF_ELEMENTWISE**2)
     saving_us = _saving_us(evidence, products_us + elementwise_us)
-    by_precision = {role.upper(): max(evidence.mean_us(own[role]).values(), default=0.0) for role in _PRECISIONS}
+    by_precision = {role.upper(): max(evidence.mean_us(own[role]).values(), default=0.0) for role in FULL_PRECISIONS}
     main = max(by_precision, key=lambda name: by_precision[name])
     device, known = _device(evidence), bool(peaks(_device(evidence)))
     half = _half(evidence)
@@ -77,7 +73,7 @@ def full_precision_matmul(evidence: Evidence, thresholds: Thresholds, ledger: Le
     finding = _finding(
         evidence,
         "full_precision_matmul",
-        pa.concat_tables([rows[name] for name in _PRECISIONS]),
+        pa.concat_tables([rows[name] for name in FULL_PRECISIONS]),
         min(saving_us, evidence.room_us),
         slow,
         title=f"Matrix products of {{ranks}} run in {main} and take {max(share.values(), default=0.0):.0%} of the compute: "
@@ -87,7 +83,7 @@ def full_precision_matmul(evidence: Evidence, thresholds: Thresholds, ledger: Le
             "share_of_compute": by_rank(share, 4),
             "in_bf16_us": by_rank(least),
             "peak_ratio_to_bf16": {
-                name: round(1 / of_bf16[name], 2) for name in _PRECISIONS if name != "fp64" or np.nansum(own[name])
+                name: round(1 / of_bf16[name], 2) for name in FULL_PRECISIONS if name != "fp64" or np.nansum(own[name])
             },
         },
         case="fp16" if half == "fp16" else main.lower(),
@@ -277,7 +273,7 @@ def _of_bf16(evidence: Evidence) -> dict[str, float]:
     known = peaks(_device(evidence))
     if not known:
         return {"fp64": _OF_FP32, "fp32": _OF_FP32, "tf32": _OF_TF32}
-    return {name: known.get(name, known["fp32"]) / known[_half(evidence)] for name in _PRECISIONS}
+    return {name: known.get(name, known["fp32"]) / known[_half(evidence)] for name in FULL_PRECISIONS}
 
 
 def _free_memory(evidence: Evidence) -> float | None:
