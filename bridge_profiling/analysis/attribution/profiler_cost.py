@@ -34,10 +34,11 @@ from bridge_profiling.traces.tables import NULL, to_int64
 #: Columns of `recorded` for the categories of `recording.CATEGORIES`.
 _COUNTS = ("operators", "runtime_calls", "annotations", "python_frames")
 
-#: Two times show how fast this host is: the first quartile of calls that launch a kernel, and the first decile of gaps between
-#: operators, in which one record is finished and the next one is begun. So many of them are enough, and a host can be faster or
-#: slower than the measured ones by these factors.
-_QUARTER, _TENTH, _ENOUGH, _FASTEST, _SLOWEST = 0.25, 0.1, 50, 0.4, 2.5
+#: Three times show how fast this host is: the first quartile of calls that launch a kernel; the first decile of gaps between
+#: operators, in which one record is finished and the next one is begun; and the median time from an operator to the first one
+#: in it. A loop in Python makes the gaps longer, another choice of operators the last one. So many of them are enough, and a
+#: host can be faster or slower than the measured ones by these factors.
+_QUARTER, _TENTH, _HALF, _ENOUGH, _FASTEST, _SLOWEST = 0.25, 0.1, 0.5, 50, 0.4, 3.0
 
 #: A stream's communication overlaps compute if more than this share of it does: of gradients 70% and more, while a reduction
 #: that the next kernel needs never does.
@@ -50,7 +51,8 @@ _Float = NDArray[np.float64]
 class Rates:
     """Host time in microseconds that each recorded event costs.
 
-    On a host that needs `launch_us` to launch a kernel, and `gap_us` from one operator to the next.
+    On a host that needs `launch_us` to launch a kernel, `gap_us` from one operator to the next, and `entry_us` from the start
+    of an operator to that of the first one in it.
     """
 
     operator_us: float
@@ -61,19 +63,25 @@ class Rates:
     shapes_us: float  # what shapes add to an operator
     launch_us: float
     gap_us: float
+    entry_us: float
 
-    def on_host(self, launches_ns: Nanoseconds, gaps_ns: Nanoseconds) -> Rates:
-        """The rates of the host whose launching calls and whose gaps between operators took so long.
+    def on_host(self, recording: Recording) -> Rates:
+        """The rates of the host that recorded this.
 
-        Another process slows the profiler's code more than either of them, so that both count.
+        Another process slows the profiler's code more than launches or operators alone, so that both count.
         """
-        slower = 1.0
-        for times_ns, part, usual_us in ((launches_ns, _QUARTER, self.launch_us), (gaps_ns, _TENTH, self.gap_us)):
-            if len(times_ns) >= _ENOUGH and usual_us:
-                # A clock of whole microseconds gives gaps of 0: less than it can tell is not known.
-                slower *= max(float(np.quantile(times_ns, part)) / 1e3, 0.1 * usual_us) / usual_us
-        factor = min(max(slower, _FASTEST), _SLOWEST)
+        launches = _slower(recording.launches_ns, _QUARTER, self.launch_us)
+        gaps, entries = _slower(recording.gaps_ns, _TENTH, self.gap_us), _slower(recording.entries_ns, _HALF, self.entry_us)
+        factor = min(max(launches * float(np.sqrt(gaps * entries)), _FASTEST), _SLOWEST)
         return Rates(**{name: rate * factor for name, rate in vars(self).items()})
+
+
+def _slower(times_ns: Nanoseconds, part: float, usual_us: float) -> float:
+    """How many times as long as usual it took a host; 1 if too few show it."""
+    if len(times_ns) < _ENOUGH or not usual_us:
+        return 1.0
+    # A clock of whole microseconds gives gaps of 0: less than it can tell is not known.
+    return max(float(np.quantile(times_ns, part)) / 1e3, 0.1 * usual_us) / usual_us
 
 
 @cache
@@ -148,7 +156,7 @@ def replay(recording: Recording, device_events: pa.Table, gaps: IdleGaps, work: 
         work: of the device.
         source: the profiler.
     """
-    each = rates(source).on_host(recording.launches_ns, recording.gaps_ns)
+    each = rates(source).on_host(recording)
     operator_us = each.operator_us + each.shapes_us * recording.with_shapes
     # The last one is of the profiler's own work, which costs as long as it took.
     cost_us = np.array([operator_us, each.call_us, each.annotation_us, each.python_us, each.runtime_us, 0.0])

@@ -45,6 +45,7 @@ class Recording:
     waits: Intervals  # when the host waited for the device
     launches_ns: Nanoseconds  # durations of calls that launch one kernel
     gaps_ns: Nanoseconds  # from the end of each operator that contains no other one to the start of its thread's next one
+    entries_ns: Nanoseconds  # from the start of each other operator to that of the first one that it contains
     with_shapes: bool  # whether operators' shapes were recorded
 
     def counts(self, first: NDArray[np.int64], last: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -87,6 +88,7 @@ class Recorded:
         self._waits = [np.empty((0, 2), np.int64)]
         self._launches: list[Nanoseconds] = [np.empty(0, np.int64)]
         self._gaps: list[NDArray[np.integer]] = [np.empty(0, np.uint32)]
+        self._entries: list[NDArray[np.integer]] = [np.empty(0, np.uint32)]
         self._rows, self._with_shapes = 0, False
         self._last_operators = np.empty((0, 3), np.int64)  # thread, start and end of each thread's last operator
 
@@ -113,18 +115,18 @@ class Recorded:
         self._waits.append(np.column_stack((start[waits], end[waits])))
         self._launches.append((end - start)[rows_of(block["name"], *_LAUNCHES)[rows]])
         operators = kind == CATEGORIES.index("operator")
-        self._gaps.append(self._gaps_ns(thread[operators], start[operators], end[operators]))
+        self._add_operators(thread[operators], start[operators], end[operators])
         self._rows += len(rows)
 
-    def _gaps_ns(self, thread: NDArray[np.int64], start: Nanoseconds, end: Nanoseconds) -> NDArray[np.integer]:
+    def _add_operators(self, thread: NDArray[np.int64], start: Nanoseconds, end: Nanoseconds) -> None:
         events = np.concatenate((self._last_operators, np.column_stack((thread, start, end))))
         events = events[by_thread(events[:, 0])]
-        same = events[1:, 0] == events[:-1, 0]
+        before, after = events[:-1], events[1:]
+        same = after[:, 0] == before[:, 0]
         self._last_operators = events[~np.append(same, False)[: len(events)]]
-        gaps = (events[1:, 1] - events[:-1, 2])[same]
-        gaps = gaps[gaps >= 0]
-        # Most are microseconds.
-        return gaps.astype(np.uint32) if gaps.max(initial=0) < 1 << 32 else gaps
+        gaps = after[:, 1] - before[:, 2]
+        self._gaps.append(_compact(gaps[same & (gaps >= 0)]))
+        self._entries.append(_compact((after[:, 1] - before[:, 1])[same & (gaps < 0)]))
 
     def result(self) -> Recording:
         """The events."""
@@ -139,5 +141,11 @@ class Recorded:
             union(waits[:, 0], waits[:, 1]),
             np.concatenate(self._launches),
             np.concatenate(self._gaps),
+            np.concatenate(self._entries),
             self._with_shapes,
         )
+
+
+def _compact(times_ns: Nanoseconds) -> NDArray[np.integer]:
+    """Most are microseconds."""
+    return times_ns.astype(np.uint32) if times_ns.max(initial=0) < 1 << 32 else times_ns

@@ -9,7 +9,9 @@ from tests.analysis.findings.simulated_jobs import found_by
 @pytest.fixture
 def open_job(monkeypatch, tmp_path_factory, run_of):
     """Opens a simulated job. Its hosts take no time to record an event."""
-    monkeypatch.setattr(profiler_cost, "rates", lambda _: profiler_cost.Rates(*[0.0] * 6, launch_us=5.0, gap_us=0.0))
+    monkeypatch.setattr(
+        profiler_cost, "rates", lambda _: profiler_cost.Rates(*[0.0] * 6, launch_us=5.0, gap_us=0.0, entry_us=0.0)
+    )
     return lambda job, **written: run_of(job.write(tmp_path_factory.mktemp("job"), **written))
 
 

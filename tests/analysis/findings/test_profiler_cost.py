@@ -4,8 +4,10 @@ import pytest
 
 from bridge_profiling.analysis.attribution import profiler_cost
 from bridge_profiling.analysis.attribution.profiler_cost import Rates
+from bridge_profiling.analysis.attribution.recording import COLUMNS, Recorded
 from bridge_profiling.analysis.findings.unprofiled import LAUNCHING
 from tests.analysis.findings.simulated_jobs import LAUNCH_NS, MS, US, SimulatedJob
+from tests.analysis.ranks_in_hand import span, table
 
 approx = pytest.approx
 
@@ -19,7 +21,7 @@ def run_job(tmp_path_factory, run_of, monkeypatch):
 
     def opened(job, shapes_us=0.0, launch_us=LAUNCH_NS / US):
         monkeypatch.setattr(
-            profiler_cost, "rates", lambda source: Rates(_COST_US, 0.0, 0.0, 0.0, 0.0, shapes_us, launch_us, 0.0)
+            profiler_cost, "rates", lambda source: Rates(_COST_US, 0.0, 0.0, 0.0, 0.0, shapes_us, launch_us, 0.0, 0.0)
         )
         return run_of(job.write(tmp_path_factory.mktemp("job")))
 
@@ -99,7 +101,7 @@ def _waiting_on_rank_0(job, _):
         (_waiting_on_rank_0, {"ranks": 2}, 5, approx(0, abs=3 * _COST_US)),
         # A slower host pays more for the same records.
         (_kernels(10 * US), {"own_ns": 100 * US}, 2.5, approx(200 * _COST_US, rel=0.05)),
-        (_kernels(10 * US), {"own_ns": 100 * US}, 0.1, approx(250 * _COST_US, rel=0.05)),
+        (_kernels(10 * US), {"own_ns": 100 * US}, 0.1, approx(300 * _COST_US, rel=0.05)),
     ],
 )
 def test_recording_costs_what_it_delays_the_device(run_job, step, how, launch_us, estimated_us):
@@ -163,3 +165,25 @@ def test_savings_are_less_than_the_unprofiled_iteration_has_besides_compute(run_
     savings = [finding.recoverable_us_per_iteration or 0.0 for finding in run.findings()]
     assert sum(savings) > 0.9 * 500_000 / 4
     assert sum(savings) <= run.unprofiled().iteration_us - compute_us + 1e-6
+
+
+@pytest.mark.parametrize(
+    ("gap_us", "entry_us", "times_as_slow"),
+    [
+        (1, 1, 1.0),
+        (4, 1, 2.0),  # a loop in Python makes gaps longer, and not what is within an operator
+        (2, 2, 2.0),
+        (4, 4, 3.0),  # as slow as a host can be
+    ],
+)
+def test_gaps_between_operators_alone_show_half_of_how_slow_a_host_is(gap_us, entry_us, times_as_slow):
+    rows, now_ns = [], 0
+    for _ in range(100):
+        inner_ns = now_ns + entry_us * US
+        rows.append(span("aten::linear", now_ns, inner_ns + 2 * US, "operator", thread=1))
+        rows.append(span("aten::addmm", inner_ns, inner_ns + US, "operator", thread=1))
+        now_ns = rows[-1]["end_ns"] + gap_us * US
+    recorded = Recorded(table("device_events", []))
+    recorded.add(table("host_events", rows).select(COLUMNS))
+    usual = Rates(*[1.0] * 6, launch_us=5.0, gap_us=1.0, entry_us=1.0)
+    assert usual.on_host(recorded.result()).operator_us == approx(times_as_slow)
