@@ -30,8 +30,12 @@ _ENQUEUES = re.compile("Launch|Mem(?:cpy|set)")
 #: Launches and copies that take longer wait for the device: its queue is full.
 _MAY_WAIT, _MAY_WAIT_NS = re.compile("Launch|Memcpy"), 100_000
 
-#: Events whose cost is added up at a time.
+#: Events whose cost is added up at a time: a multiple of the next number.
 _AT_A_TIME = 1 << 20
+
+#: Events in a row, and the most that recording them takes of their time. The densest measured trainings took 2.1 times as long
+#: with the profiler as without.
+_IN_A_ROW, _MOST = 256, 0.55
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,7 @@ class Recording:
         by_kind = np.append(cost_ns, 0.0)[: OWN + 1]
         for begin in range(0, len(self.kind), _AT_A_TIME):
             some = slice(begin, min(begin + _AT_A_TIME, len(self.kind)))
-            cost = by_kind[self.kind[some]]
+            cost = self._limited(by_kind[self.kind[some]], some)
             if len(cost_ns) > OWN:
                 own = slice(*np.searchsorted(self.own, (some.start, some.stop)))
                 cost[self.own[own] - begin] = self.own_ns[own]
@@ -76,6 +80,14 @@ class Recording:
             so_far = sums[-1]
         found[wanted >= len(self.kind)] = so_far
         return found[place]
+
+    def _limited(self, cost: NDArray[np.float64], some: slice) -> NDArray[np.float64]:
+        """What some events cost, of `_IN_A_ROW` together no more than `_MOST` of the time from the first to the next ones."""
+        first = np.arange(some.start, some.stop, _IN_A_ROW)
+        took_ns = self.start_ns[np.minimum(first + _IN_A_ROW, len(self.start_ns) - 1)] - self.start_ns[first]
+        spent_ns = np.add.reduceat(cost, first - some.start)
+        share = np.minimum(_MOST * took_ns / np.maximum(spent_ns, 1.0), 1.0)
+        return cost * np.repeat(share, _IN_A_ROW)[: len(cost)]
 
 
 class Recorded:
