@@ -78,7 +78,8 @@ def bounded(evidence: Evidence, finding: Finding) -> Finding:
     if bound is None or not evidence.numbers or (estimate_us is None and finding.id not in _WITHOUT_ESTIMATE):
         return finding
     names_iterations = finding.id == slow_iterations.__name__
-    outside_us = 0.0 if finding.id in _REPLACED or names_iterations else _longer_outside_us(evidence)
+    of_captured = names_iterations or finding.id in (*_REPLACED, *_WITHOUT_ESTIMATE)
+    outside_us = 0.0 if of_captured else _longer_outside_us(evidence)
     most_us = max(bound(evidence, finding), estimate_us or 0.0) + outside_us
     struck = finding.occurrence.iterations if finding.occurrence else ()
     if not names_iterations and set(struck).issubset(evidence.numbers):
