@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from bridge_profiling.analysis.attribution.preparing import StretchCollector, Stretches, preparing
 from bridge_profiling.analysis.intervals import EMPTY, Intervals, Nanoseconds, coded, names_in, outermost, rows_of, union
 from bridge_profiling.analysis.questions import Chosen
 from bridge_profiling.traces.joins import places, start_order
@@ -44,6 +45,12 @@ COMPILING = (
     r"\(dynamo_timed\)|torch/_dynamo/convert_frame\S*: _?compile|torch/_inductor/compile_fx\S*: compile_fx|"
     r"triton/compiler/\S*: compile|torch/_inductor/\S*: benchmark_all_configs"
 )
+
+#: Names of ranges in which an optimizer steps, as torch records them.
+OPTIMIZING = r"^Optimizer\.step#"
+
+#: Names of calls that put work on the device.
+ENQUEUING = re.compile("Launch|Mem(?:cpy|set)")
 
 #: Calls that return when the device has finished.
 SYNCHRONIZING = tuple(
@@ -85,6 +92,9 @@ _STUCK_NS, _STUCK, _ENOUGH_ALIKE = 10_000_000, 10, 4
 
 #: A synchronisation that starts within this time of a copy's call, on the same thread, waits for that copy.
 _AFTER_COPY_NS = 200_000
+
+#: A name for ranges in which operators on the CPU prepare a batch.
+_PREPARING = "operators on the CPU, before a copy to the device"
 
 _RANGES = ("annotation", "operator", "python")
 
@@ -187,10 +197,12 @@ class Activity:
     Args:
         events: named ranges and calls, those that last long, and what runtime calls and operators record inside of these.
         pauses: times of at least `SILENT_NS` between the records of launching threads.
+        stretches: operators in a row that launch nothing.
     """
 
     events: pa.Table
     pauses: Intervals
+    stretches: Stretches
 
 
 class ActivityCollector:
@@ -198,9 +210,10 @@ class ActivityCollector:
 
     def __init__(self, device_events: pa.Table, *, data_loading: str, checkpoint: str) -> None:
         self._threads = launching_threads(device_events)
-        self._expressions = (data_loading, checkpoint, GARBAGE, COMPILING)
+        self._expressions = (data_loading, checkpoint, GARBAGE, COMPILING, OPTIMIZING)
         self._chosen = Chosen(self._rows)
         self._pauses = [(np.empty(0, np.int64), np.empty(0, np.int64))]
+        self._stretches = StretchCollector()
         self._last: int | None = None  # until when the launching threads recorded something
         self._long: dict[int, int] = {}  # the end of each thread's long records so far
 
@@ -211,7 +224,8 @@ class ActivityCollector:
     def result(self) -> Activity:
         """What was collected."""
         begins, ends = zip(*self._pauses, strict=True)
-        return Activity(self._chosen.result(), union(np.concatenate(begins), np.concatenate(ends)))
+        pauses = union(np.concatenate(begins), np.concatenate(ends))
+        return Activity(self._chosen.result(), pauses, self._stretches.result())
 
     def _rows(self, block: pa.Table) -> NDArray[np.bool_]:
         category, name = block["category"], block["name"]
@@ -219,12 +233,17 @@ class ActivityCollector:
         here = on_threads(block, self._threads)
         records = here & rows_of(category, "runtime", "operator")
         self._add_pauses(start, end, here, records)
+        runtime = here & rows_of(category, "runtime")
+        enqueues = runtime & rows_of(name, *filter(ENQUEUING.search, names_in(name)))
+        waits = runtime & rows_of(name, *SYNCHRONIZING, *ALLOCATING)
+        called = enqueues | waits
+        computing = called | (here & rows_of(category, "operator"))
+        self._stretches.add(start[computing], end[computing], called[computing], enqueues[computing])
         named = [each for each in names_in(name) if any(_matches(expression, each) for expression in self._expressions)]
         long = here & (end - start >= _STUCK_NS)
         chosen = rows_of(category, "overhead") & (here | (thread == 0))
         chosen |= here & rows_of(category, *_RANGES) & rows_of(name, *named)
-        chosen |= here & rows_of(category, "runtime") & rows_of(name, *SYNCHRONIZING, *ALLOCATING)
-        return chosen | long | self._inside_of_long(start, end, thread, records, long)
+        return chosen | waits | long | self._inside_of_long(start, end, thread, records, long)
 
     def _add_pauses(self, start: Nanoseconds, end: Nanoseconds, here: NDArray[np.bool_], records: NDArray[np.bool_]) -> None:
         if self._last is None and here.any():
@@ -283,8 +302,10 @@ def host_activity(
     allocating, _ = _calls(events, runtime & rows_of(events["name"], *ALLOCATING), operators)
     copies, copy_thread, on_device = _pageable_copies(device_events)
     of_copies = _follow_copies(calls, call_thread, copies, copy_thread)
+    loading = _matching(events, ranges, data_loading)
+    prepared = preparing(activity.stretches, device_events) - _matching(events, ranges, OPTIMIZING).time
     return HostActivity(
-        data_loading=_matching(events, ranges, data_loading),
+        data_loading=joined(loading, _named(_PREPARING, prepared, besides=loading)),
         checkpoint=_matching(events, ranges, checkpoint),
         profiler=outermost_ranges(events, own),
         collecting=_matching(events, ranges, GARBAGE),
@@ -295,6 +316,12 @@ def host_activity(
         pageable_device=on_device,
         silent=activity.pauses | _stuck(events, here, host_events, device_events),
     )
+
+
+def _named(name: str, time: Intervals, *, besides: Ranges) -> Ranges:
+    """Those of some intervals that no range has a part of, as ranges of that name."""
+    alone = besides.time.within_ns(time.start_ns, time.end_ns) == 0
+    return Ranges(np.full(alone.sum(), name, object), time.start_ns[alone], time.end_ns[alone])
 
 
 def launching_threads(device_events: pa.Table) -> list[int]:

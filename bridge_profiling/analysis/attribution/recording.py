@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from bridge_profiling.analysis.attribution.host import FREEING, SYNCHRONIZING, launching_threads, on_threads
+from bridge_profiling.analysis.attribution.host import ENQUEUING, FREEING, SYNCHRONIZING, launching_threads, on_threads
 from bridge_profiling.analysis.intervals import Intervals, Nanoseconds, by_thread, names_in, rows_of, union
 from bridge_profiling.traces.tables import to_int64
 
@@ -24,8 +24,6 @@ ENQUEUES, OWN = len(CATEGORIES), len(CATEGORIES) + 1
 
 #: Calls that launch one kernel: their durations show how fast a host is.
 _LAUNCHES = ("cudaLaunchKernel", "hipLaunchKernel")
-
-_ENQUEUES = re.compile("Launch|Mem(?:cpy|set)")
 
 #: Launches and copies that take longer wait for the device: its queue is full.
 _MAY_WAIT, _MAY_WAIT_NS = re.compile("Launch|Memcpy"), 100_000
@@ -118,7 +116,7 @@ class Recorded:
         called = kind == CATEGORIES.index("runtime")
         full = (end - start >= _MAY_WAIT_NS) & rows_of(block["name"], *filter(_MAY_WAIT.search, names))[rows]
         waits = called & (full | rows_of(block["name"], *SYNCHRONIZING, *FREEING)[rows])
-        kind[called & rows_of(block["name"], *filter(_ENQUEUES.search, names))[rows]] = ENQUEUES
+        kind[called & rows_of(block["name"], *filter(ENQUEUING.search, names))[rows]] = ENQUEUES
         own = np.flatnonzero(kind == OWN)
         self._start.append(start)
         self._kind.append(kind)
