@@ -12,6 +12,7 @@ Roles, by what shows them:
 - `layout`: copies between channels first and channels last, by their names; where convolutions are `_OF_IMAGES` of the compute,
   all that `contiguous`, `clone` and `to` copy to other strides. `layout_norm`: batch norms in channels first.
 - `fp64`, `fp32`, `tf32`, `reduced`: matrix products and convolutions by precision; `fp64_elementwise`, `fp32_elementwise`.
+  Products of attention are attention's alone if most others are reduced.
 - `recomputation`: kernels of forward operators that ran inside the backward pass.
 
 `own_us` leaves out what an earlier role has that costs time, so that savings of several roles can be added up.
@@ -181,9 +182,12 @@ def _roles(
     yield "attention_other", attention & ~products, no_idle
     yield "layout", _layout_copies(kernels), no_idle
     yield "layout_norm", kernels.named(kernel_names.is_channels_first_norm), no_idle
-    for precision in (*kernel_names.FULL_PRECISIONS, "reduced"):
-        yield precision, kernels.named(partial(_has_precision, precision)), no_idle
-    yield "attention_product", attention & products, no_idle
+    by_precision = {each: kernels.named(partial(_has_precision, each)) for each in (*kernel_names.FULL_PRECISIONS, "reduced")}
+    of_products = [*by_precision.items(), ("attention_product", attention & products)]
+    if _raises_precision(kernels, attention, by_precision):
+        of_products.insert(0, of_products.pop())
+    for role, mine in of_products:
+        yield role, mine, no_idle
     again, idle = _recomputed(kernels, host_events, *passes, products, gaps)
     yield "recomputation", again, idle
     yield "fp64_elementwise", kernels.named(kernel_names.is_fp64_elementwise), no_idle
@@ -197,6 +201,13 @@ def _layout_copies(kernels: Kernels) -> NDArray[np.bool_]:
     if of_images:  # Concatenations and slices of channels copy with the same kernel, and keep the format.
         found |= kernels.named(kernel_names.is_strided_copy) & kernels.launched_by("aten::copy_")
     return found
+
+
+def _raises_precision(kernels: Kernels, attention: NDArray[np.bool_], by_precision: Mapping[str, NDArray[np.bool_]]) -> bool:
+    """Whether attention alone computes in full precision: fused attention does not, so that its products go as well."""
+    length = kernels.end_ns - kernels.start_ns
+    elsewhere = {name: length[mine & ~attention].sum() for name, mine in by_precision.items()}
+    return bool(elsewhere["reduced"] > sum(elsewhere[name] for name in kernel_names.FULL_PRECISIONS))
 
 
 def _has_precision(precision: str, name: str) -> bool:

@@ -94,7 +94,7 @@ _STUCK_NS, _STUCK, _ENOUGH_ALIKE = 10_000_000, 10, 4
 _AFTER_COPY_NS = 200_000
 
 #: A name for ranges in which operators on the CPU prepare a batch.
-_PREPARING = "operators on the CPU, before a copy to the device"
+PREPARING = "operators on the CPU, before a copy to the device"
 
 _RANGES = ("annotation", "operator", "python")
 
@@ -305,7 +305,7 @@ def host_activity(
     loading = _matching(events, ranges, data_loading)
     prepared = preparing(activity.stretches, device_events) - _matching(events, ranges, OPTIMIZING).time
     return HostActivity(
-        data_loading=joined(loading, _named(_PREPARING, prepared, besides=loading)),
+        data_loading=joined(loading, _named(PREPARING, prepared, besides=loading)),
         checkpoint=_matching(events, ranges, checkpoint),
         profiler=outermost_ranges(events, own),
         collecting=_matching(events, ranges, GARBAGE),

@@ -16,7 +16,7 @@ _NAMES = 1 << 13
 #: Matrix products and convolutions.
 MATRIX_PRODUCT = re.compile(
     r"gemm|gemv|nvjet|xmma|cutlass|wgmma|matmul|\bmm_|_mm\b|fused_\w*mm_|splitk|Cijk_|convolve|scudnn|winograd|"
-    r"[dw]grad_(?:engine|alg)|conv_depthwise|\bfft2d_",
+    r"[dw]grad_(?:engine|alg)|conv_depthwise|(?:conv|[dw]grad)2d_c1_k1|\bfft2d_",
     re.IGNORECASE,
 )
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from bridge_profiling.analysis.attribution.host import PREPARING
 from bridge_profiling.analysis.attribution.idle import LAUNCH_NS, SEVERAL, Cause
 from bridge_profiling.analysis.attribution.saving import COPIES
 from bridge_profiling.analysis.findings.evidence import Evidence
@@ -49,8 +50,10 @@ def data_loading(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> 
     if loss is None:
         return [], ledger
     numbers = {"idle_us": by_rank(loss.lost_us), "in_data_loading_us": by_rank(loss.host_us)}
-    title = "Data loading stalls {ranks} for {cost}"
-    return [finding_of(evidence, cause, loss, title, numbers, severe=3 * thresholds.data_loading)], ledger
+    title, action = "Data loading stalls {ranks} for {cost}", None
+    if [event.name for event in evidence.events(cause, ranks=loss.ranks)][:1] == [PREPARING]:
+        title, action = "Preparing data with operators on the CPU stalls {ranks} for {cost}", advice("data_loading", "prepared")
+    return [finding_of(evidence, cause, loss, title, numbers, action=action, severe=3 * thresholds.data_loading)], ledger
 
 
 def host_sync(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:

@@ -41,6 +41,9 @@ _BY_CHANCE = 0.1
 #: An iteration that is later than so many medians is so for another reason.
 _USUAL = 2.0
 
+#: A host is late because it pauses if pauses have more than this share of the delay.
+_MOSTLY = 0.5
+
 #: A launch call that takes this many times the median rank's shows a slow or shared processor.
 _SLOW_CALL = 1.3
 
@@ -191,11 +194,14 @@ def straggler_host(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -
         return [], ledger
     named = ranks_in_words(slow, evidence.ranks)
     launches = "Hosts of {} launch up to" if len(slow) > 1 else "The host of {} launches"
+    pauses = paused[worst] > _MOSTLY * typical[worst]
+    how = ", mostly in pauses for no recorded reason" if pauses else ""
+    hints = [advice("straggler_host", name) for name, holds in (("slow_calls", slow_calls), ("pauses", pauses)) if holds]
     finding = Finding(
         id="straggler_host",
         title=f"Hosts of {named} take turns: in each {evidence.per} another one launches late, by {ms(saving_us)} on average"
         if turns
-        else f"{launches.format(named)} {ms(typical[worst])} late in each {evidence.per}, and the other ranks wait",
+        else f"{launches.format(named)} {ms(typical[worst])} late in each {evidence.per}{how}, and the other ranks wait",
         ranks=slow,
         evidence={
             "late_us": {str(rank): typical[rank] for rank in slow},
@@ -210,7 +216,7 @@ def straggler_host(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -
         recoverable_us_per_iteration=saving_us,
         confidence=confidence,
         confidence_reason=reason,
-        action=" ".join([*([advice("straggler_host", "slow_calls")] if slow_calls else []), advice("straggler_host")]),
+        action=" ".join([*hints, advice("straggler_host")]),
         events=evidence.events(*_LATE, ranks=slow, limit=6),
     )
     return [finding], attributed

@@ -73,13 +73,13 @@ def test_products_in_fp32_save_what_bf16_takes_less(find, name, bf16, devices, s
     assert found.evidence["share_of_compute"] == {"0": share, "1": share}
 
 
-def _attention(job, _, softmax=_SOFTMAX, product="aten::bmm", softmax_us=500):
+def _attention(job, _, softmax=_SOFTMAX, product="aten::bmm", softmax_us=500, linear=_BF16, batched=_BF16):
     for _ in range(4):
-        job.launch(0, 2 * MS, count=4, name=_BF16)
-        job.launch(0, 200 * US, product, name=_BF16)
+        job.launch(0, 2 * MS, count=4, name=linear)
+        job.launch(0, 200 * US, product, name=batched)
         for operator, name in (("mul", "scale"), ("masked_fill", "mask"), ("_softmax", softmax)):
             job.launch(0, (softmax_us if name == softmax else 500) * US, f"aten::{operator}", name=name)
-        job.launch(0, 200 * US, product, name=_BF16)
+        job.launch(0, 200 * US, product, name=batched)
 
 
 # As Kineto and as nsys write its name.
@@ -90,6 +90,13 @@ def test_attention_in_single_kernels_saves_all_but_its_products(find, softmax, p
     assert found.recoverable_us_per_iteration == approx(4 * (1_500 + 0.7 * 400), rel=1e-3)
     assert found.evidence["softmax_and_mask_us"] == {"0": approx(6_000)}
     assert {event.name for event in found.events} == {"scale", "mask", softmax}
+
+
+@pytest.mark.parametrize(("linear", "of_attention_us"), [(_BF16, 0.7 * 400), (_FP32, 0)])
+def test_full_precision_of_attention_alone_is_for_fused_attention_to_remove(find, linear, of_attention_us):
+    found = find(SimulatedJob(partial(_attention, linear=linear, batched=_FP32)))
+    assert ("full_precision_matmul" in found) == (linear == _FP32)
+    assert found["unfused_attention"].recoverable_us_per_iteration == approx(4 * (1_500 + of_attention_us), rel=1e-3)
 
 
 def _optimizer(job, _, operators, range_=None, parameters=60, sizes=(12, 32), meets=0):
@@ -179,6 +186,7 @@ _CONVOLUTION = "sm90_xmma_fprop_implicit_gemm_f16f16_f16f32_f32_nhwc"
         (_TO_NHWC, _BF16, _TO_NCHW, "aten::cudnn_convolution", 20, Confidence.high),
         (_COPY, _CONVOLUTION, _COPY, "aten::copy_", 20, Confidence.medium),
         (_COPY, _CONVOLUTION, _ADD, "aten::copy_", 10, Confidence.medium),
+        (_COPY, "dgrad2d_c1_k1_nhwc_specialized", _ADD, "aten::copy_", 10, Confidence.medium),  # of one channel each
         (_COPY, _CONVOLUTION, _COPY, "aten::cat", 0, None),
         (_COPY, _BF16, _COPY, "aten::copy_", 0, None),  # heads of attention
     ],

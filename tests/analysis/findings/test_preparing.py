@@ -33,6 +33,8 @@ def _step(*, read_bytes=0, within=None, copies=True):
 def test_operators_before_a_copy_to_the_device_prepare_a_batch(find, read_bytes):
     (found,) = find(SimulatedJob(_step(read_bytes=read_bytes)), data_loading).values()
     assert found.recoverable_us_per_iteration == pytest.approx(8_000, rel=0.05)
+    assert found.title.startswith("Preparing data with operators on the CPU stalls")
+    assert "workers" in found.action
     assert {event.name for event in found.events} == {"operators on the CPU, before a copy to the device"}
 
 

@@ -103,6 +103,7 @@ def test_a_late_host_is_named_and_not_the_ranks_that_wait_for_it(find):
     assert finding.evidence["late_us"] == {"3": finding.recoverable_us_per_iteration} == {"3": approx(8_000, rel=0.1)}
     assert finding.evidence["waited_for_us"]["3"] > finding.evidence["waiting_us"]["3"]
     assert (finding.id, finding.ranks, {event.rank for event in finding.events}) == ("straggler_host", [3], {3})
+    assert "mostly in pauses for no recorded reason" in finding.title
     assert finding.confidence is Confidence.low  # no manifest says what the profiler cost
 
 
@@ -119,6 +120,7 @@ def test_a_host_is_as_late_as_the_others_could_be_earlier(find):
 
     finding = find(SimulatedJob(step, 2, iterations=10), *_FINDS)["straggler_host"]
     assert (finding.ranks, finding.evidence["late_us"]) == ([0], {"0": approx(1_500, rel=0.1)})
+    assert "pauses" not in finding.title
     assert finding.evidence["launch_starved_us"]["0"] == approx(6_500, rel=0.1)
 
 
