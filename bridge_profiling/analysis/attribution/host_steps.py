@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from bridge_profiling.analysis.attribution.counts import ISSUING
-from bridge_profiling.analysis.attribution.host import CHECKPOINT, DATA_LOADING
+from bridge_profiling.analysis.attribution.host_names import CHECKPOINT, DATA_LOADING
 from bridge_profiling.analysis.intervals import Intervals, coded, parents, rows_of, union
 from bridge_profiling.traces.tables import fields, to_int64
 

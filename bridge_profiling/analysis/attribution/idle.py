@@ -38,8 +38,6 @@ from numpy.typing import NDArray
 
 from bridge_profiling.analysis.attribution.device import IdleGaps, Windows
 from bridge_profiling.analysis.attribution.host import (
-    CHECKPOINT,
-    DATA_LOADING,
     NO_RANGES,
     Activity,
     HostActivity,
@@ -47,6 +45,7 @@ from bridge_profiling.analysis.attribution.host import (
     Ranges,
     host_activity,
 )
+from bridge_profiling.analysis.attribution.host_names import CHECKPOINT, DATA_LOADING
 from bridge_profiling.analysis.attribution.initialization import initializing
 from bridge_profiling.analysis.attribution.profiler_cost import ProfilerCost
 from bridge_profiling.analysis.attribution.saving import with_saving

@@ -6,14 +6,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from bridge_profiling.analysis.attribution.host import (
-    NO_RANGES,
-    SYNCHRONIZING,
-    Ranges,
-    launching_threads,
-    on_threads,
-    outermost_ranges,
-)
+from bridge_profiling.analysis.attribution.host import NO_RANGES, Ranges, launching_threads, on_threads, outermost_ranges
+from bridge_profiling.analysis.attribution.host_names import SYNCHRONIZING
 from bridge_profiling.analysis.intervals import Intervals, rows_of, union
 from bridge_profiling.traces.tables import NULL, to_int64
 

@@ -9,7 +9,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from bridge_profiling.analysis.attribution.host import ENQUEUING, FREEING, SYNCHRONIZING, launching_threads, on_threads
+from bridge_profiling.analysis.attribution.host import launching_threads, on_threads
+from bridge_profiling.analysis.attribution.host_names import ENQUEUING, FREEING, SYNCHRONIZING
 from bridge_profiling.analysis.intervals import Intervals, Nanoseconds, by_thread, names_in, rows_of, union
 from bridge_profiling.traces.tables import to_int64
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from bridge_profiling.analysis.attribution.host import PREPARING
+from bridge_profiling.analysis.attribution.host_names import PREPARING
 from bridge_profiling.analysis.attribution.idle import LAUNCH_NS, SEVERAL, Cause
 from bridge_profiling.analysis.attribution.saving import COPIES
 from bridge_profiling.analysis.findings.evidence import Evidence

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from bridge_profiling.analysis.attribution.host import CHECKPOINT, DATA_LOADING
+from bridge_profiling.analysis.attribution.host_names import CHECKPOINT, DATA_LOADING
 from bridge_profiling.analysis.attribution.idle import OFTEN
 from bridge_profiling.analysis.caveats import texts
 from bridge_profiling.layout import name_ranks
