@@ -101,9 +101,9 @@ class Replay:
         cost_ns: of an event, by its kind.
         ends_ns: of the device's events, ascending.
         idle: the device's idle time for want of launches.
-        length_ns: of that, in each gap that has any.
-        end_ns: of each such gap, ascending.
-        launched_ns: when the host had launched the kernel that ends it.
+        length_ns: of that, in each gap or part of one that has any.
+        end_ns: of each such part, ascending.
+        launched_ns: when the host had launched the kernel or the copy that ends it.
     """
 
     recording: Recording
@@ -211,12 +211,26 @@ def _cost_between(recording: Recording, cost_ns: _Float, first: NDArray[np.int64
 
 
 def _replay(recording: Recording, cost_ns: _Float, device_events: pa.Table, gaps: IdleGaps, idle: Intervals) -> Replay:
-    length = idle.within_ns(gaps.gaps.start_ns, gaps.gaps.end_ns)
+    start, kernel = gaps.gaps.start_ns, gaps.next_kernel
+    launch_end = np.append(to_int64(device_events["launch_end_ns"]), NULL)
+    # A host that waits for a copy in a gap waits less if that is launched earlier: such a copy ends a part of the gap.
+    copies = np.flatnonzero(rows_of(device_events["direction"], "DtoH"))
+    began = device_events["start_ns"].to_numpy()[copies]
+    gap = places(start, began, "right") - 1
+    inside = (gap >= 0) & (began < gaps.gaps.end_ns[gap]) & (began > start[gap]) if len(start) else np.zeros(len(gap), bool)
+    end = np.concatenate((gaps.gaps.end_ns, began[inside]))
+    event = np.concatenate((np.where(kernel >= 0, kernel, -1), copies[inside]))
+    order = np.argsort(end, kind="stable")
+    begin = np.concatenate((start, start[gap[inside]]))[order]
+    end, event = end[order], event[order]
+    begin[1:] = np.maximum(begin[1:], end[:-1])
+    length = idle.within_ns(begin, end)
     starved = np.flatnonzero(length)
-    end, kernel = gaps.gaps.end_ns[starved], gaps.next_kernel[starved]
-    launched = np.where(kernel >= 0, np.append(to_int64(device_events["launch_end_ns"]), 0)[kernel], end)
+    begin, end, launched = begin[starved], end[starved], launch_end[event[starved]]
+    # What was launched before waited for something else, until it started.
+    launched = np.where((launched > begin) & (launched < end), launched, end)
     ends = np.sort(device_events["end_ns"].to_numpy())
-    return Replay(recording, cost_ns, ends, idle, length[starved], end, np.minimum(launched, end))
+    return Replay(recording, cost_ns, ends, idle, length[starved], end, launched)
 
 
 def _beside_compute(device_events: pa.Table) -> Intervals:
