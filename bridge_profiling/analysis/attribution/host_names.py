@@ -1,4 +1,4 @@
-"""Names by which it is recognised what a host does: of ranges, as regular expressions, and of runtime calls."""
+"""Names that show what a host does: of ranges, as regular expressions, and of runtime calls."""
 
 from __future__ import annotations
 
