@@ -178,18 +178,18 @@ class ActivityCollector:
         return Activity(self._chosen.result(), pauses, self._stretches.result())
 
     def _rows(self, block: pa.Table) -> NDArray[np.bool_]:
-        category, name = block["category"], block["name"]
+        category, name, names = block["category"], block["name"], names_in(block["name"])
         start, end, thread = (to_int64(block[column]) for column in ("start_ns", "end_ns", "thread"))
         here = on_threads(block, self._threads)
         records = here & rows_of(category, "runtime", "operator")
         self._add_pauses(start, end, here, records)
         runtime = here & rows_of(category, "runtime")
-        enqueues = runtime & rows_of(name, *filter(ENQUEUING.search, names_in(name)))
+        enqueues = runtime & rows_of(name, *filter(ENQUEUING.search, names))
         waits = runtime & rows_of(name, *SYNCHRONIZING, *ALLOCATING)
         called = enqueues | waits
         computing = called | (here & rows_of(category, "operator"))
         self._stretches.add(start[computing], end[computing], called[computing], enqueues[computing])
-        named = [each for each in names_in(name) if any(_matches(expression, each) for expression in self._expressions)]
+        named = [each for each in names if any(_matches(expression, each) for expression in self._expressions)]
         long = here & (end - start >= _STUCK_NS)
         chosen = rows_of(category, "overhead") & (here | (thread == 0))
         chosen |= here & rows_of(category, *_RANGES) & rows_of(name, *named)

@@ -211,26 +211,32 @@ def _cost_between(recording: Recording, cost_ns: _Float, first: NDArray[np.int64
 
 
 def _replay(recording: Recording, cost_ns: _Float, device_events: pa.Table, gaps: IdleGaps, idle: Intervals) -> Replay:
-    start, kernel = gaps.gaps.start_ns, gaps.next_kernel
-    launch_end = np.append(to_int64(device_events["launch_end_ns"]), NULL)
-    # A host that waits for a copy in a gap waits less if that is launched earlier: such a copy ends a part of the gap.
-    copies = np.flatnonzero(rows_of(device_events["direction"], "DtoH"))
-    began = device_events["start_ns"].to_numpy()[copies]
-    gap = places(start, began, "right") - 1
-    inside = (gap >= 0) & (began < gaps.gaps.end_ns[gap]) & (began > start[gap]) if len(start) else np.zeros(len(gap), bool)
-    end = np.concatenate((gaps.gaps.end_ns, began[inside]))
-    event = np.concatenate((np.where(kernel >= 0, kernel, -1), copies[inside]))
-    order = np.argsort(end, kind="stable")
-    begin = np.concatenate((start, start[gap[inside]]))[order]
-    end, event = end[order], event[order]
-    begin[1:] = np.maximum(begin[1:], end[:-1])
+    begin, end, event = _parts(gaps, device_events)
     length = idle.within_ns(begin, end)
     starved = np.flatnonzero(length)
-    begin, end, launched = begin[starved], end[starved], launch_end[event[starved]]
+    begin, end, event = begin[starved], end[starved], event[starved]
+    launched = np.append(to_int64(device_events["launch_end_ns"]), NULL)[event]
     # What was launched before waited for something else, until it started.
     launched = np.where((launched > begin) & (launched < end), launched, end)
     ends = np.sort(device_events["end_ns"].to_numpy())
     return Replay(recording, cost_ns, ends, idle, length[starved], end, launched)
+
+
+def _parts(gaps: IdleGaps, device_events: pa.Table) -> tuple[Nanoseconds, Nanoseconds, NDArray[np.int64]]:
+    """Begin and end of each part of a gap, and the row of what ends it; -1 for none.
+
+    A copy to the host ends a part: a host that waits for it waits less if it is launched earlier.
+    """
+    copies = np.flatnonzero(rows_of(device_events["direction"], "DtoH"))
+    began = device_events["start_ns"].to_numpy()[copies]
+    inside = gaps.gaps.within_ns(began, began + 1) > 0
+    end = np.concatenate((gaps.gaps.end_ns, began[inside]))
+    event = np.concatenate((gaps.next_kernel, copies[inside]))
+    order = np.argsort(end, kind="stable")
+    end, event = end[order], event[order]
+    begin = gaps.gaps.start_ns[np.searchsorted(gaps.gaps.end_ns, end)]
+    begin[1:] = np.maximum(begin[1:], end[:-1])
+    return begin, end, event
 
 
 def _beside_compute(device_events: pa.Table) -> Intervals:

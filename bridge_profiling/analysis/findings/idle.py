@@ -51,7 +51,7 @@ def data_loading(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> 
         return [], ledger
     numbers = {"idle_us": by_rank(loss.lost_us), "in_data_loading_us": by_rank(loss.host_us)}
     title, action = "Data loading stalls {ranks} for {cost}", None
-    if [event.name for event in evidence.events(cause, ranks=loss.ranks)][:1] == [PREPARING]:
+    if [event.name for event in evidence.events(cause, ranks=loss.ranks, limit=1)] == [PREPARING]:
         title, action = "Preparing data with operators on the CPU stalls {ranks} for {cost}", advice("data_loading", "prepared")
     return [finding_of(evidence, cause, loss, title, numbers, action=action, severe=3 * thresholds.data_loading)], ledger
 
