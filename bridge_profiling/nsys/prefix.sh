@@ -34,11 +34,54 @@ if [ -n "$metrics" ]; then
 fi
 mark=
 [ -n "$folder" ] && mkdir -p "$folder" && mark=$(mktemp "$folder/.started.XXXXXXXX")
-nsys "${options[@]}" "${@:count+1}" &
-nsys=$!
-trap 'kill -TERM $nsys' TERM INT
-wait $nsys; code=$?
-while kill -0 $nsys 2> /dev/null; do wait $nsys; code=$?; done
+app= stopped= nsys=
+stop() { stopped=yes; kill -TERM $nsys 2> /dev/null || { [ -n "$app" ] && kill -TERM "$app" 2> /dev/null; }; }
+trap stop TERM INT
+runs() { grep -qs '^State:[[:space:]]*[^ZX]' "/proc/$1/status"; }
+# nsys' agents that start at the same moment lose each other: the lock is the one of supervisor.py, which says more.
+lock() {
+  local place=${TMPDIR:-/tmp}/bridge_profiling-$UID
+  mkdir -m 700 "$place" 2> /dev/null
+  [ -O "$place" ] && [ ! -L "$place" ] && exec 9> "$place/nsys.lock" && flock -w 180 9
+}
+# Each start has a script of its own, which names the application's process in a file that only one can create: whoever comes
+# first, the application or this script, which withdraws a start after nsys has ended without it.
+starts=$(mktemp -d) || starts=
+for attempt in 1 2 3; do
+  begin=()
+  if [ -n "$starts" ]; then
+    begun=$starts/$attempt.pid begin=(bash "$starts/$attempt")
+    echo '{ set -C; echo $$ > "$0.pid"; read -r by < "$0.pid"; } 2> /dev/null; [ "$by" != withdrawn ] && exec "$@"' > "${begin[1]}"
+    lock 2> /dev/null
+  fi
+  nsys "${options[@]}" "${begin[@]}" "${@:count+1}" 9>&- &
+  nsys=$!
+  if [ -n "$starts" ]; then
+    for ((polls = 0; polls < 600; polls++)); do
+      if [ -s "$begun" ] || ! kill -0 $nsys 2> /dev/null; then break; fi
+      sleep 0.1
+    done
+    sleep 0.3
+    exec 9>&-
+    [ -s "$begun" ] && app=$(< "$begun")
+  fi
+  wait $nsys; code=$?
+  while kill -0 $nsys 2> /dev/null; do wait $nsys; code=$?; done
+  if [ -z "$starts" ] || [ -n "$stopped" ] || ! (set -C; echo withdrawn > "$begun") 2> /dev/null; then break; fi
+  say "nsys ended with code $code before the application ran (start $attempt of 3)"
+  if [ "$attempt" = 3 ]; then
+    say "the application runs without nsys"
+    rm -rf "$starts" ${mark:+"$mark"}
+    export BRIDGE_PROFILING_NSYS_REFUSED="nsys ended 3 times before the application ran, with code $code"
+    exec "${@:count+1}"
+  fi
+done
+[ -n "$starts" ] && app=$(cat "$begun" 2> /dev/null) && rm -rf "$starts"
+if [ -z "$stopped" ] && [ -n "$app" ] && runs "$app"; then
+  say "nsys ended with code $code, and the application goes on without it; its own exit code gets lost"
+  while runs "$app"; do sleep 1; done
+  code=1
+fi
 if [ -n "$mark" ]; then
   if [ -z "$(find "$folder" -name '*.nsys-rep' -newer "$mark" 2> /dev/null)" ]; then
     say "nsys left no report under $folder: its capture range was never reached, or it was lost"

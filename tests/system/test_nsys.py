@@ -202,16 +202,22 @@ with ProfilingHook(config, rank=int(os.environ.get("RANK", 0))) as hook:
 
 
 @pytest.mark.needs("nemo_run")
-def test_a_task_that_knows_nothing_of_nsys_gets_nemo_runs_prefix_made_to_work(environment, tmp_path):
-    """NeMo-Run's default --cuda-event-trace is refused by this nsys; its prefix appends an empty argument."""
+def test_a_task_that_knows_nothing_of_nsys_gets_nemo_runs_prefix_made_to_work(environment, tmp_path, nsys):
+    """This nsys refuses NeMo-Run's default --cuda-event-trace, and loses its first start; the prefix has an empty argument."""
     (tmp_path / "script.py").write_text(SCRIPT)
     command = [sys.executable, LOOP.with_name("local_job.py"), tmp_path / "script.py"]
-    ended_well(command, env=environment | {"NEMORUN_HOME": str(tmp_path)}, cwd=tmp_path)
+    (tmp_path / "bin").mkdir()
+    once = 'case "$*" in *script.py*) [ -e lost ] || { touch lost; echo End of file; exit 1; } ;; esac'
+    (tmp_path / "bin" / "nsys").write_text(f'#!/bin/bash\n{once}\nexec {nsys} "$@"\n')
+    (tmp_path / "bin" / "nsys").chmod(0o755)
+    path = f"{tmp_path / 'bin'}:{environment['PATH']}"
+    ended_well(command, env=environment | {"NEMORUN_HOME": str(tmp_path), "PATH": path}, cwd=tmp_path)
     (job,) = tmp_path.glob("experiments/local/*/t")
     # NeMo-Run can lose the last lines of a job that it follows; the job's log has all of them.
     said = "".join(path.read_text() for path in job.rglob("combined.log"))
     assert "does not know --cuda-event-trace" in said
     assert "no GPU metrics here" in said
+    assert "(start 1 of 3)" in said
     assert "arguments ['x=[1,2]', 'profiling.use_nsys_profiler=true'" in said
     (report,) = job.glob("nsys_profile/*.nsys-rep")
     (sqlite,) = job.glob("nsys_profile/*.sqlite")

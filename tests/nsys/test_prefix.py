@@ -1,0 +1,117 @@
+"""The script around NeMo-Run's nsys: the application runs once, in whatever way nsys fails."""
+
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from bridge_profiling.nsys.channel import REFUSED_VARIABLE
+from bridge_profiling.nsys.command import prefix_command
+
+#: Knows `--output`; otherwise it does at each start what the next line of the file `plan` says.
+NSYS = """\
+#!/bin/bash
+case $* in *--help*) echo "  --output=<file>"; exit 0 ;; esac
+number=$(wc -l < "$PLACE/started")
+echo start >> "$PLACE/started"
+behaviour=$(sed -n "$((number + 1))p" "$PLACE/plan")
+while [ "$1" != bash ] && [ "$1" != "$PYTHON" ]; do shift; done
+case $behaviour in
+  works) "$@" & trap 'kill -TERM $!' TERM; wait $!; wait $!; exit $? ;;
+  lost) exit 1 ;;
+  late) { sleep 0.8; "$@"; } & exit 1 ;;
+  hangs) sleep 60 & trap 'kill $!; exit 143' TERM; wait ;;
+  dies) "$@" & while [ ! -s "$PLACE/ran" ]; do sleep 0.05; done; exit 0 ;;
+esac
+"""
+
+#: Says with which variable it ran and that it ended, after a signal that it has been told of.
+APPLICATION = f"""
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(9))
+with open("ran", "a") as file:
+    print(os.environ.get("{REFUSED_VARIABLE}"), *sys.argv[1:], file=file)
+time.sleep(int(sys.argv[1]))
+open("ended", "a").close()
+sys.exit(5)
+"""
+
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def prefixed(tmp_path):
+    """Starts an application of so many seconds under an nsys that behaves as planned, start by start."""
+    (tmp_path / "nsys").write_text(NSYS)
+    (tmp_path / "nsys").chmod(0o755)
+    (tmp_path / "application.py").write_text(APPLICATION)
+    (tmp_path / "started").touch()
+
+    def start(*plan: str, seconds: int = 0, **more: str) -> subprocess.Popen:
+        (tmp_path / "plan").write_text("\n".join(plan))
+        command = ["bash", *prefix_command(["profile", "--output", "reports/mine"], gpu_metrics="")]
+        command += [sys.executable, "application.py", str(seconds), "a  b", ""]
+        environ = {"PATH": f"{tmp_path}:/usr/bin:/bin", "PLACE": str(tmp_path), "PYTHON": sys.executable}
+        environ |= {"TMPDIR": str(tmp_path)} | more
+        return subprocess.Popen(command, cwd=tmp_path, env=environ, stderr=subprocess.PIPE, text=True)
+
+    return start
+
+
+@pytest.mark.parametrize(
+    ("plan", "code", "starts", "reason", "said"),
+    [
+        (["works"], 5, 1, "None", []),
+        (["lost", "lost", "works"], 5, 3, "None", ["start 1 of 3", "start 2 of 3"]),
+        (["lost"] * 3, 5, 3, "nsys ended 3 times before the application ran, with code 1", ["runs without nsys"]),
+        (["late", "works"], 5, 2, "None", ["start 1 of 3"]),
+        # What the application ended with is lost with its nsys.
+        (["dies"], 1, 1, "None", ["goes on without it"]),
+    ],
+    ids=["works", "lost twice", "always lost", "starts the application late", "lost in the middle"],
+)
+def test_the_application_runs_once_whatever_becomes_of_its_nsys(prefixed, tmp_path, plan, code, starts, reason, said):
+    process = prefixed(*plan, seconds=1)
+    heard = process.communicate(timeout=60)[1]
+    assert process.returncode == code, heard
+    assert (tmp_path / "ended").exists(), "the job ended before its application"
+    assert (tmp_path / "started").read_text().count("start") == starts
+    assert (tmp_path / "ran").read_text() == f"{reason} 1 a  b\n"
+    for part in said:
+        assert part in heard
+    assert not list(tmp_path.glob("tmp.*"))
+
+
+@pytest.mark.parametrize(("plan", "code"), [("works", 9), ("dies", 1)])
+def test_sigterm_reaches_the_application_with_or_without_its_nsys(prefixed, tmp_path, plan, code):
+    process = prefixed(plan, seconds=30)
+    _wait_for(tmp_path / "ran")
+    if plan == "dies":
+        assert "goes on without it" in process.stderr.readline()
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=20) == code
+    assert not (tmp_path / "ended").exists()
+
+
+def test_an_nsys_that_was_told_to_end_before_the_application_ran_is_not_started_again(prefixed, tmp_path):
+    process = prefixed("hangs", "works")
+    _wait_for(tmp_path / "started")
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=20) == 143
+    assert not (tmp_path / "ran").exists()
+
+
+def test_without_a_temporary_directory_nsys_is_started_once(prefixed, tmp_path):
+    process = prefixed("works", TMPDIR="/nowhere")
+    assert process.wait(timeout=20) == 5
+    assert (tmp_path / "ran").read_text() == "None 0 a  b\n"
+
+
+def _wait_for(path):
+    end = time.monotonic() + 20
+    while not path.exists() or not path.read_text():
+        assert time.monotonic() < end
+        time.sleep(0.05)
