@@ -44,7 +44,7 @@ lock() {
   mkdir -m 700 "$place" 2> /dev/null
   [ -O "$place" ] && [ ! -L "$place" ] && exec 9> "$place/nsys.lock" && flock -w 180 9
 }
-# Each start has a script of its own, which names the application's process in a file that only one can create: whoever comes
+# Each start has a script of its own, which names the application's process in a file that only one can create: the one that comes
 # first, the application or this script, which withdraws a start after nsys has ended without it.
 starts=$(mktemp -d) || starts=
 for attempt in 1 2 3; do
