@@ -118,7 +118,8 @@ class Replay:
         """Idle time that ends earlier without the cost: at the end of each gap, as much as the device's lead grows there.
 
         Args:
-            without: calls that the host makes no longer, and in which it waits no longer.
+            without: calls that the host makes no longer, and in which it waits no longer. It is as far ahead of its device when
+                the capture begins as when it ends.
         """
         if not len(self.length_ns) or not len(self.recording.start_ns):
             return EMPTY
@@ -126,7 +127,10 @@ class Replay:
         times_ns = np.concatenate((self.launched_ns, waits.end_ns))
         rows = np.concatenate([places(self.recording.start_ns, times, "right") for times in (self.launched_ns, waits.end_ns)])
         spent = self.recording.cost_before(rows, self.cost_ns) + without.before_ns(times_ns)
-        gained = _gained(self, spent[: len(self.launched_ns)], waits, spent[len(self.launched_ns) :])
+        at_launch, at_wait = np.split(spent, [len(self.launched_ns)])
+        gained, ahead_ns = _gained(self, at_launch, waits, at_wait)
+        if len(without):
+            gained, _ = _gained(self, at_launch, waits, at_wait, ahead_ns)
         until = self.idle.before_ns(self.launched_ns)
         return self.idle & union(self.idle.when(until - np.rint(gained).astype(np.int64)), self.launched_ns)
 
@@ -257,8 +261,12 @@ def _beside_compute(device_events: pa.Table) -> Intervals:
     return union(start[rows], end[rows])
 
 
-def _gained(replay: Replay, spent_at_launch: _Float, waits: Intervals, spent_at_wait: _Float) -> _Float:
+def _gained(
+    replay: Replay, spent_at_launch: _Float, waits: Intervals, spent_at_wait: _Float, ahead_ns: float = 0.0
+) -> tuple[_Float, float]:
     """By how much the device's lead grows in each gap, from what the host had spent at its launch and at the end of each wait.
+
+    And how far the host is ahead of the device at the end, if it is `ahead_ns` at the beginning.
 
     Between two waits, lead[n] = min(lead[n - 1] + length[n], host's lead at launch n). With `total`, the sum of lengths, that
     is a running minimum of the host's lead minus `total`.
@@ -272,19 +280,19 @@ def _gained(replay: Replay, spent_at_launch: _Float, waits: Intervals, spent_at_
     until_ns = np.where(last >= 0, ends[last], waits.start_ns)
     waited_ns, slack_ns = np.maximum(until_ns - waits.start_ns, 0), np.maximum(waits.start_ns - until_ns, 0)
     # The host's lead at a time is what it had spent then plus this, by the number of waits before.
-    base = np.zeros(len(waits) + 1)
+    base = np.full(len(waits) + 1, ahead_ns)
     waits_before = np.searchsorted(waits.end_ns, launched, side="right")
     done = np.searchsorted(end, until_ns, side="right")
     bounds = np.concatenate(([0], np.maximum.accumulate(done), [len(length)])).astype(np.int64)
-    device_lead = 0.0
+    device_lead, host_lead = 0.0, 0.0
     for wait, (first, until) in enumerate(pairwise(bounds.tolist())):
         if until > first:
             gaps = slice(first, until)
             of_host = base[waits_before[gaps]] + spent_at_launch[gaps] + (end[gaps] - launched[gaps])
             so_far = total[first + 1 : until + 1]
             lead[gaps] = so_far + np.minimum(device_lead - total[first], np.minimum.accumulate(of_host - so_far))
-            device_lead = lead[until - 1]
+            device_lead, host_lead = lead[until - 1], of_host[-1]
         if wait < len(waits):
             of_host_then = base[wait] + spent_at_wait[wait]
             base[wait + 1] = min(of_host_then + waited_ns[wait], device_lead + slack_ns[wait]) - spent_at_wait[wait]
-    return np.clip(np.diff(lead, prepend=0.0), 0.0, length)
+    return np.clip(np.diff(lead, prepend=0.0), 0.0, length), max(host_lead - device_lead, 0.0)
