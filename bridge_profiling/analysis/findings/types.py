@@ -134,8 +134,8 @@ class Thresholds:
     free_for_activations: float = 0.30
     """Share of the device's memory that must be free at the peak before activations could be kept instead of recomputed."""
 
-    collectives: int = 50
-    """So many collectives of data parallelism in an iteration are many: two for each block of a model of 24 blocks."""
+    collectives: int = 30
+    """So many collectives of data parallelism in an iteration are many: more than one per block of a model of 24 blocks."""
 
     small_collectives: float = 1 / 3
     """Share of them that must be small."""
