@@ -14,8 +14,8 @@
   added up, others are not: the one that reaches farthest counts. Time goes to the last call before it. A host that then records
   nothing for long does something else: that time does not belong to the call. After a call that waits for the device, the next
   launch takes its time however short the wait was: host_sync also has up to `_GET_GOING_NS` of a gap in which such a call ends.
-  Calls to the allocator, and waits that come `SEVERAL` times, also have the time that would not be lost without them:
-  `profiler_cost.Replay` shows how far ahead the host would be.
+  Calls to the allocator, and waits that come `SEVERAL` times, also have the time that would not be lost without them, in
+  data loading too: `profiler_cost.Replay` shows how far ahead the host would be.
 - small_kernels: the kernel that ends the gap is in a run of kernels that on average take the device less time than launching
   one takes the host. Dependency-stalled time before such a kernel belongs here too.
 - host_pause: the host recorded nothing for at least `host.SILENT_NS`.
@@ -216,13 +216,19 @@ def _times_by_cause(
     take(Cause.pageable_copy, host.pageable.time)
     take(Cause.allocator_churn, host.allocating.time)
     take(Cause.host_sync, host.synchronizing.time)
+    without = {
+        cause: profiler.replay.explained(calls.time) - profiler.explained - host.silent
+        for cause, calls in ((Cause.allocator_churn, host.allocating), (Cause.host_sync, host.synchronizing))
+        if len(calls.name) and (cause is not Cause.host_sync or often)
+    }
+    for cause, time in without.items():
+        take(cause, time & host.data_loading.time)
     take(Cause.data_loading, host.data_loading.time)
     small = np.append(_in_small_runs(device_events), False)[gaps.next_kernel]
     before_small = Intervals(gaps.gaps.start_ns[small], gaps.gaps.end_ns[small])
     take(Cause.host_sync, _opened_by(gaps.gaps, host.synchronizing.end_ns) - host.silent)
-    for cause, calls in ((Cause.allocator_churn, host.allocating), (Cause.host_sync, host.synchronizing)):
-        if len(calls.name) and (cause is not Cause.host_sync or often):
-            take(cause, profiler.replay.explained(calls.time) - profiler.explained - host.silent)
+    for cause, time in without.items():
+        take(cause, time)
     take(Cause.small_kernels, before_small)
     stops = {
         Cause.checkpoint_stall: host.checkpoint.lasting(HELD_NS),
