@@ -151,7 +151,8 @@ def idle_causes(
     names, launched_by = _launchers(gaps, device_events, operators)
     rows: list[dict[str, object]] = []
     often = len(evidence[Cause.host_sync].name) >= SEVERAL * len(spans.start_ns)
-    for cause, time in _times_by_cause(gaps, device_events, host, profiler, initializing_ranges.time, often=often).items():
+    without = _without_calls(host, profiler, often=often, repeats=len(spans.start_ns) > 1)
+    for cause, time in _times_by_cause(gaps, device_events, host, profiler, initializing_ranges.time, without).items():
         ranges = evidence.get(cause)
         if not len(time) and (ranges is None or not len(ranges.name)):
             continue  # most causes of most ranks
@@ -186,14 +187,34 @@ _IDLE_CAUSES = pa.schema(
 )
 
 
+def _without_calls(host: HostActivity, profiler: ProfilerCost, *, often: bool, repeats: bool) -> dict[Cause, Intervals]:
+    """Idle time that there would not be without the calls of a cause.
+
+    Args:
+        often: the host waits for the device several times in an iteration.
+        repeats: several iterations are captured.
+    """
+    calls = {Cause.allocator_churn: host.allocating} | ({Cause.host_sync: host.synchronizing} if often else {})
+    return {
+        cause: profiler.replay.explained(each.time, repeats=repeats) - profiler.explained - host.silent
+        for cause, each in calls.items()
+        if len(each.name)
+    }
+
+
 def _times_by_cause(
-    gaps: IdleGaps, device_events: pa.Table, host: HostActivity, profiler: ProfilerCost, initialized: Intervals, *, often: bool
+    gaps: IdleGaps,
+    device_events: pa.Table,
+    host: HostActivity,
+    profiler: ProfilerCost,
+    initialized: Intervals,
+    without: Mapping[Cause, Intervals],
 ) -> dict[Cause, Intervals]:
     """The time of every cause; the sets are disjoint and together are the gaps.
 
     Args:
         initialized: when the host set up the driver or a library.
-        often: the host waits for the device several times in an iteration.
+        without: idle time that there would not be without a cause's calls.
     """
     start, end = (device_events[name].to_numpy() for name in ("start_ns", "end_ns"))
     communicates, copies = rows_of(device_events["kind"], "communication"), rows_of(device_events["kind"], "memcpy")
@@ -216,11 +237,6 @@ def _times_by_cause(
     take(Cause.pageable_copy, host.pageable.time)
     take(Cause.allocator_churn, host.allocating.time)
     take(Cause.host_sync, host.synchronizing.time)
-    without = {
-        cause: profiler.replay.explained(calls.time) - profiler.explained - host.silent
-        for cause, calls in ((Cause.allocator_churn, host.allocating), (Cause.host_sync, host.synchronizing))
-        if len(calls.name) and (cause is not Cause.host_sync or often)
-    }
     for cause, time in without.items():
         take(cause, time & host.data_loading.time)
     take(Cause.data_loading, host.data_loading.time)

@@ -114,12 +114,13 @@ class Replay:
     end_ns: Nanoseconds
     launched_ns: Nanoseconds
 
-    def explained(self, without: Intervals = EMPTY) -> Intervals:
+    def explained(self, without: Intervals = EMPTY, *, repeats: bool = False) -> Intervals:
         """Idle time that ends earlier without the cost: at the end of each gap, as much as the device's lead grows there.
 
         Args:
-            without: calls that the host makes no longer, and in which it waits no longer. It is as far ahead of its device when
-                the capture begins as when it ends.
+            without: calls that the host makes no longer, and in which it waits no longer.
+            repeats: the capture is of a loop: without the calls, the host is as far ahead of its device when the capture begins
+                as when it ends.
         """
         if not len(self.length_ns) or not len(self.recording.start_ns):
             return EMPTY
@@ -129,7 +130,7 @@ class Replay:
         spent = self.recording.cost_before(rows, self.cost_ns) + without.before_ns(times_ns)
         at_launch, at_wait = np.split(spent, [len(self.launched_ns)])
         gained, ahead_ns = _gained(self, at_launch, waits, at_wait)
-        if len(without):
+        if repeats:
             gained, _ = _gained(self, at_launch, waits, at_wait, ahead_ns)
         until = self.idle.before_ns(self.launched_ns)
         return self.idle & union(self.idle.when(until - np.rint(gained).astype(np.int64)), self.launched_ns)
