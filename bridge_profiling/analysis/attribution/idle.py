@@ -14,8 +14,8 @@
   added up, others are not: the one that reaches farthest counts. Time goes to the last call before it. A host that then records
   nothing for long does something else: that time does not belong to the call. After a call that waits for the device, the next
   launch takes its time however short the wait was: host_sync also has up to `_GET_GOING_NS` of a gap in which such a call ends.
-  Calls to the allocator, and waits that come `SEVERAL` times, also have the time that would not be lost without them, in
-  data loading too: `profiler_cost.Replay` shows how far ahead the host would be.
+  Calls to the allocator, and waits that come `SEVERAL` times, also have the time that would not be lost without them:
+  `profiler_cost.Replay` shows how far ahead the host would be.
 - small_kernels: the kernel that ends the gap is in a run of kernels that on average take the device less time than launching
   one takes the host. Dependency-stalled time before such a kernel belongs here too.
 - host_pause: the host recorded nothing for at least `host.SILENT_NS`.
@@ -150,9 +150,10 @@ def idle_causes(
     firsts, lasts = (np.array([window[place] for window in windows], np.int64) for place in (2, 3))
     names, launched_by = _launchers(gaps, device_events, operators)
     rows: list[dict[str, object]] = []
-    often = len(evidence[Cause.host_sync].name) >= SEVERAL * len(spans.start_ns)
-    without = _without_calls(host, profiler, often=often, repeats=len(spans.start_ns) > 1)
-    for cause, time in _times_by_cause(gaps, device_events, host, profiler, initializing_ranges.time, without).items():
+    iterations = len(spans.start_ns)
+    often = len(evidence[Cause.host_sync].name) >= SEVERAL * iterations
+    times = _times_by_cause(gaps, device_events, host, profiler, initializing_ranges.time, often=often, repeats=iterations > 1)
+    for cause, time in times.items():
         ranges = evidence.get(cause)
         if not len(time) and (ranges is None or not len(ranges.name)):
             continue  # most causes of most ranks
@@ -187,34 +188,22 @@ _IDLE_CAUSES = pa.schema(
 )
 
 
-def _without_calls(host: HostActivity, profiler: ProfilerCost, *, often: bool, repeats: bool) -> dict[Cause, Intervals]:
-    """Idle time that there would not be without the calls of a cause.
-
-    Args:
-        often: the host waits for the device several times in an iteration.
-        repeats: several iterations are captured.
-    """
-    calls = {Cause.allocator_churn: host.allocating} | ({Cause.host_sync: host.synchronizing} if often else {})
-    return {
-        cause: profiler.replay.explained(each.time, repeats=repeats) - profiler.explained - host.silent
-        for cause, each in calls.items()
-        if len(each.name)
-    }
-
-
 def _times_by_cause(
     gaps: IdleGaps,
     device_events: pa.Table,
     host: HostActivity,
     profiler: ProfilerCost,
     initialized: Intervals,
-    without: Mapping[Cause, Intervals],
+    *,
+    often: bool,
+    repeats: bool,
 ) -> dict[Cause, Intervals]:
     """The time of every cause; the sets are disjoint and together are the gaps.
 
     Args:
         initialized: when the host set up the driver or a library.
-        without: idle time that there would not be without a cause's calls.
+        often: the host waits for the device several times in an iteration.
+        repeats: several iterations are captured.
     """
     start, end = (device_events[name].to_numpy() for name in ("start_ns", "end_ns"))
     communicates, copies = rows_of(device_events["kind"], "communication"), rows_of(device_events["kind"], "memcpy")
@@ -237,14 +226,13 @@ def _times_by_cause(
     take(Cause.pageable_copy, host.pageable.time)
     take(Cause.allocator_churn, host.allocating.time)
     take(Cause.host_sync, host.synchronizing.time)
-    for cause, time in without.items():
-        take(cause, time & host.data_loading.time)
     take(Cause.data_loading, host.data_loading.time)
     small = np.append(_in_small_runs(device_events), False)[gaps.next_kernel]
     before_small = Intervals(gaps.gaps.start_ns[small], gaps.gaps.end_ns[small])
     take(Cause.host_sync, _opened_by(gaps.gaps, host.synchronizing.end_ns) - host.silent)
-    for cause, time in without.items():
-        take(cause, time)
+    for cause, calls in ((Cause.allocator_churn, host.allocating), (Cause.host_sync, host.synchronizing)):
+        if len(calls.name) and (cause is not Cause.host_sync or often):
+            take(cause, profiler.replay.explained(calls.time, repeats=repeats) - profiler.explained - host.silent)
     take(Cause.small_kernels, before_small)
     stops = {
         Cause.checkpoint_stall: host.checkpoint.lasting(HELD_NS),
