@@ -1,4 +1,4 @@
-"""The upper bound of a saving: what would go with the cause, and what would stay, by the kind of cause."""
+"""The upper bound of a saving, without its margin: what would go with the cause, and what would stay, by the kind of cause."""
 
 from functools import partial
 
@@ -59,4 +59,4 @@ def _computes_more(job, _):
 def test_what_goes_and_what_stays(find, step, ranks, cause, about_us, at_most_us):
     finding = find(SimulatedJob(step, ranks))[cause]
     assert finding.recoverable_us_per_iteration == pytest.approx(about_us, rel=0.05)
-    assert finding.at_most_us_per_iteration == pytest.approx(at_most_us, rel=0.05)
+    assert finding.at_most_us_per_iteration == pytest.approx(1.1 * at_most_us, rel=0.05)

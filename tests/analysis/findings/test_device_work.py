@@ -66,7 +66,8 @@ _IN_BF16 = 1 - 66.9 / 989.4
 def test_products_in_fp32_save_what_bf16_takes_less(find, name, bf16, devices, saving_us):
     found = find(SimulatedJob(partial(_products, name=name, bf16=bf16), 2), devices=devices)["full_precision_matmul"]
     assert found.recoverable_us_per_iteration == approx(saving_us, rel=1e-3)
-    assert found.at_most_us_per_iteration == approx(21_000)  # all products, and half of the rest
+    # All products and half of the rest, a tenth more, and no more than the iteration.
+    assert found.at_most_us_per_iteration == approx(23_100 if bf16 else 22_006, rel=1e-3)
     assert (found.ranks, found.events[0].name) == ([0, 1], name)
     assert found.confidence is (Confidence.high if devices else Confidence.medium)
     share = approx(20 / (22 + bf16), abs=1e-4)
@@ -128,7 +129,7 @@ def test_kernels_for_each_parameter_save_what_one_for_all_takes_less(find, opera
     assert found.evidence["kernels"] == {"0": kernels}
     # Of each kernel's 22 us, 2 are its start, and a quarter of the others is left.
     assert found.recoverable_us_per_iteration == approx(kernels * 17, rel=0.02)
-    assert found.at_most_us_per_iteration == approx(kernels * 22, rel=0.02)
+    assert found.at_most_us_per_iteration == approx(1.1 * kernels * 22, rel=0.02)
 
 
 _LERP, _MUL = (_ADD.replace("CUDAFunctor_add<float>", name) for name in ("lerp_scalar_kernel", "MulFunctor<float>"))
@@ -221,6 +222,7 @@ def _backward(job, _, again=True):
 
 def test_forward_work_in_the_backward_pass_is_recomputation(find):
     found = find(SimulatedJob(_backward))["recomputation"]
-    assert found.recoverable_us_per_iteration == found.at_most_us_per_iteration == approx(4 * 1_300, rel=1e-3)
+    assert found.recoverable_us_per_iteration == approx(4 * 1_300, rel=1e-3)
+    assert found.at_most_us_per_iteration == approx(1.1 * 4 * 1_300, rel=1e-3)
     assert found.confidence is Confidence.low
     assert "recomputation" not in find(SimulatedJob(partial(_backward, again=False)))

@@ -59,6 +59,25 @@ def test_waits_that_recording_does_not_prolong_are_in_no_doubt(run_job):
     assert "host_sync" in {finding.id for finding in run_job(_job(step)).findings()}
 
 
+@pytest.mark.parametrize("iterations", [1, 4])
+def test_without_waits_a_host_is_ahead_in_the_first_captured_iteration_as_in_any_other(run_job, iterations):
+    def step(job, _):
+        job.launch(0, 10 * US, count=200)  # the host needs 60 µs for each
+        for _ in range(8):
+            job.wait(0)
+            job.busy(kernels=5)
+
+    job = SimulatedJob(step, iterations=iterations, pause_ns=60 * US - LAUNCH_NS)
+    lost_us = {}
+    for row in run_job(job).idle_causes().to_pylist():
+        if row["cause"] == "host_sync":
+            lost_us[row["iteration"]] = lost_us.get(row["iteration"], 0) + row["lost_us"]
+    first, *others = lost_us.values()
+    # A single iteration does not say that the loop goes on.
+    assert (first > 5_000) == (iterations > 1)
+    assert others == [approx(first, rel=0.15)] * (iterations - 1)
+
+
 def test_what_recording_does_not_explain_is_a_finding(run_job):
     # A launch takes 90 µs with recording and 70 without.
     run = run_job(_job(_kernels(10 * US), own_ns=70 * US))
