@@ -40,9 +40,11 @@ trap stop TERM INT
 runs() { grep -qs '^State:[[:space:]]*[^ZX]' "/proc/$1/status"; }
 # nsys' agents that start at the same moment lose each other: the lock is the one of supervisor.py, which says more.
 lock() {
-  local place=${TMPDIR:-/tmp}/bridge_profiling-$UID
+  local place=${TMPDIR:-/tmp}/bridge_profiling-$UID polls=0
+  command -v flock > /dev/null || return
   mkdir -m 700 "$place" 2> /dev/null
-  [ -O "$place" ] && [ ! -L "$place" ] && exec 9> "$place/nsys.lock" && flock -w 180 9
+  [ -O "$place" ] && [ ! -L "$place" ] && exec 9> "$place/nsys.lock" || return
+  until flock -n 9 || [ -n "$stopped" ] || ((++polls > 900)); do sleep 0.2; done
 }
 # Each start has a script of its own, which names the application's process in a file that only one can create: the one that comes
 # first, the application or this script, which withdraws a start after nsys has ended without it.
@@ -53,6 +55,7 @@ for attempt in 1 2 3; do
     begun=$starts/$attempt.pid begin=(bash "$starts/$attempt")
     echo '{ set -C; echo $$ > "$0.pid"; read -r by < "$0.pid"; } 2> /dev/null; [ "$by" != withdrawn ] && exec "$@"' > "${begin[1]}"
     lock 2> /dev/null
+    if [ -n "$stopped" ]; then code=143; break; fi
   fi
   nsys "${options[@]}" "${begin[@]}" "${@:count+1}" 9>&- &
   nsys=$!
@@ -76,7 +79,7 @@ for attempt in 1 2 3; do
     exec "${@:count+1}"
   fi
 done
-[ -n "$starts" ] && app=$(cat "$begun" 2> /dev/null) && rm -rf "$starts"
+if [ -n "$starts" ]; then app=$(cat "$begun" 2> /dev/null); rm -rf "$starts"; fi
 if [ -z "$stopped" ] && [ -n "$app" ] && runs "$app"; then
   say "nsys ended with code $code, and the application goes on without it; its own exit code gets lost"
   while runs "$app"; do sleep 1; done

@@ -1,5 +1,7 @@
 """The script around NeMo-Run's nsys: the application runs once, in whatever way nsys fails."""
 
+import fcntl
+import os
 import signal
 import subprocess
 import sys
@@ -88,7 +90,7 @@ def test_the_application_runs_once_whatever_becomes_of_its_nsys(prefixed, tmp_pa
 @pytest.mark.parametrize(("plan", "code"), [("works", 9), ("dies", 1)])
 def test_sigterm_reaches_the_application_with_or_without_its_nsys(prefixed, tmp_path, plan, code):
     process = prefixed(plan, seconds=30)
-    _wait_for(tmp_path / "ran")
+    _wait_for(tmp_path, "ran")
     if plan == "dies":
         assert "goes on without it" in process.stderr.readline()
     process.send_signal(signal.SIGTERM)
@@ -98,10 +100,23 @@ def test_sigterm_reaches_the_application_with_or_without_its_nsys(prefixed, tmp_
 
 def test_an_nsys_that_was_told_to_end_before_the_application_ran_is_not_started_again(prefixed, tmp_path):
     process = prefixed("hangs", "works")
-    _wait_for(tmp_path / "started")
+    _wait_for(tmp_path, "started")
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=20) == 143
     assert not (tmp_path / "ran").exists()
+    assert not list(tmp_path.glob("tmp.*"))
+
+
+def test_a_job_that_is_told_to_end_while_another_starts_its_nsys_starts_none(prefixed, tmp_path):
+    place = tmp_path / f"bridge_profiling-{os.getuid()}"
+    place.mkdir(mode=0o700)
+    with open(place / "nsys.lock", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        process = prefixed("works")
+        _wait_for(tmp_path, "tmp.*/1")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=20) == 143
+    assert not (tmp_path / "started").read_text()
 
 
 def test_without_a_temporary_directory_nsys_is_started_once(prefixed, tmp_path):
@@ -110,8 +125,9 @@ def test_without_a_temporary_directory_nsys_is_started_once(prefixed, tmp_path):
     assert (tmp_path / "ran").read_text() == "None 0 a  b\n"
 
 
-def _wait_for(path):
+def _wait_for(folder, pattern):
+    """Until such a file has something in it."""
     end = time.monotonic() + 20
-    while not path.exists() or not path.read_text():
+    while not any(path.read_text() for path in folder.glob(pattern)):
         assert time.monotonic() < end
         time.sleep(0.05)
