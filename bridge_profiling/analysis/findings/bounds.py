@@ -13,7 +13,8 @@ Each kind of cause has the lower one of those that apply to it; `_BOUNDS` lists 
   unprofiled iterations that manifests time are longer on average than the captured ones without the profiler, what
   is not about kernels can cost that much more outside the capture.
 - The profiler's cost can be more or less than estimated by `DOUBT`.
-- What an iteration takes changes with clocks, temperatures and other jobs: each bound has a margin of `_MARGIN`.
+- What an iteration takes changes with clocks, temperatures and other jobs: each bound has a margin of `_MARGIN`, or that difference
+  if it is larger.
 """
 
 from __future__ import annotations
@@ -84,7 +85,8 @@ def bounded(evidence: Evidence, finding: Finding) -> Finding:
     names_iterations = finding.id == slow_iterations.__name__
     of_captured = names_iterations or finding.id in (*_REPLACED, *_WITHOUT_ESTIMATE)
     outside_us = 0.0 if of_captured else _longer_outside_us(evidence)
-    most_us = max((1 + _MARGIN) * bound(evidence, finding), estimate_us or 0.0) + outside_us
+    most_us = max(bound(evidence, finding), estimate_us or 0.0)
+    most_us += max(_MARGIN * most_us, outside_us)
     struck = finding.occurrence.iterations if finding.occurrence else ()
     if not names_iterations and set(struck).issubset(evidence.numbers):
         most_us = min(most_us, evidence.iteration_us + outside_us)

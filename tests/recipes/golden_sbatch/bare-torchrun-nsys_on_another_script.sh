@@ -70,11 +70,54 @@ if [ -n "$metrics" ]; then
 fi
 mark=
 [ -n "$folder" ] && mkdir -p "$folder" && mark=$(mktemp "$folder/.started.XXXXXXXX")
-nsys "${options[@]}" "${@:count+1}" &
-nsys=$!
-trap '"'"'kill -TERM $nsys'"'"' TERM INT
-wait $nsys; code=$?
-while kill -0 $nsys 2> /dev/null; do wait $nsys; code=$?; done
+app= stopped= nsys=
+stop() { stopped=yes; kill -TERM $nsys 2> /dev/null || { [ -n "$app" ] && kill -TERM "$app" 2> /dev/null; }; }
+trap stop TERM INT
+runs() { grep -qs '"'"'^State:[[:space:]]*[^ZX]'"'"' "/proc/$1/status"; }
+lock() {
+  local place=${TMPDIR:-/tmp}/bridge_profiling-$UID polls=0
+  command -v flock > /dev/null || return
+  mkdir -m 700 "$place" 2> /dev/null
+  [ -O "$place" ] && [ ! -L "$place" ] && exec 9> "$place/nsys.lock" || return
+  until flock -n 9 || [ -n "$stopped" ] || ((++polls > 900)); do sleep 0.2; done
+}
+starts=$(mktemp -d) || starts=
+for attempt in 1 2 3; do
+  begin=()
+  if [ -n "$starts" ]; then
+    begun=$starts/$attempt.pid begin=(bash "$starts/$attempt")
+    echo '"'"'{ set -C; echo $ > "$0.pid"; read -r by < "$0.pid"; } 2> /dev/null; [ "$by" != withdrawn ] && exec "$@"'"'"' > "${begin[1]}"
+    lock 2> /dev/null
+    if [ -n "$stopped" ]; then code=143; break; fi
+  fi
+  nsys "${options[@]}" "${begin[@]}" "${@:count+1}" 9>&- &
+  nsys=$!
+  if [ -n "$starts" ]; then
+    for ((polls = 0; polls < 600; polls++)); do
+      if [ -s "$begun" ] || ! kill -0 $nsys 2> /dev/null; then break; fi
+      sleep 0.1
+    done
+    sleep 0.3
+    exec 9>&-
+    [ -s "$begun" ] && app=$(< "$begun")
+  fi
+  wait $nsys; code=$?
+  while kill -0 $nsys 2> /dev/null; do wait $nsys; code=$?; done
+  if [ -z "$starts" ] || [ -n "$stopped" ] || ! (set -C; echo withdrawn > "$begun") 2> /dev/null; then break; fi
+  say "nsys ended with code $code before the application ran (start $attempt of 3)"
+  if [ "$attempt" = 3 ]; then
+    say "the application runs without nsys"
+    rm -rf "$starts" ${mark:+"$mark"}
+    export BRIDGE_PROFILING_NSYS_REFUSED="nsys ended 3 times before the application ran, with code $code"
+    exec "${@:count+1}"
+  fi
+done
+if [ -n "$starts" ]; then app=$(cat "$begun" 2> /dev/null); rm -rf "$starts"; fi
+if [ -z "$stopped" ] && [ -n "$app" ] && runs "$app"; then
+  say "nsys ended with code $code, and the application goes on without it; its own exit code gets lost"
+  while runs "$app"; do sleep 1; done
+  code=1
+fi
 if [ -n "$mark" ]; then
   if [ -z "$(find "$folder" -name '"'"'*.nsys-rep'"'"' -newer "$mark" 2> /dev/null)" ]; then
     say "nsys left no report under $folder: its capture range was never reached, or it was lost"
