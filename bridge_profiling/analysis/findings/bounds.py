@@ -13,8 +13,8 @@ Each kind of cause has the lower one of those that apply to it; `_BOUNDS` lists 
   unprofiled iterations that manifests time are longer on average than the captured ones without the profiler, what
   is not about kernels can cost that much more outside the capture.
 - The profiler's cost can be more or less than estimated by `DOUBT`.
-- What an iteration takes changes with clocks, temperatures and other jobs: each bound has a margin of `_MARGIN`, or that difference
-  if it is larger.
+- What an iteration takes changes with clocks, temperatures and other jobs: each bound has a margin of `_MARGIN`, or that
+  difference if it is larger.
 """
 
 from __future__ import annotations
