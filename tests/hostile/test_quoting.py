@@ -128,7 +128,8 @@ def test_an_empty_last_argument_is_dropped(programs):
     """NeMo-Run adds it."""
     prefix = prefix_command(["profile", "--trace", "nvtx", "$GPU_METRICS_FLAG"], gpu_metrics="")
     calls = programs("bash", *prefix, "python", "a b.py", "")
-    assert calls["nsys"][-1][:2] == ["profile", "--trace=nvtx"]
+    *options, shell, _, program, script = calls["nsys"][-1]
+    assert [*options, shell, program, script] == ["profile", "--trace=nvtx", "bash", "python", "a b.py"]
     assert calls["python"] == [["a b.py"]]
 
 

@@ -5,12 +5,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
 from bridge_profiling.nsys.channel import REFUSED_VARIABLE
 from bridge_profiling.nsys.command import prefix_command
+from tests.system.jobs import wait_until
 
 #: Knows `--output`; otherwise it does at each start what the next line of the file `plan` says.
 NSYS = """\
@@ -90,7 +90,7 @@ def test_the_application_runs_once_whatever_becomes_of_its_nsys(prefixed, tmp_pa
 @pytest.mark.parametrize(("plan", "code"), [("works", 9), ("dies", 1)])
 def test_sigterm_reaches_the_application_with_or_without_its_nsys(prefixed, tmp_path, plan, code):
     process = prefixed(plan, seconds=30)
-    _wait_for(tmp_path, "ran")
+    wait_until(lambda: (tmp_path / "ran").exists(), 20)
     if plan == "dies":
         assert "goes on without it" in process.stderr.readline()
     process.send_signal(signal.SIGTERM)
@@ -100,7 +100,7 @@ def test_sigterm_reaches_the_application_with_or_without_its_nsys(prefixed, tmp_
 
 def test_an_nsys_that_was_told_to_end_before_the_application_ran_is_not_started_again(prefixed, tmp_path):
     process = prefixed("hangs", "works")
-    _wait_for(tmp_path, "started")
+    wait_until((tmp_path / "started").read_text, 20)
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=20) == 143
     assert not (tmp_path / "ran").exists()
@@ -113,7 +113,7 @@ def test_a_job_that_is_told_to_end_while_another_starts_its_nsys_starts_none(pre
     with open(place / "nsys.lock", "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         process = prefixed("works")
-        _wait_for(tmp_path, "tmp.*/1")
+        wait_until(lambda: any(tmp_path.glob("tmp.*/1")), 20)
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=20) == 143
     assert not (tmp_path / "started").read_text()
@@ -123,11 +123,3 @@ def test_without_a_temporary_directory_nsys_is_started_once(prefixed, tmp_path):
     process = prefixed("works", TMPDIR="/nowhere")
     assert process.wait(timeout=20) == 5
     assert (tmp_path / "ran").read_text() == "None 0 a  b\n"
-
-
-def _wait_for(folder, pattern):
-    """Until such a file has something in it."""
-    end = time.monotonic() + 20
-    while not any(path.read_text() for path in folder.glob(pattern)):
-        assert time.monotonic() < end
-        time.sleep(0.05)
