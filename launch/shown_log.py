@@ -3,6 +3,9 @@
 libkineto of torch 2.13 to 2.15 announces each start and stop on stderr, `USDT:<time> … profiler_start`, at a severity above
 errors: the only KINETO_LOG_LEVEL that silences it (6) silences its errors too. A CUDA build on a machine without a driver adds
 `ERROR: … gpuGetDeviceCount failed with code 35`. The log's file keeps every line.
+
+libkineto writes such a line and its end in two calls, and whoever follows the file may read between them: then another rank's
+line stands before the end, or the end comes alone, after the rank's prefix.
 """
 
 from __future__ import annotations
@@ -13,13 +16,14 @@ import sys
 from collections.abc import Iterator
 from typing import Any, TextIO
 
-#: The whole line, after the task's and the rank's prefix: a line that holds more is shown.
 _PROFILERS_OWN = re.compile(
-    r"(?:\S+ )?(?:\[\w+\]:)?"
+    r"(?:\[\w+\]:)?"
     r"(?:USDT|ERROR):\d{4}-\d\d-\d\d \d\d:\d\d:\d\d \d+:\d+ "
     r"(?:SyncActivityProfilerHandler\.cpp:\d+\] profiler_(?:start|stop)"
-    r"|DeviceProperties\.cpp:\d+\] gpuGetDeviceCount failed with code 35)\n"
+    r"|DeviceProperties\.cpp:\d+\] gpuGetDeviceCount failed with code 35)(?=\n|\[|$)"
 )
+#: A line, or the end of one, that says nothing: the task's and the rank's prefix.
+_NOTHING = re.compile(r"(?:\S+ )?(?:\[\w+\]:)?\n?")
 
 
 class _Shown:
@@ -27,10 +31,18 @@ class _Shown:
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
+        #: How many lines were left out whose end is still to come.
+        self._endless = 0
 
     def write(self, text: str) -> int:
-        # NeMo-Run writes a line of the log at a time.
-        return len(text) if _PROFILERS_OWN.fullmatch(text) else self._stream.write(text)
+        # NeMo-Run writes a line of the log, or a piece of one, at a time.
+        rest, left_out = _PROFILERS_OWN.subn("", text)
+        self._endless += left_out
+        if self._endless and _NOTHING.fullmatch(rest):
+            self._endless -= rest.endswith("\n")
+        else:
+            self._stream.write(rest)
+        return len(text)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
