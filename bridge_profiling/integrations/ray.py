@@ -141,6 +141,7 @@ class WorkerProfiling(Closing):
     An exception in a step inside the window ends and writes the capture, because another step may never come; later steps run
     unprofiled. The worker's end by `exit_actor()`, `__ray_terminate__` or the release of its last handle also ends it.
     `ray.kill` leaves a process no time: nsys still reports the steps so far, a torch trace is lost, and the manifest says so.
+    So it does where Ray's own threads abort a worker that ends (Ray 2.60 on a busy machine, `Mutex corrupt`): `close` is safer.
 
     Args:
         worker: name of the worker's group, as passed to `worker_runtime_env`.

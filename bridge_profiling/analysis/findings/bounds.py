@@ -176,8 +176,13 @@ def _device(evidence: Evidence, finding: Finding) -> float:
 
 
 def _uneven(evidence: Evidence, finding: Finding) -> float:
-    """Work that can be spread over ranks: the mean of their compute stays."""
+    """Work of stages that can be moved to others: the mean of their compute stays."""
     return _beyond(evidence, finding, lambda cost: np.nanmean(evidence.compute_us, axis=1))
+
+
+def _uneven_work(evidence: Evidence, finding: Finding) -> float:
+    """Work that some ranks have more of: spread over all, a part of it stays; if nobody needs it, the least compute does."""
+    return _beyond(evidence, finding, lambda cost: np.nanmin(evidence.compute_us, axis=1))
 
 
 def _communication(evidence: Evidence, finding: Finding) -> float:
@@ -205,7 +210,8 @@ _BOUNDS: Mapping[str, _Bound] = {
     **dict.fromkeys(("host_pause", "small_kernels", "host_launch_bound", "low_device_busy", "copy_bound"), _launching),
     **dict.fromkeys(_REPLACED, _kernels),
     **dict.fromkeys(("straggler_compute", "straggler_host"), _slow_ranks),
-    **dict.fromkeys(("uneven_work", "pipeline_bubble"), _uneven),
+    "uneven_work": _uneven_work,
+    "pipeline_bubble": _uneven,
     **dict.fromkeys(("exposed_communication", "low_overlap", "unmatched_communication"), _communication),
     **dict.fromkeys(("accumulation_sync", "small_collectives"), _collectives),
     "contended_device": _device,

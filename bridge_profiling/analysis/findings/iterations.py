@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -61,7 +62,9 @@ def _unprofiled(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> l
         # A host that launches several iterations ahead catches up in one of them. That iteration is not slow.
         if threshold is None or threshold.median < compute.get(manifest.rank, 0.0):
             continue
-        beyond = {number: time - threshold.median for number, time in durations.items() if time > threshold.above}
+        excess = {number: time - threshold.median for number, time in durations.items() if time > threshold.above}
+        net = {number: time - _regained(durations, number, threshold.median) for number, time in excess.items()}
+        beyond = {number: time for number, time in net.items() if time > threshold.above - threshold.median}
         if beyond:
             ranks.append(manifest.rank)
         for number, time in beyond.items():
@@ -113,6 +116,18 @@ def _unprofiled(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> l
         ],
     )
     return [finding]
+
+
+def _regained(durations: Mapping[int, float], number: int, usual: float) -> float:
+    """By how much the iterations after a slow one are shorter than usual, up to the first that is not.
+
+    A host that was ahead of its device loses its lead in the slow iteration, and gets ahead again in those after it: what they
+    are shorter by, the device did not wait.
+    """
+    regained = 0.0
+    while (duration := durations.get(number := number + 1, usual)) < usual:
+        regained += usual - duration
+    return regained
 
 
 def _left_out(evidence: Evidence, thresholds: Thresholds) -> list[Finding]:

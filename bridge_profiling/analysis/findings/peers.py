@@ -202,24 +202,28 @@ def _of_more_executions_us(evidence: Evidence, peers: list[list[int]]) -> NDArra
     return more_us.sum(axis=0)
 
 
-def take_turns(evidence: Evidence, excess_us: Grid, least_us: float) -> dict[int, float]:
+def take_turns(
+    evidence: Evidence, excess_us: Grid, least_us: float, *, alike: float = 0.0, often: float = 0.5
+) -> dict[int, float]:
     """The share of iterations in which each of two or more ranks is the slowest; empty unless two or more take turns.
 
     Args:
         least_us: a smaller excess does not make a rank slow.
+        alike: the least share of the median excess that makes a rank slow.
+        often: in a larger share of iterations one must be.
     """
     if excess_us.size == 0 or evidence.per == "capture":
         return {}
     filled = np.nan_to_num(excess_us)
     following, most = np.sort(filled, axis=1)[:, -2:].T
     # Turns are alike: what strikes one of them far more is another cause.
-    struck = (most > least_us) & (most < _TURNS_ALIKE * np.median(most))
+    struck = (most > max(least_us, alike * np.median(most))) & (most < _TURNS_ALIKE * np.median(most))
     slowest = filled.argmax(axis=1)[struck]
     count = {rank: int((slowest == place).sum()) for place, rank in enumerate(evidence.ranks)}
     equal = (np.abs(most - np.median(most)) < _EQUAL * np.median(most)) & (following < _ALONE * most) & struck
     least = 1 if len(equal) > _TURNS and equal.all() else _TURNS
     turns = {rank: times / len(evidence.numbers) for rank, times in count.items() if times >= least}
-    return turns if len(turns) > 1 and struck.mean() > 0.5 else {}
+    return turns if len(turns) > 1 and struck.mean() > often else {}
 
 
 def contended_ranks(evidence: Evidence, peers: Sequence[Sequence[int]]) -> list[int]:

@@ -38,6 +38,9 @@ _LATE = (Cause.host_pause, Cause.host_launch, Cause.small_kernels)
 #: Hosts of one job are late by this share of an iteration in turns, for no cause of their own.
 _BY_CHANCE = 0.1
 
+#: Turns that only the hosts' own time shows: at least this share of the median one, in more than this share of iterations.
+_ALIKE, _ALMOST_ALWAYS = 0.5, 0.75
+
 #: An iteration that is later than so many medians is so for another reason.
 _USUAL = 2.0
 
@@ -162,13 +165,17 @@ def straggler_host(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -
     # Hosts that barely keep up are late in turns by chance, and by what the profiler costs each of them.
     least_us = max(_BY_CHANCE * evidence.iteration_us, *evidence.profiler_of_host_us.values())
     turns = take_turns(evidence, late, least_us) if known else {}
+    if known and not turns:
+        # What a host does while its device waits for another rank delays nothing until that rank is on time.
+        turns = take_turns(evidence, of_host, _BY_CHANCE * evidence.iteration_us, alike=_ALIKE, often=_ALMOST_ALWAYS)
     if not turns:
         # What strikes single iterations is a pause, and no straggler.
         usual = evidence.typical_us(late)
         late = np.minimum(late, _USUAL * np.array([usual.get(rank, 0.0) for rank in evidence.ranks]))
     typical, waiting = evidence.typical_us(late), evidence.typical_us(evidence.waiting_us)
     # In pauses nothing is recorded, so the profiler does not explain them.
-    paused = evidence.typical_us(np.minimum(late, beyond_peers(ledger.left_us(Cause.host_pause), peers)))
+    pauses_us = np.minimum(late, beyond_peers(ledger.left_us(Cause.host_pause), peers))
+    paused = evidence.typical_us(pauses_us)
     waited_for = evidence.typical_us(evidence.grid(evidence.rank_iterations, "waited_for_us")) if known else {}
     slow = [
         rank
@@ -178,7 +185,7 @@ def straggler_host(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -
         and (not known or waiting[rank] <= waited_for.get(rank, 0.0))
     ]
     if turns:
-        typical, slow = evidence.mean_us(np.maximum(late, 0.0)), sorted(turns)
+        typical, paused, slow = evidence.mean_us(np.maximum(late, 0.0)), evidence.mean_us(pauses_us), sorted(turns)
     if not slow:
         return [], ledger
     worst = max(slow, key=lambda rank: typical[rank])
@@ -197,9 +204,10 @@ def straggler_host(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -
     pauses = paused[worst] > _MOSTLY * typical[worst]
     how = ", mostly in pauses for no recorded reason" if pauses else ""
     hints = [advice("straggler_host", name) for name, holds in (("slow_calls", slow_calls), ("pauses", pauses)) if holds]
+    in_turns = f"in each {evidence.per} another one launches late, by {ms(saving_us)} on average"
     finding = Finding(
         id="straggler_host",
-        title=f"Hosts of {named} take turns: in each {evidence.per} another one launches late, by {ms(saving_us)} on average"
+        title=f"Hosts of {named} take turns: {in_turns}{how}"
         if turns
         else f"{launches.format(named)} {ms(typical[worst])} late in each {evidence.per}{how}, and the other ranks wait",
         ranks=slow,

@@ -103,6 +103,13 @@ def test_one_slow_iteration_is_named_and_promises_nothing(find):
         assert (found.confidence, found.recoverable_us_per_iteration) == (Confidence.low, None)
 
 
+def test_a_host_that_loses_its_lead_and_regains_it_cost_the_device_nothing(find):
+    """A host that was ahead waits for its device in iteration 12, and is ahead again after two short iterations."""
+    assert "slow_iterations" not in find(_durations(24, 60) | {12: 64, 13: 6, 14: 4})
+    found = find(_durations(24, 60) | {12: 104, 13: 6, 14: 4, 41: 24})["slow_iterations"]
+    assert found.evidence["beyond_usual_us"] == {"12": pytest.approx(42_000, rel=0.01)}
+
+
 @pytest.mark.parametrize(
     ("before", "cause", "saving_us", "iterations"),
     [

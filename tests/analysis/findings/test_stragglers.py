@@ -143,6 +143,25 @@ def test_ranks_that_take_turns_in_being_late_are_all_named(find, extra, finding,
     assert found.recoverable_us_per_iteration == saving_us
 
 
+def test_a_turn_that_is_hidden_while_the_device_waits_for_another_rank_counts_too(find):
+    """The pause of rank 1 begins when its device starts to wait for rank 0, and would delay it if rank 0 were on time."""
+
+    def found(turns):
+        def step(job, number):
+            job.wait = lambda ranks, operator=None: None
+            job.be_in(turns[number - 10], "something", 60 * MS)
+            job.busy()
+            job.meet(200 * US)
+            job.launch(job.all, 50 * US)
+
+        return find(SimulatedJob(step, 2, iterations=len(turns)), *_FINDS).get("straggler_host")
+
+    finding = found((0, 1, 0, 1, 0, 1))
+    assert (finding.ranks, finding.evidence["rotating"]) == ([0, 1], True)
+    assert max(finding.evidence["late_us_by_iteration"]["1"]) < 1_000 < max(finding.evidence["late_us_by_iteration"]["0"])
+    assert found((0, 0, 0, 0, 0, 0)).ranks == [0]
+
+
 def test_a_rank_that_is_slow_once_takes_no_turns_with_one_that_always_is(find):
     def extra(job, number):
         _more_products(job, number, ranks=[2])
