@@ -68,6 +68,7 @@ _CAUSES: Mapping[str, tuple[Cause, ...]] = {
     "host_launch_bound": (Cause.host_launch,),
     "host_sync": (Cause.host_sync, Cause.host_launch),
     "slow_iterations": (),
+    "straggler_compute": (),
 }
 
 #: Idle time between kernels that the host launches one by one.

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from dataclasses import replace
 
 import numpy as np
 
 from bridge_profiling.analysis.attribution.idle import Cause
 from bridge_profiling.analysis.findings.evidence import Evidence
-from bridge_profiling.analysis.findings.ledger import Found, Ledger
+from bridge_profiling.analysis.findings.ledger import Found, Grid, Ledger
+from bridge_profiling.analysis.findings.occurrences import cost_in_words, occurrence
 from bridge_profiling.analysis.findings.peers import (
     beyond_peers,
     computes_more,
@@ -23,7 +25,17 @@ from bridge_profiling.analysis.findings.peers import (
     take_turns,
     unlike_peers,
 )
-from bridge_profiling.analysis.findings.types import Confidence, Event, Finding, Thresholds, advice, by_rank, ms, ranks_in_words
+from bridge_profiling.analysis.findings.types import (
+    Confidence,
+    Event,
+    Finding,
+    Occurrence,
+    Thresholds,
+    advice,
+    by_rank,
+    ms,
+    ranks_in_words,
+)
 from bridge_profiling.layout import name_ranks
 
 #: A finding shows this many kernels, and those of this many slow ranks: ranks that are slow together mostly share the cause.
@@ -87,8 +99,13 @@ def straggler_compute(evidence: Evidence, thresholds: Thresholds, ledger: Ledger
             or (same_part and computes_more(kernels_beyond_peers(evidence, peers, rank)))
         )
     ]
+    struck = None
     if turns:
         typical, slow = evidence.mean_us(np.maximum(excess, 0.0)), sorted(turns)
+    elif not slow:
+        excess, struck = _sometimes(evidence, excess)
+        typical = evidence.mean_us(excess)
+        slow = sorted(rank for rank, time_us in typical.items() if time_us > 0) if struck else []
     if not slow:
         return [], ledger
     worst, *others = sorted(slow, key=lambda rank: -typical[rank])[:_RANKS]
@@ -97,21 +114,33 @@ def straggler_compute(evidence: Evidence, thresholds: Thresholds, ledger: Ledger
     more = sum(max(each.of_count_us, 0.0) for each in kernels[worst])
     products = sum(each.extra_us for each in kernels[worst] if _MATRIX_PRODUCT.search(each.name))
     confidence, reason = (Confidence.low, _NO_ITERATIONS) if evidence.per == "capture" else evidence.confidence()
-    if confidence is Confidence.high and any(np.nanmin(excess[:, evidence.ranks.index(rank)]) <= 0 for rank in slow):
+    if (
+        not struck
+        and confidence is Confidence.high
+        and any(np.nanmin(excess[:, evidence.ranks.index(rank)]) <= 0 for rank in slow)
+    ):
         confidence, reason = Confidence.medium, "the ranks are not slow in every captured iteration"
     why = "more_work" if more >= extra / 2 else "slower"
     if other_convolutions(evidence, peers, worst):
         why = "other_kernels"
-    saving_us, ledger = ledger.attribute(np.where(np.isin(evidence.ranks, slow), excess, 0.0))
+    saving_us, attributed = ledger.attribute(np.where(np.isin(evidence.ranks, slow), excess, 0.0))
     saving_us = min(saving_us, evidence.room_us)
+    if struck and evidence.share(saving_us) < thresholds.cause:
+        return [], ledger
+    if struck:
+        attributed = replace(attributed, sporadic_us=attributed.sporadic_us + saving_us)
     named = ranks_in_words(slow, evidence.ranks).capitalize()
     computes = "compute up to" if len(slow) > 1 else "computes"
     mostly = ", mostly in matrix products" if extra and products / extra > 0.5 else ""
+    title = f"{named} {computes} {ms(typical[worst])} longer per {evidence.per} than ranks with the same work{mostly}"
+    if turns:
+        title = f"{named} take turns: in each {evidence.per} another one computes longer, by {ms(saving_us)} on average{mostly}"
+    elif struck:
+        cost = cost_in_words(saving_us, evidence.share(saving_us), evidence.per, struck)
+        title = f"{named} {computes} longer than ranks with the same work, by {cost}{mostly}"
     finding = Finding(
         id="straggler_compute",
-        title=f"{named} take turns: in each {evidence.per} another one computes longer, by {ms(saving_us)} on average{mostly}"
-        if turns
-        else f"{named} {computes} {ms(typical[worst])} longer per {evidence.per} than ranks with the same work{mostly}",
+        title=title,
         ranks=slow,
         evidence={
             "excess_compute_us": {str(rank): typical[rank] for rank in slow},
@@ -141,8 +170,27 @@ def straggler_compute(evidence: Evidence, thresholds: Thresholds, ledger: Ledger
             for rank in kernels
             for each in kernels[rank][: max(_KERNELS // len(kernels), 1)]
         ],
+        occurrence=struck,
     )
-    return [finding], ledger
+    return [finding], attributed
+
+
+def _sometimes(evidence: Evidence, excess_us: Grid) -> tuple[Grid, Occurrence | None]:
+    """What ranks compute beyond their peers in some iterations, and these iterations; 0 in the others, in which they do not."""
+    compute = evidence.typical_us(evidence.compute_us)
+    found_us = np.zeros_like(excess_us)
+    for place, rank in enumerate(evidence.ranks):
+        mine_us = np.maximum(np.nan_to_num(excess_us[:, place]), 0.0)
+        found = occurrence(evidence.numbers, mine_us)
+        if found and found.each_us > _BY_CHANCE * compute.get(rank, 0.0):
+            found_us[:, place] = np.where(np.isin(np.array(evidence.numbers, float), found.iterations), mine_us, 0.0)
+    most_us = found_us.max(axis=1, initial=0.0)
+    struck = tuple(
+        int(number) for number, time_us in zip(evidence.numbers, most_us, strict=True) if time_us > 0 and number is not None
+    )
+    if not 0 < len(struck) <= len(most_us) / 2:
+        return found_us, None
+    return found_us, Occurrence(struck, len(most_us), float(most_us[most_us > 0].mean()))
 
 
 def straggler_host(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
