@@ -30,8 +30,8 @@ def test_no_answer_is_lost(found):
     """Floors of what held when this was written; raise them with each finding that gets better."""
     causes = [one for one in found if one.capture.findings]
     healthy = [one for one in found if not one.capture.findings]
-    assert sum(one.right for one in causes) >= 155
-    assert sum(one.right_beyond_baseline for one in causes) >= 167
+    assert sum(one.right for one in causes) >= 156
+    assert sum(one.right_beyond_baseline for one in causes) >= 168
     assert sum(one.bounded is True for one in causes) >= 168
     # A bound that holds because it is vacuous says nothing.
     assert median(one.bound_over_gain for one in causes if one.bound_over_gain is not None) <= 1.5

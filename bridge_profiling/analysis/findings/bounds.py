@@ -198,9 +198,11 @@ def _collectives(evidence: Evidence, finding: Finding) -> float:
 
 
 def _slow_iterations(evidence: Evidence, finding: Finding) -> float:
-    """Iterations that manifests time: without slow ones, none is shorter than usual. Captured ones: as `_launching`."""
+    """Iterations that manifests time: without slow ones, none is shorter than usual. Captured ones: the usual compute stays."""
     if finding.occurrence:
-        return _launching(evidence, finding)
+        return _beyond(
+            evidence, finding, lambda cost: np.minimum(_most(evidence.compute_us), np.median(_most(evidence.compute_us)))
+        )
     timed = [np.array(manifest.durations_ns(profiled=False)) / 1e3 for manifest in evidence.manifests]
     return max((float(np.mean(np.maximum(each - np.median(each), 0.0))) for each in timed if len(each)), default=0.0)
 

@@ -12,6 +12,7 @@ from bridge_profiling.analysis.attribution.idle import Cause
 from bridge_profiling.analysis.findings.evidence import Evidence
 from bridge_profiling.analysis.findings.ledger import Found, Ledger
 from bridge_profiling.analysis.findings.losses import responsible
+from bridge_profiling.analysis.findings.occurrences import cost_in_words, occurrence
 from bridge_profiling.analysis.findings.types import (
     Confidence,
     Event,
@@ -43,9 +44,10 @@ _REGULAR = 3
 def slow_iterations(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
     """Iterations that are far longer than usual: unprofiled ones, which need not be in a capture, and captured ones.
 
-    Captured iterations that count in means are not repeated here: the findings about their causes name them.
+    Captured iterations that count in means and lose time are not repeated here: the findings about their causes name them.
     """
-    unprofiled, captured = _unprofiled(evidence, thresholds, ledger), _left_out(evidence, thresholds)
+    unprofiled = _unprofiled(evidence, thresholds, ledger)
+    captured = [*_left_out(evidence, thresholds), *_computing(evidence, thresholds)]
     # Unprofiled ones show better what the same pauses cost the whole run.
     if any(finding.recoverable_us_per_iteration is not None for finding in unprofiled):
         captured = [replace(finding, recoverable_us_per_iteration=None) for finding in captured]
@@ -176,6 +178,44 @@ def _left_out(evidence: Evidence, thresholds: Thresholds) -> list[Finding]:
         action=advice("slow_iterations", "captured"),
         events=[Event(ranks[0], f"iteration {number}", number, None, beyond_us[number]) for number in numbers[:5]],
         occurrence=Occurrence(tuple(numbers), timed, sum(beyond_us.values()) / len(numbers)),
+    )
+    return [finding]
+
+
+def _computing(evidence: Evidence, thresholds: Thresholds) -> list[Finding]:
+    """Captured iterations that are far longer because every rank computes more: evaluation, a metric, an image to look at."""
+    if not evidence.has_device or not evidence.captured_iteration_us:
+        return []
+    # The rank that has least of it.
+    each_us = [np.nan_to_num(grid).min(axis=1) for grid in (evidence.compute_us, evidence.duration_us)]
+    beyond_us = np.minimum(*(np.maximum(times_us - np.median(times_us), 0.0) for times_us in each_us))
+    usual_us = float(np.median(each_us[1]))
+    struck = occurrence(evidence.numbers, beyond_us)
+    if struck is None or struck.each_us < (thresholds.slow_iteration - 1) * usual_us:
+        return []
+    longest_us = dict(zip(evidence.numbers, beyond_us.tolist(), strict=True))
+    verb = "computes" if len(struck.iterations) == 1 else "compute"
+    saving_us = struck.each_us * len(struck.iterations) / struck.of
+    cost = cost_in_words(saving_us, evidence.share(saving_us), evidence.per, struck)
+    finding = Finding(
+        id="slow_iterations",
+        title=f"{_named(list(struck.iterations))} {verb} more than the others, by {cost}",
+        ranks=evidence.ranks,
+        evidence={
+            "iterations": list(struck.iterations[:50]),
+            "usual_us": round(usual_us, 3),
+            "beyond_usual_us": {str(number): round(longest_us[number], 3) for number in struck.iterations[:50]},
+            "iterations_captured": struck.of,
+        },
+        recoverable_us_per_iteration=saving_us,
+        confidence=Confidence.medium,
+        confidence_reason="the capture does not show whether this work is needed, nor how often it comes",
+        action=advice("slow_iterations", "computing"),
+        events=[
+            Event(evidence.ranks[0], f"iteration {number}", number, None, longest_us[number])
+            for number in struck.iterations[:5]
+        ],
+        occurrence=struck,
     )
     return [finding]
 

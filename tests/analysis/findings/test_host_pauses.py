@@ -148,3 +148,20 @@ def test_a_captured_iteration_that_medians_leave_out_is_named(find):
     assert (slow.evidence["iterations"], slow.ranks) == ([12], [1])
     assert slow.recoverable_us_per_iteration == approx(900_000 / 6, rel=0.02)
     assert "host_pause" not in found
+
+
+def test_iterations_in_which_all_ranks_compute_more_are_named(find):
+    def found(extra_ms, numbers, ranks=2):
+        def step(job, number):
+            job.busy()
+            job.launch(job.all, int(number in numbers) * extra_ms * MS)
+
+        return find(SimulatedJob(step, ranks, iterations=6)).get("slow_iterations")
+
+    for ranks in (1, 2):
+        slow = found(15, (11, 14), ranks)
+        assert slow.title == "Iterations 11, 14 compute more than the others, by 15 ms in 2 of 6 iterations (mean 5 ms, 20%)"
+        assert (slow.ranks, slow.evidence["iterations"]) == ([*range(ranks)], [11, 14])
+        assert slow.at_most_us_per_iteration > slow.recoverable_us_per_iteration == approx(5_000, rel=0.01)
+    assert found(15, (10, 12, 13, 15)) is None, "most iterations are not the others"
+    assert found(6, (11, 14)) is None
