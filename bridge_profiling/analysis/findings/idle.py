@@ -13,7 +13,15 @@ from bridge_profiling.analysis.attribution.idle import LAUNCH_NS, SEVERAL, Cause
 from bridge_profiling.analysis.attribution.saving import COPIES
 from bridge_profiling.analysis.findings.evidence import Evidence
 from bridge_profiling.analysis.findings.ledger import Found, Ledger
-from bridge_profiling.analysis.findings.losses import attributed, finding_of, in_left_out, lost, lost_in_ranges, responsible
+from bridge_profiling.analysis.findings.losses import (
+    attributed,
+    finding_of,
+    in_left_out,
+    lost,
+    lost_in_ranges,
+    many_short_pauses,
+    responsible,
+)
 from bridge_profiling.analysis.findings.types import Confidence, Finding, Thresholds, advice, by_rank, ms, ranks_in_words
 from bridge_profiling.analysis.findings.unprofiled import seldom_us
 
@@ -189,9 +197,10 @@ def host_pause(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Fo
         return [], ledger
     numbers = {"idle_us": by_rank(loss.lost_us)}
     title = "The host of {ranks} pauses for {cost}, for no recorded reason"
-    found = finding_of(
-        evidence, cause, loss, title, numbers, reason="the capture does not show what the host does in the pauses"
-    )
+    many = advice("host_pause", "many") if many_short_pauses(evidence, loss.ranks) else ""
+    reason = "the capture does not show what the host does in the pauses"
+    action = " ".join(filter(None, (many, advice("host_pause"))))
+    found = finding_of(evidence, cause, loss, title, numbers, reason=reason, action=action)
     return [replace(found, confidence=Confidence.low)], ledger
 
 

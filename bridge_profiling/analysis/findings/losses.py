@@ -28,6 +28,9 @@ from bridge_profiling.analysis.findings.types import (
 #: A rank that loses at least this share of what the worst rank loses is responsible too.
 _ALIKE = 0.5
 
+#: Pauses of a host in an iteration that are many, and how long they take at most, in the mean, as long as threads take turns.
+_MANY_PAUSES, _SHORT_US = 10, 30_000
+
 #: Findings whose usual advice is about devices, with an entry of their own for trainings on CPUs.
 _OF_CPUS_TOO = (Cause.data_loading, Cause.checkpoint_stall)
 
@@ -47,6 +50,12 @@ def responsible(by_rank_us: Mapping[int, float]) -> list[int]:
     """Ranks whose time is similar to that of the rank with most."""
     most = max(by_rank_us.values(), default=0.0)
     return sorted(rank for rank, time_us in by_rank_us.items() if time_us > 0 and time_us >= _ALIKE * most)
+
+
+def many_short_pauses(evidence: Evidence, ranks: Sequence[int]) -> bool:
+    """Whether hosts of some ranks pause often and shortly in an iteration, as those do that share the interpreter's lock."""
+    count, lost_us = (evidence.mean_us(evidence.of_cause(Cause.host_pause, column)) for column in ("count", "lost_us"))
+    return any(count.get(rank, 0.0) >= _MANY_PAUSES and lost_us[rank] <= _SHORT_US * count[rank] for rank in ranks)
 
 
 def lost(evidence: Evidence, ledger: Ledger, cause: Cause, at_least: float) -> tuple[Loss | None, Ledger]:

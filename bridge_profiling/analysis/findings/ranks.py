@@ -11,6 +11,7 @@ import numpy as np
 from bridge_profiling.analysis.attribution.idle import Cause
 from bridge_profiling.analysis.findings.evidence import Evidence
 from bridge_profiling.analysis.findings.ledger import Found, Grid, Ledger
+from bridge_profiling.analysis.findings.losses import many_short_pauses
 from bridge_profiling.analysis.findings.occurrences import cost_in_words, occurrence
 from bridge_profiling.analysis.findings.peers import (
     beyond_peers,
@@ -252,6 +253,8 @@ def straggler_host(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -
     pauses = paused[worst] > _MOSTLY * typical[worst]
     how = ", mostly in pauses for no recorded reason" if pauses else ""
     hints = [advice("straggler_host", name) for name, holds in (("slow_calls", slow_calls), ("pauses", pauses)) if holds]
+    if pauses and many_short_pauses(evidence, slow):
+        hints.insert(0, advice("host_pause", "many"))
     in_turns = f"in each {evidence.per} another one launches late, by {ms(saving_us)} on average"
     finding = Finding(
         id="straggler_host",

@@ -107,6 +107,12 @@ def test_a_late_host_is_named_and_not_the_ranks_that_wait_for_it(find):
     assert finding.confidence is Confidence.low  # no manifest says what the profiler cost
 
 
+def test_a_host_with_many_short_pauses_may_share_the_interpreter_with_another_thread(find):
+    for pieces in (4, 12):
+        (finding,) = find(_job(_late(3, took_ns=5 * MS * pieces, pieces=pieces)), *_FINDS).values()
+        assert ("GIL" in finding.action) == (pieces == 12)
+
+
 def test_a_host_is_as_late_as_the_others_could_be_earlier(find):
     """Both hosts limit the job. The faster one is far ahead, so that only the other one's device waits for launches."""
 
