@@ -20,7 +20,7 @@ _PROFILERS_OWN = re.compile(
     r"(?:\[\w+\]:)?"
     r"(?:USDT|ERROR):\d{4}-\d\d-\d\d \d\d:\d\d:\d\d \d+:\d+ "
     r"(?:SyncActivityProfilerHandler\.cpp:\d+\] profiler_(?:start|stop)"
-    r"|DeviceProperties\.cpp:\d+\] gpuGetDeviceCount failed with code 35)(?=\n|\[|$)"
+    r"|DeviceProperties\.cpp:\d+\] gpuGetDeviceCount failed with code 35(?!\d))"
 )
 #: A line, or the end of one, that says nothing: the task's and the rank's prefix.
 _NOTHING = re.compile(r"(?:\S+ )?(?:\[\w+\]:)?\n?")

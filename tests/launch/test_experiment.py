@@ -121,17 +121,23 @@ CUT = (
 )
 SHOWN = (
     NO_DRIVER.replace("35", "2"),
+    NO_DRIVER.replace("35", "352"),
     "profile/0 [default0]:ERROR:2026-11-23 09:03:51 1:1 output_json.cpp:468] Failed to open the trace file\n",
 )
 
 
 def test_lines_of_a_jobs_log_that_are_the_profilers_own_are_left_out_and_no_others(capsys):
-    joined = (f"profile/0 [default0]:{MARK[:-1]}[default1]:iteration 2/6\n", "[default0]:\n")
+    joined = (
+        f"profile/0 [default0]:{MARK[:-1]}[default1]:iteration 2/6\n",
+        "[default0]:\n",
+        f"{MARK[:-1]}iteration 3/6\n",
+        "\n",
+    )
     with without_the_profilers_own_lines():
         for line in (*HIDDEN, *CUT, *SHOWN, *joined, "\n"):
             print(line, end="")
     print("and after", end="")
-    assert capsys.readouterr().out == "".join(SHOWN) + "profile/0 [default1]:iteration 2/6\n\nand after"
+    assert capsys.readouterr().out == "".join(SHOWN) + "profile/0 [default1]:iteration 2/6\niteration 3/6\n\nand after"
 
 
 #: NeMo-Run's own command line.

@@ -186,10 +186,11 @@ def _computing(evidence: Evidence, thresholds: Thresholds) -> list[Finding]:
     """Captured iterations that are far longer because every rank computes more: evaluation, a metric, an image to look at."""
     if not evidence.has_device or not evidence.captured_iteration_us:
         return []
-    # The rank that has least of it.
-    each_us = [np.nan_to_num(grid).min(axis=1) for grid in (evidence.compute_us, evidence.duration_us)]
-    beyond_us = np.minimum(*(np.maximum(times_us - np.median(times_us), 0.0) for times_us in each_us))
-    usual_us = float(np.median(each_us[1]))
+    # What all ranks that captured an iteration have.
+    each_us = [np.nan_to_num(grid, nan=np.inf).min(axis=1) for grid in (evidence.compute_us, evidence.duration_us)]
+    compute_us, duration_us = (np.where(np.isfinite(least_us), least_us, 0.0) for least_us in each_us)
+    usual_us = float(np.median(duration_us))
+    beyond_us = np.maximum(np.minimum(compute_us - np.median(compute_us), duration_us - usual_us), 0.0)
     struck = occurrence(evidence.numbers, beyond_us)
     if struck is None or struck.each_us < (thresholds.slow_iteration - 1) * usual_us:
         return []

@@ -138,7 +138,7 @@ def straggler_compute(evidence: Evidence, thresholds: Thresholds, ledger: Ledger
         title = f"{named} take turns: in each {evidence.per} another one computes longer, by {ms(saving_us)} on average{mostly}"
     elif struck:
         cost = cost_in_words(saving_us, evidence.share(saving_us), evidence.per, struck)
-        title = f"{named} {computes} longer than ranks with the same work, by {cost}{mostly}"
+        title = f"{named} {computes.removesuffix(' up to')} longer than ranks with the same work, by {cost}{mostly}"
     finding = Finding(
         id="straggler_compute",
         title=title,
