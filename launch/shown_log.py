@@ -4,8 +4,8 @@ libkineto of torch 2.13 to 2.15 announces each start and stop on stderr, `USDT:<
 errors: the only KINETO_LOG_LEVEL that silences it (6) silences its errors too. A CUDA build on a machine without a driver adds
 `ERROR: … gpuGetDeviceCount failed with code 35`. The log's file keeps every line.
 
-libkineto writes such a line and its end in two calls, and a reader that follows the file may read between them: then another rank's
-line stands before the end, or the end comes alone, after the rank's prefix.
+libkineto writes such a line and its end in two calls, and a reader that follows the file may read between them. Then another
+rank's line stands before the end, or the end comes alone, after the rank's prefix.
 """
 
 from __future__ import annotations
