@@ -177,7 +177,7 @@ def straggler_compute(evidence: Evidence, thresholds: Thresholds, ledger: Ledger
 
 
 def _sometimes(evidence: Evidence, excess_us: Grid) -> tuple[Grid, Occurrence | None]:
-    """What ranks compute beyond their peers in some iterations, and these iterations; 0 in the others, in which they do not."""
+    """The compute of ranks beyond their peers in some iterations, and these iterations; 0 in the others."""
     compute = evidence.typical_us(evidence.compute_us)
     found_us = np.zeros_like(excess_us)
     for place, rank in enumerate(evidence.ranks):
