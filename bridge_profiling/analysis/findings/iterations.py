@@ -186,7 +186,7 @@ def _computing(evidence: Evidence, thresholds: Thresholds) -> list[Finding]:
     """Captured iterations that are far longer because every rank computes more: evaluation, a metric, an image to look at."""
     if not evidence.has_device or not evidence.captured_iteration_us:
         return []
-    # What all ranks that captured an iteration have.
+    # The least of all ranks that captured the iteration.
     each_us = [np.nan_to_num(grid, nan=np.inf).min(axis=1) for grid in (evidence.compute_us, evidence.duration_us)]
     compute_us, duration_us = (np.where(np.isfinite(least_us), least_us, 0.0) for least_us in each_us)
     usual_us = float(np.median(duration_us))

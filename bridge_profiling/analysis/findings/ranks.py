@@ -215,7 +215,7 @@ def straggler_host(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -
     least_us = max(_BY_CHANCE * evidence.iteration_us, *evidence.profiler_of_host_us.values())
     turns = take_turns(evidence, late, least_us) if known else {}
     if known and not turns:
-        # What a host does while its device waits for another rank delays nothing until that rank is on time.
+        # A pause of a host whose device waits for another rank delays nothing, until that rank is on time.
         turns = take_turns(evidence, of_host, _BY_CHANCE * evidence.iteration_us, alike=_ALIKE, often=_ALMOST_ALWAYS)
     if not turns:
         # What strikes single iterations is a pause, and no straggler.
