@@ -176,12 +176,12 @@ def _device(evidence: Evidence, finding: Finding) -> float:
     return min(_limit(_most(goes_us)), _beyond(evidence, finding, floor))
 
 
-def _uneven(evidence: Evidence, finding: Finding) -> float:
+def _stages(evidence: Evidence, finding: Finding) -> float:
     """Work of stages that can be moved to others: the mean of their compute stays."""
     return _beyond(evidence, finding, lambda cost: np.nanmean(evidence.compute_us, axis=1))
 
 
-def _uneven_work(evidence: Evidence, finding: Finding) -> float:
+def _uneven(evidence: Evidence, finding: Finding) -> float:
     """Work that some ranks have more of: spread over all, a part of it stays; if nobody needs it, the least compute does."""
     return _beyond(evidence, finding, lambda cost: np.nanmin(evidence.compute_us, axis=1))
 
@@ -200,9 +200,8 @@ def _collectives(evidence: Evidence, finding: Finding) -> float:
 def _slow_iterations(evidence: Evidence, finding: Finding) -> float:
     """Iterations that manifests time: without slow ones, none is shorter than usual. Captured ones: the usual compute stays."""
     if finding.occurrence:
-        return _beyond(
-            evidence, finding, lambda cost: np.minimum(_most(evidence.compute_us), np.median(_most(evidence.compute_us)))
-        )
+        compute_us = _most(evidence.compute_us)
+        return _beyond(evidence, finding, lambda cost: np.minimum(compute_us, np.median(compute_us)))
     timed = [np.array(manifest.durations_ns(profiled=False)) / 1e3 for manifest in evidence.manifests]
     return max((float(np.mean(np.maximum(each - np.median(each), 0.0))) for each in timed if len(each)), default=0.0)
 
@@ -213,8 +212,8 @@ _BOUNDS: Mapping[str, _Bound] = {
     **dict.fromkeys(("host_pause", "small_kernels", "host_launch_bound", "low_device_busy", "copy_bound"), _launching),
     **dict.fromkeys(_REPLACED, _kernels),
     **dict.fromkeys(("straggler_compute", "straggler_host"), _slow_ranks),
-    "uneven_work": _uneven_work,
-    "pipeline_bubble": _uneven,
+    "uneven_work": _uneven,
+    "pipeline_bubble": _stages,
     **dict.fromkeys(("exposed_communication", "low_overlap", "unmatched_communication"), _communication),
     **dict.fromkeys(("accumulation_sync", "small_collectives"), _collectives),
     "contended_device": _device,

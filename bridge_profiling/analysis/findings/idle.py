@@ -14,12 +14,12 @@ from bridge_profiling.analysis.attribution.saving import COPIES
 from bridge_profiling.analysis.findings.evidence import Evidence
 from bridge_profiling.analysis.findings.ledger import Found, Ledger
 from bridge_profiling.analysis.findings.losses import (
+    advice_on_short_pauses,
     attributed,
     finding_of,
     in_left_out,
     lost,
     lost_in_ranges,
-    many_short_pauses,
     responsible,
 )
 from bridge_profiling.analysis.findings.types import Confidence, Finding, Thresholds, advice, by_rank, ms, ranks_in_words
@@ -197,9 +197,8 @@ def host_pause(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Fo
         return [], ledger
     numbers = {"idle_us": by_rank(loss.lost_us)}
     title = "The host of {ranks} pauses for {cost}, for no recorded reason"
-    many = advice("host_pause", "many") if many_short_pauses(evidence, loss.ranks) else ""
     reason = "the capture does not show what the host does in the pauses"
-    action = " ".join(filter(None, (many, advice("host_pause"))))
+    action = " ".join([*advice_on_short_pauses(evidence, loss.ranks), advice("host_pause")])
     found = finding_of(evidence, cause, loss, title, numbers, reason=reason, action=action)
     return [replace(found, confidence=Confidence.low)], ledger
 

@@ -52,10 +52,11 @@ def responsible(by_rank_us: Mapping[int, float]) -> list[int]:
     return sorted(rank for rank, time_us in by_rank_us.items() if time_us > 0 and time_us >= _ALIKE * most)
 
 
-def many_short_pauses(evidence: Evidence, ranks: Sequence[int]) -> bool:
-    """Whether hosts of some ranks pause often and shortly in an iteration, as those do that share the interpreter's lock."""
+def advice_on_short_pauses(evidence: Evidence, ranks: Sequence[int]) -> list[str]:
+    """One advice if a host of these pauses often and shortly in an iteration, as those do that share the interpreter's lock."""
     count, lost_us = (evidence.mean_us(evidence.of_cause(Cause.host_pause, column)) for column in ("count", "lost_us"))
-    return any(count.get(rank, 0.0) >= _MANY_PAUSES and lost_us[rank] <= _SHORT_US * count[rank] for rank in ranks)
+    many = any(count.get(rank, 0.0) >= _MANY_PAUSES and lost_us[rank] <= _SHORT_US * count[rank] for rank in ranks)
+    return [advice("host_pause", "many")] if many else []
 
 
 def lost(evidence: Evidence, ledger: Ledger, cause: Cause, at_least: float) -> tuple[Loss | None, Ledger]:

@@ -11,7 +11,7 @@ import numpy as np
 from bridge_profiling.analysis.attribution.idle import Cause
 from bridge_profiling.analysis.findings.evidence import Evidence
 from bridge_profiling.analysis.findings.ledger import Found, Grid, Ledger
-from bridge_profiling.analysis.findings.losses import many_short_pauses
+from bridge_profiling.analysis.findings.losses import advice_on_short_pauses
 from bridge_profiling.analysis.findings.occurrences import cost_in_words, occurrence
 from bridge_profiling.analysis.findings.peers import (
     beyond_peers,
@@ -126,9 +126,9 @@ def straggler_compute(evidence: Evidence, thresholds: Thresholds, ledger: Ledger
         why = "other_kernels"
     saving_us, attributed = ledger.attribute(np.where(np.isin(evidence.ranks, slow), excess, 0.0))
     saving_us = min(saving_us, evidence.room_us)
-    if struck and evidence.share(saving_us) < thresholds.cause:
-        return [], ledger
     if struck:
+        if evidence.share(saving_us) < thresholds.cause:
+            return [], ledger
         attributed = replace(attributed, sporadic_us=attributed.sporadic_us + saving_us)
     named = ranks_in_words(slow, evidence.ranks).capitalize()
     computes = "compute up to" if len(slow) > 1 else "computes"
@@ -185,13 +185,7 @@ def _sometimes(evidence: Evidence, excess_us: Grid) -> tuple[Grid, Occurrence | 
         found = occurrence(evidence.numbers, mine_us)
         if found and found.each_us > _BY_CHANCE * compute.get(rank, 0.0):
             found_us[:, place] = np.where(np.isin(np.array(evidence.numbers, float), found.iterations), mine_us, 0.0)
-    most_us = found_us.max(axis=1, initial=0.0)
-    struck = tuple(
-        int(number) for number, time_us in zip(evidence.numbers, most_us, strict=True) if time_us > 0 and number is not None
-    )
-    if not 0 < len(struck) <= len(most_us) / 2:
-        return found_us, None
-    return found_us, Occurrence(struck, len(most_us), float(most_us[most_us > 0].mean()))
+    return found_us, occurrence(evidence.numbers, found_us.max(axis=1))
 
 
 def straggler_host(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
@@ -253,8 +247,8 @@ def straggler_host(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -
     pauses = paused[worst] > _MOSTLY * typical[worst]
     how = ", mostly in pauses for no recorded reason" if pauses else ""
     hints = [advice("straggler_host", name) for name, holds in (("slow_calls", slow_calls), ("pauses", pauses)) if holds]
-    if pauses and many_short_pauses(evidence, slow):
-        hints.insert(0, advice("host_pause", "many"))
+    if pauses:
+        hints = advice_on_short_pauses(evidence, slow) + hints
     in_turns = f"in each {evidence.per} another one launches late, by {ms(saving_us)} on average"
     finding = Finding(
         id="straggler_host",
