@@ -180,7 +180,7 @@ class Leftovers:
         self._entries = self._list()
 
     def processes(self) -> list[str]:
-        """Processes of this run that still exist after some seconds: process id and command line."""
+        """Processes of this run that still exist after some seconds: process id, command line and the test."""
         # These two live as long as pytest's own process, if that runs the tests.
         forkserver._forkserver._stop()
         resource_tracker._resource_tracker._stop()
@@ -193,7 +193,8 @@ class Leftovers:
         # Pytest's own process set the variable after it had started, so it is not among them. A zombie has no environment.
         running = [each.info for each in psutil.process_iter(["pid", "cmdline", "environ"])]
         marked = [each for each in running if (each["environ"] or {}).get(_VARIABLE) == self._mark]
-        return [f"{each['pid']} {' '.join(each['cmdline'] or ())}" for each in marked]
+        tests = [each["environ"].get("PYTEST_CURRENT_TEST", "no test") for each in marked]
+        return [f"{each['pid']} {' '.join(each['cmdline'] or ())} of {test}" for each, test in zip(marked, tests, strict=True)]
 
     def files(self) -> list[Path]:
         """What appeared since the start where programs leave files, and in the checkout."""

@@ -46,6 +46,19 @@ lock() {
   [ -O "$place" ] && [ ! -L "$place" ] && exec 9> "$place/nsys.lock" || return
   until flock -n 9 || [ -n "$stopped" ] || ((++polls > 900)); do sleep 0.2; done
 }
+# An nsys that is terminated while it starts leaves its agent, which waits for it forever. The name of the agent's session has the
+# process id of nsys. $1: for how many 0.1 s the agent may end by itself.
+end_agent() {
+  local each polls
+  for ((polls = 0; polls <= $1; polls++)); do
+    each=$(grep -lsxzF -- "profile-$nsys" /proc/[0-9]*/cmdline)
+    [ -n "$each" ] || return
+    [ "$polls" = "$1" ] || sleep 0.1
+  done
+  for each in $each; do
+    if grep -qsxzF -- --start-agent "$each"; then each=${each#/proc/}; kill -KILL "${each%/cmdline}" 2> /dev/null; fi
+  done
+}
 # Each start has a script of its own, which names the application's process in a file that only one can create: the one that comes
 # first, the application or this script, which withdraws a start after nsys has ended without it.
 starts=$(mktemp -d) || starts=
@@ -72,6 +85,7 @@ for attempt in 1 2 3; do
   while kill -0 $nsys 2> /dev/null; do wait $nsys; code=$?; done
   if [ -z "$starts" ] || [ -n "$stopped" ] || ! (set -C; echo withdrawn > "$begun") 2> /dev/null; then break; fi
   say "nsys ended with code $code before the application ran (start $attempt of 3)"
+  end_agent 0
   if [ "$attempt" = 3 ]; then
     say "the application runs without nsys"
     rm -rf "$starts" ${mark:+"$mark"}
@@ -85,6 +99,7 @@ if [ -z "$stopped" ] && [ -n "$app" ] && runs "$app"; then
   while runs "$app"; do sleep 1; done
   code=1
 fi
+end_agent 50
 if [ -n "$mark" ]; then
   if [ -z "$(find "$folder" -name '*.nsys-rep' -newer "$mark" 2> /dev/null)" ]; then
     say "nsys left no report under $folder: its capture range was never reached, or it was lost"

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, NoReturn
 
@@ -33,6 +33,9 @@ from bridge_profiling.processes import InactivityTimer, WatchedProcess, command_
 #: Signals that a launcher or a user may send to a rank.
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
+#: Those that end a process which has not said otherwise.
+_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
 _POLL_SECONDS = 0.1
 _STARTS = 3
 #: nsys' agents that start at the same moment lose each other: 1 report in 10 with four at once, none of 56 at this distance.
@@ -45,6 +48,8 @@ _EXPORT_SECONDS = 3600.0
 _REPORT_SECONDS = 600.0
 #: How long it may be idle before that: an nsys that has failed inside prints nothing and never begins.
 _IDLE_SECONDS = 120.0
+#: How long an agent of nsys may take to end by itself after the training and nsys.
+_AGENT_SECONDS = 5.0
 
 
 def main() -> NoReturn:
@@ -61,6 +66,7 @@ class Supervisor:
         self._report = Path(self._spec.report)
         self._child: subprocess.Popen | None = None
         self._training: WatchedProcess | None = None
+        self._told_to_end: int | None = None
 
     def run(self) -> int:
         """The training's exit code."""
@@ -71,7 +77,7 @@ class Supervisor:
             self._train_without(refusal)
         code = self._wait()
         self._settle()
-        self._remove_files()
+        self._clean_up()
         return code
 
     # -- starting ------------------------------------------------------------------------------------------------
@@ -81,15 +87,15 @@ class Supervisor:
         command = [*self._spec.nsys, *self._spec.command]
         for attempt in range(1, _STARTS + 1):
             with one_start_at_a_time():
+                self._exit_if_told_to()
                 # A session of its own: a signal to the launcher's process group reaches the training once, through us.
                 self._child = subprocess.Popen(command, start_new_session=True)
                 if self._training_runs(self._child):
                     return None
-            self._log(f"nsys ended with code {self._child.returncode} before the training ran (start {attempt} of {_STARTS})")
             # No part of the failed nsys may start the training after all, next to the one that follows.
-            for pid in self._processes():
-                with contextlib.suppress(OSError):
-                    os.kill(pid, signal.SIGKILL)
+            _kill(self._processes())
+            self._exit_if_told_to()
+            self._log(f"nsys ended with code {self._child.returncode} before the training ran (start {attempt} of {_STARTS})")
             # nsys' own message, if it refuses these options.
             trial = subprocess.run([*self._spec.nsys, "true"], capture_output=True, text=True, check=False)
             if trial.returncode != 0:
@@ -112,9 +118,16 @@ class Supervisor:
             time.sleep(_POLL_SECONDS)
         return True  # it hangs, with or without a training: the launcher decides what to do
 
+    def _exit_if_told_to(self) -> None:
+        if self._told_to_end is not None:
+            self._log(f"{signal.Signals(self._told_to_end).name} came before the training ran; it does not start")
+            self._clean_up()
+            sys.exit(128 + self._told_to_end)
+
     def _train_without(self, reason: str) -> NoReturn:
+        self._exit_if_told_to()
         self._log(f"{reason}; the training runs without nsys")
-        self._remove_files()
+        self._clean_up()
         del os.environ[CHANNEL_VARIABLE]
         os.environ[REFUSED_VARIABLE] = reason
         for number in _FORWARDED:
@@ -154,9 +167,11 @@ class Supervisor:
 
     def _forward(self, number: int, frame: object) -> None:
         """Forward a signal to the training alone; to nsys, which forwards it, until the training is known."""
+        if self._training is None and number in _ENDING:
+            self._told_to_end = number
         if self._child is None:
-            sys.exit(128 + number)
-        if self._training is None or not self._training.ended():
+            self._exit_if_told_to()
+        elif self._training is None or not self._training.ended():
             with contextlib.suppress(OSError):
                 os.kill(self._child.pid if self._training is None else self._training.pid, number)
 
@@ -227,12 +242,24 @@ class Supervisor:
         """The processes of nsys and the training."""
         return find_by_variable(CHANNEL_VARIABLE, str(self._channel.directory))
 
-    def _remove_files(self) -> None:
+    def _clean_up(self) -> None:
+        # An nsys that is terminated while it starts leaves its agent, which waits for it forever.
+        deadline = time.monotonic() + _AGENT_SECONDS
+        while agents := [pid for pid in self._processes() if "--start-agent" in command_of(pid)]:
+            if time.monotonic() > deadline:
+                _kill(agents)
+            time.sleep(_POLL_SECONDS)
         shutil.rmtree(self._report.parent, ignore_errors=True)
         shutil.rmtree(self._channel.directory, ignore_errors=True)
 
     def _log(self, message: str) -> None:
         print(printable(f"rank {self._spec.rank}: {message}"), file=sys.stderr, flush=True)
+
+
+def _kill(pids: Iterable[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
 
 
 @contextlib.contextmanager

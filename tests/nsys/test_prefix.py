@@ -10,6 +10,7 @@ import pytest
 
 from bridge_profiling.nsys.channel import REFUSED_VARIABLE
 from bridge_profiling.nsys.command import prefix_command
+from bridge_profiling.processes import find_by_argument
 from tests.system.jobs import wait_until
 
 #: Knows `--output`; otherwise it does at each start what the next line of the file `plan` says.
@@ -25,6 +26,7 @@ case $behaviour in
   lost) exit 1 ;;
   late) { sleep 0.8; "$@"; } & exit 1 ;;
   hangs) sleep 60 & trap 'kill $!; exit 143' TERM; wait ;;
+  leaves) (exec -a "$PLACE" "$PYTHON" -c 'import time; time.sleep(60)' --start-agent --session-name "profile-$$") & exit 1 ;;
   dies) "$@" & while [ ! -s "$PLACE/ran" ]; do sleep 0.05; done; exit 0 ;;
 esac
 """
@@ -96,6 +98,13 @@ def test_sigterm_reaches_the_application_with_or_without_its_nsys(prefixed, tmp_
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=20) == code
     assert not (tmp_path / "ended").exists()
+
+
+@pytest.mark.parametrize(("plan", "starts"), [(["leaves", "works"], 2), (["leaves"] * 3, 3)])
+def test_an_agent_that_nsys_leaves_is_ended(prefixed, tmp_path, plan, starts):
+    assert prefixed(*plan).wait(timeout=30) == 5
+    assert len((tmp_path / "started").read_text().splitlines()) == starts
+    assert not list(find_by_argument(str(tmp_path)))
 
 
 def test_an_nsys_that_was_told_to_end_before_the_application_ran_is_not_started_again(prefixed, tmp_path):

@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
 import psutil
@@ -62,11 +63,19 @@ def _ray_cluster(request):
         started_in = os.environ["PYTEST_CURRENT_TEST"]
         yield ray
         ray.shutdown()
-        # nsys 2024.2 can leave its agent where Ray kills a worker on a busy machine.
-        for process in psutil.process_iter(["cmdline", "environ"]):
-            of_ray = (process.info["environ"] or {}).get("PYTEST_CURRENT_TEST") == started_in
-            if of_ray and "--start-agent" in (process.info["cmdline"] or ()):
-                process.kill()
+        # An nsys that Ray kills while it starts leaves its agent; what Ray kills may take a moment to be gone.
+        deadline = time.monotonic() + 10
+        while (left := _started_in(started_in)) and time.monotonic() < deadline:
+            for process in left:
+                if "--start-agent" in (process.info["cmdline"] or ()):
+                    process.kill()
+            time.sleep(0.1)
+
+
+def _started_in(test):
+    """Processes that were started while this test ran, or by one that was."""
+    running = psutil.process_iter(["cmdline", "environ"])
+    return [process for process in running if (process.info["environ"] or {}).get("PYTEST_CURRENT_TEST") == test]
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from bridge_profiling.processes import command_of, environment_of, is_running
 from tests.system import jobs
 from tests.system.jobs import ROOT, ended_well, nvtx_iterations, wait_until
 
@@ -50,10 +51,10 @@ def held(environment, tmp_path):
         jobs.end_tree(process)
 
 
-def ends(process, code=0):
-    """What it says until it ends, with this exit code."""
+def ends(process, *codes):
+    """What it says until it ends, with one of these exit codes, or else with 0."""
     said = process.stdout.read()
-    assert process.wait(timeout=60) == code, said
+    assert process.wait(timeout=60) in (codes or (0,)), said
     return said
 
 
@@ -73,6 +74,12 @@ def wait_for(process, pattern):
 def pids(pattern):
     """Processes whose command line has this in it."""
     return [int(pid) for pid in subprocess.run(["pgrep", "-f", pattern], capture_output=True, text=True).stdout.split()]
+
+
+def agents(folder):
+    """The agents of nsys that belong to a job with this folder in its environment."""
+    started = [pid for pid in pids("nsys --start-agent") if str(folder) in environment_of(pid).get("TMPDIR", "")]
+    return [pid for pid in started if is_running(pid)]
 
 
 def test_the_ranks_asked_for_run_under_nsys_and_the_others_without(environment, tmp_path):
@@ -107,6 +114,20 @@ def test_sigterm_reaches_the_training_through_nsys_and_what_was_captured_is_ther
     assert nvtx_iterations(tmp_path / "nsys" / "iter-2-4" / "rank-0.sqlite") == [2, 3]
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["of the job", "of nsys alone"])
+def test_an_nsys_that_is_ended_while_it_starts_leaves_no_agent(environment, tmp_path, number):
+    process = start(environment, tmp_path)
+    wait_until(lambda: agents(tmp_path), 60)
+    if number == signal.SIGTERM:
+        process.terminate()
+        assert "the loop is done" not in ends(process, 143)
+    else:
+        session = command_of(agents(tmp_path)[0])
+        os.kill(int(session[session.index("--session-name") + 1].removeprefix("profile-")), number)
+        assert ends(process, 0, 1).count("the loop is done") == 1
+    assert not agents(tmp_path)
+
+
 def test_a_training_that_is_killed_leaves_its_report_and_a_true_manifest(held, tmp_path):
     process, training = held()
     os.kill(training, signal.SIGKILL)
@@ -119,9 +140,8 @@ def test_a_training_that_is_killed_leaves_its_report_and_a_true_manifest(held, t
 
 def test_a_training_outlives_the_loss_of_its_nsys(held, tmp_path):
     process, _ = held()
-    of_ours = str(tmp_path / "tmp")
-    (ours,) = [pid for pid in pids("nsys --start-agent") if of_ours in Path(f"/proc/{pid}/environ").read_text(errors="replace")]
-    os.kill(ours, signal.SIGKILL)
+    (agent,) = agents(tmp_path)
+    os.kill(agent, signal.SIGKILL)
     time.sleep(1)
     (tmp_path / "hold").unlink()
     said = ends(process)

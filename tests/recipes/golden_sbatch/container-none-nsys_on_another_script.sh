@@ -79,6 +79,17 @@ lock() {
   [ -O "$place" ] && [ ! -L "$place" ] && exec 9> "$place/nsys.lock" || return
   until flock -n 9 || [ -n "$stopped" ] || ((++polls > 900)); do sleep 0.2; done
 }
+end_agent() {
+  local each polls
+  for ((polls = 0; polls <= $1; polls++)); do
+    each=$(grep -lsxzF -- "profile-$nsys" /proc/[0-9]*/cmdline)
+    [ -n "$each" ] || return
+    [ "$polls" = "$1" ] || sleep 0.1
+  done
+  for each in $each; do
+    if grep -qsxzF -- --start-agent "$each"; then each=${each#/proc/}; kill -KILL "${each%/cmdline}" 2> /dev/null; fi
+  done
+}
 starts=$(mktemp -d) || starts=
 for attempt in 1 2 3; do
   begin=()
@@ -103,6 +114,7 @@ for attempt in 1 2 3; do
   while kill -0 $nsys 2> /dev/null; do wait $nsys; code=$?; done
   if [ -z "$starts" ] || [ -n "$stopped" ] || ! (set -C; echo withdrawn > "$begun") 2> /dev/null; then break; fi
   say "nsys ended with code $code before the application ran (start $attempt of 3)"
+  end_agent 0
   if [ "$attempt" = 3 ]; then
     say "the application runs without nsys"
     rm -rf "$starts" ${mark:+"$mark"}
@@ -116,6 +128,7 @@ if [ -z "$stopped" ] && [ -n "$app" ] && runs "$app"; then
   while runs "$app"; do sleep 1; done
   code=1
 fi
+end_agent 50
 if [ -n "$mark" ]; then
   if [ -z "$(find "$folder" -name '"'"'*.nsys-rep'"'"' -newer "$mark" 2> /dev/null)" ]; then
     say "nsys left no report under $folder: its capture range was never reached, or it was lost"
