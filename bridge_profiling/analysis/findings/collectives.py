@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,12 @@ _GRADIENTS_BYTES = 1 << 16
 
 #: Messages are fragments of what could be sent at once if their mean is below this: a third of DDP's bucket of 25 MiB.
 _FRAGMENT_BYTES = 8 << 20
+
+#: A layer of a sharded model may be a unit, and its experts another.
+_UNITS_PER_LAYER = 2
+
+#: A module inside of a numbered layer, as in `model.layers.3.mlp.up`.
+_INSIDE_A_LAYER = re.compile(r"(.*?\.\d+)\..+")
 
 #: Groups of other dimensions reduce activations.
 _OF_GRADIENTS = ("dp", None)
@@ -79,11 +86,16 @@ def small_collectives(evidence: Evidence, thresholds: Thresholds, ledger: Ledger
 
     Of the host's time, that in a sharded model's ranges counts, and that in operators which issue small ones elsewhere.
     """
+    units_per_layer = _units_per_layer(evidence)
     many = {
         rank: counted
         for rank, counted in _counted(evidence).items()
         if counted.every >= thresholds.collectives
-        and (counted.small >= thresholds.small_collectives * counted.every or counted.mean_bytes < _FRAGMENT_BYTES)
+        and (
+            counted.small >= thresholds.small_collectives * counted.every
+            or counted.mean_bytes < _FRAGMENT_BYTES
+            or units_per_layer.get(rank, 0.0) > _UNITS_PER_LAYER
+        )
     }
     if not many:
         return [], ledger
@@ -102,15 +114,18 @@ def small_collectives(evidence: Evidence, thresholds: Thresholds, ledger: Ledger
     worst = max(many.values(), key=lambda each: each.every)
     confidence, reason = evidence.confidence(of_host=of_host > of_transfers)
     named = ranks_in_words(ranks, evidence.ranks).capitalize()
+    units = max(units_per_layer.values(), default=0.0)
+    by_unit = f" of {units:.0f} units in each layer" if units > _UNITS_PER_LAYER else ""
     finding = Finding(
         id="small_collectives",
-        title=f"{named}: {worst.every:,.0f} collectives per {evidence.per}, {worst.small:,.0f} of them under "
+        title=f"{named}: {worst.every:,.0f} collectives per {evidence.per}{by_unit}, {worst.small:,.0f} of them under "
         f"{BANDWIDTH_BOUND_BYTES >> 20} MiB, the mean {worst.mean_bytes / 2**20:.2g} MiB, cost {ms(of_transfers + of_host)}",
         ranks=ranks,
         evidence={
             "collectives": by_rank({rank: each.every for rank, each in many.items()}, 1),
             "small_collectives": by_rank({rank: each.small for rank, each in many.items()}, 1),
             "mean_message_bytes": {f"{each.operation} on rank {each.rank}": each.message_bytes for each in mine},
+            "units_per_layer": by_rank(units_per_layer, 1),
             "exposed_us": by_rank(evidence.mean_us(exposed)),
             "host_us": by_rank(evidence.mean_us(host)),
         },
@@ -144,6 +159,15 @@ def _units_per_step(evidence: Evidence) -> dict[int, int]:
         if row["step"] == "reduce" and steps[row["rank"]]:
             found[row["rank"]].add(round(row["count"] / steps[row["rank"]]))
     return {rank: min(each) for rank, each in found.items()}
+
+
+def _units_per_layer(evidence: Evidence) -> dict[int, float]:
+    """Units of a sharded model inside of each numbered layer that has any, by rank: their mean number."""
+    found: dict[int, set[tuple[str, str]]] = defaultdict(set)
+    for row in evidence.units.to_pylist():
+        if match := _INSIDE_A_LAYER.fullmatch(row["unit"]):
+            found[row["rank"]].add((match[1], row["unit"]))
+    return {rank: len(units) / len({layer for layer, _ in units}) for rank, units in found.items()}
 
 
 def _repeats(evidence: Evidence) -> dict[int, int]:
