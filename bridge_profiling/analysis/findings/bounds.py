@@ -27,7 +27,7 @@ import numpy as np
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from bridge_profiling.analysis.attribution.idle import OFTEN, Cause
+from bridge_profiling.analysis.attribution.idle import OFTEN, SEVERAL, Cause
 from bridge_profiling.analysis.compare.statistics import t_quantile
 from bridge_profiling.analysis.findings.evidence import DOUBT, Evidence
 from bridge_profiling.analysis.findings.iterations import slow_iterations
@@ -136,7 +136,9 @@ def _kernels(evidence: Evidence, finding: Finding) -> float:
         kernels_us += _strided_us(evidence)
     kernels_us = np.minimum(kernels_us, np.nan_to_num(evidence.compute_us))
     as_many_launches = finding.id == "full_precision_matmul"
-    idle_us = np.zeros_like(kernels_us) if as_many_launches else _launch_gaps_us(evidence, count)
+    few_waits = evidence.of_cause(Cause.host_sync, "calls").mean(axis=0).max(initial=0.0) < SEVERAL
+    causes = (*_LAUNCHES, Cause.host_sync) if finding.id == "unfused_optimizer" and few_waits else _LAUNCHES
+    idle_us = np.zeros_like(kernels_us) if as_many_launches else _launch_gaps_us(evidence, count, causes)
     stays_us = _most(evidence.compute_us - kernels_us)
 
     def floor(cost: float) -> _Times:
@@ -287,14 +289,14 @@ def _in_calls_us(evidence: Evidence, cause: Cause) -> Grid:
     return np.nan_to_num(evidence.of_cause(cause, "host_us") + evidence.of_cause(cause, "host_us", between=True))
 
 
-def _launch_gaps_us(evidence: Evidence, count: Grid) -> Grid:
+def _launch_gaps_us(evidence: Evidence, count: Grid, causes: Sequence[Cause]) -> Grid:
     """Idle time that launching so many kernels can cost, and copies within the device.
 
     Launching them takes the host as long as others on average. An excess over the median iteration has other reasons.
     """
     copies_us = evidence.idle_us(Cause.blocked_by_device_copy)
-    explained_us = sum((evidence.profiler.explained_us[cause] for cause in _LAUNCHES), np.zeros_like(copies_us))
-    idle_us = evidence.idle_us(*_LAUNCHES) + (1 - _factor(evidence, 1 - DOUBT)) * explained_us
+    explained_us = sum((evidence.profiler.explained_us[cause] for cause in causes), np.zeros_like(copies_us))
+    idle_us = evidence.idle_us(*causes) + (1 - _factor(evidence, 1 - DOUBT)) * explained_us
     launches = np.maximum(np.nan_to_num(evidence.grid(evidence.launch_statistics, "kernel_count")), 1.0)
     own_us = _host_us(evidence, 1 - DOUBT)
     host_us = np.where(np.isnan(own_us), evidence.duration_us, own_us) * np.minimum(count / launches, 1.0)

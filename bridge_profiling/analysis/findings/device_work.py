@@ -134,7 +134,9 @@ def unfused_optimizer(evidence: Evidence, thresholds: Thresholds, ledger: Ledger
     between_us = _between_us(evidence, ledger, idle_us)
     kernels_us = short_us + (own_us - short_us) * (1 - _OF_SWEEP)
     of_kernels = _saving_us(evidence, kernels_us)
-    of_idle, attributed = ledger.attribute(between_us, _BETWEEN)
+    of_launches, attributed = ledger.attribute(between_us, _BETWEEN)
+    after_waits, attributed = attributed.attribute(after_waits_in_sweeps_us(evidence, ledger), (Cause.host_sync,))
+    of_idle = of_launches + after_waits
     if evidence.share(of_kernels + of_idle) < thresholds.device_work:
         return [], ledger
     of_kernels = min(of_kernels, evidence.room_us)
@@ -159,6 +161,16 @@ def unfused_optimizer(evidence: Evidence, thresholds: Thresholds, ledger: Ledger
         case="outside" if name == OUTSIDE else "default",
     )
     return [finding], attributed
+
+
+def after_waits_in_sweeps_us(evidence: Evidence, ledger: Ledger) -> Grid:
+    """Idle time after a host's waits, between kernels for single parameters, as far as late launches do not explain it.
+
+    A host that has waited has no lead left. The next kernels of ordinary length restore it; these do not.
+    """
+    explained_us = sum((evidence.profiler.explained_us[cause] for cause in _BETWEEN), ledger.left_us(*_BETWEEN))
+    idle_us = _usual_us(evidence, _grid(evidence, _rows(evidence, "optimizer_sweep"), "idle_us"))
+    return np.clip(idle_us - np.nan_to_num(explained_us), 0.0, np.nan_to_num(ledger.left_us(Cause.host_sync)))
 
 
 def layout_conversion(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
@@ -224,10 +236,14 @@ def recomputation(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) ->
 
 def _between_us(evidence: Evidence, ledger: Ledger, idle_us: Grid) -> Grid:
     """Idle time between kernels that is left of its causes. It is alike in all iterations: an excess has other reasons."""
-    typical_us = evidence.typical_us(idle_us)
-    usual_us = np.array([typical_us.get(rank, 0.0) for rank in evidence.ranks])
     left_us = np.maximum(np.nan_to_num(ledger.left_us(*_BETWEEN)), 0.0)
-    return np.minimum(np.minimum(idle_us, usual_us), left_us)
+    return np.minimum(_usual_us(evidence, idle_us), left_us)
+
+
+def _usual_us(evidence: Evidence, times_us: Grid) -> Grid:
+    """Times, each as far as it is in the median iteration as well."""
+    typical_us = evidence.typical_us(times_us)
+    return np.minimum(times_us, [typical_us.get(rank, 0.0) for rank in evidence.ranks])
 
 
 def _rows(evidence: Evidence, role: str) -> pa.Table:
