@@ -20,12 +20,12 @@ COPIES = "copies of states to the host, one after the other"
 #: Least number and bytes of copies in a row: logs copy a few numbers, an output is one or two tensors.
 _COPIES, _BYTES = 8, 1 << 20
 
-#: Writing begins this soon after a copy, or after other writing.
-_WRITES_AFTER_NS = 1_000_000
+#: Writing begins this soon after a copy, or after other writing; a copy, this soon after its file is open.
+_NEXT_NS = 1_000_000
 
 
 def with_saving(host: HostActivity, device_events: pa.Table, spans: Windows) -> Ranges:
-    """The ranges of saving, and copies in a row outside of them with the writing that follows.
+    """The ranges of saving, and copies in a row outside of them with the pauses around them, to open a file or write it.
 
     A loop that copies in most iterations does not save, and of a single iteration that is unknown.
     """
@@ -65,9 +65,14 @@ def _copies_in_a_row(host: HostActivity, device_events: pa.Table) -> Ranges:
     end = np.maximum(*(to_int64(device_events[name])[last] for name in ("launch_end_ns", "end_ns")))
     silent = host.silent
     for place in range(len(end)):
-        # A host writes what it copied last, waits for a file, and so on.
+        # A host opens a file, and gets the first memory to copy to.
+        pause = np.searchsorted(silent.start_ns, start[place]) - 1
+        while pause >= 0 and start[place] - silent.end_ns[pause] <= _NEXT_NS:
+            start[place] = silent.start_ns[pause]
+            pause -= 1
+        # It writes what it copied last, waits for a file, and so on.
         pause = np.searchsorted(silent.end_ns, end[place], side="right")
-        while pause < len(silent) and silent.start_ns[pause] - end[place] <= _WRITES_AFTER_NS:
+        while pause < len(silent) and silent.start_ns[pause] - end[place] <= _NEXT_NS:
             end[place] = silent.end_ns[pause]
             pause += 1
     return Ranges(np.array([COPIES] * len(start), object), start, end)

@@ -317,7 +317,9 @@ def _finding(
     reason: str = "",
 ) -> Finding:
     """The finding of a role; `title` names {ranks}, {time} and {per}."""
-    ranks = responsible(time_us)
+    # Ranks that run as many of these kernels are as responsible, also those that lose less because they wait for others.
+    count = evidence.mean_us(_grid(evidence, rows, "count"))
+    ranks = sorted({*responsible(time_us), *responsible(count)})
     sure, why = evidence.confidence()
     if confidence is not None or (reason and sure is Confidence.high):
         sure = confidence or Confidence.medium

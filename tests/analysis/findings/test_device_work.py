@@ -100,8 +100,8 @@ def test_full_precision_of_attention_alone_is_for_fused_attention_to_remove(find
     assert found["unfused_attention"].recoverable_us_per_iteration == approx(4 * (1_500 + of_attention_us), rel=1e-3)
 
 
-def _optimizer(job, _, operators, range_=None, parameters=60, sizes=(12, 32), meets=0):
-    job.busy()
+def _optimizer(job, _, operators, range_=None, parameters=60, sizes=(12, 32), meets=0, busy=40):
+    job.busy(kernels=busy)
     with job.within(range_ or "train", "operator"):
         for parameter in range(parameters):
             for operator in operators:
@@ -130,6 +130,21 @@ def test_kernels_for_each_parameter_save_what_one_for_all_takes_less(find, opera
     # Of each kernel's 22 us, 2 are its start, and a quarter of the others is left.
     assert found.recoverable_us_per_iteration == approx(kernels * 17, rel=0.02)
     assert found.at_most_us_per_iteration == approx(1.1 * kernels * 22, rel=0.02)
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_what_a_host_that_waits_once_launches_kernel_by_kernel_afterwards_is_the_optimizers_loss(find, waits):
+    def step(job, number):
+        job.busy()
+        if waits:
+            job.wait(0, "aten::_local_scalar_dense")
+        _optimizer(job, number, ("mul_", "add_"), parameters=200, busy=0)
+
+    found = find(SimulatedJob(step, pause_ns=40 * US))
+    late_us = 400 * (45 - 22) if waits else 0
+    assert found["unfused_optimizer"].recoverable_us_per_iteration == approx(400 * 17 + late_us, rel=0.02)
+    assert found["unfused_optimizer"].at_most_us_per_iteration > 400 * 22 + late_us
+    assert "host_sync" not in found
 
 
 _LERP, _MUL = (_ADD.replace("CUDAFunctor_add<float>", name) for name in ("lerp_scalar_kernel", "MulFunctor<float>"))

@@ -90,16 +90,20 @@ def test_a_capture_that_mostly_sets_up_libraries_says_so_and_nothing_else(find, 
         ({"computes": 1}, False),
         ({"name": "torch.save"}, True),
         ({"written_in": "torch.save"}, True),  # copied before it
+        ({"opened_ms": 30}, True),  # a file, or the first memory to copy to
     ],
 )
 def test_states_copied_to_the_host_in_some_iterations_are_saved(find, changed, saves):
-    known = {"memory": "pageable", "size": 1 << 18, "every": 4, "computes": 0, "name": "step", "iterations": 8} | changed
+    known = {"memory": "pageable", "size": 1 << 18, "every": 4, "computes": 0, "name": "step", "iterations": 8, "opened_ms": 0}
+    known |= changed
     written_in = known.get("written_in", "step")
 
     def step(job, iteration):
         job.busy(kernels=20)
         if iteration % known["every"] == 0:
             with job.within(known["name"]):
+                job.wait(0)
+                job.be_in(0, "step", known["opened_ms"] * MS)
                 for _ in range(8):
                     job.copy(0, 50 * US, memory=known["memory"], size=known["size"], out=True)
                     job.busy(kernels=known["computes"])
@@ -111,7 +115,9 @@ def test_states_copied_to_the_host_in_some_iterations_are_saved(find, changed, s
     assert ("checkpoint_stall" in found) == saves
     if saves:
         named = {known["name"], written_in} != {"step"}
-        assert found["checkpoint_stall"].recoverable_us_per_iteration == approx(40_400 / known["every"], rel=0.03)
+        assert found["checkpoint_stall"].recoverable_us_per_iteration == approx(
+            (40_400 + known["opened_ms"] * 1e3) / known["every"], rel=0.03
+        )
         assert (found["checkpoint_stall"].confidence_reason.startswith("saving is inferred")) != named
         assert "host_pause" not in found
 
