@@ -51,13 +51,19 @@ _BATCHED = ("aten::bmm", "aten::baddbmm")
 _OPTIMIZER = "Optimizer.step#"
 _BACKWARD = "autograd::engine::evaluate_function"
 
+#: The forward pass of a compiled function whose result needs a gradient.
+_COMPILED = "CompiledFunction"
+
 #: Operators of forward passes that no formula of a backward pass calls.
-_FORWARD = tuple(
-    f"aten::{name}"
-    for name in (
-        *("linear", "conv1d", "conv2d", "conv3d", "layer_norm", "rms_norm", "group_norm", "batch_norm", "embedding"),
-        *("gelu", "silu", "relu", "relu_", "dropout", "softmax", "scaled_dot_product_attention"),
-    )
+_FORWARD = (
+    _COMPILED,
+    *(
+        f"aten::{name}"
+        for name in (
+            *("linear", "conv1d", "conv2d", "conv3d", "layer_norm", "rms_norm", "group_norm", "batch_norm", "embedding"),
+            *("gelu", "silu", "relu", "relu_", "dropout", "softmax", "scaled_dot_product_attention"),
+        )
+    ),
 )
 
 #: Roles that cost nothing by themselves.
@@ -279,11 +285,11 @@ def _recomputed(
 ) -> tuple[NDArray[np.bool_], Nanoseconds]:
     """Kernels launched from the first to the last forward operator inside one node of the backward pass.
 
-    At least two different forward operators and a matrix product: one alone can be part of a gradient's formula. The first
-    kernel of a node has the time that the device was idle for want of launches meanwhile.
+    At least two different forward operators and a matrix product: one alone can be part of a gradient's formula, unless it is a
+    compiled function. The first kernel of a node has the time that the device was idle for want of launches meanwhile.
     """
     found, idle = np.zeros(len(products), bool), np.zeros(len(products), np.int64)
-    codes, _ = coded(host_events["name"])
+    codes, names = coded(host_events["name"])
     if not backward.any() or not forward.any():
         return found, idle
     thread, start, end = (host_events[name].to_numpy() for name in ("thread", "start_ns", "end_ns"))
@@ -300,6 +306,8 @@ def _recomputed(
         np.minimum.at(first, node, start[inside])
         np.maximum.at(last, node, end[inside])
         different = np.bincount(np.unique(np.stack((node, codes[inside])), axis=1)[0], minlength=len(nodes))
+        compiled = codes[inside] == (names.index(_COMPILED) if _COMPILED in names else NULL)
+        different += np.bincount(node[compiled], minlength=len(nodes)) > 0
         chosen = np.flatnonzero(different >= 2)
         place = np.searchsorted(first[chosen], kernels.launch_ns, side="right") - 1
         real = chosen[np.maximum(place, 0)] if len(chosen) else np.zeros(len(place), np.int64)

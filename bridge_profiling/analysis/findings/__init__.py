@@ -88,6 +88,10 @@ _OF_UNREAD_DEVICES: tuple[Find, ...] = (iterations.slow_iterations, overhead.pro
 #: Ids of findings: the names of their functions.
 ORDER = tuple(find.__name__ for find in _FINDINGS)
 
+#: Those that can explain slow iterations, and of these the ones with compute: a compiler tries kernels.
+_NOT_SLOW = tuple(name for name in ORDER if name != iterations.slow_iterations.__name__)
+_OF_COMPUTE = (ranks.straggler_compute.__name__, idle.recompilation.__name__)
+
 
 def _about(evidence: Evidence) -> tuple[Find, ...]:
     if evidence.has_device or not evidence.host_iterations.num_rows:
@@ -104,7 +108,7 @@ def find_all(evidence: Evidence, thresholds: Thresholds | None = None) -> list[F
         found += findings
     if any(each.id == initialization.initialization.__name__ and each.severe for each in found):
         found = [each for each in found if each.id.startswith(("memory_", "initialization"))]
-    found = sorted(_within(evidence, [bounds.bounded(evidence, each) for each in _once(found)]), key=_by_saving)
+    found = sorted(_within(evidence, [bounds.bounded(evidence, each) for each in _once(evidence, found)]), key=_by_saving)
     return [_doubted(each, evidence) for each in found] if evidence.unjudged else found
 
 
@@ -117,13 +121,21 @@ def _doubted(finding: Finding, evidence: Evidence) -> Finding:
     return replace(finding, confidence=finding.confidence.lowered, confidence_reason=reasons)
 
 
-def _once(found: list[Finding]) -> list[Finding]:
-    """The findings without slow iterations that another one explains: all of them are iterations that it strikes."""
-    slow = iterations.slow_iterations.__name__
-    struck = {number for each in found if each.id != slow and each.occurrence for number in each.occurrence.iterations}
-    return [
-        each for each in found if each.id != slow or not each.occurrence or not struck.issuperset(each.occurrence.iterations)
-    ]
+def _once(evidence: Evidence, found: list[Finding]) -> list[Finding]:
+    """The findings without slow iterations that others explain: all of them are iterations that these strike.
+
+    Those that count in means compute more than the others, which few findings explain.
+    """
+    slow, counted = iterations.slow_iterations.__name__, set(evidence.numbers)
+
+    def explained(one: Finding) -> bool:
+        if one.id != slow or not one.occurrence:
+            return False
+        numbers = set(one.occurrence.iterations)
+        others = [each for each in found if each.occurrence and each.id in (_OF_COMPUTE if numbers <= counted else _NOT_SLOW)]
+        return numbers <= {number for each in others if each.occurrence for number in each.occurrence.iterations}
+
+    return [each for each in found if not explained(each)]
 
 
 def _within(evidence: Evidence, found: list[Finding]) -> Iterator[Finding]:

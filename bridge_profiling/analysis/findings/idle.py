@@ -79,7 +79,9 @@ def host_sync(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Fou
         # same, it would have been ahead without the waits.
         launching_us = ledger.left_us(Cause.host_launch)
         fastest_us = np.nan_to_num(launching_us, nan=np.inf).min(axis=0)
-        lost_us, causes = lost_us + launching_us - fastest_us, [cause, Cause.host_launch]
+        looped_us = device_work.in_waiting_sweeps_us(evidence, ledger, number)
+        lost_us = lost_us + np.maximum(launching_us - fastest_us, looped_us)
+        causes += [Cause.host_launch, Cause.small_kernels, Cause.dependency_stalled]
     loss, ledger = attributed(evidence, ledger, lost_us, causes, thresholds.cause * factor)
     if loss is None:
         return [], ledger

@@ -147,6 +147,19 @@ def test_what_a_host_that_waits_once_launches_kernel_by_kernel_afterwards_is_the
     assert "host_sync" not in found
 
 
+def test_a_loop_that_waits_for_each_parameter_loses_what_it_launches_to_its_waits(find):
+    def step(job, _):
+        job.busy()
+        for parameter in range(100):
+            for operator in ("linalg_vector_norm", "pow", "mul"):
+                job.launch(0, (3 + parameter % 2) * US, f"aten::{operator}", name=f"elementwise {operator}")
+            job.wait(0, "aten::_local_scalar_dense")
+
+    found = find(SimulatedJob(step, pause_ns=40 * US))
+    assert next(iter(found)) == "host_sync"
+    assert found["host_sync"].recoverable_us_per_iteration == approx(100 * (3 * 45 - 10), rel=0.1)
+
+
 _LERP, _MUL = (_ADD.replace("CUDAFunctor_add<float>", name) for name in ("lerp_scalar_kernel", "MulFunctor<float>"))
 
 
@@ -233,6 +246,22 @@ def _backward(job, _, again=True):
                 with job.within("aten::gelu", "operator"):
                     job.launch(0, 100 * US, "aten::gelu", name="gelu")
             job.launch(0, 2 * MS, "aten::mm", name=_BF16)
+
+
+def _compiled_backward(job, _, again=True):
+    job.busy()
+    for _ in range(4):
+        with job.within("autograd::engine::evaluate_function: CompiledFunctionBackward", "operator"):
+            with job.within("CompiledFunction" if again else "CompiledFunctionBackward", "operator"):
+                for operator, took_ns, name in (("triton_red_norm", 100, "triton"), ("aten::addmm", 1_200, _BF16)):
+                    job.launch(0, took_ns * US, operator, name=name)
+            job.launch(0, 2 * MS, "aten::mm", name=_BF16)
+
+
+def test_a_compiled_forward_pass_in_the_backward_pass_is_recomputation(find):
+    found = find(SimulatedJob(_compiled_backward))["recomputation"]
+    assert found.recoverable_us_per_iteration == approx(4 * 1_300, rel=1e-3)
+    assert "recomputation" not in find(SimulatedJob(partial(_compiled_backward, again=False)))
 
 
 def test_forward_work_in_the_backward_pass_is_recomputation(find):

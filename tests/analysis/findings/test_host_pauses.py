@@ -157,17 +157,23 @@ def test_a_captured_iteration_that_medians_leave_out_is_named(find):
 
 
 def test_iterations_in_which_all_ranks_compute_more_are_named(find):
-    def found(extra_ms, numbers, ranks=2):
+    def found(extra_ms, numbers, ranks=2, also=None):
         def step(job, number):
             job.busy()
             job.launch(job.all, int(number in numbers) * extra_ms * MS)
+            if also and number in numbers:
+                job.wait(job.all)
+                [job.copy(rank, 15 * MS) for rank in job.all]
 
-        return find(SimulatedJob(step, ranks, iterations=6)).get("slow_iterations")
+        findings = find(SimulatedJob(step, ranks, iterations=6))
+        return findings.get("slow_iterations") if also is None or also in findings else None
 
     for ranks in (1, 2):
         slow = found(15, (11, 14), ranks)
         assert slow.title == "Iterations 11, 14 compute more than the others, by 15 ms in 2 of 6 iterations (mean 5 ms, 20%)"
         assert (slow.ranks, slow.evidence["iterations"]) == ([*range(ranks)], [11, 14])
         assert slow.at_most_us_per_iteration > slow.recoverable_us_per_iteration == approx(5_000, rel=0.01)
+    # What is copied then, and strikes the same iterations, is another loss.
+    assert found(15, (11, 14), also="pageable_copy").recoverable_us_per_iteration == approx(5_000, rel=0.01)
     assert found(15, (10, 12, 13, 15)) is None, "most iterations are not the others"
     assert found(6, (11, 14)) is None
