@@ -242,13 +242,15 @@ class Supervisor:
         """The processes of nsys and the training."""
         return find_by_variable(CHANNEL_VARIABLE, str(self._channel.directory))
 
+    def _agents(self) -> list[int]:
+        return [pid for pid in self._processes() if "--start-agent" in command_of(pid)]
+
     def _clean_up(self) -> None:
         # An nsys that is terminated while it starts leaves its agent, which waits for it forever.
         deadline = time.monotonic() + _AGENT_SECONDS
-        while agents := [pid for pid in self._processes() if "--start-agent" in command_of(pid)]:
-            if time.monotonic() > deadline:
-                _kill(agents)
+        while (agents := self._agents()) and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
+        _kill(agents)
         shutil.rmtree(self._report.parent, ignore_errors=True)
         shutil.rmtree(self._channel.directory, ignore_errors=True)
 

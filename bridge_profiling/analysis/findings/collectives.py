@@ -30,8 +30,8 @@ _FRAGMENT_BYTES = 8 << 20
 #: A layer of a sharded model may be a unit, and its experts another.
 _UNITS_PER_LAYER = 2
 
-#: A module inside of a numbered layer, as in `model.layers.3.mlp.up`.
-_INSIDE_A_LAYER = re.compile(r"(.*?\.\d+)\..+")
+#: A module inside of a numbered layer, as in `model.layers.3.mlp.up`; `stages.1.blocks.2` is a layer itself.
+_INSIDE_A_LAYER = re.compile(r"(.*\.\d+)\.(?:.*\.)?(?!\d+$)[^.]+")
 
 #: Groups of other dimensions reduce activations.
 _OF_GRADIENTS = ("dp", None)
@@ -163,11 +163,15 @@ def _units_per_step(evidence: Evidence) -> dict[int, int]:
 
 def _units_per_layer(evidence: Evidence) -> dict[int, float]:
     """Units of a sharded model inside of each numbered layer that has any, by rank: their mean number."""
-    found: dict[int, set[tuple[str, str]]] = defaultdict(set)
+    units: dict[int, set[str]] = defaultdict(set)
     for row in evidence.units.to_pylist():
-        if match := _INSIDE_A_LAYER.fullmatch(row["unit"]):
-            found[row["rank"]].add((match[1], row["unit"]))
-    return {rank: len(units) / len({layer for layer, _ in units}) for rank, units in found.items()}
+        units[row["rank"]].add(row["unit"])
+    found = {}
+    for rank, names in units.items():
+        layers = tuple({f"{match[1]}." for name in names if (match := _INSIDE_A_LAYER.fullmatch(name))})
+        if layers:
+            found[rank] = sum(name.startswith(layers) for name in names) / len(layers)
+    return found
 
 
 def _repeats(evidence: Evidence) -> dict[int, int]:

@@ -152,10 +152,10 @@ def test_gradients_reduced_after_each_micro_batch_cost_all_but_the_last_and_once
         assert "accumulation_sync" not in find(SimulatedJob(step, 2))
 
 
-def _sharded(job, _, units=30, size=1 << 18, stops_ns=0, issuing="copy-in", named="FSDP", per_layer=0):
+def _sharded(job, _, units=30, size=1 << 18, stops_ns=0, issuing="copy-in", named="FSDP", per_layer=0, within="linear_"):
     job.be_in(job.all, "something", stops_ns)
     for number in range(units):
-        unit = f"blocks.{number // per_layer}.linear_{number}" if per_layer else f"blocks.{number}"
+        unit = f"blocks.{number // per_layer}.{within}{number}" if per_layer else f"blocks.{number}"
         for operation, step in (("all_gather", "all_gather"), ("reduce_scatter", "post_backward_reduce")):
             with job.within(f"{named}::{step} ({unit})"):
                 job.be_in(job.all, issuing, 300 * US, category="operator")
@@ -176,6 +176,7 @@ def test_many_small_units_cost_their_transfers_and_their_launches_and_few_or_lar
         assert evidence["host_us"]["0"] == approx(60 * 305, rel=0.02)
     of_modules = find(SimulatedJob(partial(_sharded, size=1 << 25, per_layer=6), 2))["small_collectives"]
     assert "60 collectives per iteration of 6 units in each layer" in of_modules.title
-    for few_or_large in ({"size": 1 << 25}, {"size": 1 << 25, "per_layer": 2}, {"units": 10}, {"units": 10, "per_layer": 5}):
+    large = ({}, {"per_layer": 2}, {"per_layer": 6, "within": "blocks."})  # the last are layers of a stage
+    for few_or_large in (*({"size": 1 << 25, **units} for units in large), {"units": 10}, {"units": 10, "per_layer": 5}):
         assert "small_collectives" not in find(SimulatedJob(partial(_sharded, **few_or_large), 2))
     assert "small_collectives" not in find(SimulatedJob(_sharded, 2), thresholds=Thresholds(collectives=60.01))
