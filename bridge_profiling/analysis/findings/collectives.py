@@ -115,7 +115,7 @@ def small_collectives(evidence: Evidence, thresholds: Thresholds, ledger: Ledger
     confidence, reason = evidence.confidence(of_host=of_host > of_transfers)
     named = ranks_in_words(ranks, evidence.ranks).capitalize()
     units = max(units_per_layer.values(), default=0.0)
-    by_unit = f" of {units:.0f} units in each layer" if units > _UNITS_PER_LAYER else ""
+    by_unit = f" ({units:.0f} units in each layer)" if units > _UNITS_PER_LAYER else ""
     finding = Finding(
         id="small_collectives",
         title=f"{named}: {worst.every:,.0f} collectives per {evidence.per}{by_unit}, {worst.small:,.0f} of them under "

@@ -175,7 +175,7 @@ def test_many_small_units_cost_their_transfers_and_their_launches_and_few_or_lar
         evidence = find(SimulatedJob(partial(_sharded, **changed), 2))["small_collectives"].evidence
         assert evidence["host_us"]["0"] == approx(60 * 305, rel=0.02)
     of_modules = find(SimulatedJob(partial(_sharded, size=1 << 25, per_layer=6), 2))["small_collectives"]
-    assert "60 collectives per iteration of 6 units in each layer" in of_modules.title
+    assert "60 collectives per iteration (6 units in each layer)" in of_modules.title
     large = ({}, {"per_layer": 2}, {"per_layer": 6, "within": "blocks."})  # the last are layers of a stage
     for few_or_large in (*({"size": 1 << 25, **units} for units in large), {"units": 10}, {"units": 10, "per_layer": 5}):
         assert "small_collectives" not in find(SimulatedJob(partial(_sharded, **few_or_large), 2))
