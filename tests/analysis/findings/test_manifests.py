@@ -67,6 +67,7 @@ def test_the_bound_has_what_unprofiled_iterations_take_longer_on_average(find):
         (_durations(20), "host_launch_bound"),  # late for the profiler alone
         (_durations(29), "profiler_overhead"),
         (_durations(24, 30) | {0: 5_000}, "slow_iterations"),  # the first of a run always is
+        (_durations(24, 30) | {10: 104}, "slow_iterations"),  # the profiler frees what it recorded
     ],
 )
 def test_what_the_profiler_or_the_start_explains_is_no_finding(find, durations, not_found):
@@ -94,6 +95,7 @@ def test_slow_iterations_now_and_then(find):
     found = find(_durations(24, 60) | {17: 104, 41: 64})["slow_iterations"]
     assert (found.evidence["every"], found.confidence) == (None, Confidence.medium)
     assert ("manual_gc" in found.action, found.events[0].iteration) == (True, 17)
+    assert find(_durations(24, 60) | {10: 104, 41: 64})["slow_iterations"].evidence["iterations"] == [10, 41]
 
 
 def test_one_slow_iteration_is_named_and_promises_nothing(find):
