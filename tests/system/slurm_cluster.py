@@ -8,6 +8,7 @@ import contextlib
 import functools
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -15,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from bridge_profiling.processes import environment_of, find_by_variable
 from tests.ports import free_ports
 from tests.system.jobs import end_tree, ended_well, wait_until
 
@@ -204,3 +206,8 @@ def _end_jobs(cluster: SlurmCluster) -> None:
         # One that has ended by now is an error to it.
         subprocess.run(["scancel", *options, *jobs], env=os.environ | cluster.environment, capture_output=True)
     wait_until(lambda: not cluster.job_ids(), _TIMEOUT_S, cluster.logs)
+    # With cgroups, Slurm also ends what has left the process tree of its job, as an agent of nsys does.
+    for pid in find_by_variable("SLURM_CONF", cluster.environment["SLURM_CONF"]):
+        if "SLURM_JOB_ID" in environment_of(pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
