@@ -26,7 +26,10 @@ case $behaviour in
   lost) exit 1 ;;
   late) { sleep 0.8; "$@"; } & exit 1 ;;
   hangs) sleep 60 & trap 'kill $!; exit 143' TERM; wait ;;
-  leaves) (exec -a "$PLACE" "$PYTHON" -c 'import time; time.sleep(60)' --start-agent --session-name "profile-$$") & exit 1 ;;
+  leaves)
+    (exec -a "$PLACE" "$PYTHON" -c 'import time; time.sleep(60)' --start-agent --session-name "profile-$$") &
+    until grep -qs start-agent /proc/$!/cmdline; do sleep 0.05; done
+    exit 1 ;;
   dies) "$@" & while [ ! -s "$PLACE/ran" ]; do sleep 0.05; done; exit 0 ;;
 esac
 """
@@ -102,7 +105,7 @@ def test_sigterm_reaches_the_application_with_or_without_its_nsys(prefixed, tmp_
 
 @pytest.mark.parametrize(("plan", "starts"), [(["leaves", "works"], 2), (["leaves"] * 3, 3)])
 def test_an_agent_that_nsys_leaves_is_ended(prefixed, tmp_path, plan, starts):
-    assert prefixed(*plan).wait(timeout=30) == 5
+    assert prefixed(*plan).wait(timeout=60) == 5
     assert len((tmp_path / "started").read_text().splitlines()) == starts
     assert not list(find_by_argument(str(tmp_path)))
 

@@ -116,6 +116,8 @@ def test_sigterm_reaches_the_training_through_nsys_and_what_was_captured_is_ther
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["of the job", "of nsys alone"])
 def test_an_nsys_that_is_ended_while_it_starts_leaves_no_agent(environment, tmp_path, number):
+    if number == signal.SIGTERM:
+        (tmp_path / "hold").touch()  # should it run already
     process = start(environment, tmp_path)
     wait_until(lambda: agents(tmp_path), 60)
     if number == signal.SIGTERM:
