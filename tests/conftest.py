@@ -193,8 +193,8 @@ class Leftovers:
         # Pytest's own process set the variable after it had started, so it is not among them. A zombie has no environment.
         running = [each.info for each in psutil.process_iter(["pid", "cmdline", "environ"])]
         marked = [each for each in running if (each["environ"] or {}).get(_VARIABLE) == self._mark]
-        tests = [each["environ"].get("PYTEST_CURRENT_TEST", "no test") for each in marked]
-        return [f"{each['pid']} {' '.join(each['cmdline'] or ())} of {test}" for each, test in zip(marked, tests, strict=True)]
+        known = ((each["pid"], each["cmdline"] or (), each["environ"].get("PYTEST_CURRENT_TEST", "no test")) for each in marked)
+        return [f"{pid} {' '.join(command)} of {test}" for pid, command, test in known]
 
     def files(self) -> list[Path]:
         """What appeared since the start where programs leave files, and in the checkout."""

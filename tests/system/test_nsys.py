@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from bridge_profiling.processes import command_of, environment_of, is_running
+from bridge_profiling.processes import command_of, find_by_variable
 from tests.system import jobs
 from tests.system.jobs import ROOT, ended_well, nvtx_iterations, wait_until
 
@@ -77,9 +77,8 @@ def pids(pattern):
 
 
 def agents(folder):
-    """The agents of nsys that belong to a job with this folder in its environment."""
-    started = [pid for pid in pids("nsys --start-agent") if str(folder) in environment_of(pid).get("TMPDIR", "")]
-    return [pid for pid in started if is_running(pid)]
+    """The agents of nsys of a job that has its temporary files in this folder."""
+    return [pid for pid in find_by_variable("TMPDIR", str(folder / "tmp")) if "--start-agent" in command_of(pid)]
 
 
 def test_the_ranks_asked_for_run_under_nsys_and_the_others_without(environment, tmp_path):

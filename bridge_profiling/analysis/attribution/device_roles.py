@@ -292,6 +292,7 @@ def _recomputed(
     codes, names = coded(host_events["name"])
     if not backward.any() or not forward.any():
         return found, idle
+    compiled = names.index(_COMPILED) if _COMPILED in names else NULL
     thread, start, end = (host_events[name].to_numpy() for name in ("thread", "start_ns", "end_ns"))
     for one in np.unique(thread[backward]):
         nodes = np.flatnonzero(backward & (thread == one))
@@ -306,8 +307,7 @@ def _recomputed(
         np.minimum.at(first, node, start[inside])
         np.maximum.at(last, node, end[inside])
         different = np.bincount(np.unique(np.stack((node, codes[inside])), axis=1)[0], minlength=len(nodes))
-        compiled = codes[inside] == (names.index(_COMPILED) if _COMPILED in names else NULL)
-        different += np.bincount(node[compiled], minlength=len(nodes)) > 0
+        different[node[codes[inside] == compiled]] += 1
         chosen = np.flatnonzero(different >= 2)
         place = np.searchsorted(first[chosen], kernels.launch_ns, side="right") - 1
         real = chosen[np.maximum(place, 0)] if len(chosen) else np.zeros(len(place), np.int64)

@@ -132,8 +132,10 @@ def _once(evidence: Evidence, found: list[Finding]) -> list[Finding]:
         if one.id != slow or not one.occurrence:
             return False
         numbers = set(one.occurrence.iterations)
-        others = [each for each in found if each.occurrence and each.id in (_OF_COMPUTE if numbers <= counted else _NOT_SLOW)]
-        return numbers <= {number for each in others if each.occurrence for number in each.occurrence.iterations}
+        ids = _OF_COMPUTE if numbers <= counted else _NOT_SLOW
+        return numbers <= {
+            number for each in found if each.occurrence and each.id in ids for number in each.occurrence.iterations
+        }
 
     return [each for each in found if not explained(each)]
 
