@@ -136,7 +136,7 @@ def _kernels(evidence: Evidence, finding: Finding) -> float:
         kernels_us += _strided_us(evidence)
     kernels_us = np.minimum(kernels_us, np.nan_to_num(evidence.compute_us))
     as_many_launches = finding.id == "full_precision_matmul"
-    few_waits = evidence.of_cause(Cause.host_sync, "calls").mean(axis=0).max(initial=0.0) < SEVERAL
+    few_waits = max(evidence.mean_us(evidence.of_cause(Cause.host_sync, "calls")).values(), default=0.0) < SEVERAL
     causes = (*_LAUNCHES, Cause.host_sync) if finding.id == "unfused_optimizer" and few_waits else _LAUNCHES
     idle_us = np.zeros_like(kernels_us) if as_many_launches else _launch_gaps_us(evidence, count, causes)
     stays_us = _most(evidence.compute_us - kernels_us)

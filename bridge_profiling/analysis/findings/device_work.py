@@ -133,13 +133,8 @@ _WHERE = {
 def unfused_optimizer(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
     """An optimizer, a moving average of weights or a clipping of gradients launches kernels for each parameter."""
     rows = _rows(evidence, "optimizer_sweep")
-    own_us, short_us, idle_us = (_grid(evidence, rows, name) for name in ("own_us", "short_us", "idle_us"))
-    between_us = _between_us(evidence, ledger, idle_us)
-    kernels_us = short_us + (own_us - short_us) * (1 - _OF_SWEEP)
-    of_kernels = _saving_us(evidence, kernels_us)
-    of_launches, attributed = ledger.attribute(between_us, _BETWEEN)
-    after_waits, attributed = attributed.attribute(after_waits_in_sweeps_us(evidence, ledger), (Cause.host_sync,))
-    of_idle = of_launches + after_waits
+    own_us, idle_us = (_grid(evidence, rows, name) for name in ("own_us", "idle_us"))
+    of_kernels, of_idle, attributed = _of_sweeps(evidence, ledger)
     if evidence.share(of_kernels + of_idle) < thresholds.device_work:
         return [], ledger
     of_kernels = min(of_kernels, evidence.room_us)
@@ -166,7 +161,24 @@ def unfused_optimizer(evidence: Evidence, thresholds: Thresholds, ledger: Ledger
     return [finding], attributed
 
 
-def after_waits_in_sweeps_us(evidence: Evidence, ledger: Ledger) -> Grid:
+def _of_sweeps(evidence: Evidence, ledger: Ledger) -> tuple[float, float, Ledger]:
+    """What fused kernels for all parameters save: of kernels, of the idle time between them, and the ledger with the latter."""
+    rows = _rows(evidence, "optimizer_sweep")
+    own_us, short_us, idle_us = (_grid(evidence, rows, name) for name in ("own_us", "short_us", "idle_us"))
+    of_kernels = _saving_us(evidence, short_us + (own_us - short_us) * (1 - _OF_SWEEP))
+    of_launches, attributed = ledger.attribute(_between_us(evidence, ledger, idle_us), _BETWEEN)
+    after_waits, attributed = attributed.attribute(_after_waits_us(evidence, ledger), (Cause.host_sync,))
+    return of_kernels, of_launches + after_waits, attributed
+
+
+def after_waits_in_sweeps_us(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Grid:
+    """What `unfused_optimizer` takes of the idle time after a host's waits; 0 if it is no finding."""
+    of_kernels, of_idle, _ = _of_sweeps(evidence, ledger)
+    after_us = _after_waits_us(evidence, ledger)
+    return after_us if evidence.share(of_kernels + of_idle) >= thresholds.device_work else np.zeros_like(after_us)
+
+
+def _after_waits_us(evidence: Evidence, ledger: Ledger) -> Grid:
     """Idle time after a host's waits, between kernels for single parameters, as far as late launches do not explain it.
 
     A host that has waited has no lead left. The next kernels of ordinary length restore it; these do not.

@@ -72,8 +72,8 @@ def host_sync(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Fou
     number = max(calls.values(), default=0.0)
     factor = _OF_MANY if number >= thresholds.synchronizations else _OF_FEW if number < SEVERAL else 1.0
     lost_us, causes = ledger.left_us(cause), [cause]
-    if number < SEVERAL and device_work.unfused_optimizer(evidence, thresholds, ledger)[0]:
-        lost_us = lost_us - device_work.after_waits_in_sweeps_us(evidence, ledger)
+    if number < SEVERAL:
+        lost_us = lost_us - device_work.after_waits_in_sweeps_us(evidence, thresholds, ledger)
     if number >= thresholds.synchronizations:
         # A host that waits so often starts again each time. Where it takes longer than in its fastest iteration to launch the
         # same, it would have been ahead without the waits.
