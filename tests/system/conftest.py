@@ -1,14 +1,16 @@
 """Real servers and tools for system tests: made once a session, and gone at its end."""
 
+import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 
+from bridge_profiling.processes import command_of, find_by_variable
 from tests.system import debian, jobs, nsys_install, slurm_cluster
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -65,17 +67,12 @@ def _ray_cluster(request):
         ray.shutdown()
         # An nsys that Ray kills while it starts leaves its agent; what Ray kills may take a moment to be gone.
         deadline = time.monotonic() + 10
-        while (left := _started_in(started_in)) and time.monotonic() < deadline:
-            for process in left:
-                if "--start-agent" in (process.info["cmdline"] or ()):
-                    process.kill()
+        while (left := [*find_by_variable("PYTEST_CURRENT_TEST", started_in)]) and time.monotonic() < deadline:
+            for pid in left:
+                if "--start-agent" in command_of(pid):
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
             time.sleep(0.1)
-
-
-def _started_in(test):
-    """Processes that were started while this test ran, or by one that was."""
-    running = psutil.process_iter(["cmdline", "environ"])
-    return [process for process in running if (process.info["environ"] or {}).get("PYTEST_CURRENT_TEST") == test]
 
 
 @pytest.fixture(scope="session")
