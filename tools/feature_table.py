@@ -5,6 +5,7 @@ python tools/feature_table.py
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,8 +24,8 @@ _GUIDES = {
 _HEAD = """# Features of other guides
 
 Each feature that the guides behind this project describe, with the test that shows it, or the page that says what to use
-instead. The [snippets](snippets.md) of the guides have a page of their own. `tools/feature_table.py` writes this one,
-and a test checks that every file that it names exists.
+instead. The [snippets](snippets.md) of the guides have a page of their own. `tools/feature_table.py` writes this one from
+`tests/snippets/features.txt`, and a test checks that every test exists and that every page has the words that a row names.
 """
 
 
@@ -36,9 +37,22 @@ class Feature(NamedTuple):
     evidence: str
 
     @property
-    def file(self) -> Path:
-        """The test or page that shows it."""
-        return ROOT / (self.evidence if self.evidence.startswith("docs/") else f"tests/{self.evidence}")
+    def place(self) -> str:
+        """The test's file below `tests/`, or the page."""
+        return re.split(r"::| ", self.evidence, maxsplit=1)[0]
+
+    @property
+    def is_page(self) -> bool:
+        """Whether a page says what to use instead."""
+        return self.evidence.startswith("docs/")
+
+    @property
+    def holds(self) -> bool:
+        """Whether the file has that test, or the page those words."""
+        file = ROOT / self.place if self.is_page else ROOT / "tests" / self.place
+        wanted = self.evidence.removeprefix(self.place)
+        text = f"def {wanted.removeprefix('::')}(" if wanted.startswith("::") else wanted.strip(' "')
+        return bool(text) and file.is_file() and text in file.read_text(encoding="utf-8")
 
 
 def features() -> list[Feature]:
@@ -57,11 +71,12 @@ def page() -> str:
 
 
 def _shown(row: Feature) -> str:
-    if row.evidence.startswith("docs/"):
-        path = row.evidence.removeprefix("docs/")
-        link = path.removeprefix("reference/") if path.startswith("reference/") else f"../{path}"
-        return f"[{Path(path).stem.replace('-', ' ')}]({link})"
-    return f"works: `tests/{row.evidence}`"
+    if not row.is_page:
+        test = row.evidence.removeprefix(f"{row.place}::")
+        return f"works: `{test}` in `tests/{row.place}`"
+    path = row.place.removeprefix("docs/")
+    link = path.removeprefix("reference/") if path.startswith("reference/") else f"../{path}"
+    return f"[{Path(path).stem.replace('-', ' ')}]({link})"
 
 
 if __name__ == "__main__":
