@@ -38,6 +38,9 @@ _LIBRARIES = ("duckdb", "numpy", "pyarrow")
 #: Digits of the checksum at the begin of a file.
 _CHECKSUM_DIGITS = 8
 
+#: Bytes that the first table's offset is a multiple of, and so every table's: Arrow warns of arrays that begin elsewhere.
+_ALIGNMENT = 64
+
 
 class _Kept(msgspec.Struct, frozen=True):
     """An answer in the file: its caveats, and where its table begins and ends after the header."""
@@ -87,6 +90,7 @@ class KeptAnswers:
         places = zip(streams.items(), ends, strict=True)
         kept = {key: _Kept(caveats, end - len(stream), end) for (key, (caveats, stream)), end in places}
         header = msgspec.json.encode(_Header(self._origin, kept))
+        header += b" " * (-(_CHECKSUM_DIGITS + len(header) + 1) % _ALIGNMENT)
         content = b"".join([header, b"\n", *(stream for _, stream in streams.values())])
         if len(content) < _MAX_BYTES:
             text = _checksum(content) + content

@@ -105,6 +105,17 @@ def test_answers_are_kept_until_something_that_they_depend_on_changes(write_rank
         changed.kernels()
 
 
+@pytest.mark.parametrize("origin", ["x" * length for length in range(8)], ids=len)
+def test_kept_answers_begin_where_arrow_wants_them_however_long_the_header_is(write_ranks, run_of, monkeypatch, origin):
+    write_ranks(2)
+    monkeypatch.setattr(kept_answers, "_origin", lambda *captures: origin)
+    for _ in range(2):
+        with run_of() as run:
+            tables = [run.iterations(), run.kernels()]
+    chunks = [chunk for table in tables for column in table.columns for chunk in column.chunks]
+    assert {buffer.address % 8 for chunk in chunks for buffer in chunk.buffers() if buffer is not None} == {0}
+
+
 def test_a_second_run_reads_only_parquet_which_alone_is_a_run_too(write_ranks, run_of, tmp_path, monkeypatch):
     write_ranks(2, suffix=".json")
     kept, moved = tmp_path / "kept", tmp_path / "elsewhere"
