@@ -366,8 +366,9 @@ def connect(
 
     spill = Path(tempfile.gettempdir(), f"bridge_profiling-{uuid.uuid4().hex}")  # created when needed, removed on close
     connection = duckdb.connect(config={"memory_limit": memory_limit, "temp_directory": str(spill)})
-    # Its progress bar would be written into a notebook, or over ours.
-    connection.execute("set enable_progress_bar = false")
+    # Its progress bar would be written into a notebook, or over ours. Off is refused where a notebook cannot show it anyway.
+    if connection.sql("select current_setting('enable_progress_bar')").fetchall()[0][0]:
+        connection.execute("set enable_progress_bar = false")
     # Each folder is listed once: to look for each table of a thousand ranks takes a second.
     listed = [(str(entry), frozenset(os.listdir(entry))) for entry in entries]
     for name, schema in SCHEMAS.items():

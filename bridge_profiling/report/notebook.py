@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import sys
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -36,7 +37,16 @@ def figure(run: Run, name: str, **options: Any) -> PlotlyFigure:
         raise ProfilingConfigError(f"{name!r} is not a figure", instead=did_you_mean(name, FIGURES))
     from plotly.graph_objects import Figure
 
-    return Figure(FIGURES[name](run, **options))
+    shown = Figure(FIGURES[name](run, **options))
+    if find_spec("nbformat") is None:
+        # Plotly's own display refuses to work without it, and a kernel does without it: IPython shows the same MIME bundle.
+        shown._ipython_display_ = _left_to_ipython
+    return shown
+
+
+def _left_to_ipython() -> None:
+    """Make IPython take an object's other representations."""
+    raise NotImplementedError
 
 
 def show_tables() -> None:

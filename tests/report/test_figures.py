@@ -1,5 +1,9 @@
 """Figures: Plotly's own JSON, aggregated where it would be unreadable; and a run in a notebook."""
 
+import re
+import shutil
+from pathlib import Path
+
 import pyarrow as pa
 import pytest
 
@@ -69,3 +73,43 @@ def test_every_answer_shows_as_a_plotly_figure(real):
 def test_names_in_a_notebooks_table_are_text():
     text = table_html(pa.table({"name": ["<script>alert(1)</script>"] * 30, "own_us": [1234.5] * 30}))
     assert ["<script>" in text, "1,234.50" in text, "… 10 more rows" in text] == [False, True, True]
+
+
+def cells():
+    """Lines of the documents' notebooks, each a cell; `iteration=10` is one of the capture below."""
+    how_to = Path(__file__).parents[2] / "docs" / "how-to"
+    for name in ("analyze", "read-the-page"):
+        (block,) = re.findall(r"## In a notebook\n\n```python\n(.*?)```", (how_to / f"{name}.md").read_text("utf-8"), re.DOTALL)
+        yield from filter(None, block.replace("iteration=10", "iteration=7").splitlines())
+
+
+@pytest.mark.integration
+@pytest.mark.needs("ipykernel")
+def test_the_documents_notebooks_run_in_a_kernel_that_has_nothing_to_show_progress_bars_with(tmp_path, monkeypatch):
+    from jupyter_client.manager import start_new_kernel
+
+    shutil.copytree(Path(__file__).parents[1] / "planted" / "clean_2", tmp_path / "profiles")
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path / "runtime"))
+    # As on most machines: neither comes with a kernel.
+    absent = "import sys; sys.modules.update(dict.fromkeys(['ipywidgets', 'nbformat']))"
+    said, shown = [], {}
+
+    def hear(message):
+        kind, content = message["header"]["msg_type"], message["content"]
+        if kind in ("error", "stream"):
+            said.append(content.get("text") or content)
+        if kind == "execute_result":
+            shown[cell] = set(content["data"])
+
+    manager, client = start_new_kernel(kernel_name="python3", cwd=str(tmp_path))
+    try:
+        for cell in (absent, *cells()):
+            client.execute_interactive(cell, output_hook=hear, timeout=120)
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
+    assert said == []
+    assert "text/html" in shown["run.attribution()  # notebooks display tables as tables"]
+    assert {"text/html", "application/vnd.plotly.v1+json"} <= shown['run.figure("attribution")  # figures are Plotly figures']
+    assert "text/html" in shown["run.breakdown().to_pandas()  # a row per rank"]
