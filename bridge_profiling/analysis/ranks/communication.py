@@ -197,7 +197,7 @@ def rank_by_rank(connection: duckdb.DuckDBPyConnection, query: str) -> Iterator[
     """
     kept: list[pa.RecordBatch] = []
     rank: int | None = None
-    for batch in connection.sql(query).fetch_record_batch(_BATCH_ROWS):
+    for batch in connection.sql(query).to_arrow_reader(_BATCH_ROWS):
         begin = 0
         ranks = batch.column(0).to_numpy()
         while begin < len(ranks):
@@ -222,7 +222,7 @@ def some_ranks(connection: duckdb.DuckDBPyConnection, query: str) -> Iterator[pa
     """
     kept: list[pa.RecordBatch] = []
     count = 0
-    for batch in connection.sql(query).fetch_record_batch(_BATCH_ROWS):  # a batch is at most one file, thus one rank
+    for batch in connection.sql(query).to_arrow_reader(_BATCH_ROWS):  # a batch is at most one file, thus one rank
         if count >= _SOME_ROWS:
             other = batch.column(0).to_numpy() != kept[-1].column(0)[-1].as_py()
             if other.any():
