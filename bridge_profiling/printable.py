@@ -7,6 +7,7 @@ characters that reorder a line. Standard library only.
 from __future__ import annotations
 
 import re
+import shlex
 
 #: C0 and C1 controls, marks and overrides of direction, invisible characters, line separators, and surrogates, which cannot be
 #: encoded.
@@ -25,6 +26,25 @@ def printable(text: str, *, lines: bool = False) -> str:
     if text.isprintable():
         return text
     return _UNSAFE.sub(lambda found: "\n" if lines and found[0] == "\n" else _escape(found[0]), text)
+
+
+def shell_word(word: str) -> str:
+    r"""A word as bash, zsh and ksh read it, in a command to copy: `a b` as `'a b'`, a line break as `$'\012'`."""
+    return shlex.quote(word) if word.isprintable() else f"$'{''.join(map(_in_ansi_quotes, word))}'"
+
+
+def shell_path(path: object) -> str:
+    """A path as `shell_word` quotes it, and never an option: `-x` as `./-x`."""
+    text = str(path)
+    return shell_word(f"./{text}" if text.startswith("-") else text)
+
+
+def _in_ansi_quotes(character: str) -> str:
+    if character.isprintable():
+        return f"\\{character}" if character in "\\'" else character
+    # A file's name may have bytes that are not UTF-8, which Python keeps as surrogates.
+    errors = "surrogateescape" if "\udc80" <= character <= "\udcff" else "surrogatepass"
+    return "".join(f"\\{byte:03o}" for byte in character.encode(errors=errors))
 
 
 def _escape(character: str) -> str:

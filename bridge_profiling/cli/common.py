@@ -83,6 +83,8 @@ JsonSchemaOption = Annotated[
 PageOption = Annotated[Path | None, Option("--output", "-o", metavar="FILE", help="Write a page as one HTML file.")]
 _WORKERS = Option(min=1, help="Captures to read at once. Default: one per CPU.")
 WorkersOption = Annotated[int | None, _WORKERS]
+_FETCH = Option("--fetch", help="Copy an experiment's captures from another machine first, over its SSH tunnel.")
+FetchOption = Annotated[bool, _FETCH]
 
 #: The type, the option and the default of each parameter.
 _Options = dict[str, tuple[Any, Any, Any]]
@@ -105,6 +107,7 @@ _READING: _Options = {
     ),
     "ray_address": (str | None, Option(metavar="ADDRESS", help="Ray cluster. Default: $RAY_ADDRESS, or a new one."), None),
     "workers": (int | None, _WORKERS, None),
+    "fetch": (bool, _FETCH, False),
 }
 _RESULT: _Options = {
     "output": (Path | None, Option("--output", "-o", metavar="FILE", help="Add the result to this file."), None),
@@ -215,7 +218,8 @@ def echo(text: str, *, err: bool = False) -> None:
 
 def print_error(text: str) -> None:
     """Print an error on one line of standard error."""
-    echo(f"error: {' '.join(text.split())}", err=True)
+    # Spaces stay: a path can have several in a row.
+    echo(f"error: {' '.join(filter(None, map(str.strip, text.splitlines())))}", err=True)
 
 
 def finish(errors: Sequence[str], limitations: Sequence[str] = ()) -> None:
@@ -252,14 +256,14 @@ def show(view: PageView, output: Path | None, as_json: str | None, lines: Iterab
 
 
 @contextmanager
-def open_runs(*paths: Path, output: Path | None = None, **options: Any) -> Iterator[list[Run]]:
-    """Open runs with one progress bar; captures of a NeMo-Run experiment on another machine are fetched first.
+def open_runs(*paths: Path, output: Path | None = None, fetch: bool = False, **options: Any) -> Iterator[list[Run]]:
+    """Open runs with one progress bar; with `fetch`, captures of NeMo-Run experiments are copied from other machines first.
 
     A path is a directory or file, or an experiment's id or title, followed by `/job` if it has several jobs; `output` is the
     value of `-o`, and `options` are those of `Run`.
     """
     check_output(output)
-    located = [_locate(path) for path in paths]
+    located = [_locate(path, fetch) for path in paths]
     # Imported here: `--help` and other commands start faster without it.
     from bridge_profiling.analysis.workers import without_pandas
     from bridge_profiling.run import Run
@@ -270,7 +274,7 @@ def open_runs(*paths: Path, output: Path | None = None, **options: Any) -> Itera
         yield [stack.enter_context(Run(path, on_progress=on_progress, **options)) for path in located]
 
 
-def _locate(path: Path) -> Path:
+def _locate(path: Path, fetch: bool) -> Path:
     from bridge_profiling.experiments.captures import captures_of
     from bridge_profiling.experiments.jobs import experiment_of
 
@@ -279,7 +283,7 @@ def _locate(path: Path) -> Path:
         require(path.exists(), f"{path} does not exist", instead="Type a file, a directory or a NeMo-Run experiment")
         return path
     with progress("fetching", "files") as on_progress:
-        return captures_of(*experiment, on_progress=on_progress)
+        return captures_of(*experiment, remote=fetch, on_progress=on_progress)
 
 
 def check_output(output: Path | None) -> None:

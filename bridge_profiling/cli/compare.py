@@ -45,6 +45,7 @@ def compare(
         ),
     ] = None,
     workers: common.WorkersOption = None,
+    fetch: common.FetchOption = False,
 ) -> None:
     """Show what changed from BASE to OTHER: whether they are comparable, the difference, its confidence, and where it is.
 
@@ -62,7 +63,7 @@ def compare(
         )
     else:
         require(against is None, "--against with two runs", instead="Leave it out: OTHER is compared with BASE")
-    with common.open_runs(*sides[0], *sides[1], *(more or []), output=output, workers=workers) as runs:
+    with common.open_runs(*sides[0], *sides[1], *(more or []), output=output, workers=workers, fetch=fetch) as runs:
         from bridge_profiling.analysis.compare import compare as compared
         from bridge_profiling.analysis.compare.series import compare_series
 

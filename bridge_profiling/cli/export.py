@@ -23,12 +23,13 @@ def merge(
     host: Annotated[bool, Option(help="Include the hosts' ranges in addition to the devices' work.")] = True,
     findings: Annotated[bool, Option(help="Annotate the findings of `report`.")] = True,
     workers: common.WorkersOption = None,
+    fetch: common.FetchOption = False,
 ) -> None:
     """Merge the traces of all ranks into one, on one clock. Open it at https://ui.perfetto.dev.
 
     Exit code 1: a capture could not be read, or only in part; the others are merged. 2: invalid request.
     """
-    with common.open_runs(run, output=output, workers=workers) as (found,):
+    with common.open_runs(run, output=output, workers=workers, fetch=fetch) as (found,):
         from bridge_profiling.analysis.caveats import sentences
         from bridge_profiling.report import words
 
@@ -61,6 +62,7 @@ def flamegraph(
     ranks: Annotated[str, Option(metavar="all|0,1,…", help="Ranks to write.")] = "all",
     folded: Annotated[bool, Option("--folded", help="Write folded text instead, as flamegraph.pl reads it.")] = False,
     workers: common.WorkersOption = None,
+    fetch: common.FetchOption = False,
 ) -> None:
     """Write a flame graph of each rank and thread. Open it at https://www.speedscope.app, which uploads nothing.
 
@@ -71,7 +73,7 @@ def flamegraph(
 
     output = output or Path(files.FOLDED_NAME if folded else files.SPEEDSCOPE_NAME)
     files.check_replaceable(output, folded=folded)
-    with common.open_runs(run, output=output, workers=workers) as (found,):
+    with common.open_runs(run, output=output, workers=workers, fetch=fetch) as (found,):
         from bridge_profiling.analysis.caveats import sentences
 
         # Everything is computed before anything is printed: a progress bar would overwrite the answer.

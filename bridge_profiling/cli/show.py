@@ -101,13 +101,14 @@ def memory(
     json_schema: common.JsonSchemaOption = False,
     output: common.PageOption = None,
     workers: common.WorkersOption = None,
+    fetch: common.FetchOption = False,
 ) -> None:
     """Show how much device memory is in use at the peak, what uses it, and whether it grows; for two runs, the difference.
 
     Exit code 1: a capture could not be read, or records no memory. 2: invalid request.
     """
     paths = [run] if other is None else [run, other]
-    with common.open_runs(*paths, output=output, workers=workers) as runs:
+    with common.open_runs(*paths, output=output, workers=workers, fetch=fetch) as runs:
         from bridge_profiling.report import memory_view
 
         answer = memory_view.ask(*runs)

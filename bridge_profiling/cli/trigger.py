@@ -5,7 +5,6 @@ from __future__ import annotations
 import getpass
 import json
 import os
-import shlex
 import socket
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -20,6 +19,7 @@ from bridge_profiling.cli.common import FAILURE, INTERRUPTED, JsonOption, Profil
 from bridge_profiling.config import ProfilingConfig, parse_ranks
 from bridge_profiling.errors import ProfilingConfigError, TraceError, require
 from bridge_profiling.manifest import find_captures
+from bridge_profiling.printable import shell_path
 from bridge_profiling.recording import FLAGS, apply, check_flags, to_overrides
 from bridge_profiling.report import words
 
@@ -142,7 +142,7 @@ def _output_dir(run: Path) -> Path:
         raise ProfilingConfigError(
             f"the job runs on the remote side of a tunnel, {job.ssh_tunnel.get('user')}@{job.ssh_tunnel.get('host')}",
             why="a request is a file in the job's output directory, which is there",
-            instead=f"Type it there: bridge-profiling trigger {shlex.quote(path)}",
+            instead=f"Type it there: bridge-profiling trigger {shell_path(path)}",
         )
     return Path(path)
 
@@ -162,7 +162,7 @@ def _in_words(result: TriggerResult, root: Path, *, captured: bool) -> str:
         lines.append(f"no answer yet from {words.ranks(result.silent)}: {root / 'on-demand' / 'answers' / accepted.id}")
     if len(result.refusals) < len(accepted.ranks) and not captured:
         folder = root / accepted.profilers[0] / accepted.folder
-        lines.append(f"then type: bridge-profiling report {shlex.quote(str(folder))}")
+        lines.append(f"then type: bridge-profiling report {shell_path(folder)}")
     return "\n".join(lines)
 
 

@@ -203,34 +203,34 @@ def _request(name: str, job: Job) -> Request:
         nodes=nodes if isinstance(nodes, int) else None,
         launcher=kind,
         nsys_prefix=executor.get("launcher.nsys_profile") is True,
-        nsys_options=tuple(option for option in executor.get("launcher.nsys_extra_args") or () if isinstance(option, str)),
+        nsys_options=tuple(each for each in executor.get("launcher.nsys_extra_args", of=list) or () if isinstance(each, str)),
         nsys_prefix_gpu_metrics=executor.get("launcher.nsys_gpu_metrics") is True,
-        environment={str(key): str(value) for key, value in (executor.get("env_vars") or {}).items()},
+        environment={str(key): str(value) for key, value in (executor.get("env_vars", of=dict) or {}).items()},
         srun=_srun(executor),
     )
     if executor.name != "LocalExecutor":
         ssh = f" at {job.ssh_tunnel.get('host')}" if job.ssh_tunnel is not None else ""
         image = f" in the image {executor.get('container_image')}" if executor.get("container_image") else ""
         request.elsewhere = f"{executor.name}{ssh} runs the job{image}, not this machine"
-    _apply_task(request, job.task)
+    _apply_task(request, job)
     path = job.captures_path(request.profiling.output_dir)
     if path is not None and job.ssh_tunnel is None:
         request.output_dir = Path(path)
     return request
 
 
-def _apply_task(request: Request, task: Built) -> None:
+def _apply_task(request: Request, job: Job) -> None:
+    task = job.task
     if task.name != "Script":
         apply_known(request, lambda key: task.get(f"config.{key}"))
         return
-    recipe = (task.get("metadata") or {}).get(SETTINGS_KEY)
+    recipe = (task.get("metadata", of=dict) or {}).get(SETTINGS_KEY)
     apply_arguments(request, recipe.split() if isinstance(recipe, str) else (), strict=False)
-    arguments = [argument for argument in task.get("args") or [] if isinstance(argument, str)]
-    for option, value in pairwise([*arguments, ""]):
+    for option, value in pairwise([*job.arguments, ""]):
         name, _, text = option.partition("=")
         if name == "--config" and (file := Path(text or value)).is_file():
             apply_file(request, file)
-    apply_arguments(request, arguments, strict=False)
+    apply_arguments(request, job.arguments, strict=False)
 
 
 def _srun(executor: Built) -> tuple[str, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import shutil
 import sys
 from collections.abc import Iterable
@@ -12,6 +11,7 @@ from pathlib import Path
 
 from bridge_profiling.layout import name_ranks
 from bridge_profiling.manifest import RankCapture, find_captures
+from bridge_profiling.printable import shell_path
 from bridge_profiling.regular_files import modified_ns
 
 
@@ -67,7 +67,7 @@ def own_command(*arguments: str) -> str:
     found = shutil.which(name)
     if sibling.exists() and (found is None or not Path(found).samefile(sibling)):
         name = shortest_path(sibling)
-    return shlex.join([name, *arguments])
+    return " ".join(map(shell_path, (name, *arguments)))
 
 
 def shortest_path(path: Path) -> str:

@@ -1,7 +1,8 @@
-"""Fetches an experiment's captures to this machine where they are not on it yet: only the files needed, each once.
+"""Finds an experiment's captures, and on request fetches those of another machine: only the files needed, each once.
 
-Uses the experiment's own SSH tunnel, as NeMo-Run makes it. Manifests are fetched first, then the files listed by those of
-the attempt that captured last. Without manifests, every file named like a capture. Never checkpoints, logs or code.
+Fetching uses the experiment's own SSH tunnel, as NeMo-Run makes it, and writes below the experiment alone. Manifests are
+fetched first, then the files listed by those of the attempt that captured last. Without manifests, every file named like a
+capture. Never checkpoints, logs or code.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from bridge_profiling.atomic import write_atomically
-from bridge_profiling.errors import ProfilingConfigError, TraceError
+from bridge_profiling.errors import ProfilingConfigError, TraceError, require
 from bridge_profiling.experiments.jobs import Built, locate_captures
 from bridge_profiling.manifest import read_manifest
+from bridge_profiling.printable import shell_path
 from bridge_profiling.traces.run_files import RunFiles
 
 #: Called with the number of files done and the number of files in all.
@@ -32,8 +34,10 @@ _CAPTURE = re.compile(r"(?:\.json\.gz|\.trace\.json|\.nsys-rep|\.sqlite|\.pickle
 
 _MANIFEST = re.compile(r"^(?P<root>(?:.*/)?)manifest/(?P<folder>[^/]+)/rank-\d+\.json$")
 
-#: Arguments of a serialized SSHTunnel that a new one needs.
-_TUNNEL = ("host", "user", "job_dir", "port", "identity", "shell", "pre_command")
+#: Arguments of a serialized SSHTunnel that a new one needs. `pre_command` would run before each command there.
+_TUNNEL = {"host": str, "user": str, "job_dir": str, "port": int, "identity": str}
+
+_LISTED = re.compile(r"(\d+) (\d+(?:\.\d+)?) (.+)")
 
 
 class Tunnel(Protocol):
@@ -62,12 +66,22 @@ def captures_of(
     experiment: Path,
     job_name: str | None = None,
     *,
+    remote: bool = False,
     on_progress: OnProgress = lambda done, total: None,
     tunnel_to: Callable[[Built], Tunnel] | None = None,
 ) -> Path:
-    """The local directory with the captures of an experiment's job, fetched first if the job ran elsewhere.
+    """The local directory with the captures of an experiment's job.
 
-    `job_name` may be None if only one job has captures; `tunnel_to` None means NeMo-Run's own tunnel.
+    Args:
+        experiment: its directory.
+        job_name: the job; None if only one has captures.
+        remote: fetch the captures first if the job ran behind an SSH tunnel.
+        on_progress: called as files are copied.
+        tunnel_to: opens the tunnel; None means NeMo-Run's own.
+
+    Raises:
+        ProfilingConfigError: the captures are elsewhere and `remote` is false, or the experiment cannot be read.
+        TraceError: the job has written none.
     """
     job, path = locate_captures(experiment, job_name)
     if job.ssh_tunnel is None:
@@ -77,7 +91,22 @@ def captures_of(
         nothing = "captured nothing: the script does not read profiling overrides, or failed early, as its log shows"
         reason = nothing if job.has_overrides else f"has written no captures: {path} holds none"
         raise TraceError(f"the job {job.name} of {experiment.name} {reason}")
-    target = experiment / job.name.partition("[")[0] / "profiles"
+    folder = job.name.partition("[")[0]
+    target = experiment / folder / "profiles"
+    require(
+        folder not in ("", ".", "..") and not {"/", "\0"} & set(folder) and _is_below(target, experiment),
+        f"the captures of the job {job.name!r} cannot be copied to {target}",
+        why=f"that is not below {experiment}",
+        instead="Copy them yourself and type their directory",
+    )
+    host, user = job.ssh_tunnel.get("host", of=str), job.ssh_tunnel.get("user", of=str)
+    if not remote:
+        copied = f", or type {shell_path(target)} for the copy made before" if target.is_dir() else ""
+        raise ProfilingConfigError(
+            f"the captures of the job {job.name} are on another machine, in {path} at {user}@{host}",
+            why="nothing is copied from there without --fetch",
+            instead=f"Add --fetch to copy them over SSH to {target}{copied}",
+        )
     tunnel = (tunnel_to or ssh_tunnel)(job.ssh_tunnel)
     try:
         fetch(tunnel, path, target, on_progress=on_progress)
@@ -92,6 +121,8 @@ def fetch(tunnel: Tunnel, source: str, target: Path, *, on_progress: OnProgress 
     Returns the copied files, without manifests.
     """
     # Hidden files are skipped below the directory only: it may itself be in a hidden one, such as NeMo-Run's ~/.nemo_run.
+    if not source.startswith("/"):
+        source = f"./{source}"  # `find` reads a leading dash as an action
     listing = tunnel.run(
         f"find -L {shlex.quote(source)} -mindepth 1 -name '.*' -prune -o -type f -printf '%s %T@ %P\\n'", hide=True, warn=True
     )
@@ -119,7 +150,8 @@ def ssh_tunnel(tunnel: Built) -> Tunnel:
     """Open NeMo-Run's own tunnel to the machine that a serialized one names."""
     import nemo_run as run
 
-    opened = run.SSHTunnel(**{name: tunnel.get(name) for name in _TUNNEL if tunnel.get(name) is not None})
+    given = {name: tunnel.get(name, of=kind) for name, kind in _TUNNEL.items()}
+    opened = run.SSHTunnel(**{name: value for name, value in given.items() if value is not None})
     try:
         # NeMo-Run prints that it connects; standard output is for the command's answer.
         with contextlib.redirect_stdout(sys.stderr):
@@ -135,9 +167,9 @@ def ssh_tunnel(tunnel: Built) -> Tunnel:
 
 def _parse(listing: str) -> Iterator[RemoteFile]:
     for line in listing.splitlines():
-        size, modified, path = line.split(" ", 2)
-        if ".." not in path.split("/"):
-            yield RemoteFile(path, int(size), float(modified))
+        # A name with a line break has two lines; neither is read as a file.
+        if (found := _LISTED.fullmatch(line)) and ".." not in found[3].split("/"):
+            yield RemoteFile(found[3], int(found[1]), float(found[2]))
 
 
 def _listed_by(
@@ -163,7 +195,7 @@ def _listed_by(
     listed -= {path for path in listed if path.endswith(".nsys-rep") and path.removesuffix(".nsys-rep") + ".sqlite" in listed}
     found = [files[newest[0] + path] for path in sorted(listed) if newest[0] + path in files]
     # Files outside the directory of captures, such as a memory snapshot with a path of its own.
-    outside = " ".join(shlex.quote(path) for path in sorted(listed) if path.startswith("/"))
+    outside = " ".join(shlex.quote(path) for path in sorted(listed) if path.startswith("/") and _CAPTURE.search(path))
     if outside:
         found += _parse(tunnel.run(f"find -L {outside} -maxdepth 0 -printf '%s %T@ %p\\n'", hide=True, warn=True).stdout)
     return found
@@ -181,4 +213,12 @@ def _get(tunnel: Tunnel, source: str, target: Path, file: RemoteFile) -> Path:
         tunnel.get(posixpath.join(source, file.path), str(temporary).replace("{", "{{").replace("}", "}}"))
         os.utime(temporary, (file.modified, file.modified))
 
-    return write_atomically(_local(target, file), write)
+    local = _local(target, file)
+    if not _is_below(local, target):
+        raise TraceError(f"{local} cannot be written: a link leads out of {target}")
+    return write_atomically(local, write)
+
+
+def _is_below(path: Path, folder: Path) -> bool:
+    """Whether a path stays in a folder once links are followed."""
+    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import html
-import shlex
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
 from bridge_profiling.analysis import Run
 from bridge_profiling.analysis.caveats import caveat
+from bridge_profiling.printable import shell_path
 from bridge_profiling.report import words
 from bridge_profiling.report.figures import COLORS, figure
 from bridge_profiling.report.flame_graph import OWN_US, TOTAL_US, Weight, short_name
@@ -64,7 +64,7 @@ def flame_graph_section(run: Run, summary: Summary, iterations: Sequence[Row]) -
         f"Stacks of rank {rank}{', the slowest rank' if slowest is not None else ''}: {of}. Frames below 0.5% are not drawn."
     )
     view = FigureView("flame", variants, caption, {str(weight): label for weight, label in _LABELS.items()})
-    whole = f"All frames of all ranks, for speedscope: bridge-profiling flamegraph {shlex.quote(str(summary.path))}"
+    whole = f"All frames of all ranks, for speedscope: bridge-profiling flamegraph {shell_path(summary.path)}"
     section = SectionView("flame", texts["title"], [texts["text"], whole], notes, figures=[view], short=texts["short"])
     return [section]
 

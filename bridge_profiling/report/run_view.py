@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
+from urllib.parse import quote
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from bridge_profiling.analysis import Run
 from bridge_profiling.analysis.attribution.device import ranks_without_work
 from bridge_profiling.analysis.attribution.parts import BY_ACTIVITY, BY_CAUSE
+from bridge_profiling.printable import shell_path
 from bridge_profiling.report import (
     bench_view,
     counters_view,
@@ -494,7 +495,7 @@ def _raw_traces(summary: Summary, shown: Sequence[int], output: Path) -> Section
     left = len(summary.infos) - len({row[0].text for row in rows})
     note = f"{left:,} more ranks." if left else ""
     table = TableView("files", "Trace files, relative to this page", ["rank", "copy", "file"], rows, name_last=True, note=note)
-    data = {"run": shlex.quote(str(summary.path)), "perfetto": summary.source == "kineto"}
+    data = {"run": shell_path(summary.path), "perfetto": summary.source == "kineto"}
     return _section("raw", kind="raw", tables=[table] if rows else [], data=data)
 
 
@@ -505,7 +506,7 @@ def _link(file: Path, folder: Path) -> str:
     except ValueError:  # another drive
         return file.as_uri()
     # The leading dot: otherwise a directory whose name has a colon would be read as a scheme.
-    return "./" + Path(relative).as_posix().replace("%", "%25").replace("#", "%23").replace("?", "%3F")
+    return "./" + quote(os.fsencode(Path(relative).as_posix()))
 
 
 def _facts(summary: Summary, iterations: Rows, memory: Rows) -> list[tuple[str, str]]:

@@ -16,6 +16,7 @@ from isal import isal_zlib
 
 from bridge_profiling.errors import TraceError
 from bridge_profiling.manifest import RankCapture, find_captures, read_manifest
+from bridge_profiling.printable import shell_path
 from bridge_profiling.regular_files import modified_ns, open_regular
 from bridge_profiling.traces.bounds import XZ_MEMORY_BYTES
 from bridge_profiling.traces.run_files import RunFiles
@@ -395,7 +396,7 @@ def _skipped(source: Source, shown: Path, skipped: list[Capture], root: Path) ->
     text = f"showing {shown.relative_to(root)}, the newest; {len(skipped)} older {source} {captures} skipped"
     if names:
         more = f" and {len(names) - _NAMED_FOLDERS} more" if len(names) > _NAMED_FOLDERS else ""
-        text += f", in {', '.join(names[:_NAMED_FOLDERS])}{more}. To read the next one, pass {root / names[0]}"
+        text += f", in {', '.join(names[:_NAMED_FOLDERS])}{more}. To read the next one, pass {shell_path(root / names[0])}"
     return Caveat("captures_skipped", text)
 
 

@@ -124,7 +124,10 @@ def test_a_jobs_captures_come_below_the_experiment(home):
     experiment, job = experiment_of(Path("far/contained"), {"NEMORUN_HOME": str(home)})
     _attempt(home.parent / "far" / "far" / experiment.name / "contained" / "profiles", "iter-2-4", "content")
     reached, tunnel = [], FarSide()
-    found = captures_of(experiment, job, tunnel_to=lambda built: reached.append(built) or tunnel)
+    with pytest.raises(ProfilingConfigError, match=r"in .* at me@login; nothing is copied from there without --fetch"):
+        captures_of(experiment, job, tunnel_to=reached.append)
+    assert reached == []
+    found = captures_of(experiment, job, remote=True, tunnel_to=lambda built: reached.append(built) or tunnel)
     assert ([built.get("host") for built in reached], tunnel.closed) == (["login"], True)
     assert found == experiment / "contained" / "profiles"
     assert (found / TRACE.format("iter-2-4")).read_text() == "content"

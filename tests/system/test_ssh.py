@@ -71,7 +71,7 @@ def test_an_experiments_captures_come_through_its_tunnel(server, tmp_path):
     (captures / "checkpoint.pt").write_bytes(b"0" * 100_000)
 
     def analyze() -> dict:
-        return json.loads(cli("analyze", experiment.name, "--json", cwd=tmp_path, env=environment).stdout)
+        return json.loads(cli("analyze", experiment.name, "--json", "--fetch", cwd=tmp_path, env=environment).stdout)
 
     found = analyze()
     assert [rank["rank"] for rank in found["ranks"]] == [0, 1]

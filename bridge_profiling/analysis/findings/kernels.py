@@ -25,6 +25,7 @@ from bridge_profiling.analysis.findings.evidence import Evidence
 from bridge_profiling.analysis.findings.ledger import Found, Ledger
 from bridge_profiling.analysis.findings.types import Confidence, Event, Finding, Thresholds, advice, ms, ranks_in_words
 from bridge_profiling.manifest import RankCapture
+from bridge_profiling.printable import shell_word
 from bridge_profiling.recording import FLAGS, option
 from bridge_profiling.traces.types import RankInfo
 
@@ -191,7 +192,7 @@ def ncu_command(
     if world_size > 1:
         # The variables of torchrun and of srun, so that the same line works with either.
         start = f'exec {" ".join(map(_inside, options))} "$@"'
-        script = shlex.quote(f'if [ "${{RANK:-$SLURM_PROCID}}" = {info.rank} ]; then {start}; fi; exec "$@"')
+        script = shell_word(f'if [ "${{RANK:-$SLURM_PROCID}}" = {info.rank} ]; then {start}; fi; exec "$@"')
         torchrun = hosts == 1 and any_launcher
         launcher = f"torchrun --nproc-per-node {world_size} --no-python" if torchrun else _LAUNCHER
         text = f"{launcher} sh -c {script} sh {command}"
@@ -199,12 +200,16 @@ def ncu_command(
         if not torchrun:
             notes.append("Start it as you start the training, with this shell line instead of the training command.")
     else:
-        text = f"{shlex.join(options)} {command}"
+        text = f"{_joined(options)} {command}"
     if chosen.also:
         notes.append(f"The filter also matches {len(chosen.also)} other kernels of the capture: their names are too similar.")
     if not launches:
         notes.append("No iteration is marked, so the first launch is profiled; add --launch-skip to skip the warm-up.")
     return NcuCommand(text, notes)
+
+
+def _joined(words: Sequence[str]) -> str:
+    return " ".join(map(shell_word, words))
 
 
 def _inside(text: str) -> str:
@@ -222,15 +227,15 @@ def _training(manifest: RankCapture | None) -> tuple[str, list[str], bool]:
         return "<your command>", [note], True
     script = _without_run(command)
     if script is not None:
-        return shlex.join(script), [], True
+        return _joined(script), [], True
     same = [part for part in command if not _LOCAL_RANK.fullmatch(part)]
     on = [name for name in _PROFILERS if manifest.manifest.config.get(name)]
     if any(part.endswith("launch/pretrain.py") for part in command):
-        return shlex.join([*same, *(f"profiling.{name}=false" for name in on)]), [], True
+        return _joined([*same, *(f"profiling.{name}=false" for name in on)]), [], True
     notes = ["Turn the run's own profiler off: only one profiler can use the device."]
     if same != command:
         notes.append("The launcher (deepspeed --no_python) adds each rank's own --local_rank.")
-    return shlex.join(same), notes, same == command
+    return _joined(same), notes, same == command
 
 
 def _without_run(command: list[str]) -> list[str] | None:

@@ -21,7 +21,6 @@ import json
 import os
 import pwd
 import re
-import shlex
 import shutil
 import stat
 import tempfile
@@ -36,6 +35,7 @@ from bridge_profiling.capture.files import folder_name
 from bridge_profiling.config import MAX_ITERATION, PROFILERS, ProfilingConfig, Window, check_exclusive
 from bridge_profiling.errors import CaptureError, ProfilingConfigError, did_you_mean, require
 from bridge_profiling.layout import normalize_ranks
+from bridge_profiling.printable import shell_path
 from bridge_profiling.typed_json import read_typed
 
 #: Settings that a request may change.
@@ -254,9 +254,7 @@ class RequestDirectory:
             mode = place.stat().st_mode
             # In other directories with the sticky bit, such as /tmp, nobody can replace what belongs to another user.
             if mode & stat.S_IWOTH and (place == self.root or not mode & stat.S_ISVTX):
-                raise CaptureError(
-                    f"every user of the machine can write to {place}; type `chmod o-w {shlex.quote(str(place))}`"
-                )
+                raise CaptureError(f"every user of the machine can write to {place}; type `chmod o-w {shell_path(place)}`")
         found, users = self.path.lstat(), trusted_users(self.root)
         if not stat.S_ISDIR(found.st_mode) or found.st_uid not in users or found.st_mode & stat.S_IWOTH:
             raise CaptureError(
