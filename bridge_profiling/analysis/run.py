@@ -67,6 +67,7 @@ class Run:
             each capture, or the user's cache if that cannot be written.
         on_progress: called with the number of captures that are done, and their total number.
         bench: results of `bridge-profiling bench` to compare with; None takes `bench.json` in that directory, if it exists.
+        cycle: of a profiler's schedule that repeats, from 1 for the oldest; None for the newest.
 
     Raises:
         TraceError: the path does not exist or holds no capture.
@@ -83,6 +84,7 @@ class Run:
         parquet: str | Path | None = None,
         on_progress: OnProgress | None = None,
         bench: str | Path | None = None,
+        cycle: int | None = None,
     ) -> None:
         self.path = Path(path)
         self._bench, self._bench_found, self._bench_caveats = _results(self.path, bench)
@@ -90,7 +92,7 @@ class Run:
             engine = engine_named(engine, workers, ray_address)
         self._findings: dict[Thresholds, list[Finding]] = {}
         self._evidence: dict[Thresholds, Evidence] = {}
-        self._session = Session(self.path, engine, None if parquet is None else Path(parquet), on_progress)
+        self._session = Session(self.path, engine, None if parquet is None else Path(parquet), on_progress, cycle)
 
     def __enter__(self) -> Self:
         return self

@@ -68,8 +68,10 @@ class Session:
         TraceError: the path does not exist or holds no capture.
     """
 
-    def __init__(self, path: Path, engine: Engine, parquet: Path | None, on_progress: OnProgress | None) -> None:
-        self.sources, self._found_caveats, self._manifests, self._errors = _find(path)
+    def __init__(
+        self, path: Path, engine: Engine, parquet: Path | None, on_progress: OnProgress | None, cycle: int | None = None
+    ) -> None:
+        self.sources, self._found_caveats, self._manifests, self._errors = _find(path, cycle)
         self._engine, self._parquet = engine, parquet
         self._on_progress = on_progress or (lambda done, total: None)
         self._scratch = tempfile.TemporaryDirectory(prefix="bridge_profiling-", ignore_cleanup_errors=True)
@@ -402,10 +404,10 @@ def _together(infos: Sequence[RankInfo], tables: Sequence[pa.Table]) -> pa.Table
     return table
 
 
-def _find(path: Path) -> tuple[list[Capture | Path], list[Caveat], list[RankCapture], list[str]]:
+def _find(path: Path, cycle: int | None) -> tuple[list[Capture | Path], list[Caveat], list[RankCapture], list[str]]:
     """Captures, else folders of Parquet; caveats; manifests, of the captures or alone; and errors."""
     try:
-        found = find_run(path)
+        found = find_run(path, cycle)
     except TraceError:
         entries = sorted({table.parent for table in path.glob("*/*.parquet") if (table.parent / cache.INFO).is_file()})
         if entries:

@@ -108,6 +108,7 @@ _READING: _Options = {
     "ray_address": (str | None, Option(metavar="ADDRESS", help="Ray cluster. Default: $RAY_ADDRESS, or a new one."), None),
     "workers": (int | None, _WORKERS, None),
     "fetch": (bool, _FETCH, False),
+    "cycle": (int | None, Option(min=1, metavar="N", help="Cycle of a schedule that repeats, from 1. Default: newest."), None),
 }
 _RESULT: _Options = {
     "output": (Path | None, Option("--output", "-o", metavar="FILE", help="Add the result to this file."), None),

@@ -274,7 +274,7 @@ def system_calls(rows: Rows, count: int) -> TableView:
         "name": lambda row: words.short(row["name"]),
     }
     when = "an iteration" if marked else "the whole capture"
-    title = f"System calls of the threads that launch work, in {when}, recorded by nsys"
+    title = f"System calls of the threads that launch work (all threads where none does), in {when}, recorded by nsys"
     return table("system-calls", title, shown, columns, name_last=True, filters=[], sorted_by=2, note=note)
 
 

@@ -7,6 +7,7 @@ import json
 import lzma
 import os
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,6 +50,9 @@ _TRACE_RANK = re.compile(rb'"distributedInfo"\s*:\s*\{[^{}\[\]]*"rank"\s*:\s*(\d
 _NAMED_RANK = re.compile(r"rank[-_ .=]?(\d{1,7})(?!\d)", re.IGNORECASE)
 #: No job has a million ranks: a longer number is of something else, such as a time or a test.
 _LAST_NUMBER = re.compile(r"[-_](\d{1,6})$")
+
+#: The time in the names of torch's tensorboard_trace_handler, in ms or ns since 1970: host_process.time.
+_WRITTEN = re.compile(r"\.(\d{13,19})$")
 
 #: Endings of packed files, of which readers unpack some and name the others.
 _PACKINGS = (".xz", ".zst", ".bz2", ".lz4", ".zip", ".br")
@@ -94,14 +98,19 @@ class FoundRun:
     errors: list[str] = field(default_factory=list)  # folders that cannot be read
 
 
-def find_run(root: Path) -> FoundRun:
+def find_run(root: Path, cycle: int | None = None) -> FoundRun:
     """Every capture under a directory, of any origin, or the one in a file.
 
     A rank comes from the trace, else from the manifest, else from the file's name (`rank-3`, `rank3`, `snapshot_3.pickle`),
-    else from the files' order. Of several captures of one rank by one profiler, those in the newest folder count.
+    else from the files' order. Of several captures of one rank by one profiler, those in the newest folder count. Of those in
+    one folder, and in folders of a rank or a host each, every rank has one of the same cycle of a schedule that repeats.
+
+    Args:
+        root: what to search.
+        cycle: the cycle, from 1 for the oldest; None for the newest.
 
     Raises:
-        TraceError: `root` does not exist, or holds no capture.
+        TraceError: `root` does not exist, or holds no capture, or no such cycle.
     """
     if not root.exists():
         raise TraceError(f"{root} does not exist")
@@ -112,6 +121,7 @@ def find_run(root: Path) -> FoundRun:
         usable, unusable = _read_manifests(root.absolute().parents[:3][-1].glob("manifest/*/rank-*.json"))
         manifests, twice = _by_artifact(usable)
         captures, differing = _with_ranks([_file(root) or _trace(root, head)], manifests, root.parent)
+        _newest(captures, root, cycle)
         return FoundRun(root, captures, [*unusable, *twice, *differing])
     listed = RunFiles(root)
     left = dict.fromkeys(listed.files)
@@ -130,7 +140,7 @@ def find_run(root: Path) -> FoundRun:
         nothing = f"{root} holds no capture: no Kineto trace, nsys report or memory snapshot is under it"
         raise TraceError("; ".join([nothing, *listed.errors, *(caveat.text for caveat in listed.caveats)]))
     found, differing = _with_ranks(files, manifests, root)
-    captures, skipped = _newest(found, root)
+    captures, skipped = _newest(found, root, cycle)
     caveats = [*listed.caveats, *_newer_nothing(written, captures), *skipped, *_several_windows(captures, root)]
     caveats += [*unusable, *twice, *differing, *_differences(usable, captures)]
     guessed = [capture for capture in captures if capture.rank_source == "order"]
@@ -328,7 +338,13 @@ def _with_ranks(files: list[_File], manifests: dict[Path, RankCapture], root: Pa
     for source in dict.fromkeys(source for _, source, _ in unnamed):
         taken = {capture.rank for capture in captures if capture.source == source}
         free = (rank for rank in itertools.count() if rank not in taken)
-        captures += [Capture(path, source, next(free), "order", manifest) for path, kind, manifest in unnamed if kind == source]
+        numbers: dict[Path, int] = {}  # by the process that wrote them: several can be its cycles
+        for path, kind, manifest in unnamed:
+            if kind == source:
+                writer = path.with_name(_WRITTEN.sub("", _split(path)[0]) if _WRITTEN.search(_split(path)[0]) else path.name)
+                if writer not in numbers:
+                    numbers[writer] = next(free)
+                captures.append(Capture(path, source, numbers[writer], "order", manifest))
     return captures, caveats
 
 
@@ -359,44 +375,122 @@ def _rank(file: _File, manifest: RankCapture | None, root: Path) -> tuple[int, R
     return None
 
 
-def _newest(captures: list[Capture], root: Path) -> tuple[list[Capture], list[Caveat]]:
-    """Of each source, the captures in the newest folder, and there the newest of each rank.
+def _newest(captures: list[Capture], root: Path, cycle: int | None) -> tuple[list[Capture], list[Caveat]]:
+    """Of each source, the captures of one cycle in the newest place.
 
-    Captures of one rank in several folders, or of several windows by their manifests, are never shown together.
+    Captures of one rank in several places, or of several windows by their manifests, are never shown together.
     """
     kept: list[Capture] = []
     caveats = []
+    most = 1
     for source in sorted({capture.source for capture in captures}):
         mine = [capture for capture in captures if capture.source == source]
-        times = {capture.path: (modified_ns(capture.path), str(capture.path)) for capture in mine}
         ranks = {capture.rank for capture in mine}
         windows = {(capture.manifest.root, capture.manifest.folder) for capture in mine if capture.manifest is not None}
         if len(mine) > len(ranks) or len(windows) > 1:
-            by_time = sorted(mine, key=lambda capture: times[capture.path])
-            folder = by_time[-1].path.parent
-            # A copy's content can give another rank than its name: both are kept, and their reader says which is whole.
-            chosen = {
-                (capture.rank, (_NAMED_RANK.findall(_split(capture.path)[0]) or [None])[-1]): capture
-                for capture in by_time
-                if capture.path.parent == folder
-            }
-            skipped = [capture for capture in mine if capture not in chosen.values()]
-            if skipped:
-                caveats.append(_skipped(source, folder, skipped, root))
-                mine = list(chosen.values())
+            place = max(_places(mine), key=lambda place: max(map(_time, place)))
+            cycles = _cycles(place)
+            most = max(most, len(cycles))
+            number = _complete(cycles) if cycle is None else 1 if len(cycles) == 1 else cycle
+            chosen = list(cycles[number - 1].values()) if number <= len(cycles) else []
+            skipped = [capture for capture in mine if capture not in chosen]
+            if chosen and skipped:
+                caveats.append(_skipped(source, chosen, number, len(cycles), skipped, root))
+            mine = chosen
         kept += mine
+    if cycle is not None and not 1 <= cycle <= most:
+        raise TraceError(f"--cycle {cycle} is not in {root}: it holds {most} cycle{'s' * (most > 1)}")
     return kept, caveats
 
 
-def _skipped(source: Source, shown: Path, skipped: list[Capture], root: Path) -> Caveat:
-    """The folder shown, the others, and how to see one of those."""
-    others = {capture.path.parent: modified_ns(capture.path) for capture in skipped if capture.path.parent != shown}
+def _places(captures: list[Capture]) -> list[list[Capture]]:
+    """Captures that can be of one window together: those of a folder, or of folders that hold a rank or a host each."""
+    described = {capture.path.parent for capture in captures if capture.manifest is not None}
+    others = [capture for capture in captures if capture.path.parent not in described]
+    of_rank = defaultdict(set)
+    for capture in others:
+        of_rank[capture.rank].add(capture.path.parent)
+    apart = all(len(folders) == 1 for folders in of_rank.values())
+    groups: defaultdict[str, list[Capture]] = defaultdict(list)
+    for capture in captures:
+        folder = str(capture.path.parent)
+        pattern = "" if apart else re.sub(r"\d+", "#", folder)
+        groups[folder if capture.path.parent in described else pattern].append(capture)
+    places: list[list[Capture]] = []
+    for group in groups.values():
+        folders: defaultdict[Path, list[Capture]] = defaultdict(list)
+        for capture in group:
+            folders[capture.path.parent].append(capture)
+        of_one_rank = all(len({capture.rank for capture in held}) == 1 for held in folders.values())
+        places += [group] if apart or of_one_rank else list(folders.values())
+    return places
+
+
+def _time(capture: Capture) -> tuple[int, str]:
+    """When a capture was written: TensorBoard's names say it, which copies keep."""
+    named = _WRITTEN.search(_split(capture.path)[0])
+    return int(named[1].ljust(19, "0")) if named else modified_ns(capture.path), str(capture.path)
+
+
+def _worker(path: Path) -> str:
+    """What names the process that wrote a file, apart from which of its files this is."""
+    stem = _split(path)[0]
+    return _WRITTEN.sub("", stem) if _WRITTEN.search(stem) else re.sub(r"\d+", "#", stem)
+
+
+#: A capture of each rank. A copy's content can give another rank than its name: both are kept, and their reader says which
+#: is whole.
+_Cycle = dict[tuple[int, str | None], Capture]
+
+
+def _cycles(place: list[Capture]) -> list[_Cycle]:
+    """The captures of each cycle of a schedule that repeats, by time."""
+    by_key: defaultdict[tuple[int, str | None], list[Capture]] = defaultdict(list)
+    cycles: list[_Cycle] = [{}]
+    for capture in sorted(place, key=_time):
+        key = capture.rank, (_NAMED_RANK.findall(_split(capture.path)[0]) or [None])[-1]
+        by_key[key].append(capture)
+        if key in cycles[-1]:
+            cycles.append({})
+        cycles[-1][key] = capture
+    if len(set(map(len, by_key.values()))) == 1:
+        # Clocks of hosts differ: where all ranks wrote equally many, the first of each are of one cycle, and so on.
+        return [dict(zip(by_key, each, strict=True)) for each in zip(*by_key.values(), strict=True)]
+    return cycles
+
+
+def _complete(cycles: list[_Cycle]) -> int:
+    """The number of the newest cycle, from 1, or of an older one of the same processes that holds more ranks."""
+    found = len(cycles)
+    for number in range(len(cycles) - 1, 0, -1):
+        older, newer = cycles[number - 1], cycles[found - 1]
+        if older.keys() > newer.keys() and all(_worker(older[key].path) == _worker(newer[key].path) for key in newer):
+            found = number
+    return found
+
+
+def _skipped(source: Source, chosen: list[Capture], number: int, cycles: int, skipped: list[Capture], root: Path) -> Caveat:
+    """The folder and the cycle shown, the others, and how to see one of those."""
+    shown = {capture.path.parent for capture in chosen}
+    newest = max(map(_time, chosen)) > max(map(_time, skipped))
+    others: dict[Path, tuple[int, str]] = {}
+    for capture in skipped:
+        if capture.path.parent not in shown:
+            others[capture.path.parent] = max(_time(capture), others.get(capture.path.parent, (0, "")))
     names = [str(folder.relative_to(root)) for folder in sorted(others, key=lambda folder: others[folder], reverse=True)]
     captures = "capture" if len(skipped) == 1 else "captures"
-    text = f"showing {shown.relative_to(root)}, the newest; {len(skipped)} older {source} {captures} skipped"
+    folder = Path(os.path.commonpath(shown)).relative_to(root)
+    within = "" if folder == Path() else f" in {folder}"
+    text = f"showing {folder}" if cycles == 1 else f"showing cycle {number} of {cycles}{within}"
+    text += ", the newest" if newest else ""
+    text += f"; {len(skipped)} {'older' if newest else 'other'} {source} {captures} skipped"
     if names:
         more = f" and {len(names) - _NAMED_FOLDERS} more" if len(names) > _NAMED_FOLDERS else ""
-        text += f", in {', '.join(names[:_NAMED_FOLDERS])}{more}. To read the next one, pass {shell_path(root / names[0])}"
+        text += f", in {', '.join(names[:_NAMED_FOLDERS])}{more}"
+    if cycles > 1:
+        text += f". To read another cycle: bridge-profiling report --cycle {number - 1 or number + 1}"
+    elif names:
+        text += f". To read the next one, pass {shell_path(root / names[0])}"
     return Caveat("captures_skipped", text)
 
 

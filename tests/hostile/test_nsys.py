@@ -71,9 +71,10 @@ def test_a_report_without_what_names_its_work_is_an_error_that_says_so(report, s
 
 
 def test_a_report_without_events_is_an_error_that_names_it(tmp_path):
-    path = Report().add("users", name="x", password=None).write(tmp_path / "rank-1.sqlite")
-    with pytest.raises(TraceError, match=f"{path} holds no event"):
-        nsys.read(path)
+    for table, why in (("users", "it is not an nsys report"), ("META_DATA_EXPORT", "nsys recorded nothing")):
+        path = Report().add(table, name="x", value=None).write(tmp_path / f"{table}.sqlite")
+        with pytest.raises(TraceError, match=f"{path} holds no events: {why}"):
+            nsys.read(path)
 
 
 @pytest.mark.parametrize(("sql", "lost"), LOST.values(), ids=LOST)

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from bridge_profiling.errors import TraceError
 from bridge_profiling.traces.cache import load
 from bridge_profiling.traces.discover import find_run
 from tests.traces.kineto_files import kernel, packed
@@ -105,6 +106,76 @@ def test_two_runs_with_the_same_window_are_not_shown_as_one(tmp_path):
         _manifest(tmp_path / "first", folder, 1, snapshot, **late)
         assert [caveat.code for caveat in find_run(tmp_path).caveats] == [*codes, "captures_skipped", "several_windows"]
     assert find_run(tmp_path).caveats[0].text == "the newest attempt, iter-8-9, captured nothing: training ended"
+
+
+T = "host_{}.17958175{}.pt.trace.json"  # by tensorboard_trace_handler: process and time in ns
+
+#: Files by rank, oldest first; those shown, by rank, and how many cycles there are. None: the file does not say its rank.
+CYCLES = {
+    "a folder of each rank": (
+        {0: [f"rank_0/{T.format(7, 28057925763)}", f"rank_0/{T.format(7, 28064277373)}"]}
+        | {1: [f"rank_1/{T.format(8, 27983672226)}", f"rank_1/{T.format(8, 28050000000)}"]},
+        {0: 1, 1: 1},
+        2,
+    ),
+    "folders of ranks by other names, where clocks differ": (
+        {5: ["gpu-a/t-1.json", "gpu-a/t-2.json"], 6: ["gpu-b/t-3.json", "gpu-b/t-4.json"]},
+        {5: 1, 6: 1},
+        2,
+    ),
+    "one folder of all": (
+        {0: ["rank0_step1.json", "rank0_step2.json"], 1: ["rank1_step1.json", "rank1_step2.json"]},
+        {0: 1, 1: 1},
+        2,
+    ),
+    "a folder of each host": (
+        {0: ["h0/rank0_1.json", "h0/rank0_2.json"], 1: ["h0/rank1_1.json", "h0/rank1_2.json"]}
+        | {2: ["h1/rank2_1.json", "h1/rank2_2.json"], 3: ["h1/rank3_1.json", "h1/rank3_2.json"]},
+        {0: 1, 1: 1, 2: 1, 3: 1},
+        2,
+    ),
+    "a folder of each step and rank": (
+        {0: ["step_10/rank_0/t.json", "step_20/rank_0/t.json"], 1: ["step_10/rank_1/t.json", "step_20/rank_1/t.json"]},
+        {0: 1, 1: 1},
+        2,
+    ),
+    "a rank that ended before its last cycle": (
+        {0: [f"rank_0/{T.format(7, f'{time}0000000000')}" for time in (1, 2, 3)]}
+        | {1: [f"rank_1/{T.format(8, f'{time}0000000001')}" for time in (1, 2)]},
+        {0: 1, 1: 1},
+        3,
+    ),
+    "what an older job of more ranks left": (
+        {0: [f"rank_0/{T.format(3, '10000000000')}"] + [f"rank_0/{T.format(7, f'{time}0000000000')}" for time in (2, 3)]}
+        | {1: [f"rank_1/{T.format(4, '10000000000')}"] + [f"rank_1/{T.format(8, f'{time}0000000000')}" for time in (2, 3)]}
+        | {2: [f"rank_2/{T.format(5, '10000000000')}"]},
+        {0: 2, 1: 2},
+        3,
+    ),
+    "one process whose files do not say its rank": (
+        {None: [T.format(7, f"{time}0000000000") for time in (1, 2, 3)]},
+        {0: 2},
+        3,
+    ),
+}
+
+
+@pytest.mark.parametrize(("written", "shown", "count"), CYCLES.values(), ids=CYCLES)
+def test_of_a_schedule_that_repeats_every_rank_is_shown_with_the_same_cycle(tmp_path, written, shown, count):
+    for rank, names in written.items():
+        for place, name in enumerate(names):
+            _trace(tmp_path / name, rank, time=1000 * (1 + place) + (rank or 0))
+    run = find_run(tmp_path)
+    names = {0 if rank is None else rank: of_rank for rank, of_rank in written.items()}
+    assert {each.rank: str(each.path.relative_to(tmp_path)) for each in run.captures} == {
+        rank: names[rank][place] for rank, place in shown.items()
+    }
+    (text,) = [caveat.text for caveat in run.caveats if caveat.code == "captures_skipped"]
+    assert f"of {count}" in text
+    oldest = find_run(tmp_path, cycle=1).captures
+    assert {str(each.path.relative_to(tmp_path)) for each in oldest} == {of_rank[0] for of_rank in names.values()}
+    with pytest.raises(TraceError, match=f"--cycle {count + 1} is not in .*: it holds {count} cycles"):
+        find_run(tmp_path, cycle=count + 1)
 
 
 def test_a_copy_named_after_another_rank_does_not_replace_the_rank_it_claims(tmp_path):

@@ -41,6 +41,34 @@ def test_any_one_column_can_be_missing_but_a_kernels_time_and_name(read_report, 
         assert events["stream"].null_count == (2 if column == "streamId" else 0), column
 
 
+ENVIRONMENT = {"name": "PROCESS_0:ENVIRONMENT_VARIABLE", "value": 'RANK="3"'}
+STARTED = {"text": "Process was launched by the profiler, see /tmp/nvidia", "globalPid": PROCESS, "severity": 1}
+
+#: Tables of a report without CUDA or ranges; its system calls, its rank, and a caveat.
+ON_A_CPU = {
+    "system calls of a process and its child": ({}, ["read", "poll"], (1, "order"), "processes_unnamed"),
+    "of a rank": ({"META_DATA_CAPTURE": ENVIRONMENT, "DIAGNOSTIC_EVENT": STARTED}, ["read"], (3, "trace"), "no_iterations"),
+    "CPU samples": ({"COMPOSITE_EVENTS": {"id": 1, "start": 5}, "OSRT_API": None}, [], (1, "order"), "unread_tables"),
+    "context switches": ({"SCHED_EVENTS": {"start": 5, "cpu": 0}, "OSRT_API": None}, [], (1, "order"), "unread_tables"),
+}
+
+
+@pytest.mark.parametrize(("tables", "calls", "rank", "code"), ON_A_CPU.values(), ids=ON_A_CPU)
+def test_a_report_of_a_cpu_alone_is_read(read_report, tables, calls, rank, code):
+    report = Report()
+    for name, process in (("read", PROCESS), ("poll", PROCESS + (1 << 24))):
+        report.add("OSRT_API", start=10, end=20, globalTid=process + 7, nameId=report.string(name))
+    for table, row in tables.items():
+        if row is None:
+            del report.rows[table]
+        else:
+            report.add(table, **row)
+    found = read_report(report, rank=1)
+    assert values(found["system_calls"], "name") == calls
+    assert (found.info.rank, found.info.rank_source, found.info.error) == (*rank, None)
+    assert {code, "no_device_work"} <= set(caveats(found))
+
+
 def test_a_ranges_text_is_one_name_and_what_emit_nvtx_appends_is_taken_off(read_report):
     report = Report()
     texts = ["a, seq = b", "x\x1fy", "line\nbreak", "", "東京", "f, op_id = 3"]

@@ -29,7 +29,7 @@ _CUDA_MEMORY = pa.schema(
 
 
 def system_calls(calls: pa.Table, device_events: pa.Table, iterations: pa.Table) -> pa.Table:
-    """System calls (`--trace=osrt`) by name, of the threads that launch work on a device, most time first.
+    """System calls (`--trace=osrt`) by name, of the threads that launch work on a device, else of all, most time first.
 
     Returns:
         `calls` and `time_us`: means of an iteration, `share` of its duration; without marked iterations, sums over the whole

@@ -23,6 +23,7 @@ KERNEL, COPY, MEMSET, GRAPH, CALL = (
     f"CUPTI_ACTIVITY_KIND_{kind}" for kind in ("KERNEL", "MEMCPY", "MEMSET", "GRAPH_TRACE", "RUNTIME")
 )
 NVTX = "NVTX_EVENTS"
+SYSTEM = "OSRT_API"
 
 _VARIABLE = re.compile(r'(RANK|WORLD_SIZE)="(\d{1,7})"$')
 _MAX_RANK = 10**7
@@ -71,7 +72,11 @@ class Process:
 
 
 def processes(database: Database) -> list[Process]:
-    """The processes with work on a device, by device; without any, those with ranges or CUDA calls."""
+    """The processes with work on a device, by device; without any, those with ranges or CUDA calls.
+
+    A report that has neither holds calls of every process, a launcher and its helpers included: those whose rank is recorded
+    count, else all of them together.
+    """
     used: dict[int | None, set[int]] = {}
     for table in (KERNEL, COPY, MEMSET, GRAPH):
         if database.has(table, "globalPid", "deviceId"):
@@ -83,9 +88,12 @@ def processes(database: Database) -> list[Process]:
             query = f"SELECT DISTINCT globalTid & ~{THREAD_MASK} FROM {quoted(table)} WHERE globalTid IS NOT NULL"
             for (global_pid,) in database.rows(query):
                 used.setdefault(global_pid, set())
+    ranks = _recorded_ranks(database)
+    if not used and database.has(SYSTEM, "globalTid"):
+        callers = {pid for (pid,) in database.rows(f"SELECT DISTINCT globalTid & ~{THREAD_MASK} FROM {quoted(SYSTEM)}")}
+        used = {pid: set() for pid in callers & ranks.keys()}
     if not used:
         return [Process(database, None, ())]
-    ranks = _recorded_ranks(database)
     found = [Process(database, pid, tuple(sorted(devices)), ranks.get(pid)) for pid, devices in used.items()]
     return sorted(found, key=lambda process: (process.devices, process.global_pid or 0))
 

@@ -45,6 +45,8 @@ from bridge_profiling.traces.nsys.packed import PART_ROWS, Packed
 from bridge_profiling.traces.nsys.ranges import Ranges, operations, read_ranges
 from bridge_profiling.traces.nsys.report import (
     CALL,
+    SYSTEM,
+    THREAD_BITS,
     Process,
     describe_capture,
     process_ranks,
@@ -118,11 +120,9 @@ def _read(database: Database, process: Process, info: RankInfo) -> RankTables:
     most = max(most, len(ranges))
     if most > _BLOCK_ROWS:
         give_memory_back()
-    if not len(work.start_ns) and not len(calls.start_ns) and not len(ranges):
-        raise TraceError(f"{database.name} holds no events: nsys recorded nothing, or this is another kind of SQLite file")
     overhead = read_calls(process, "PROFILER_OVERHEAD", "profiler overhead")
     most = max(most, len(overhead.start_ns))
-    system = read_calls(process, "OSRT_API", "unnamed call")
+    system = read_calls(process, SYSTEM, "unnamed call")
     for each in (work, calls, ranges, overhead, system):
         _check_times(each.start_ns)
         for begin in range(0, len(each.start_ns), PART_ROWS):
@@ -163,8 +163,18 @@ def _read(database: Database, process: Process, info: RankInfo) -> RankTables:
         tables["gpu_metrics"] = build("gpu_metrics", info.rank, metrics)
     if len(system.start_ns):
         tables["system_calls"] = build("system_calls", info.rank, _system_columns(system, base))
+        callers = len(np.unique(system.thread[:] >> THREAD_BITS))
+        if process.global_pid is None and callers > 1:
+            text = (
+                f"the report holds system calls of {callers} processes, and nothing says which are ranks: they count together"
+            )
+            info.add_caveat("processes_unnamed", text)
     if memory := memory_columns(process, base):
         tables["cuda_memory"] = build("cuda_memory", info.rank, memory)
+    unread = _unread(database)
+    if not most and not unread and not any(table.num_rows for table in tables.values()):
+        nothing = "nsys recorded nothing" if database.has("META_DATA_EXPORT") else "it is not an nsys report"
+        raise TraceError(f"{database.name} holds no events: {nothing}")
     info.caveats += [*wait_caveats, *iteration_caveats]
     info.caveats += trace_caveats(
         info,
@@ -174,6 +184,9 @@ def _read(database: Database, process: Process, info: RankInfo) -> RankTables:
         marks="NVTX iteration_N",
     )
     of_none = calls.unowned + ranges.lost
+    if unread:
+        names = ", ".join(unread)
+        info.add_caveat("unread_tables", f"the report also holds {names}, which only Nsight Systems and nsys stats show")
     _add_caveats(database, info, work, calls, ranges, unusable=work.unowned + of_none)
     lost = work.negative + work.unnamed + launches.ambiguous + work.unowned
     of_device = len(work.start_ns) + work.negative + work.unowned
@@ -269,13 +282,13 @@ _UNREAD = {
 }
 
 
+def _unread(database: Database) -> list[str]:
+    """What a report holds of `_UNREAD`."""
+    found = [what for table, what in _UNREAD.items() if database.has(table) and database.rows(f"SELECT 1 FROM {table} LIMIT 1")]
+    return list(dict.fromkeys(found))
+
+
 def _add_caveats(database: Database, info: RankInfo, work: DeviceWork, calls: Calls, ranges: Ranges, *, unusable: int) -> None:
-    unread = [
-        what for table, what in _UNREAD.items() if database.has(table) and database.rows(f"SELECT 1 FROM {table} LIMIT 1")
-    ]
-    if unread:
-        names = ", ".join(dict.fromkeys(unread))
-        info.add_caveat("unread_tables", f"the report also holds {names}, which only Nsight Systems and nsys stats show")
     if negative := work.negative + calls.negative:
         info.error = f"{database.name} holds {negative} events that end before they start; the others were read"
     if database.pending:
