@@ -6,22 +6,27 @@ manifest says so.
 
 from __future__ import annotations
 
+import logging
 import os
+import sys
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, closing
+from contextlib import AbstractContextManager, ExitStack, closing, suppress
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 
 from bridge_profiling.capture.profiler import Profiler
-from bridge_profiling.capture.ranges import NvtxRange, range_functions
+from bridge_profiling.capture.ranges import INJECTION_VARIABLE, NvtxRange, range_functions
 from bridge_profiling.config import ProfilingConfig, resolve_output_dir
 from bridge_profiling.errors import CaptureError
 from bridge_profiling.layout import ParallelLayout, select_ranks
 from bridge_profiling.nsys.channel import REFUSED_VARIABLE, Capture, Channel, Delivery, Spec
-from bridge_profiling.nsys.command import CAPTURE_RANGE, NsysRequest
+from bridge_profiling.nsys.command import CAPTURE_RANGE, NVTX_REMEDY, NsysRequest
 from bridge_profiling.nsys.launch import ExternalNsys, link_report, restart_under_nsys, runs_under_nsys
 from bridge_profiling.processes import WatchedProcess
+
+logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.1
 
@@ -75,6 +80,7 @@ class NsysProfiler(Profiler):
     _marks: ExitStack
     #: Which of nsys' captures this is, from 1.
     _number: int | None = None
+    _says_lost_ranges = False
 
     def open(self) -> None:
         """Raise where nothing could be recorded, so that the manifest gives the reason for the missing report."""
@@ -90,6 +96,7 @@ class NsysProfiler(Profiler):
         self._push, self._pop = range_functions(megatron_ranges=self.config.nvtx_ranges)
         self._channel = Channel.of_this_process()
         self._capture = Capture(str(self.files.manifest), str(self.files.nsys_report))
+        self._check_nvtx()
         if self._channel is not None:
             self._spec = self._channel.spec
             self.notes += self._spec.notes
@@ -103,6 +110,7 @@ class NsysProfiler(Profiler):
 
         if self._channel is not None and self._number is None:
             self._number = self._channel.announce(self._capture)
+        self._check_nvtx()
         marks = self._marks = ExitStack()
         if self._cuda:
             cudart = torch.cuda.cudart()
@@ -114,6 +122,18 @@ class NsysProfiler(Profiler):
             marks.enter_context(torch.autograd.profiler.emit_nvtx(record_shapes=True))
         elif self.config.record_shapes:
             self.notes.append("no CUDA device: torch puts shapes into NVTX ranges only with one")
+
+    def _check_nvtx(self) -> None:
+        """Say that the ranges of the package nvtx are lost, where the training has imported it and this nsys refuses it."""
+        package = sys.modules.get("nvtx")
+        if package is None or INJECTION_VARIABLE not in os.environ or self._says_lost_ranges:
+            return
+        with suppress(Exception):  # another package of that name, or a release without these functions
+            if package.enabled() and type(package.get_domain("bridge_profiling")).__name__ == "DummyDomain":
+                lost = f"nsys does not record the ranges of nvtx {version('nvtx')} (nvtx.annotate)"
+                self.notes.append(lost)
+                self._says_lost_ranges = True
+                logger.warning("rank %s: %s. %s.", self.metadata.get("rank", "?"), lost, NVTX_REMEDY)
 
     def phase_range(self, name: str) -> AbstractContextManager:
         """An NVTX range."""

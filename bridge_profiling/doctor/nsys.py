@@ -8,7 +8,15 @@ from contextlib import suppress
 from bridge_profiling.doctor.checks import Machine, Unavailable, Verdict, checked, fails, ok, parse_settings, unknown, warning
 from bridge_profiling.doctor.request import Request
 from bridge_profiling.errors import CaptureError
-from bridge_profiling.nsys.command import NsysVersion, check_extra_args, check_trace, find_nsys, value_of
+from bridge_profiling.nsys.command import (
+    NVTX_REMEDY,
+    NsysVersion,
+    check_extra_args,
+    check_trace,
+    find_nsys,
+    nvtx_is_too_new,
+    value_of,
+)
 
 _INSTALL = "Install Nsight Systems, or mount one and put its bin directory on PATH (docs/how-to/into-a-container.md)"
 
@@ -37,6 +45,7 @@ def check_nsys(request: Request, machine: Machine) -> Iterator[Verdict]:
     yield ok(f"{version.text} at {executable}")
     if not wrong:
         yield from _check_options(request, version)
+    yield from _check_nvtx(version, machine)
     if request.wants_gpu_metrics or not request.name:
         yield from _check_gpu_metrics(request, version, machine)
 
@@ -63,6 +72,15 @@ def _check_options(request: Request, version: NsysVersion) -> Iterator[Verdict]:
             yield fails(f"nsys {version.text} does not know {name}, and does not start with it", instead)
     if request.wants_nsys and not problems:
         yield ok(f"nsys {version.text} knows all of them: {' '.join(asked) or 'the defaults'}")
+
+
+@checked("nvtx")
+def _check_nvtx(version: NsysVersion, machine: Machine) -> Iterator[Verdict]:
+    """Whether ranges of the package nvtx reach this nsys; ours do not need it."""
+    with suppress(Unavailable):
+        package = machine.package_version("nvtx")
+        if nvtx_is_too_new(package, version.text):
+            yield warning(f"nsys {version.text} does not record the ranges of nvtx {package} (nvtx.annotate)", NVTX_REMEDY)
 
 
 @checked("GPU metrics")

@@ -183,6 +183,19 @@ def captures_of(args: Sequence[str]) -> int:
     return int(ends[1]) if ends else 1
 
 
+#: How to get the ranges of the package nvtx into a report of an nsys that its release is too new for.
+NVTX_REMEDY = "Install nvtx==0.2.11 or a newer nsys, or mark the ranges with torch.cuda.nvtx"
+
+
+def nvtx_is_too_new(nvtx: str, nsys: str) -> bool:
+    """Whether the ranges of a release of the package nvtx are known not to reach a version of nsys.
+
+    From 0.2.12 on, the package asks for a payload extension that nsys 2024.2 does not have (260, not 259), and emits nothing.
+    """
+    package, program = ([int(part) for part in re.findall(r"\d+", text)] for text in (nvtx, nsys))
+    return package >= [0, 2, 12] and program[:2] <= [2024, 2]
+
+
 # -- the nsys of this machine, and its command lines ------------------------------------------------------------------
 
 

@@ -12,6 +12,7 @@ from bridge_profiling.doctor.nsys import check_cpu_sampling, check_gpu_metrics_p
 from bridge_profiling.doctor.profiling import check_profilers, check_ranks_exist, check_window_fits
 from bridge_profiling.doctor.request import Request, apply_arguments, apply_file
 from bridge_profiling.errors import CaptureError, ProfilingConfigError
+from bridge_profiling.nsys.command import NsysVersion
 from tests.doctor.conftest import FakeMachine, request_for
 
 TORCH, NSYS, METRICS = (f"profiling.{name}=true" for name in ("use_pytorch_profiler", "use_nsys_profiler", "nsys_gpu_metrics"))
@@ -147,6 +148,25 @@ def test_an_nsys_that_does_not_run_is_no_nsys(monkeypatch):
     words, verdict = check_nsys(request_for(NSYS, "profiling.nsys_trace=[cudn]"), FakeMachine(recorded={"nsys --version": ""}))
     assert (words.status, words.instead.split(";")[0]) == ("fails", "Type cudnn")
     assert (verdict.status, verdict.found) == ("fails", "/usr/bin/nsys does not answer as nsys does")
+
+
+@pytest.mark.parametrize(
+    ("package", "program", "lost"),
+    [
+        ("0.2.17", "2024.2.3.38-242334140272v0", True),
+        ("0.2.12", "2023.4.4.54", True),
+        ("0.2.11", "2024.2.3.38", False),
+        ("0.2.17", "2025.3.1.90", False),
+        (None, "2024.2.3.38", False),
+    ],
+)
+def test_an_nsys_that_the_package_nvtx_is_too_new_for(monkeypatch, package, program, lost):
+    monkeypatch.setattr(doctor_nsys, "find_nsys", lambda executable: NsysVersion(executable, program, frozenset()))
+    recorded = {"nsys --version": ""} | ({"nvtx": package} if package else {})
+    verdicts = check_nsys(request_for(NSYS), FakeMachine(recorded=recorded))
+    said = [f"{verdict.found} → {verdict.instead}" for verdict in verdicts if verdict.check == "nvtx"]
+    assert len(said) == lost
+    assert all(f"the ranges of nvtx {package}" in each and "nvtx==0.2.11" in each for each in said)
 
 
 def test_settings_come_from_yaml_and_overrides_of_any_container(tmp_path):

@@ -35,9 +35,11 @@ def test_every_range_of_the_window_is_there_with_any_nvtx_and_without(nsys, tmp_
     # Its own range must not disturb ours, or be disturbed.
     theirs = {"OWN_RANGE": "theirs"} if release else {}
     job = environment(nsys, PYTHONPATH=f"{installed(release) if release else tmp_path}:{ROOT}", **theirs)
-    ended_well([sys.executable, Path(__file__).with_name("nsys_loop.py"), tmp_path, "nsys_export_sqlite=true"], env=job)
+    done = ended_well([sys.executable, Path(__file__).with_name("nsys_loop.py"), tmp_path, "nsys_export_sqlite=true"], env=job)
     manifest = manifests(tmp_path, "iter-2-4")[0]
     assert (manifest["status"], manifest["captured"]["iterations"]) == ("complete", [2, 3]), manifest
     assert release in (manifest["versions"].get("nvtx"), None), "the test ran with another nvtx"
+    lost, before = "does not record the ranges of nvtx", (done.stderr + done.stdout).partition("capturing iterations")[0]
+    assert (lost in before, lost in str(manifest["profilers"][0]["notes"])) == (release == "0.2.17",) * 2, done.stderr
     found = nvtx_ranges(tmp_path / "nsys" / "iter-2-4" / "rank-0.sqlite")
     assert found == ["bridge_profiling_window", "iteration_2", "work", "iteration_3", "work"]
