@@ -380,13 +380,12 @@ def messages(folder: Path, drawn: tuple[list[Any], list[Any]]) -> None:
         profile_ranks=[0], profilers=["torch"], train_iters=50,
     )  # fmt: skip
     directory = RequestDirectory(folder)
-    directory.path.mkdir(exist_ok=True)
-    for name, content in (("progress", asdict(status)), ("accepted", request | decided), ("request", request)):
+    (directory.path / "accepted").mkdir(parents=True, exist_ok=True)
+    for name, content in (("progress", asdict(status)), ("accepted/a", request | decided), ("request", request)):
         raw = edited(json.dumps(changed(content, data)).encode(), edits)
         (directory.path / f"{name}.json").write_bytes(raw)
     assert isinstance(directory.status(), JobStatus | None)
-    accepted = directory.accepted()
-    assert accepted is None or (isinstance(accepted, AcceptedCapture) and accepted.folder)
+    assert all(isinstance(accepted, AcceptedCapture) and accepted.folder for accepted in directory.accepted())
     with contextlib.suppress(ProfilingConfigError):
         assert isinstance(parse_request(directory.pending() or ""), CaptureRequest)
 

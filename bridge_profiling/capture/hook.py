@@ -232,7 +232,7 @@ class ProfilingHook:
             self._sigterm.__exit__()
         self._edge = 0 if self._config.nvtx_ranges or self._converts else min(edge, _LAST_EDGE)
         # After the assignment: this sees everything that came before it, and whatever comes later calls `wake`.
-        if self._schedule.posted or exit_is_pending():
+        if self._schedule.has_messages or exit_is_pending():
             self._edge = 0
 
     def _advance(self, given: object) -> int:

@@ -220,7 +220,7 @@ class CaptureWindow:
         self._manifest.release()
 
     def give_up(self) -> None:
-        """Remove a repeated window that the run resumed after; a later one is captured in its place."""
+        """Remove a window that will not be captured: a repeated one that the run resumed after, or one that is withdrawn."""
         self.state = "closed"
         self._close_profilers()
         self._manifest.release()
@@ -262,6 +262,8 @@ class WindowSchedule:
         self._plans: deque[WindowPlan] = deque()
         #: Windows that another thread adds; the training's next iteration takes them up.
         self.posted: deque[CaptureWindow] = deque()
+        #: Names of requests that another thread withdraws.
+        self._withdrawn: deque[str] = deque()
         #: The last iterations with a checkpoint or an evaluation.
         self.long_iterations: deque[int] = deque(maxlen=100)
 
@@ -300,6 +302,16 @@ class WindowSchedule:
         self.posted.append(self._build(plan))
         self._wake()
 
+    def withdraw(self, request: str) -> None:
+        """Drop the window of a request unless it has begun, from any thread."""
+        self._withdrawn.append(request)
+        self._wake()
+
+    @property
+    def has_messages(self) -> bool:
+        """Whether another thread has added or withdrawn a window."""
+        return bool(self.posted or self._withdrawn)
+
     def next_edge(self) -> int:
         """The first iteration that needs more than timing, now that windows may have closed."""
         self._sort()
@@ -311,7 +323,8 @@ class WindowSchedule:
     def is_due(self, iteration: int) -> bool:
         """Whether `due` has work before `iteration` runs."""
         return (
-            bool(self.posted or self._unsettled)
+            self.has_messages
+            or bool(self._unsettled)
             or self._plan_is_due(iteration)
             or any(window.is_due(iteration) for window in self._live[:1])
         )
@@ -321,6 +334,7 @@ class WindowSchedule:
         self._clean_up()
         while self.posted:
             self._add(self.posted.popleft())
+        self._drop_withdrawn()
         while self._plan_is_due(iteration):
             plan = self._plans.popleft()
             if iteration < plan.config.window.end or not self._plans:
@@ -354,6 +368,13 @@ class WindowSchedule:
         for_each(self._unsettled, "clean up", lambda profiler: profiler.clean_up())
         self._unsettled = [profiler for profiler in self._unsettled if profiler.is_unsettled]
 
+    def _drop_withdrawn(self) -> None:
+        while self._withdrawn:
+            request = self._withdrawn.popleft()
+            for window in [one for one in self._live if one.state == "waiting" and one.plan.trigger.request == request]:
+                window.give_up()
+                self._live.remove(window)
+
     def _sort(self) -> None:
         closed = [window for window in self._live if window.state == "closed"]
         self._closed += closed
@@ -366,6 +387,7 @@ class WindowSchedule:
         """Close every window at the end of the training, and wait until everything is written."""
         while self.posted:
             self._live.append(self.posted.popleft())
+        self._drop_withdrawn()
         for window in self._live:
             where = "inside" if window.state == "capturing" else "before"
             window.close(f"{ending}, {where} the window {window.window}")

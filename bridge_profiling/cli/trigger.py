@@ -7,6 +7,7 @@ import json
 import os
 import socket
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,7 +16,7 @@ import typer
 from typer import Argument, Option
 
 from bridge_profiling.capture.control.protocol import MAX_ITERATIONS, SETTINGS, CaptureRequest
-from bridge_profiling.cli.common import FAILURE, INTERRUPTED, JsonOption, ProfilerName, closed, echo, print_error
+from bridge_profiling.cli.common import FAILURE, JsonOption, ProfilerName, closed, echo, print_error
 from bridge_profiling.config import ProfilingConfig, parse_ranks
 from bridge_profiling.errors import ProfilingConfigError, TraceError, require
 from bridge_profiling.manifest import find_captures
@@ -66,20 +67,23 @@ def trigger(
         settings=settings,
         reason=reason,
         requested_by=f"{_user()}@{socket.gethostname()}",
+        leased=timeout != 0,
     )
     directory = client.find_requests(_output_dir(run))
     if memory:
         status = directory.status()
         request = replace(request, profilers=[*(profilers or (status.profilers if status else ["torch"])), "memory"])
+    waiting = client.Waiting(directory, request)
     try:
-        result = client.trigger(directory, request, wait=timeout)
-        if not as_json:
-            echo(_in_words(result, directory.root, captured=wait))
-        if wait:
-            result = client.await_captures(directory, result)
-    except KeyboardInterrupt as stopped:
-        echo(f"stopped waiting: {stopped}", err=True)
-        raise typer.Exit(INTERRUPTED) from None
+        with waiting if request.leased else nullcontext():
+            result = client.trigger(directory, request, wait=timeout)
+            if not as_json:
+                echo(_in_words(result, directory.root, captured=wait))
+            if wait:
+                result = client.await_captures(directory, result)
+    except KeyboardInterrupt:
+        echo(f"stopped waiting: {waiting.outcome}", err=True)
+        raise
     if as_json:
         typer.echo(json.dumps(_as_json(result, directory.root), indent=1))
     is_whole = not wait or _print_captures(result, directory.root, quiet=as_json)

@@ -13,7 +13,7 @@ import pytest
 
 from bridge_profiling.atomic import create_exclusively, make_directory, write_atomically, write_json
 from bridge_profiling.capture.control import client
-from bridge_profiling.capture.control.protocol import AcceptedCapture, CaptureRequest, RequestDirectory
+from bridge_profiling.capture.control.protocol import AcceptedCapture, CaptureRequest, Lease, RequestDirectory
 from bridge_profiling.errors import CaptureError, ProfilingConfigError
 from bridge_profiling.nsys import supervisor
 from tests.capture.conftest import run
@@ -103,7 +103,7 @@ def test_a_link_of_a_stranger_in_place_of_a_directory_is_refused(root, tmp_path,
 
 FORGED_ACCEPTED = {
     "end": 10**9, "iterations": 10**9, "start": -1, "attempt": -1, "ranks": [], "profilers": [], "settings": {"output_dir": 1},
-    "id": "../../x", "run": "x" * 2000, "kind": "x", "reason": 5,
+    "id": "another", "run": "x" * 2000, "kind": "x", "reason": 5,
 }  # fmt: skip
 FORGED_STATUS = {
     "pid": 0, "poll_seconds": float("nan"), "world_size": 1 << 60, "iteration": -1, "windows": [[1]], "profile_ranks": "some",
@@ -116,15 +116,20 @@ FORGED_STATUS = {
     [
         *(("accepted", ACCEPTED, key, value) for key, value in FORGED_ACCEPTED.items()),
         *(("progress", STATUS, key, value) for key, value in FORGED_STATUS.items()),
-        ("progress", STATUS, "open", asdict(ACCEPTED) | {"end": 10**9}), ("accepted", ACCEPTED, "attempt", 10**400),
+        *(("lease", Lease(pid=1, pid_space="here"), *item) for item in {"pid": 0, "kept": 1, "pid_space": "x" * 2000}.items()),
+        ("progress", STATUS, "open", [asdict(ACCEPTED) | {"end": 10**9}]), ("accepted", ACCEPTED, "attempt", 10**400),
     ],
 )  # fmt: skip
 def test_a_forged_message_is_no_message(root, name, message, key, value):
     requests = RequestDirectory(root)
-    read = requests.accepted if name == "accepted" else requests.status
-    write_json(requests.path / f"{name}.json", message)
+    read, file = {
+        "accepted": (lambda: next(iter(requests.accepted()), None), f"accepted/{ACCEPTED.id}"),
+        "progress": (requests.status, "progress"),
+        "lease": (lambda: requests.lease(ACCEPTED.id), f"lease-{ACCEPTED.id}"),
+    }[name]
+    write_json(requests.path / f"{file}.json", message)
     assert read() == message
-    (requests.path / f"{name}.json").write_text(json.dumps(asdict(message) | {key: value}))
+    (requests.path / f"{file}.json").write_text(json.dumps(asdict(message) | {key: value}))
     assert read() is None
 
 

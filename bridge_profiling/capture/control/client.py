@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import os
+import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Self
 
 from bridge_profiling.capture.control.planning import plan_capture
-from bridge_profiling.capture.control.protocol import AcceptedCapture, CaptureRequest, JobStatus, RankAnswer, RequestDirectory
+from bridge_profiling.capture.control.protocol import (
+    AcceptedCapture,
+    CaptureRequest,
+    DoneCapture,
+    JobStatus,
+    Lease,
+    RankAnswer,
+    RequestDirectory,
+)
 from bridge_profiling.config import DEFAULT_OUTPUT_DIR
 from bridge_profiling.errors import CaptureError, ProfilingConfigError, TraceError, require
 from bridge_profiling.manifest import find_captures
@@ -25,6 +38,9 @@ _POLL_SECONDS = 0.05
 
 #: How often a client that waits for a capture checks that the job still runs.
 _CHECK_SECONDS = 3.0
+
+#: How often a client renews its lease.
+_RENEW_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -48,6 +64,59 @@ class TriggerResult:
     def refusals(self) -> dict[int, str | None]:
         """Ranks that cannot capture, and why."""
         return {rank: answer.reason for rank, answer in sorted(self.answers.items()) if answer.status == "refused"}
+
+
+class Waiting:
+    """The time in which a client waits for its request, as a `with` block. The request is withdrawn if the block raises, or if
+    the process is killed inside it, unless the capture has begun.
+
+    Args:
+        directory: the job's.
+        request: with `leased`.
+
+    Attributes:
+        outcome: what happens to the request of a block that has raised.
+    """
+
+    def __init__(self, directory: RequestDirectory, request: CaptureRequest) -> None:
+        self._directory, self._request = directory, request
+        self._ended = threading.Event()
+        self._renewals = threading.Thread(target=self._renew, daemon=True)
+        self.outcome = ""
+
+    def __enter__(self) -> Self:
+        self._write(0)
+        self._renewals.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._ended.set()
+        self._renewals.join()
+        if kind is None:
+            self._write(0, kept=True)
+            if self._directory.done(self._request.id) is not None:  # rank 0 has removed it already
+                self._directory.end_lease(self._request.id)
+            return
+        self.outcome = "the request is withdrawn"
+        if not self._directory.withdraw(self._request.id):
+            capture = self._directory.capture(self._request.id)
+            if isinstance(capture, DoneCapture):
+                self.outcome = "the capture is over"
+            elif capture is not None:
+                self.outcome += f", unless the job reaches iteration {capture.start} first"
+        self._directory.end_lease(self._request.id)
+
+    def _renew(self) -> None:
+        for number in itertools.count(1):
+            if self._ended.wait(_RENEW_SECONDS):
+                return
+            self._write(number)
+
+    def _write(self, renewed: int, *, kept: bool = False) -> None:
+        lease = Lease(pid=os.getpid(), pid_space=pid_space(), renewed=renewed, kept=kept)
+        # Where nothing can be written, `trigger` says so.
+        with suppress(OSError):
+            self._directory.write(f"lease-{self._request.id}.json", lease)
 
 
 def find_requests(run: Path) -> RequestDirectory:
@@ -79,7 +148,6 @@ def trigger(directory: RequestDirectory, request: CaptureRequest, *, wait: float
 
     Raises:
         ProfilingConfigError: the job cannot carry it out, refuses it, or does not respond.
-        KeyboardInterrupt: Ctrl-C; its text says what happens to the request.
     """
     status = directory.status()
     if status is None:
@@ -101,37 +169,30 @@ def trigger(directory: RequestDirectory, request: CaptureRequest, *, wait: float
     patience = 4 * status.poll_seconds + 10 if wait is None else wait
     if patience <= 0:
         return TriggerResult(request, status)
-    try:
-        return _await_answers(directory, request, status, patience)
-    except KeyboardInterrupt:
-        # A user who stops waiting does not want a capture later.
-        outcome = "the request is withdrawn" if directory.withdraw(request.id) else "the job already has the request"
-        raise KeyboardInterrupt(outcome) from None
+    return _await_answers(directory, request, status, patience)
 
 
 def await_captures(directory: RequestDirectory, result: TriggerResult) -> TriggerResult:
     """Wait until the captures of an accepted request are written; returns the result with the ranks' last answers.
 
     Raises:
-        ProfilingConfigError: the job was killed, or stops responding.
-        KeyboardInterrupt: Ctrl-C; its text says what happens to the captures.
+        ProfilingConfigError: the job was killed or stops responding, or the request was withdrawn.
     """
     accepted = result.accepted
     if accepted is None:
         return result
     ranks = {rank for rank in accepted.ranks if rank not in result.refusals}
     checked, deadline = time.monotonic(), math.inf
-    try:
-        while not ranks <= _written(directory.root, accepted.folder) and time.monotonic() < deadline:
-            if time.monotonic() - checked > _CHECK_SECONDS:
-                checked, status = time.monotonic(), directory.status()
-                if status is not None and status.ended is None:
-                    _check_responsive(directory, status)
-                elif deadline == math.inf:
-                    deadline = checked + _DECISION_SECONDS
-            time.sleep(_POLL_SECONDS)
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt("the job captures, and writes the captures without this command") from None
+    while not ranks <= _written(directory.root, accepted.folder) and time.monotonic() < deadline:
+        if time.monotonic() - checked > _CHECK_SECONDS:
+            checked, status, done = time.monotonic(), directory.status(), directory.done(accepted.id)
+            if done is not None and done.withdrawn:
+                raise ProfilingConfigError(f"the request was {done.ended}", instead="Request it again")
+            if status is not None and status.ended is None:
+                _check_responsive(directory, status)
+            elif deadline == math.inf:
+                deadline = checked + _DECISION_SECONDS
+        time.sleep(_POLL_SECONDS)
     return replace(result, answers=directory.answers(result.request.id))
 
 

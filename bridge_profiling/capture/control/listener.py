@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from bridge_profiling.capture.control import protocol
-from bridge_profiling.capture.control.planning import plan_capture
+from bridge_profiling.capture.control.planning import plan_capture, warm_up_of
 from bridge_profiling.capture.files import claim_attempt
 from bridge_profiling.capture.nsys_profiler import check_armed
 from bridge_profiling.capture.profiler import guarded
@@ -34,7 +34,7 @@ from bridge_profiling.launch_env import LaunchEnv
 from bridge_profiling.manifest import Trigger
 from bridge_profiling.nsys.launch import runs_under_nsys
 from bridge_profiling.printable import printable
-from bridge_profiling.processes import pid_space
+from bridge_profiling.processes import is_running, pid_space
 from bridge_profiling.slow_iterations import COOL_DOWN, SlowWatch
 
 logger = logging.getLogger(__name__)
@@ -44,6 +44,9 @@ _STOP_SECONDS = 2.0
 
 #: Polls remembered to measure the time from one iteration's start to the next.
 _KEPT_POLLS = 11
+
+#: How long a client on another machine may leave its lease without renewal. A shared file system may show one late.
+_LEASE_SECONDS = 60.0
 
 
 class Listener(threading.Thread):
@@ -57,7 +60,11 @@ class Listener(threading.Thread):
         self._watch = None if factor is None else SlowWatch(factor, schedule.is_disturbed)
         #: The status when this rank began to listen; an earlier run may have left it.
         self._first_status: protocol.JobStatus | None = None
-        self._received: str | None = None
+        #: Names of the captures that this rank has received, and of those it may have to drop again.
+        self._received: set[str] = set()
+        self._posted: set[str] = set()
+        #: Captures whose iterations this rank has not reached.
+        self._ahead: list[protocol.AcceptedCapture] = []
         self._seen_errors: set[type] = set()
         self._ending = "training ended"
         self._stopping = threading.Event()
@@ -103,25 +110,40 @@ class Listener(threading.Thread):
         if self._coordinator is not None:
             self._coordinator.poll()
         accepted = self._requests.accepted()
-        if accepted is not None and accepted.id != self._received:
-            status = self._requests.status()
-            # A capture of an earlier run stays until this run's rank 0 removes it.
-            is_current = status is not None and status != self._first_status and status.run == accepted.run
-            if is_current and accepted.launch == LaunchEnv.read().launch_id:
-                self._receive(accepted)
+        for one in accepted:
+            if one.id not in self._received:
+                status = self._requests.status()
+                # A capture of an earlier run stays until this run's rank 0 removes it.
+                is_current = status is not None and status != self._first_status and status.run == one.run
+                if is_current and one.launch == LaunchEnv.read().launch_id:
+                    self._receive(one)
+        for gone in self._posted - {one.id for one in accepted}:
+            if (done := self._requests.done(gone)) is not None:
+                self._posted.discard(gone)
+                if done.withdrawn:
+                    self._schedule.withdraw(gone)
+                    self._ahead = [one for one in self._ahead if one.id != gone]
+        # Captures also delay the ranks that do not make them.
+        iteration = self._rank.iteration() or 0
+        for one in [one for one in self._ahead if iteration >= one.start - self._config.pytorch_profiler_warmup]:
+            self._ahead.remove(one)
+            if self._watch is not None:
+                self._watch.ignore_before(one.end + COOL_DOWN)
         slow = None if self._watch is None else self._watch.check(self._rank.durations())
-        if slow is not None and accepted is None:
+        if slow is not None and not any(one.kind == "slow_iteration" for one in accepted):
             self._request_capture(slow)
 
     def _receive(self, accepted: protocol.AcceptedCapture) -> None:
-        self._received = accepted.id
-        if self._watch is not None:
+        self._received.add(accepted.id)
+        self._ahead.append(accepted)
+        if self._watch is not None and accepted.kind == "slow_iteration":
             self._watch.ignore_before(accepted.end + COOL_DOWN)
         rank, iteration, reason = self._rank.number, self._rank.iteration(), None
         if rank not in accepted.ranks:
             return
         try:
             self._schedule.post(self._plan(accepted, iteration))
+            self._posted.add(accepted.id)
         except Exception as error:
             reason = str(error) if isinstance(error, CaptureError) else one_line(error)
             logger.error("rank %d: cannot carry out request %s: %s. Training goes on.", rank, accepted.id, reason)
@@ -177,6 +199,8 @@ class Coordinator:
         self._requests, self._config, self._rank, self._schedule = protocol.RequestDirectory(root), config, rank, schedule
         self._holder = holder
         self._accepted: list[protocol.AcceptedCapture] = []
+        #: By request, its client's lease as last read, and since when it is the same.
+        self._leases: dict[str, tuple[protocol.Lease | None, float]] = {}
         #: Text of the request that was pending at the last poll.
         self._pending: str | None = None
         #: Time in seconds and current iteration of the last polls.
@@ -200,8 +224,7 @@ class Coordinator:
 
     def begin(self) -> None:
         """Close a capture that an earlier run left open, and refuse its request: this run has timed no iterations yet."""
-        accepted = self._requests.accepted()
-        if accepted is not None:
+        for accepted in self._requests.accepted():
             self._requests.close(accepted, "the job ended before it was done")
         self._decide()
 
@@ -211,10 +234,8 @@ class Coordinator:
         `ended` says how the training ended.
         """
         self._update_status(ended)
-        accepted = self._status.open
-        if accepted is not None and (ended or (self._status.iteration or 0) >= accepted.end):
-            self._requests.close(accepted, ended or "done")
-            self._status = replace(self._status, open=None)
+        still_open = [accepted for accepted in self._status.open if not self._closed(accepted, ended)]
+        self._status = replace(self._status, open=still_open)
         before, self._pending = self._pending, self._requests.pending()
         # A request that is written in place may be half-written: that one is taken at the next poll.
         is_complete = self._pending is not None and (self._pending == before or self._pending.rstrip().endswith("}"))
@@ -238,8 +259,40 @@ class Coordinator:
             request_id = protocol.new_id() if request is None or self._requests.knows(request.id) else request.id
             refused = protocol.RefusedRequest(refused=str(error), request=request or text[:1000])
             self._requests.write(f"refused/{request_id}.json", refused)
+            if request is not None and request.id == request_id:
+                self._requests.end_lease(request_id)
+
+    def _closed(self, accepted: protocol.AcceptedCapture, ended: str | None) -> bool:
+        """Close a capture if it is over, or if its client has ended before it began; whether it is closed."""
+        iteration = self._status.iteration or 0
+        if ended or iteration >= accepted.end:
+            self._requests.close(accepted, ended or "done")
+        elif self._is_abandoned(accepted) and iteration < accepted.start - warm_up_of(accepted, self._status):
+            logger.info("request %s is withdrawn: its client has ended", accepted.id)
+            self._requests.close(accepted, "withdrawn: its client has ended", withdrawn=True)
+            self._accepted.remove(accepted)
+        else:
+            return False
+        self._leases.pop(accepted.id, None)
+        return True
+
+    def _is_abandoned(self, request: protocol.CaptureRequest) -> bool:
+        """Whether the client of a request, which has not got its answer, is gone."""
+        if not request.leased:
+            return False
+        lease, now = self._requests.lease(request.id), time.monotonic()
+        before, since = self._leases.setdefault(request.id, (lease, now))
+        if lease != before:
+            self._leases[request.id] = (lease, now)
+            return False
+        if lease is None or lease.kept:
+            return lease is None
+        # Elsewhere its process cannot be seen, and clocks differ: its renewals are counted.
+        here = lease.pid_space is not None and lease.pid_space == self._status.pid_space
+        return not is_running(lease.pid) if here else now - since > _LEASE_SECONDS
 
     def _accept(self, request: protocol.CaptureRequest) -> None:
+        require(not self._is_abandoned(request), "its client has ended", instead="Request it again")
         planned = plan_capture(request, self._status)
         # A rank carries out each name once, and done/ keeps one file for it.
         require(
@@ -248,8 +301,8 @@ class Coordinator:
             instead="Leave id out, or give each request its own",
         )
         accepted = replace(planned, attempt=claim_attempt(self._requests.root, planned.window, 0, self._holder))
-        self._requests.write("accepted.json", accepted)
-        self._status = replace(self._status, open=accepted)
+        self._requests.write(f"accepted/{accepted.id}.json", accepted)
+        self._status = replace(self._status, open=[*self._status.open, accepted])
         self._accepted.append(accepted)
         reason = printable(accepted.reason or "no reason given")
         logger.info(

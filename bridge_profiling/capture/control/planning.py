@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 
-from bridge_profiling.capture.control.protocol import AcceptedCapture, CaptureRequest, JobStatus
+from bridge_profiling.capture.control.protocol import MAX_OPEN, AcceptedCapture, CaptureRequest, JobStatus
 from bridge_profiling.config import Window, check_ranks_exist
 from bridge_profiling.errors import ProfilingConfigError, require
 
@@ -21,16 +21,19 @@ _ITERATIONS_APART = 1
 #: The first iterations include one-time work, so they do not show how long later ones take.
 _MIN_COMPLETED = 3
 
+#: How far away a capture may be. A later one is a slip, as in 12000000 for 120, or belongs into the next launch's settings.
+_FARTHEST_S = 24 * 3600
+
 
 def plan_capture(request: CaptureRequest, status: JobStatus) -> AcceptedCapture:
     """The capture that a request leads to, in folder number 0; ProfilingConfigError says what to request instead."""
     require(status.ended is None, f"the job has ended: {status.ended}", instead="Name a job that is running")
     require(request.run in (None, status.run), "the job has restarted since the request", instead="Request it again")
-    if status.open is not None:
-        raise ProfilingConfigError(
-            f"another request is open: iterations {status.open.start} to {status.open.window.last}",
-            instead=f"Try again after iteration {status.open.end}",
-        )
+    require(
+        len(status.open) < MAX_OPEN,
+        f"{MAX_OPEN} requests are open",
+        instead=f"Try again after iteration {min((one.end for one in status.open), default=0)}",
+    )
     require(
         request.kind == "request" or status.slow_captures_left > 0,
         "the job makes no more captures of slow iterations: profiling.slow_iteration_captures limits them",
@@ -86,6 +89,18 @@ def _check_profilers(profilers: list[str], ranks: list[int], status: JobStatus) 
             "the job already records a memory history until its own window ends",
             instead="Try again after that window, or type --profiler torch",
         )
+        recorded = next((one for one in status.open if "memory" in one.profilers), None)
+        if recorded is not None:
+            raise ProfilingConfigError(
+                f"another request records a memory history until iteration {recorded.window.last}",
+                instead=f"Try again after iteration {recorded.end}, or type --profiler torch",
+            )
+
+
+def warm_up_of(request: CaptureRequest, status: JobStatus) -> int:
+    """Iterations before the window in which profilers warm up: as configured for torch, one for others."""
+    is_torch = "torch" in (request.profilers or status.profilers)
+    return request.settings.get("pytorch_profiler_warmup", status.warm_up) if is_torch else 1
 
 
 def _plan_window(request: CaptureRequest, status: JobStatus) -> Window:
@@ -96,9 +111,7 @@ def _plan_window(request: CaptureRequest, status: JobStatus) -> Window:
             why=f"it takes {_MIN_COMPLETED} to know how soon all ranks can start a capture",
             instead="Try again in a few seconds",
         )
-    # The torch profiler warms up for the configured number of iterations, others in the iteration before the window.
-    is_torch = "torch" in (request.profilers or status.profilers)
-    warm_up = request.settings.get("pytorch_profiler_warmup", status.warm_up) if is_torch else 1
+    warm_up = warm_up_of(request, status)
     nearest = now + math.ceil(_POLLS * status.poll_seconds * 1e9 / status.fastest_ns) + _ITERATIONS_APART + warm_up
     start = nearest if request.start is None else request.start
     require(
@@ -107,12 +120,21 @@ def _plan_window(request: CaptureRequest, status: JobStatus) -> Window:
         why=f"the job is at iteration {now}, and some ranks may not receive the request before iteration {nearest}",
         instead=f"Type --start {nearest + max(1, (nearest - now) // 4)} or later, or leave --start out",
     )
+    farthest = now + int(_FARTHEST_S * 1e9 / max(status.median_ns or 0, status.fastest_ns))
+    require(
+        start <= farthest or request.start is None,
+        f"iteration {start} is too far away: about {(start - now) * (status.median_ns or 0) / 3.6e12:.0f} hours",
+        why=f"the job is at iteration {now}, and a request is for the next {_FARTHEST_S // 3600} hours",
+        instead=f"Type --start {farthest} or earlier, or leave --start out",
+    )
     window = Window(start, start + request.iterations)
-    for other in (Window(*bounds) for bounds in sorted(status.windows)):
-        if window.start - warm_up < other.end and other.start - status.warm_up < window.end:
+    taken = [(Window(*bounds), status.warm_up, "the job's own window") for bounds in status.windows]
+    taken += [(one.window, warm_up_of(one, status), "another request's window") for one in status.open]
+    for other, others_warm_up, whose in sorted(taken, key=lambda each: each[0].start):
+        if window.start - warm_up < other.end and other.start - others_warm_up < window.end:
             require(
                 request.start is None,
-                f"iterations {window.start} to {window.last} overlap the job's own window {other}",
+                f"iterations {window.start} to {window.last} overlap {whose} {other}",
                 why="one profiler runs at a time, and warms up before its window",
                 instead=f"Type --start {other.end + warm_up}, or leave --start out",
             )

@@ -4,7 +4,8 @@ Each is a small JSON file that is either complete or missing:
 
     on-demand/progress.json            rank 0, about once a second: the job's status
     on-demand/request.json             a request that rank 0 has not read yet; created by a link, so it never replaces another
-    on-demand/accepted.json            rank 0: the accepted request, with its iterations and ranks
+    on-demand/lease-ID.json            a client that waits for this request: who it is, renewed while it runs
+    on-demand/accepted/ID.json         rank 0: an accepted request, with its iterations and ranks
     on-demand/answers/ID/rank-N.json   each profiled rank's answer to it
     on-demand/refused/ID.json          rank 0: a request that was refused, and why
     on-demand/done/ID.json             rank 0: a capture that is over, with the ranks' answers
@@ -48,6 +49,9 @@ SETTINGS = (
 #: A longer trace fills disks, and no viewer opens it.
 MAX_ITERATIONS = 1000
 
+#: Accepted requests that are open at a time: a rank reads all of them at each poll.
+MAX_OPEN = 16
+
 #: A request has a few hundred bytes. Other messages list ranks and their answers.
 _MAX_REQUEST_BYTES, _MAX_BYTES = 1 << 16, 1 << 26
 
@@ -83,6 +87,7 @@ class CaptureRequest:
     requested_at: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))  # UTC, ISO 8601
     requested_by: str | None = None  # user and host
     run: str | None = None  # the run of the job that it is meant for; None for any
+    leased: bool = False  # whether it is withdrawn when its client ends: see `Lease`
     id: str = field(default_factory=new_id)  # its name
 
     def __post_init__(self) -> None:
@@ -186,6 +191,20 @@ class DoneCapture(AcceptedCapture):
 
     ended: str
     answers: dict[str, RankAnswer]
+    withdrawn: bool = False  # before its window began: ranks drop it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lease:
+    """Says that a request is still wanted. Its client renews it while it waits, and removes it when it is ended."""
+
+    pid: int  # the client's process id
+    pid_space: str | None  # the machine and container in which `pid` is valid; None if unknown
+    renewed: int = 0  # how often it was renewed
+    kept: bool = False  # whether the client has its answer: the request no longer depends on it
+
+    def __post_init__(self) -> None:
+        require(1 <= self.pid < 1 << 31 and len(self.pid_space or "") <= 1000, "pid or pid_space is out of bounds")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,7 +235,7 @@ class JobStatus:
     under_nsys: bool = False  # whether nsys runs around the ranks, or should
     nsys_captures_left: int = 0  # how many more captures that nsys can make
     slow_captures_left: int = 0  # how many more slow iterations the job captures
-    open: AcceptedCapture | None = None  # the accepted capture that is not over
+    open: list[AcceptedCapture] = field(default_factory=list)  # the accepted captures that are not over
     ended: str | None = None  # how the training ended
 
     def __post_init__(self) -> None:
@@ -284,9 +303,12 @@ class RequestDirectory:
         """The job's status; None if it cannot be read."""
         return self._read("progress.json", JobStatus)
 
-    def accepted(self) -> AcceptedCapture | None:
-        """The capture that is open."""
-        return self._read("accepted.json", AcceptedCapture)
+    def accepted(self) -> list[AcceptedCapture]:
+        """The captures that are open, by their iterations."""
+        folder, users = self.path / "accepted", self._users
+        found = {name: _message(folder / name, AcceptedCapture, users) for name in _names(folder)[:MAX_OPEN]}
+        named = [capture for name, capture in found.items() if capture is not None and name == f"{capture.id}.json"]
+        return sorted(named, key=lambda capture: capture.start)
 
     def done(self, request_id: str) -> DoneCapture | None:
         """A capture that is over."""
@@ -294,8 +316,16 @@ class RequestDirectory:
 
     def capture(self, request_id: str) -> AcceptedCapture | None:
         """The capture that a request led to, open or over; None if it was not accepted."""
-        accepted = self.accepted()
-        return accepted if accepted is not None and accepted.id == request_id else self.done(request_id)
+        return self._read(f"accepted/{request_id}.json", AcceptedCapture) or self.done(request_id)
+
+    def lease(self, request_id: str) -> Lease | None:
+        """The lease of a request's client."""
+        return self._read(f"lease-{request_id}.json", Lease)
+
+    def end_lease(self, request_id: str) -> None:
+        """Remove a lease."""
+        with contextlib.suppress(OSError):
+            (self.path / f"lease-{request_id}.json").unlink()
 
     def refusal(self, request_id: str) -> RefusedRequest | None:
         """A request that was refused."""
@@ -334,7 +364,7 @@ class RequestDirectory:
 
     # -- the job -------------------------------------------------------------------------------------------------------
 
-    def write(self, name: str, message: JobStatus | AcceptedCapture | RankAnswer | RefusedRequest) -> None:
+    def write(self, name: str, message: JobStatus | AcceptedCapture | RankAnswer | RefusedRequest | Lease) -> None:
         """Write a message to a file of this name."""
         write_json(self.path / name, asdict(message))
 
@@ -360,11 +390,13 @@ class RequestDirectory:
         """Whether an earlier request has this name."""
         return self.capture(request_id) is not None or self.refusal(request_id) is not None
 
-    def close(self, capture: AcceptedCapture, ended: str) -> None:
-        """Record how an accepted capture ended, and make room for the next."""
+    def close(self, capture: AcceptedCapture, ended: str, *, withdrawn: bool = False) -> None:
+        """Record how an accepted capture ended."""
         answers = {str(rank): answer for rank, answer in self.answers(capture.id).items()}
-        self.write(f"done/{capture.id}.json", DoneCapture(**vars(capture), ended=ended, answers=answers))
-        (self.path / "accepted.json").unlink(missing_ok=True)
+        done = DoneCapture(**vars(capture), ended=ended, answers=answers, withdrawn=withdrawn)
+        self.write(f"done/{capture.id}.json", done)
+        (self.path / "accepted" / f"{capture.id}.json").unlink(missing_ok=True)
+        self.end_lease(capture.id)
         shutil.rmtree(self.path / "answers" / capture.id, ignore_errors=True)
 
     def _read(self, name: str, as_type: type[_Message]) -> _Message | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bridge_profiling import ProfilingConfigError
-from bridge_profiling.capture.control.client import find_requests, trigger
+from bridge_profiling.capture.control.client import Waiting, find_requests, trigger
 from bridge_profiling.capture.control.planning import plan_capture
 from bridge_profiling.capture.control.protocol import RequestDirectory, parse_request
 from bridge_profiling.config import Window
@@ -29,6 +29,10 @@ from tests.capture.control.conftest import STATUS, requested
         ({"settings": {"pytorch_profiler_warmup": 5}}, {"windows": [[105, 110]]}, Window(115, 117)),
         ({}, {"warm_up": 5, "windows": [[120, 122]]}, Window(127, 129)),
         ({"start": 117}, {"windows": [[114, 116]]}, Window(117, 119)),
+        # Other requests, before them and after them, with their own warm-up.
+        ({}, {"open": [plan_capture(requested(start=900), STATUS)]}, Window(110, 112)),
+        ({}, {"open": [plan_capture(requested(), STATUS)]}, Window(113, 115)),
+        ({}, {"open": [plan_capture(requested(start=115, settings={"pytorch_profiler_warmup": 4}), STATUS)]}, Window(118, 120)),
         ({"start": 998}, {}, Window(998, 1000)),
     ],
 )
@@ -56,7 +60,28 @@ def test_ranks_are_the_jobs_own_or_those_requested(ranks, chosen):
         ({"under_nsys": True, "nsys_captures_left": 2}, {"profilers": ["nsys"], "ranks": [1]}, "rank 1 does not run"),
         ({"records_memory": True}, {"profilers": ["memory"]}, "already records a memory history"),
         ({"ended": "training ended"}, {}, "the job has ended: training ended"),
-        ({"open": plan_capture(requested(), STATUS)}, {}, "request is open: iterations 110 to 111.*after iteration 112"),
+        *(
+            (
+                {"open": [plan_capture(requested(), STATUS)]},
+                {"start": start},
+                r"overlap another request's window 110-112.*--start 113",
+            )
+            for start in (110, 111, 112)
+        ),
+        ({"open": [plan_capture(requested(), STATUS)] * 16}, {}, "16 requests are open.*after iteration 112"),
+        (
+            {"open": [plan_capture(requested(profilers=["memory"]), STATUS)]},
+            {"profilers": ["memory"], "start": 300},
+            "another request records a memory history until iteration 111.*after iteration 112",
+        ),
+        *(
+            (
+                {"train_iters": None},
+                {"start": start},
+                f"iteration {start} is too far away: about .* hours.*--start 144100 or earlier",
+            )
+            for start in (144_101, 12_000_000, (1 << 60) - 1)
+        ),
         ({}, {"run": "run-0"}, "restarted since"),
     ],
 )
@@ -141,17 +166,44 @@ def test_a_request_never_replaces_another(tmp_path):
     assert pending_id(directory) == first.request.id
 
 
-@pytest.mark.parametrize(("taken", "said"), [(False, "is withdrawn"), (True, "the job already has the request")])
-def test_ctrl_c_says_what_happens_to_the_request(tmp_path, monkeypatch, taken, said):
-    directory = published(tmp_path)
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [
+        ("pending", "the request is withdrawn"),
+        ("taken", "the request is withdrawn"),
+        ("accepted", "the request is withdrawn, unless the job reaches iteration 110 first"),
+        ("done", "the capture is over"),
+    ],
+)
+@pytest.mark.parametrize("end", [KeyboardInterrupt, BrokenPipeError, OSError])
+def test_a_client_that_is_ended_withdraws_its_request_and_says_what_happens_to_it(tmp_path, end, state, said):
+    directory, request = published(tmp_path), requested(leased=True)
+    waiting, capture = Waiting(directory, request), plan_capture(request, STATUS)
 
-    def interrupt(self, id_):
-        if taken:
+    def wait():
+        trigger(directory, request, wait=0)
+        if state != "pending":
             directory.take()
             directory.submit(requested(id="anothers"))
-        raise KeyboardInterrupt
+        if state == "accepted":
+            directory.write(f"accepted/{request.id}.json", capture)
+        if state == "done":
+            directory.close(capture, "done")
+        raise end
 
-    monkeypatch.setattr(RequestDirectory, "refusal", interrupt)
-    with pytest.raises(KeyboardInterrupt, match=said):
-        trigger(directory, requested())
-    assert pending_id(directory) == ("anothers" if taken else None)
+    with pytest.raises(end), waiting:
+        wait()
+    assert waiting.outcome == said
+    assert pending_id(directory) == (None if state == "pending" else "anothers")
+    assert directory.lease(request.id) is None
+
+
+def test_a_request_of_which_the_client_has_its_answer_no_longer_depends_on_it(tmp_path):
+    directory, request = published(tmp_path), requested(leased=True)
+    with Waiting(directory, request):
+        trigger(directory, request, wait=0)
+        assert not directory.lease(request.id).kept
+    assert directory.lease(request.id).kept
+    with Waiting(directory, request):
+        directory.close(plan_capture(request, STATUS), "done")
+    assert directory.lease(request.id) is None

@@ -64,11 +64,11 @@ def test_a_running_job_is_profiled_on_request_twice_every_other_request_is_refus
         os.rename(run.requests.path / "by-hand", run.requests.path / "request.json")
         wait_until(run.refusals)
 
-        # The first capture begins far enough away for another to be refused meanwhile.
+        # The first capture begins far enough away for another to be asked for meanwhile.
         start = run.requests.status().iteration + 75
         first = type_trigger(tmp_path, "--iterations", 3, "--start", start, "--ranks", 1, "--reason", "slow", "--json")
-        refused["another request is open: iterations"] = type_trigger(tmp_path, "--iterations", 1)
-        wait_until(lambda: run.requests.status().iteration > start + 3 and run.requests.status().open is None)
+        refused["overlap another request's window"] = type_trigger(tmp_path, "--start", start + 1)
+        wait_until(lambda: run.requests.status().iteration > start + 3 and not run.requests.status().open)
 
         # The second, until it is written: where it may begin is left to the job.
         recorded = ["--record-shapes", "--with-stack", "--set", "pytorch_profiler_profile_memory=true"]
@@ -101,8 +101,14 @@ def test_a_running_job_is_profiled_on_request_twice_every_other_request_is_refus
     assert "Traceback" not in ended.stderr
     assert ended.stderr.count("Unterminated string") == 1, "each refusal is logged once"
     assert len(run.folders()) == len(list((run.root / "torch").iterdir())) == 2
-    assert sorted(path.name for path in run.requests.path.iterdir()) == ["answers", "done", "progress.json", "refused"]
-    assert not list((run.requests.path / "answers").iterdir())
+    assert sorted(path.name for path in run.requests.path.iterdir()) == [
+        "accepted",
+        "answers",
+        "done",
+        "progress.json",
+        "refused",
+    ]
+    assert not [*(run.requests.path / "answers").iterdir(), *(run.requests.path / "accepted").iterdir()]
     losses = [json.loads((tmp_path / f"losses-{rank}.json").read_text()) for rank in (0, 1)]
     state = torch.zeros(8)
     alone = [(state := torch.sin(state + (2.0 * each + 1))).sum().item().hex() for each in range(len(losses[0]))]
