@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections.abc
 import dataclasses
 import difflib
+import io
 import json
 import re
 import shlex
@@ -24,13 +25,17 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from bridge_profiling.errors import ProfilingConfigError, require
+from bridge_profiling.errors import ProfilingConfigError, TraceError, require
+from bridge_profiling.regular_files import read_regular
 from bridge_profiling.values import Given, convert, describe, is_mapping, kind, members, notation_problem
 
 _OVERRIDE = re.compile(r"(?P<prefix>\+{0,2})(?P<key>[A-Za-z_][^\s=]*)\s*=\s*(?P<text>.*)", re.DOTALL)
 
 #: No setting is deeper, and YAML's parser calls itself for each level.
 _DEEPEST = 32
+
+#: Bytes of a file of settings, and values in it with those that it repeats by reference: ten lines can stand for 10^9.
+_MAX_FILE_BYTES, _MAX_VALUES = 1 << 20, 100_000
 
 #: Text that Hydra, OmegaConf and a shell all read unchanged. NeMo-Run passes the arguments of a Script to a shell on Slurm
 #: and directly to the process elsewhere, so no quoting is right in both places.
@@ -135,7 +140,13 @@ def load_yaml(path: str | Path) -> dict[str, Any]:
     """
     example = "Write sections with fields under them, for example `train:` and, indented below it, `train_iters: 10`"
     try:
-        content = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
+        text = read_regular(Path(path), _MAX_FILE_BYTES)
+        _check_size(text)
+        content = OmegaConf.to_container(OmegaConf.load(io.BytesIO(text)), resolve=True)
+    except TraceError as error:
+        # Settings are read several times, by the ranks too, and a pipe only once.
+        instead = "Write the settings to a file, and type its path: a pipe or a device is not read"
+        raise ProfilingConfigError(str(error), instead=instead) from None
     except RecursionError:
         raise ProfilingConfigError(f"{path} is nested too deeply", instead=example) from None
     except FileNotFoundError:
@@ -215,6 +226,28 @@ def _events(text: str) -> list[yaml.Event]:
         if isinstance(event, yaml.NodeEvent | yaml.CollectionEndEvent):
             events.append(event)
     return events
+
+
+def _check_size(text: bytes) -> None:
+    """Raise ValueError for YAML that is nested too deeply, or stands for too many values."""
+    sizes, anchors = [0], dict[str | None, int]()
+    opened: list[str | None] = []
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        if isinstance(event, yaml.AliasEvent):
+            # Of an anchor around it, YAML's own error is better.
+            sizes[-1] += anchors.get(event.anchor, 1)
+        elif isinstance(event, yaml.CollectionStartEvent):
+            opened.append(event.anchor)
+            sizes.append(1)
+        elif isinstance(event, yaml.CollectionEndEvent):
+            size = anchors[opened.pop()] = sizes.pop()
+            sizes[-1] += size
+        elif isinstance(event, yaml.ScalarEvent):
+            sizes[-1] += 1
+        if len(opened) > _DEEPEST:
+            raise ValueError(f"it is nested more than {_DEEPEST} deep")
+        if sizes[-1] > _MAX_VALUES:
+            raise ValueError(f"it stands for more than {_MAX_VALUES:,} values")
 
 
 def _typed(value: Any, events: Iterator[yaml.Event], text: str) -> Given:

@@ -120,8 +120,9 @@ def apply_known(request: Request, lookup: Callable[[str], Any]) -> None:
 
 def apply_file(request: Request, path: str | Path) -> None:
     """Read the known settings of a YAML file into a request."""
+    settings = load_yaml(path)
     try:
-        for key, value in _flat(load_yaml(path)):
+        for key, value in _flat(settings):
             # Megatron Bridge writes sections that are off as null.
             if "." in key:
                 _apply(request, key, Given(value))

@@ -137,3 +137,31 @@ def test_a_rank_outside_its_job_is_named(typed, folder):
     (caveat,) = (each for each in json.loads(done.stdout)["caveats"] if each["code"] == "rank_outside_world")
     assert caveat["ranks"] == [9]
     assert caveat["text"].endswith("run/rank-9.json.gz is of rank 9, in a job of 8 ranks: one of the two is wrong")
+
+
+def _references(path):
+    """Ten lines that stand for 10^10 values."""
+    lines = ["a0: &a0 [x]", *(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 11))]
+    path.write_text("\n".join(lines))
+
+
+#: What --config names.
+SETTINGS = {
+    "a pipe": os.mkfifo,
+    "a device": lambda path: path.symlink_to("/dev/zero"),
+    "a folder": os.mkdir,
+    "a large file": lambda path: (path.touch(), os.truncate(path, 5 << 30)),
+    "references": _references,
+    "nested": lambda path: path.write_text("a: " + "[" * 5000),
+    "not UTF-8": lambda path: path.write_bytes(b"a: \xc3("),
+}
+
+
+@pytest.mark.parametrize("make", SETTINGS.values(), ids=SETTINGS)
+@pytest.mark.parametrize("command", ["doctor --config settings", "run --config settings t.py", "trigger --config settings run"])
+def test_settings_are_read_from_a_file_of_their_size_alone(typed, folder, command, make):
+    (folder / "t.py").touch()
+    make(folder / "settings")
+    done = typed(*command.split())
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
+    assert "settings" in done.stderr
