@@ -64,7 +64,7 @@ class Run:
         workers: captures to read at a time; None for the number of CPUs.
         ray_address: of the cluster; None takes `$RAY_ADDRESS`, else starts one here.
         parquet: directory for the ranks' tables, to keep them or, with Ray, to share them; None for a hidden folder next to
-            each capture, or the user's cache if that cannot be written.
+            each capture in the directory, or the user's cache if that cannot be written.
         on_progress: called with the number of captures that are done, and their total number.
         bench: results of `bridge-profiling bench` to compare with; None takes `bench.json` in that directory, if it exists.
         cycle: of a profiler's schedule that repeats, from 1 for the oldest; None for the newest.

@@ -93,8 +93,8 @@ def load(capture: Capture, *, directory: Path | None = None, cached: bool = True
     """One capture's tables, with what its manifest adds. A cache that cannot be written is not an error.
 
     Args:
-        directory: where entries are; None takes `$BRIDGE_PROFILING_CACHE`, else `.bridge_profiling` next to the capture, else
-            the user's cache.
+        directory: where entries are; None takes `$BRIDGE_PROFILING_CACHE`, else `.bridge_profiling` next to the capture if that
+            is in the run that was named, else the user's cache.
         cached: False reads the file itself, and keeps nothing.
 
     Raises:
@@ -225,8 +225,15 @@ def _folders(capture: Capture, directory: Path | None) -> list[Path]:
         return [directory]
     if chosen := os.environ.get(DIRECTORY_VARIABLE):
         return [Path(chosen)]
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return [capture.path.absolute().parent / FOLDER, Path(home) / "bridge_profiling"]
+    found = []
+    # Links can lead anywhere, and next to a file that was named are files of others.
+    own = Path(os.path.realpath(capture.path.parent), FOLDER)
+    if capture.run is not None and own.is_relative_to(os.path.realpath(capture.run)) and not own.is_symlink():
+        found.append(own)
+    homes = (os.environ.get("XDG_CACHE_HOME", ""), os.path.expanduser("~/.cache"))
+    # A relative path would be below the working directory.
+    found += [Path(home, "bridge_profiling") for home in homes if os.path.isabs(home)][:1]
+    return found
 
 
 def _entry_name(capture: Capture, origin: Origin) -> str:

@@ -9,7 +9,7 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -78,6 +78,7 @@ class Capture:
     rank: int
     rank_source: RankSource
     manifest: RankCapture | None = None  # the rank's manifest, when it lists the file
+    run: Path | None = None  # the directory that was named: a cache may be written below it
 
 
 class _File(NamedTuple):
@@ -147,7 +148,8 @@ def find_run(root: Path, cycle: int | None = None) -> FoundRun:
     if guessed:
         text = f"nothing names the rank of {len(guessed)} files, such as {guessed[0].path.name}: they are numbered in order"
         caveats.append(Caveat("ranks_guessed", text))
-    return FoundRun(root, sorted(captures, key=lambda capture: (capture.rank, capture.source)), caveats, listed.errors)
+    below = [replace(capture, run=root) for capture in captures]
+    return FoundRun(root, sorted(below, key=lambda capture: (capture.rank, capture.source)), caveats, listed.errors)
 
 
 def _split(path: Path) -> tuple[str, str]:

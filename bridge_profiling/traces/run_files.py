@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -17,12 +18,18 @@ _MAX_LINKED_NAMES = 200_000
 #: Links that a caveat names.
 _NAMED_LINKS = 6
 
+#: The kernel's files. Reading one can block, never end, or change the machine. `/dev/shm` is a disk like others.
+_KERNEL = re.compile(r"/(?:proc|sys|dev(?!/shm(?:/|$)))(?:/|$)")
+
+#: Linux follows no more links in one path.
+_MOST_HOPS = 40
+
 
 class RunFiles:
     """The files under a directory, without hidden ones (temporary files, and caches).
 
-    Links to folders are followed, unless they lead to a folder that contains them. A folder that a link and the directory
-    itself lead to is listed once, in the directory.
+    Links to folders are followed, unless they lead to a folder that contains them, or into /proc, /sys or /dev. A folder that a
+    link and the directory itself lead to is listed once, in the directory.
     """
 
     def __init__(self, root: Path) -> None:
@@ -33,7 +40,11 @@ class RunFiles:
         self._cut: list[Path] = []
         self._upwards: list[Path] = []
         self._lost: list[Path] = []
-        self._add(root, sys.maxsize)
+        self._kernel: list[Path] = []
+        if _KERNEL.match(os.path.realpath(root)):
+            self._kernel.append(root)
+        else:
+            self._add(root, sys.maxsize)
         left = _MAX_LINKED_NAMES
         while self._links:
             link = self._links.popleft()
@@ -59,6 +70,7 @@ class RunFiles:
         reasons = (
             (self._lost, "what it links to does not exist, or is the link itself"),
             (self._upwards, "it links to a folder that contains it; to search that folder, pass its path"),
+            (self._kernel, "it leads into the kernel's files, which hold no capture"),
             (self._cut, f"{many}; to search a folder, pass its path"),
         )
         return [Caveat("links_not_followed", f"{_named(links)}: {why}") for links, why in reasons if links]
@@ -86,10 +98,12 @@ class RunFiles:
 
     def _keep(self, folder: Path, entries: Iterable[os.DirEntry[str]]) -> Iterator[Path]:
         """Keep a folder's files and links; the folders in it."""
-        files = self._files.setdefault(folder, [])
+        files, is_top = self._files.setdefault(folder, []), os.path.abspath(folder) == "/"
         for entry in entries:
             path = folder / entry.name
-            if not entry.is_symlink() and entry.is_dir():
+            if (is_top and _KERNEL.match(f"/{entry.name}")) or (entry.is_symlink() and _leads_into_kernel(path)):
+                self._kernel.append(path)
+            elif not entry.is_symlink() and entry.is_dir():
                 yield path
             elif entry.is_symlink() and path.is_dir():
                 self._links.append(path)
@@ -97,6 +111,22 @@ class RunFiles:
                 files.append(path)
                 if entry.is_symlink() and not _is_file_name(entry.name) and not os.path.exists(path):
                     self._lost.append(path)
+
+
+def _leads_into_kernel(link: Path) -> bool:
+    """Whether a link, or one that it leads to, names something in the kernel's files: `/proc/1/cwd` is a link again."""
+    path = str(link)
+    for _ in range(_MOST_HOPS):
+        folder, name = os.path.split(path)
+        path = os.path.join(os.path.realpath(folder), name)
+        if _KERNEL.match(path):
+            return True
+        if not os.path.islink(path):
+            return False
+        path = os.path.abspath(os.path.join(os.path.dirname(path), os.readlink(path)))
+        if _KERNEL.match(path):
+            return True
+    return False
 
 
 def _is_file_name(name: str) -> bool:

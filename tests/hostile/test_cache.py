@@ -12,6 +12,7 @@ from bridge_profiling.traces import cache, kineto
 from bridge_profiling.traces.cache import load
 from bridge_profiling.traces.discover import Capture, find_run
 from bridge_profiling.traces.seal import SEAL
+from tests.cli.conftest import write
 from tests.traces.conftest import contents, values
 from tests.traces.kineto_files import kernel
 from tests.traces.nsys_files import small_report
@@ -128,9 +129,66 @@ def test_a_damaged_capture_stays_damaged_in_the_cache(write_trace, tmp_path):
 
 
 def test_the_cache_is_next_to_the_capture_where_possible_and_no_capture_itself(capture):
-    load(capture)
+    (found,) = find_run(capture.path.parent).captures
+    load(found)
     assert list(capture.path.parent.glob(f"{cache.FOLDER}/*/device_events.parquet"))
     assert [each.path for each in find_run(capture.path.parent).captures] == [capture.path]
+
+
+def _linked_folder(folder):
+    (folder / "run" / "torch").symlink_to(folder / "far")
+    return folder / "run"
+
+
+def _linked_cache(folder):
+    write(folder / "run" / "rank-0.json.gz", 0)
+    (folder / "run" / cache.FOLDER).symlink_to(folder / "far")
+    return folder / "run"
+
+
+def _read_only(folder):
+    write(folder / "run" / "rank-0.json.gz", 0)
+    (folder / "run" / cache.FOLDER).touch()  # root may write anywhere
+    return folder / "run"
+
+
+#: Makes what is named of a folder with a capture in `far`.
+NAMED = {
+    "a file": lambda folder: folder / "far" / "rank-0.json.gz",
+    "a link to a file": lambda folder: (
+        (folder / "run" / "x.json.gz").symlink_to(folder / "far/rank-0.json.gz") or folder / "run/x.json.gz"
+    ),
+    "a folder with a link to a folder": _linked_folder,
+    "a folder whose cache is a link": _linked_cache,
+    "a folder that cannot have a cache": _read_only,
+}
+
+
+@pytest.mark.parametrize(
+    "environment", [{"XDG_CACHE_HOME": "{}/home/.cache"}, {"HOME": "{}/home", "XDG_CACHE_HOME": "relative"}]
+)
+@pytest.mark.parametrize("named", NAMED.values(), ids=NAMED)
+def test_a_cache_is_below_what_was_named_or_the_users(tmp_path, monkeypatch, named, environment):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv(cache.DIRECTORY_VARIABLE, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value.format(tmp_path))
+    write(tmp_path / "far" / "rank-0.json.gz", 0)
+    (tmp_path / "run").mkdir()
+    path = named(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    (found,) = find_run(path).captures
+    assert load(found).entry.is_relative_to(tmp_path / "home" / ".cache" / "bridge_profiling")
+    assert [
+        each for each in sorted(tmp_path.rglob("*")) if each not in before and not each.is_relative_to(tmp_path / "home")
+    ] == []
+
+
+def test_a_run_that_is_a_link_has_its_cache_in_it(tmp_path):
+    write(tmp_path / "far" / "rank-0.json.gz", 0)
+    (tmp_path / "run").symlink_to("far")
+    (found,) = find_run(tmp_path / "run").captures
+    assert load(found).entry.is_relative_to(tmp_path / "far" / cache.FOLDER)
 
 
 def test_an_entry_is_whole_or_not_there(capture, tmp_path, monkeypatch):

@@ -102,6 +102,15 @@ LINKS = [
     ({"iter-2-4.1": "gone", "latest.log": "gone.log"}, [0], "iter-2-4.1 -> "),
     ({"rank-1.json.gz": "../far/rank-1.json.gz", "manifest": "../far"}, [0, 1], ""),
     ({"a": "../many", "b": "../far"}, [0, 1], "links lead to more than 40 files"),
+    *(
+        (
+            {"rank-1.json": target, "torch": "../far"},
+            [0, 1],
+            f"rank-1.json -> {os.path.realpath(target)}: it leads into the kern",
+        )
+        for target in ("/proc/1/environ", "/proc/self/root/proc/1/environ", "/sys/kernel/notes", "/dev/zero")
+    ),
+    ({"a": "b", "b": "/proc/self/cwd/far", "c": "/proc/self/task", "d": "/dev", "e": "/sys/class"}, [0], "a -> "),
 ]
 
 
