@@ -241,13 +241,16 @@ class ProfilingHook:
             raise_pending_exit()
         iteration = self._number(given)
         with self._guarded():
-            if self._schedule.is_due(iteration):
-                # Installed first, and then held: a handler that raises while a profiler starts leaves it half started.
-                self._sigterm.__enter__()
-                with signals_held():
-                    for window in self._schedule.due(iteration):
-                        window.advance(iteration)
-            self._update()
+            try:
+                if self._schedule.is_due(iteration):
+                    # Installed first, and then held: a handler that raises while a profiler starts leaves it half started.
+                    self._sigterm.__enter__()
+                    with signals_held():
+                        for window in self._schedule.due(iteration):
+                            window.advance(iteration)
+            finally:
+                # Also where a handler raised: the training may catch that, and run this iteration again.
+                self._update()
             self._begin_iteration(iteration)
         return iteration
 
@@ -286,10 +289,12 @@ class ProfilingHook:
         """Close the ranges of an iteration, and the window after its last one."""
         with self._guarded():
             self._timer.watched = False
-            self._iteration_ranges.pop_all().close()
-            if self._window is not None:
-                self._window.iteration_ended(iteration, error)
-            self._update()
+            try:
+                self._iteration_ranges.pop_all().close()
+                if self._window is not None:
+                    self._window.iteration_ended(iteration, error)
+            finally:
+                self._update()
 
     def _close(self, ended_by: str | BaseException | None) -> None:
         try:

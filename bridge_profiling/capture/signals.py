@@ -8,9 +8,12 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from inspect import CO_VARARGS
+from itertools import pairwise
 from traceback import walk_tb
+from types import FrameType
 from typing import Any
 from weakref import WeakSet
 
@@ -28,30 +31,73 @@ def signals_held() -> Iterator[None]:
     A handler that raises (Ctrl-C's own, one that unwinds on SIGTERM, a data loader's that lost a worker) would otherwise
     raise in the middle of writing. A signal without a Python handler ends the process at once, as before. Only the main
     thread handles signals; in another one this does nothing.
+
+    As in the kernel, a signal that arrives again before it is delivered is delivered once.
     """
     held = _handlers() if threading.current_thread() is threading.main_thread() else {}
     arrived: list[int] = []
+    process = os.getpid()
 
     def remember(number: int, frame: object) -> None:
-        if number not in arrived:
+        if os.getpid() != process:
+            # Another thread has forked this process, in which nothing delivers later.
+            signal.signal(number, held[signal.Signals(number)])
+            signal.raise_signal(number)
+        elif number not in arrived:
             arrived.append(number)
 
-    for number in held:
-        signal.signal(number, remember)
     try:
+        for number in held:
+            signal.signal(number, remember)
         yield
     finally:
-        for number, handler in held.items():
-            signal.signal(number, handler)
-        for caught in arrived:
-            signal.raise_signal(caught)
+        _deliver(held, remember, arrived)
+
+
+def _deliver(held: dict[signal.Signals, Any], remember: Callable[..., None], arrived: list[int]) -> None:
+    """Restore the handlers, deliver every signal that has arrived, in order, and only then raise what a handler raised.
+
+    Of several exceptions the last is raised, as Python does when a signal arrives while an exception unwinds; but an exit or
+    Ctrl-C is not replaced by an error, which the training may catch and go on.
+    """
+    raised: BaseException | None = None
+    left, done = iter(arrived), False
+    while not done:
+        try:
+            # Each line here may run a handler that raises: that of a signal that arrives now, too. Then this goes on after it.
+            for number, handler in held.items():
+                if signal.getsignal(number) == remember:
+                    signal.signal(number, handler)
+            for caught in left:
+                signal.raise_signal(caught)
+            done = True
+        except BaseException as error:
+            if raised is None or isinstance(raised, Exception) or not isinstance(error, Exception):
+                error.__context__ = error.__context__ or raised
+                raised = error
+    if raised is not None:
+        raise raised
 
 
 def raised_by_handler(error: BaseException) -> bool:
     """Whether a signal handler raised `error`: the code that it interrupted did not fail."""
-    # The code of a function or method, or of an object's `__call__`.
+    # The code of a function or method, or of an object's `__call__`. `_deliver` itself raises nothing.
     codes = [getattr(one, "__code__", None) for handler in _handlers().values() for one in (handler, handler.__call__)]
-    return any(frame.f_code in codes for frame, _ in walk_tb(error.__traceback__))
+    frames = [frame for frame, _ in walk_tb(error.__traceback__)]
+    called = any(_is_handler(frame, interrupted) for interrupted, frame in pairwise(frames))
+    return called or any(frame.f_code in (*codes, _deliver.__code__) for frame in frames)
+
+
+def _is_handler(frame: FrameType, interrupted: FrameType) -> bool:
+    """Whether a function was called as a handler is: with a number and the frame that it interrupts.
+
+    This finds one that has replaced itself before it raised, and one that is wrapped, as by functools.partial.
+    """
+    values, code = frame.f_locals, frame.f_code
+    names = code.co_varnames[: code.co_argcount]
+    rest = values.get(code.co_varnames[len(names) + code.co_kwonlyargcount]) if code.co_flags & CO_VARARGS else ()
+    arguments = [*map(values.get, names), *(rest or ())]
+    return any(isinstance(number, int) and given is interrupted for number, given in pairwise(arguments))
 
 
 def _handlers() -> dict[signal.Signals, Any]:

@@ -75,6 +75,8 @@ class CaptureWindow:
 
     def is_due(self, iteration: int) -> bool:
         """Whether `advance` changes the state before `iteration` runs."""
+        if self.state == "closed":
+            return False
         return iteration not in self.window if self.state == "capturing" else iteration >= self.edge
 
     # -- in the training's thread, signals held ------------------------------------------------------------------------

@@ -4,6 +4,7 @@ import gc
 import signal
 import sys
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
@@ -83,6 +84,72 @@ def test_a_handler_that_raises_in_the_hook_ends_the_training_and_no_capture(run,
         run.train(run.config(4, 6), range(9))
     assert run.outcome("iter-4-6") == (status, captured)
     assert status == "complete" or "is killed by signal" in run.manifest("iter-4-6")["reason"]
+
+
+@pytest.mark.parametrize(
+    ("arriving", "raised"),
+    [
+        ("USR1 TERM", RuntimeError),
+        ("USR1 INT TERM", KeyboardInterrupt),
+        # An error would be caught by a training that goes on.
+        ("INT USR1 TERM", KeyboardInterrupt),
+        ("TERM INT TERM INT", KeyboardInterrupt),
+    ],
+)
+def test_every_held_signal_is_delivered_in_order_also_after_a_handler_that_raises(arriving, raised) -> None:
+    seen: list[str] = []
+
+    def handle(number: int, frame: object) -> None:
+        seen.append(signal.Signals(number).name.removeprefix("SIG"))
+        # As a handler does that wants its signal once.
+        signal.signal(number, signal.SIG_IGN)
+        if number == USR:
+            raise RuntimeError
+        if number == signal.SIGINT:
+            raise KeyboardInterrupt
+
+    numbers = [signal.Signals[f"SIG{name}"] for name in arriving.split()]
+    before = {number: signal.signal(number, handle) for number in {*numbers}}
+    try:
+        with pytest.raises(raised), signals_held(), signals_held():
+            list(map(signal.raise_signal, numbers))
+        assert seen == list(dict.fromkeys(arriving.split()))
+        assert {signal.getsignal(number) for number in numbers} == {signal.SIG_IGN}
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("step", ["warm_up", "start", "phase_range", "stop"])
+def test_an_iteration_that_is_run_again_after_a_signal_is_in_a_complete_capture(run, monkeypatch, step) -> None:
+    """A time limit, whose handler resets itself, and then the launcher's signal."""
+    real, arriving, caught, seen, todo = getattr(TorchProfiler, step), [signal.SIGALRM, USR], [], [], list(range(9))
+
+    def interrupted(self, *arguments):
+        while arriving and (step != "phase_range" or len(run.losses) == 5):
+            signal.raise_signal(arriving.pop(0))
+        return real(self, *arguments)
+
+    def timed_out(limit, number, frame):
+        signal.signal(number, signal.SIG_DFL)
+        raise TimeoutError(limit)
+
+    signal.signal(USR, lambda number, frame: seen.append(number))
+    before = signal.signal(signal.SIGALRM, partial(timed_out, "a minute"))
+    monkeypatch.setattr(TorchProfiler, step, interrupted)
+    try:
+        with ProfilingHook(run.config(4, 6), rank=0, output_dir=run.root) as hook:
+            while todo:
+                try:
+                    with hook.iteration(todo[0]):
+                        run.losses.append("")
+                    todo.pop(0)
+                except TimeoutError as error:
+                    caught.append(error)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert (len(caught), seen) == (1, [USR])
+    assert run.outcome("iter-4-6") == ("complete", [4, 5])
 
 
 class _Destroyed:
