@@ -10,6 +10,7 @@ import difflib
 import math
 import os
 import re
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
@@ -266,9 +267,13 @@ def resolve_output_dir(config: ProfilingConfig, output_dir: str | os.PathLike[st
     chosen = setting(output_dir or config.output_dir or os.environ.get(OUTPUT_DIR_VARIABLE) or DEFAULT_OUTPUT_DIR)
     check_path(chosen, "the output directory")
     try:
-        return Path(str(chosen)).expanduser().absolute()
+        place = Path(str(chosen)).expanduser()
     except RuntimeError as error:
         raise ProfilingConfigError(f"the output directory {chosen} has no place", why=str(error)) from None
+    # The working directory may be gone: writing there fails as in any other directory that cannot be written.
+    with suppress(OSError):
+        place = place.absolute()
+    return place
 
 
 def check_flag(value: object, name: str) -> bool:

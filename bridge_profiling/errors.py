@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import difflib
+import logging
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
+from inspect import CO_VARARGS
+from itertools import pairwise
+from traceback import walk_tb
+from types import FrameType
+from typing import Any
 
 from bridge_profiling.printable import printable
 
@@ -55,7 +62,75 @@ def did_you_mean(word: str, known: Iterable[str], *, before: str = "") -> str:
 
 def one_line(error: BaseException) -> str:
     """The error's type and message, at most 500 characters on one line."""
-    return printable(f"{type(error).__name__}: {' '.join(str(error).split())}"[:500])
+    return printable(f"{type(error).__name__}: {' '.join(text_of(error).split())}"[:500])
+
+
+def passed_a_handler(error: BaseException) -> bool:
+    """Whether a signal handler raised `error`, as far as its traceback shows: a function that is written in Python."""
+    frames = [frame for frame, _ in walk_tb(error.__traceback__)]
+    return any(_is_handler(frame, interrupted) for interrupted, frame in pairwise(frames))
+
+
+def _is_handler(frame: FrameType, interrupted: FrameType) -> bool:
+    """Whether a function was called as a handler is: with a number and the frame that it interrupts.
+
+    This finds one that has replaced itself before it raised, and one that is wrapped, as by functools.partial.
+    """
+    values, code = frame.f_locals, frame.f_code
+    names = code.co_varnames[: code.co_argcount]
+    rest = values.get(code.co_varnames[len(names) + code.co_kwonlyargcount]) if code.co_flags & CO_VARARGS else ()
+    arguments = [*map(values.get, names), *(rest or ())]
+    return any(isinstance(number, int) and given is interrupted for number, given in pairwise(arguments))
+
+
+def is_contained(error: BaseException) -> bool:
+    """Whether `error`, of the training's own code that we have called, ends there: all but Ctrl-C and a signal handler's."""
+    return not (isinstance(error, KeyboardInterrupt) or passed_a_handler(error))
+
+
+@contextmanager
+def contained() -> Iterator[None]:
+    """Contain what the training's own code raises where we call it, SystemExit included: a log handler, a stream, `__int__`."""
+    try:
+        yield
+    except BaseException as error:
+        if not is_contained(error):
+            raise
+
+
+def text_of(value: object, longest: int = 10_000) -> str:
+    """The beginning of `str(value)`, whatever its class does there."""
+    try:
+        return str(value)[:longest]
+    except BaseException as error:
+        if not is_contained(error):
+            raise
+        return f"<{type(value).__name__}, whose text raises {type(error).__name__}>"
+
+
+def say(text: str) -> None:
+    """Print a line on standard error, unless that is closed or its reader is gone."""
+    with contained():
+        if sys.stderr is not None:
+            print(printable(text), file=sys.stderr, flush=True)
+
+
+class TrainingLogger(logging.LoggerAdapter):
+    """Logs from inside a training. Where a handler or a filter of the training's raises, the line goes to standard error."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(logging.getLogger(name))
+
+    def log(self, level: int, msg: object, *args: object, **keywords: Any) -> None:
+        """As `logging.Logger.log`, and raises nothing."""
+        failed = True
+        with contained():
+            # The caller's line, not this one.
+            super().log(level, msg, *args, stacklevel=2, **keywords)
+            failed = False
+        if failed:
+            with contained():
+                say(f"bridge_profiling: {str(msg) % args}")
 
 
 def print_error(error: object) -> None:

@@ -12,15 +12,15 @@ import operator
 import os
 import unicodedata
 from collections.abc import Mapping, Set
-from contextlib import suppress
 
+from bridge_profiling.errors import contained, is_contained, text_of
 from bridge_profiling.printable import printable
 
 #: Longer names are cut: no viewer shows them, and Kineto copies a range's name into every event.
 _MAX_NAME = 1000
 
-#: Longer texts of objects, and larger arrays, do not belong in a manifest.
-_MAX_TEXT, _MAX_ITEMS = 10_000, 10_000
+#: Larger arrays do not belong in a manifest.
+_MAX_ITEMS = 10_000
 
 #: Deeper structures contain themselves, or JSON readers refuse them.
 _MAX_DEPTH = 20
@@ -32,10 +32,10 @@ _UNSAFE = {ord('"'): "'", ord("\\"): "/", 0x7F: " ", **dict.fromkeys(range(0x20)
 def whole_number(value: object) -> int:
     """An integer of 64 bits from any type of number; raises ValueError for everything else."""
     number: int | None = None
-    with suppress(Exception):
+    with contained():
         number = operator.index(value)  # type: ignore[arg-type]
     if number is None and not isinstance(value, str | bytes | bytearray):
-        with suppress(Exception):
+        with contained():
             number = int(exact) if (exact := float(value)).is_integer() else None  # type: ignore[arg-type]
     if number is None or not -(1 << 63) <= number < 1 << 63:
         raise ValueError(f"{shown(value)} is not a whole number of at most 64 bits")
@@ -62,17 +62,9 @@ def whole_text(value: object) -> str:
 
 def is_set(value: object) -> bool:
     """Whether a flag is on. Text is not, nor is a value without a truth, such as a tensor of several elements."""
-    with suppress(Exception):
+    with contained():
         return not isinstance(value, str) and bool(value)
     return False
-
-
-def text_of(value: object, longest: int = _MAX_TEXT) -> str:
-    """`str(value)`, whatever its class does there."""
-    try:
-        return str(value)[:longest]
-    except Exception as error:
-        return f"<{type(value).__name__}, whose text raises {type(error).__name__}>"
 
 
 def shown(value: object) -> str:
@@ -97,8 +89,10 @@ def plain(value: object, depth: int = 0) -> object:
         return "…"
     try:
         return _plain_object(value, depth + 1)
-    except Exception:
-        # Another thread may change it, and any method of a class of the user's may raise.
+    except BaseException as error:
+        if not is_contained(error):
+            raise
+        # Another thread may change it, and any method of a class of the user's may raise or exit.
         return text_of(value)
 
 
@@ -125,6 +119,6 @@ def setting(value: object) -> object:
     if isinstance(value, os.PathLike):
         return os.fsdecode(value)
     if hasattr(value, "tolist") and hasattr(value, "dtype"):
-        with suppress(Exception):
+        with contained():
             return value.tolist()
     return value

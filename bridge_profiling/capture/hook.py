@@ -7,7 +7,6 @@ is synchronized at both edges of the window and nowhere else.
 from __future__ import annotations
 
 import atexit
-import logging
 import os
 import signal
 import sys
@@ -36,12 +35,12 @@ from bridge_profiling.capture.signals import (
 from bridge_profiling.capture.timer import IterationTimer
 from bridge_profiling.capture.window import NEVER, CaptureWindow, WindowSchedule, planned_windows
 from bridge_profiling.config import OUTPUT_DIR_VARIABLE, ProfilingConfig, resolve_output_dir
-from bridge_profiling.errors import ProfilingConfigError, one_line, require
+from bridge_profiling.errors import ProfilingConfigError, TrainingLogger, is_contained, one_line, require
 from bridge_profiling.launch_env import LaunchEnv
 from bridge_profiling.layout import ParallelLayout, select_ranks
 from bridge_profiling.plain import safe_name, shown, whole_number
 
-logger = logging.getLogger(__name__)
+logger = TrainingLogger(__name__)
 
 #: Phases that make no iteration count as slow.
 _LONG_PHASES = frozenset({"checkpoint", "evaluation"})
@@ -67,6 +66,8 @@ class ProfilingHook:
     Leaving the outer `with` in any way (the loop's end, `break`, an exception, SystemExit) writes the capture. So does a
     SIGTERM inside the window: where the process has no handler for it, the loop unwinds with SystemExit, and the hook raises
     the signal again once the capture is written. Outside the window the hook leaves the signal's disposition alone.
+
+    Copies and pickles of a hook, and of what its methods return, profile nothing.
 
     Args:
         config: the `profiling` section; None profiles nothing.
@@ -127,6 +128,10 @@ class ProfilingHook:
         self.facts: dict[str, object] = {}
         self._rank = Rank(rank, layout, work, train_iters, self.facts, timer.durations, timer.running, self._schedule.recorded)
 
+    def __reduce__(self) -> tuple[Callable[..., ProfilingHook], tuple[type[ProfilingHook]]]:
+        # A model, a config or a callback that holds the hook is copied, pickled and sent to other processes.
+        return _inert, (type(self),)
+
     # -- what a training loop calls ------------------------------------------------------------------------------
 
     def __enter__(self) -> ProfilingHook:
@@ -144,10 +149,10 @@ class ProfilingHook:
         try:
             if not iteration < self._edge:  # also where it is not a number (NaN)
                 iteration = self._advance(iteration)
-        except Exception as error:
-            if raised_by_handler(error):
+        except BaseException as error:
+            if raised_by_handler(error) or not is_contained(error):
                 raise
-            # It cannot be compared: not a number.
+            # It cannot be compared: not a number. A pending exit is raised again.
             iteration = self._advance(iteration)
         mark = self._mark
         mark(iteration)
@@ -162,7 +167,9 @@ class ProfilingHook:
         try:
             if name in _LONG_PHASES:
                 self._schedule.long_iterations.append(self._timer.running() or 0)
-        except Exception:
+        except BaseException as error:
+            if not is_contained(error):
+                raise
             name = safe_name(name)  # it has no hash
         if self._window is None and not self._config.nvtx_ranges:
             return _NO_RANGE
@@ -366,6 +373,13 @@ class ProfilingHook:
         return stack
 
 
+def _inert(kind: type[ProfilingHook]) -> ProfilingHook:
+    """A hook that profiles nothing: a copy."""
+    hook = kind.__new__(kind)
+    ProfilingHook.__init__(hook, None, rank=0)
+    return hook
+
+
 class _Ranges(ExitStack):
     """Ranges that never raise on exit: a range is not worth an error in training."""
 
@@ -376,6 +390,9 @@ class _Ranges(ExitStack):
     def __exit__(self, *details: Any) -> None:
         with guarded("a range did not end", self._rank):
             super().__exit__(*details)
+
+    def __reduce__(self) -> tuple[type[AbstractContextManager], tuple[()]]:
+        return nullcontext, ()
 
 
 @cache
@@ -394,7 +411,7 @@ def _ending(error: BaseException | None) -> str:
     if error is None:
         return "training ended"
     if isinstance(error, SystemExit):
-        return f"the process exited (code {error.code})"
+        return f"the process exited (code {shown(error.code)})"
     if isinstance(error, KeyboardInterrupt):
         return "training was interrupted from the keyboard"
     return f"training raised {one_line(error)}"

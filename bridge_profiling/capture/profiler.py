@@ -12,11 +12,11 @@ from pathlib import Path
 from bridge_profiling.capture.files import CaptureFiles
 from bridge_profiling.capture.signals import raised_by_handler
 from bridge_profiling.config import ProfilingConfig
-from bridge_profiling.errors import one_line
+from bridge_profiling.errors import TrainingLogger, one_line, say
 from bridge_profiling.manifest import Status
 from bridge_profiling.printable import printable
 
-logger = logging.getLogger(__name__)
+logger = TrainingLogger(__name__)
 
 
 @contextmanager
@@ -141,7 +141,7 @@ class Profiler:
             logger.info("%s", message)
             if not logger.isEnabledFor(logging.INFO) and self.announces:
                 # A training without logging would not hear of its captures.
-                print(f"bridge_profiling: {message}", file=sys.stderr, flush=True)
+                say(f"bridge_profiling: {message}")
         elif self.status == "missed":
             logger.warning("rank %d: %s captured nothing: %s", rank, self.name, self.reason)
 

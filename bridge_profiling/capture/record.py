@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from importlib import metadata
 
 from bridge_profiling import manifest
@@ -165,15 +166,22 @@ class CaptureRecord:
 
 
 def _versions() -> dict[str, str | None]:
-    found: dict[str, str | None] = {"python": platform.python_version()}
-    for package in _PACKAGES:
-        with suppress(metadata.PackageNotFoundError):
-            found[package] = metadata.version(package)
+    found = dict(_installed())
     torch = sys.modules.get("torch")
     if torch is not None:
         # The package's metadata leaves the build out: 2.11.0, not 2.11.0+cu130.
         found["torch"] = str(torch.__version__)
         found["cuda"] = torch.version.cuda
+    return found
+
+
+@cache
+def _installed() -> dict[str, str | None]:
+    """Read once: at the end of a window the process may have no file descriptor left."""
+    found: dict[str, str | None] = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
+            found[package] = metadata.version(package)
     return found
 
 

@@ -10,12 +10,11 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from inspect import CO_VARARGS
-from itertools import pairwise
 from traceback import walk_tb
-from types import FrameType
 from typing import Any
 from weakref import WeakSet
+
+from bridge_profiling.errors import passed_a_handler
 
 #: The signals that launchers, schedulers, terminals and time limits send, and SIGCHLD: PyTorch's data loaders handle it to
 #: notice a dead worker.
@@ -84,20 +83,7 @@ def raised_by_handler(error: BaseException) -> bool:
     # The code of a function or method, or of an object's `__call__`. `_deliver` itself raises nothing.
     codes = [getattr(one, "__code__", None) for handler in _handlers().values() for one in (handler, handler.__call__)]
     frames = [frame for frame, _ in walk_tb(error.__traceback__)]
-    called = any(_is_handler(frame, interrupted) for interrupted, frame in pairwise(frames))
-    return called or any(frame.f_code in (*codes, _deliver.__code__) for frame in frames)
-
-
-def _is_handler(frame: FrameType, interrupted: FrameType) -> bool:
-    """Whether a function was called as a handler is: with a number and the frame that it interrupts.
-
-    This finds one that has replaced itself before it raised, and one that is wrapped, as by functools.partial.
-    """
-    values, code = frame.f_locals, frame.f_code
-    names = code.co_varnames[: code.co_argcount]
-    rest = values.get(code.co_varnames[len(names) + code.co_kwonlyargcount]) if code.co_flags & CO_VARARGS else ()
-    arguments = [*map(values.get, names), *(rest or ())]
-    return any(isinstance(number, int) and given is interrupted for number, given in pairwise(arguments))
+    return passed_a_handler(error) or any(frame.f_code in (*codes, _deliver.__code__) for frame in frames)
 
 
 def _handlers() -> dict[signal.Signals, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from time import perf_counter
 from types import TracebackType
 
@@ -64,6 +64,13 @@ def _number(mark: int | float) -> int | None:
         return None
 
 
+class _Around(AbstractContextManager):
+    """The base of what is around an iteration: a copy marks nothing."""
+
+    def __reduce__(self) -> tuple[type[AbstractContextManager], tuple[()]]:
+        return nullcontext, ()
+
+
 def _timing(mark: Callable[[float], None]) -> AbstractContextManager:
     """Marks the end of an iteration: with `ProfilingHook.iteration`, everything that runs in each of them.
 
@@ -71,7 +78,7 @@ def _timing(mark: Callable[[float], None]) -> AbstractContextManager:
     saves a sixth of the whole (benchmarks/hook_overhead.py).
     """
 
-    class Timing(AbstractContextManager):
+    class Timing(_Around):
         # `iteration()` has read the clock already, so entering has nothing to do, and the cheapest no-op is a builtin.
         __enter__ = [].clear
 
@@ -87,7 +94,7 @@ def _watching(timer: IterationTimer, ended: Callable[[int, BaseException | None]
     """Marks the end as well, and then calls `ended` with the iteration's number and error if it is still `watched`."""
     end = _timing(timer.mark).__exit__
 
-    class Watching(AbstractContextManager):
+    class Watching(_Around):
         __enter__ = [].clear
 
         @staticmethod

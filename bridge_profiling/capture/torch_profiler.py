@@ -20,7 +20,7 @@ from typing import Any
 from bridge_profiling.atomic import make_directory, private_directory, write_atomically
 from bridge_profiling.capture.profiler import Profiler
 from bridge_profiling.capture.torch_session import TorchSession
-from bridge_profiling.errors import CaptureError
+from bridge_profiling.errors import CaptureError, one_line, say
 from bridge_profiling.plain import plain
 
 #: Enough of a trace's end to hold its name.
@@ -278,7 +278,7 @@ class MemoryProfiler(Profiler):
             self._write(self.files.oom_snapshot(self._ooms))
         except Exception as error:
             # The allocator calls this while it handles its own error; a second one would hide the first.
-            print(f"bridge_profiling: no snapshot of the out-of-memory error: {error}", flush=True)
+            say(f"bridge_profiling: no snapshot of the out-of-memory error: {one_line(error)}")
 
     def stop(self, interrupted: list[int]) -> None:
         """Write the snapshot at the end of the window."""

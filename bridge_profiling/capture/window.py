@@ -6,7 +6,6 @@ runs. Those of requests are posted by another thread; everything else here happe
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -24,10 +23,11 @@ from bridge_profiling.capture.record import CaptureRecord, Rank, WindowPlan
 from bridge_profiling.capture.signals import signals_held
 from bridge_profiling.capture.torch_profiler import MemoryProfiler, TorchProfiler
 from bridge_profiling.config import ProfilingConfig, Window
+from bridge_profiling.errors import TrainingLogger
 from bridge_profiling.launch_env import LaunchEnv
 from bridge_profiling.manifest import Status, Trigger
 
-logger = logging.getLogger(__name__)
+logger = TrainingLogger(__name__)
 
 #: Later than every iteration: there is nothing more to do.
 NEVER = sys.maxsize

@@ -7,7 +7,6 @@ from __future__ import annotations
 import atexit
 import functools
 import inspect
-import logging
 import os
 import subprocess
 import sys
@@ -23,7 +22,7 @@ from typing import Any, ParamSpec, TypeVar, overload
 
 from bridge_profiling.config import ProfilingConfig, resolve_output_dir
 from bridge_profiling.easy.outcome import captures_since, lines
-from bridge_profiling.errors import require
+from bridge_profiling.errors import TrainingLogger, require
 from bridge_profiling.integrations.driver import OutputDir, ProfilingDriver, config_from, current_hook
 from bridge_profiling.launch_env import LaunchEnv
 from bridge_profiling.plain import is_set, whole_text
@@ -32,7 +31,7 @@ from bridge_profiling.printable import printable
 P = ParamSpec("P")
 R = TypeVar("R")
 
-logger = logging.getLogger(__name__)
+logger = TrainingLogger(__name__)
 
 #: Time limit for the summary of one rank's capture.
 _SUMMARY_TIMEOUT_S = 120
@@ -128,6 +127,10 @@ class _Profile:
         self._choosing = threading.Lock()
         self._started_ns = 0
         self.on_written: Callable[[Path], None] = lambda path: None
+
+    def __reduce__(self) -> tuple[type[_Profile], tuple[ProfilingConfig, bool]]:
+        # Ray sends functions with what they refer to.
+        return _Profile, (self._driver.config, self._summary)
 
     def call(self, function: Callable[..., Any], arguments: Any, keywords: Any) -> Any:
         """Make a call, which is an iteration unless it is inside one, in another thread, or after the last one."""

@@ -13,7 +13,6 @@ and results, and a note where they disturb the window; this module switches none
 from __future__ import annotations
 
 import importlib
-import logging
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
@@ -24,13 +23,14 @@ from deepspeed.accelerator import get_accelerator
 
 from bridge_profiling.capture.record import IterationWork
 from bridge_profiling.config import Window
+from bridge_profiling.errors import TrainingLogger
 from bridge_profiling.integrations.driver import END, Batch, LoopProfiling, OutputDir, config_from
 from bridge_profiling.integrations.parallel_layout import FoundLayout, layout_of_sizes
 from bridge_profiling.integrations.phases import PhaseWatch, RangeOf
 from bridge_profiling.launch_env import initialized_distributed
 from bridge_profiling.layout import ParallelLayout
 
-logger = logging.getLogger(__name__)
+logger = TrainingLogger(__name__)
 
 #: Axes of a DeepSpeed pipeline's topology.
 _AXES = {"pipe": "pp", "data": "dp", "model": "tp"}

@@ -6,7 +6,6 @@ Importing this module loads no torch: an unchanged script decides when it does, 
 from __future__ import annotations
 
 import dataclasses
-import logging
 import os
 import signal
 import sys
@@ -22,7 +21,7 @@ from bridge_profiling.capture.hook import ProfilingHook
 from bridge_profiling.capture.record import IterationWork
 from bridge_profiling.capture.signals import raised_by_handler, unwind_on
 from bridge_profiling.config import ProfilingConfig
-from bridge_profiling.errors import ProfilingConfigError, one_line, require
+from bridge_profiling.errors import ProfilingConfigError, TrainingLogger, one_line, require
 from bridge_profiling.launch_env import LAUNCH_VARIABLE, LaunchEnv, initialized_distributed
 from bridge_profiling.layout import ParallelLayout, select_ranks
 from bridge_profiling.plain import shown, whole_number, whole_text
@@ -30,7 +29,7 @@ from bridge_profiling.plain import shown, whole_number, whole_text
 if TYPE_CHECKING:
     from bridge_profiling.integrations.phases import PhaseMemory, PhaseWatch, RangeOf
 
-logger = logging.getLogger(__name__)
+logger = TrainingLogger(__name__)
 
 Batch = TypeVar("Batch")
 Result = TypeVar("Result")

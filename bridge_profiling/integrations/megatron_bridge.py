@@ -10,17 +10,17 @@ the switches of the built-in profiling and, before Bridge 0.6, the handler of th
 from __future__ import annotations
 
 import dataclasses
-import logging
 import signal
 import threading
 from typing import Any
 
 from bridge_profiling.config import DEFAULT_MEMORY_SNAPSHOT_PATH, PROFILERS
+from bridge_profiling.errors import TrainingLogger
 from bridge_profiling.integrations.driver import SETTINGS, Closing, OutputDir, ProfilingDriver, config_from, world_size
 from bridge_profiling.launch_env import LaunchEnv
 from bridge_profiling.layout import ParallelLayout
 
-logger = logging.getLogger(__name__)
+logger = TrainingLogger(__name__)
 
 
 class ProfilingCallback(Closing):

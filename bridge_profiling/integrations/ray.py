@@ -15,7 +15,6 @@ begin and end. Never starts Ray, and never changes a worker that is not selected
 from __future__ import annotations
 
 import functools
-import logging
 import os
 import re
 import sys
@@ -25,14 +24,14 @@ from pathlib import Path
 from typing import Any
 
 from bridge_profiling.config import OUTPUT_DIR_VARIABLE, ProfilingConfig, resolve_output_dir
-from bridge_profiling.errors import CaptureError, require
+from bridge_profiling.errors import CaptureError, TrainingLogger, require
 from bridge_profiling.integrations.driver import Closing, OutputDir, ProfilingDriver, config_from
 from bridge_profiling.launch_env import LAUNCH_VARIABLE
 from bridge_profiling.layout import ParallelLayout
 from bridge_profiling.nsys.command import NsysVersion, find_nsys, ray_options
 from bridge_profiling.ray_request import RayRequest, changed_by_a_shell, check_options
 
-logger = logging.getLogger(__name__)
+logger = TrainingLogger(__name__)
 
 #: Next to the workers' own directories: reports under the names that nsys gave them.
 _REPORTS = "nsight"

@@ -14,7 +14,6 @@ from __future__ import annotations
 import functools
 import importlib.abc
 import importlib.util
-import logging
 import sys
 import warnings
 import weakref
@@ -25,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from bridge_profiling.capture.signals import raised_by_handler
 from bridge_profiling.config import ProfilingConfig
+from bridge_profiling.errors import TrainingLogger
 from bridge_profiling.integrations.driver import ProfilingDriver
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from bridge_profiling.integrations.phases import ForwardCalls
 
-logger = logging.getLogger(__name__)
+logger = TrainingLogger(__name__)
 
 #: Another optimizer becomes the leader after this many steps without one of the leader: a training in phases may keep the
 #: first phase's optimizer. Alternating schemes make fewer steps in a row (a critic's 80 or 100).
@@ -187,7 +187,7 @@ class ScriptProfiling:
     def _report_missed(self) -> None:
         """Log why nothing was captured and what to type instead, on one rank."""
         # A script that configures logging silences existing loggers.
-        logger.disabled = False
+        logger.logger.disabled = False
         steps, window = self._steps, self._driver.config.window
         if steps > window.start or not self._driver.on_first_rank:
             return

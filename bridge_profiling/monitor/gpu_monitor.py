@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,13 +11,13 @@ from threading import Lock
 from time import monotonic, time
 from typing import Any, TextIO
 
-from bridge_profiling.errors import ProfilingConfigError, require
+from bridge_profiling.errors import ProfilingConfigError, TrainingLogger, require
 from bridge_profiling.monitor.gpus import Gpus
 from bridge_profiling.monitor.metrics import GPU_METRICS, MACHINE_METRICS, Readings
 from bridge_profiling.monitor.processes import Machine
 from bridge_profiling.monitor.sampler import PeriodicThread
 
-logger = logging.getLogger(__name__)
+logger = TrainingLogger(__name__)
 
 #: Samples that are kept: more than 40 minutes at the default interval. The summary covers all samples.
 _KEPT = 10_000

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -11,9 +10,10 @@ from functools import partial
 from time import monotonic, thread_time
 from typing import Any
 
+from bridge_profiling.errors import TrainingLogger
 from bridge_profiling.monitor.metrics import GPU_METRICS, Readings
 
-logger = logging.getLogger(__name__)
+logger = TrainingLogger(__name__)
 
 #: NVML functions, the constant that each takes, and the metrics in its answer: attribute (None: the answer itself) and unit.
 _QUERIES: tuple[tuple[str, str | None, dict[str, tuple[str | None, float]]], ...] = (

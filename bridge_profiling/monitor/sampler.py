@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
 from collections.abc import Callable, Iterator, Sequence
@@ -11,7 +10,7 @@ from threading import TIMEOUT_MAX, Event, Thread
 from time import monotonic, thread_time, time
 from typing import Any, Literal
 
-from bridge_profiling.errors import ProfilingConfigError, require
+from bridge_profiling.errors import ProfilingConfigError, TrainingLogger, require
 from bridge_profiling.launch_env import LaunchEnv
 from bridge_profiling.monitor.alerts import ALERTS, Alert, LeakAlert, LimitAlert, Limits, SlowIterationAlert, usual_leaks
 from bridge_profiling.monitor.gpus import EnergyMeter, Gpus
@@ -20,7 +19,7 @@ from bridge_profiling.monitor.outputs import JsonLines, Prometheus, Sink, Tensor
 from bridge_profiling.monitor.processes import Machine, Processes
 from bridge_profiling.monitor.training import Counters, TimesIterations, TrainingMonitor
 
-logger = logging.getLogger(__name__)
+logger = TrainingLogger(__name__)
 
 #: Seconds between two alerts of a kind: a lasting condition is reported once a minute.
 _BETWEEN_ALERTS = 60.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,11 +13,11 @@ from threading import Lock
 from time import perf_counter_ns
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from bridge_profiling.errors import one_line
+from bridge_profiling.errors import TrainingLogger, one_line
 from bridge_profiling.monitor.metrics import TRAINING_METRICS, Readings
 from bridge_profiling.plain import shown, whole_number, whole_text
 
-logger = logging.getLogger(__name__)
+logger = TrainingLogger(__name__)
 
 #: More than any counter counts, and a number that a float holds.
 _MOST = 1e300

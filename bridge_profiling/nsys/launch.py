@@ -7,7 +7,6 @@ holds the reason. An nsys that was started elsewhere is read from /proc.
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import signal
@@ -21,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bridge_profiling.atomic import make_directory
-from bridge_profiling.errors import CaptureError, one_line
+from bridge_profiling.errors import CaptureError, TrainingLogger, one_line
 from bridge_profiling.nsys.channel import CHANNEL_VARIABLE, REFUSED_VARIABLE, Channel, Exit, Spec
 from bridge_profiling.nsys.command import (
     DIRECTIVES_VARIABLE,
@@ -43,7 +42,7 @@ from bridge_profiling.processes import (
 )
 from bridge_profiling.redaction import redact_command
 
-logger = logging.getLogger(__name__)
+logger = TrainingLogger(__name__)
 
 
 def runs_under_nsys(environ: Mapping[str, str] = os.environ) -> bool:

@@ -1,13 +1,18 @@
 """The training comes first: whatever a loop passes, and whichever thread it calls from, nothing of ours raises into it."""
 
+import copy
 import inspect
 import json
+import logging
+import pickle
+import shutil
 import subprocess
 import sys
 import threading
 import tracemalloc
 from contextlib import AbstractContextManager
 from pathlib import Path
+from unittest.mock import ANY
 
 import numpy as np
 import pytest
@@ -19,7 +24,7 @@ from bridge_profiling.config import parse_steps
 from bridge_profiling.easy import MemoryProfiler, PerformanceCounter, phase, phase_times, reset_phase_times
 from bridge_profiling.integrations.ddp_fsdp import Profiling
 from bridge_profiling.monitor import Counters, TrainingMonitor
-from tests.capture.conftest import run
+from tests.capture.conftest import at, raising, run
 from tests.hostile.threads import CASES
 
 __all__ = ["run"]
@@ -32,6 +37,16 @@ class Rude:
         raise ZeroDivisionError
 
     __str__ = __repr__ = __hash__ = __eq__ = __ge__ = __int__ = __index__ = __float__ = __bool__ = __iter__ = _raise
+
+
+class Leaving:
+    """An object whose every method ends the process; but for `__repr__`, which pytest calls."""
+
+    def _leave(self, *others: object) -> None:
+        raise SystemExit(3)
+
+    __str__ = __hash__ = __eq__ = __lt__ = __gt__ = __int__ = __index__ = __float__ = __bool__ = __iter__ = _leave
+    __fspath__ = _leave
 
 
 CYCLE: list = []
@@ -47,7 +62,7 @@ CYCLE.append(CYCLE)
         (lambda number: np.int32(number) if number % 2 else number, ("complete", [2, 3])),
         *(
             (lambda number, of=of: of, ("failed", None))
-            for of in ("3", 1.5, 10**400, 1 << 63, float("inf"), float("nan"), np.float32("nan"), Rude(), [1])
+            for of in ("3", 1.5, 10**400, 1 << 63, float("inf"), float("nan"), np.float32("nan"), Rude(), Leaving(), [1])
         ),
         (lambda number: number if number < 3 else None, ("failed", None)),
         (lambda number: float("-inf"), ("missed", None)),
@@ -70,6 +85,7 @@ FACTS = [
     (float("nan"), "nan"), (float("-inf"), "-inf"), (10**4000, "an integer of 13288 bits"), (b"x", "b'x'"),
     (torch.float16, "torch.float16"), (threading.Lock, "<built-in function allocate_lock>"), ("\ud800", "\ud800"),
     (ProfilingConfigError("no"), "no."), (Rude(), "<Rude, whose text raises ZeroDivisionError>"),
+    (Leaving(), "<Leaving, whose text raises SystemExit>"), ({Path: [Leaving()]}, ANY),
 ]  # fmt: skip
 
 
@@ -86,7 +102,7 @@ def test_facts_of_any_type_are_written(run):
 NAMES = [
     ('a"b', "a'b"), ("c\\b", "c/b"), ("a\\q", "a/q"), ("a\nb", "a b"), ("\x00\x1b[0m", "  [0m"), ("\ud800", "U+D800"),
     ("ünï", "uni"), ("ж", "U+0436"), ("x" * 2000, "x" * 1000), (7, "7"), (None, "None"), (["a"], "['a']"), ({}, "{}"),
-    (Rude(), "<Rude, whose text raises ZeroDivisionError>"),
+    (Rude(), "<Rude, whose text raises ZeroDivisionError>"), (Leaving(), "<Leaving, whose text raises SystemExit>"),
 ]  # fmt: skip
 
 
@@ -197,3 +213,98 @@ def test_threads_and_profilers_of_the_training_end_as_without_us(tmp_path):
         code, *manifests = outcomes[case.__name__]
         assert (case.__name__, code, [found for found, _ in manifests]) == (case.__name__, 0, [status])
         assert reason in (manifests[0][1] or "")
+
+
+class Refusing(logging.Handler):
+    """A log handler, or a standard error, of a training that takes nothing."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__()
+        self._error = error
+
+    def emit(self, *_: object) -> None:
+        raise self._error
+
+    write = emit
+
+
+FAULTS = ["none", "the folder cannot be made", "the folder is replaced", "a number that is none"]
+
+
+@pytest.mark.parametrize("error", [RuntimeError(), SystemExit(3)], ids=repr)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_log_handler_that_raises_or_exits_ends_no_training_and_costs_no_capture(run, monkeypatch, capfd, fault, error):
+    logger, handler = logging.getLogger("bridge_profiling"), Refusing(error)
+    monkeypatch.setattr(logger, "level", logging.INFO)
+    monkeypatch.setattr(logger, "handlers", [handler])
+    root = run.root / "torch" / "iter-2-4" if fault == FAULTS[2] else run.root
+    if fault == FAULTS[1]:
+        root.write_text("in the way")
+    with ProfilingHook(run.config(2, 4), rank=0, output_dir=run.root) as hook:
+        for number in range(6):
+            with hook.iteration("3" if fault == FAULTS[3] and number == 3 else number):
+                torch.ones(2)
+            if fault == FAULTS[2] and number == 2:
+                shutil.rmtree(root)
+                root.write_text("in the way")
+    said = {FAULTS[0]: "captured iterations 2 to 3", FAULTS[1]: "nothing will be captured"}
+    assert said.get(fault, "Training goes on") in capfd.readouterr().err
+    if fault != FAULTS[1]:
+        assert run.outcome("iter-2-4") == (("complete", [2, 3]) if fault == FAULTS[0] else ("failed", None))
+
+
+@pytest.mark.parametrize("stream", [None, Refusing(BrokenPipeError()), Refusing(SystemExit())], ids=["none", "pipe", "exit"])
+def test_a_training_without_standard_error_keeps_its_capture(run, monkeypatch, stream):
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setattr(sys, "stdout", stream)
+    run.train(run.config(1, 2), range(3))
+    assert run.outcome("iter-1-2") == ("complete", [1])
+
+
+@pytest.mark.parametrize("kind", [Rude, Leaving])
+def test_an_exception_without_a_text_leaves_the_capture(run, kind):
+    error = type("Error", (kind, Exception), {})()
+    with pytest.raises(type(error)):
+        run.train(run.config(1, 3), range(4), on_iteration=at(2, raising(error)))
+    assert run.outcome("iter-1-3") == ("partial", [1])
+    assert "training raised Error: <Error, whose text raises " in run.manifest("iter-1-3")["reason"]
+
+
+def test_a_working_directory_that_is_gone_is_a_directory_that_cannot_be_written(run, tmp_path, monkeypatch, caplog):
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    run.root = Path("profiles")
+    run.train(run.config(1, 2), range(3))
+    assert (len(run.losses), caplog.text.count("nothing will be captured")) == (3, 1)
+
+
+def test_copies_and_pickles_of_what_holds_a_hook_profile_nothing(run):
+    """Also while a window is open, and of a subclass with arguments of its own; the original's capture is untouched."""
+
+    class Own(ProfilingHook):
+        def __init__(self, root: Path) -> None:
+            super().__init__(run.config(2, 4), rank=0, output_dir=root)
+
+    model = torch.nn.Linear(2, 2)
+    with ProfilingHook(run.config(2, 4), rank=0, output_dir=run.root) as hook:
+        model.hook, model.range, model.own = hook, hook.range, [Own(run.root)]
+        for number in range(6):
+            model.around = hook.iteration(number)
+            with model.around, hook.range("whole"):
+                model.inner = hook.range("inner")
+                copies = [copy.deepcopy(model), copy.copy(model.hook), copy.copy(model.own[0])]
+                del model.own
+                copies += [pickle.loads(pickle.dumps(model)), pickle.loads(pickle.dumps(model.range))("theirs")]
+                model.own = [Own(run.root)]
+                with copies[0].around, copies[3].around, copies[0].inner, copies[4]:
+                    assert [type(one) for one in (copies[0].hook, copies[0].own[0], copies[2])] == [ProfilingHook, Own, Own]
+                for one in (copies[0].hook, copies[0].own[0], copies[1], copies[2], copies[3].hook):
+                    with one:
+                        for theirs in range(5):
+                            with one.iteration(theirs), one.range("theirs"):
+                                assert not one.capturing
+    assert run.folders() == ["iter-2-4"]
+    assert run.outcome("iter-2-4") == ("complete", [2, 3])
+    assert not [event for event in run.trace("iter-2-4") if event["name"] == "theirs"]

@@ -7,7 +7,6 @@ Ranks do not communicate otherwise.
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
 import statistics
@@ -29,7 +28,7 @@ from bridge_profiling.capture.profiler import guarded
 from bridge_profiling.capture.record import Rank, WindowPlan
 from bridge_profiling.capture.window import WindowSchedule
 from bridge_profiling.config import PROFILERS, ProfilingConfig
-from bridge_profiling.errors import CaptureError, ProfilingConfigError, one_line, require
+from bridge_profiling.errors import CaptureError, ProfilingConfigError, TrainingLogger, one_line, require
 from bridge_profiling.launch_env import LaunchEnv
 from bridge_profiling.manifest import Trigger
 from bridge_profiling.nsys.launch import runs_under_nsys
@@ -37,7 +36,7 @@ from bridge_profiling.printable import printable
 from bridge_profiling.processes import is_running, pid_space
 from bridge_profiling.slow_iterations import COOL_DOWN, SlowWatch
 
-logger = logging.getLogger(__name__)
+logger = TrainingLogger(__name__)
 
 #: Training that ends waits at most this long for a thread that may hang in a file system.
 _STOP_SECONDS = 2.0
