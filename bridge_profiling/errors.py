@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import logging
 import sys
 from collections.abc import Iterable, Iterator
@@ -131,6 +132,25 @@ class TrainingLogger(logging.LoggerAdapter):
         if failed:
             with contained():
                 say(f"bridge_profiling: {str(msg) % args}")
+
+
+def shortage(error: BaseException | None) -> str | None:
+    """The resource that a machine is short of, if an error or one of its causes says so; None for any other error.
+
+    Libraries are recognized by the names of their errors, so that none is imported.
+    """
+    while error is not None:
+        name, text = type(error).__name__, str(error)
+        unmapped = isinstance(error, ImportError) and ("failed to map segment" in text or "annot allocate memory" in text)
+        out_of_memory = isinstance(error, MemoryError) or name == "OutOfMemoryException" or unmapped
+        if out_of_memory or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
+            return "there is not enough memory. Use a machine with more, or raise the limit (ulimit -v, or the job's)"
+        if isinstance(error, RuntimeError) and "start new thread" in text:
+            return "no thread can be started. Raise the limit of processes (ulimit -u) or of memory (ulimit -v)"
+        if name == "IOException":  # DuckDB's
+            return text.partition("\n")[0]
+        error = error.__cause__ or error.__context__
+    return None
 
 
 def print_error(error: object) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from bridge_profiling.analysis.questions import Answer, Blocks, Collected, Columns, Derived, Given, Input
 from bridge_profiling.analysis.registry import QUESTIONS
-from bridge_profiling.errors import TraceError
+from bridge_profiling.errors import TraceError, shortage
 from bridge_profiling.regular_files import size_bytes
 from bridge_profiling.traces import cache
 from bridge_profiling.traces.discover import Capture
@@ -50,6 +50,7 @@ class RankResult:
     info: RankInfo
     entry: Path | None
     answers: tuple[Answer, ...] = ()
+    unkept: str | None = None  # why its Parquet could not be written where it was to be kept
 
 
 def answer_rank(task: RankTask) -> RankResult | str:
@@ -59,10 +60,10 @@ def answer_rank(task: RankTask) -> RankResult | str:
     except TraceError as error:
         return str(error)
     except OSError as error:
-        return f"{task.path} cannot be read: {error.strerror or error}"
+        return f"{task.path} cannot be read: {shortage(error) or error.strerror or error}"
     except Exception as error:  # a bug of a reader must name the file too
-        return f"{task.path} cannot be read: {type(error).__name__}: {error}"
-    return RankResult(tables.info, entry, answers_of(tables, task.questions))
+        return f"{task.path} cannot be read: {shortage(error) or f'{type(error).__name__}: {error}'}"
+    return RankResult(tables.info, entry, answers_of(tables, task.questions), tables.unkept)
 
 
 class RankQuestions:
@@ -193,4 +194,4 @@ def _load(task: RankTask) -> tuple[RankTables, Path | None]:
         cache.write(tables, entry)
     except OSError:
         return tables, None
-    return cache.reopened(tables, entry), entry
+    return replace(cache.reopened(tables, entry), unkept=tables.unkept), entry

@@ -35,6 +35,7 @@ from bridge_profiling.analysis.questions import (
 from bridge_profiling.analysis.registry import WITH_EVERY_PASS
 from bridge_profiling.analysis.workers import Engine, ProcessEngine, here
 from bridge_profiling.errors import TraceError
+from bridge_profiling.layout import name_ranks
 from bridge_profiling.manifest import RankCapture, find_captures
 from bridge_profiling.regular_files import modified_ns, size_bytes
 from bridge_profiling.traces import cache
@@ -277,6 +278,10 @@ class Session:
 
     def _open(self, read: Sequence[RankResult]) -> list[RankResult]:
         self._errors += [result.info.error for result in read if result.info.error is not None]
+        unkept = {result.info.rank: result.unkept for result in read if result.unkept is not None}
+        if self._parquet is not None and unkept:
+            ranks, reason = name_ranks(sorted(unkept)), next(iter(unkept.values()))
+            self._errors.append(f"{self._parquet} lacks the tables of {ranks}, which cannot be written: {reason}")
         self._loaded = self._one_of_each(read)
         captures, scratch = self._captures, Path(self._scratch.name)
         entries = [result.entry for result in self._loaded if result.entry is not None and result.entry.parent != scratch]

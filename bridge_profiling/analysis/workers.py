@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
 from typing import Any, Generic, Protocol, TypeVar
 
-from bridge_profiling.errors import ProfilingConfigError, did_you_mean, install_command
+from bridge_profiling.errors import ProfilingConfigError, did_you_mean, install_command, shortage
 
 #: Time limit for a connection to a Ray cluster. Ray itself would try for minutes.
 _CONNECT_S = 10
@@ -103,7 +103,7 @@ class ProcessEngine:
             request = pickle.dumps((function, task))
             worker = self._idle.pop() if self._idle else _Worker()
         except Exception as error:  # the task cannot be pickled, or no process can be started
-            return None, f"{type(error).__name__}: {error}"
+            return None, shortage(error) or f"{type(error).__name__}: {error}"
         self._running.add(worker)
         try:
             found = worker.call(request)
@@ -198,7 +198,7 @@ def call(function: Callable[[T], R], task: T) -> tuple[R | None, str | None]:
     try:
         return function(task), None
     except Exception as error:  # a damaged capture must not end the others
-        return None, f"{type(error).__name__}: {error}"
+        return None, shortage(error) or f"{type(error).__name__}: {error}"
 
 
 def call_pickled(request: bytes) -> tuple[Any, str | None]:
@@ -207,7 +207,7 @@ def call_pickled(request: bytes) -> tuple[Any, str | None]:
         try:
             function, task = pickle.loads(request)
         except Exception as error:  # the other machine has another version of this package, or none
-            return None, f"{type(error).__name__}: {error}"
+            return None, shortage(error) or f"{type(error).__name__}: {error}"
         found = call(function, task)
     if not gc.get_freeze_count():
         # The first task has imported everything. Later collections of garbage need not go through that: 4% of the time.
@@ -221,7 +221,10 @@ def serve(descriptor: int) -> None:
     parent = Connection(descriptor)
     with contextlib.suppress(EOFError):
         while True:
-            parent.send(call_pickled(parent.recv_bytes()))
+            try:
+                parent.send(call_pickled(parent.recv_bytes()))
+            except MemoryError as error:  # nothing was sent of an answer that could not be pickled
+                parent.send((None, shortage(error)))
 
 
 class _NoPandas:
@@ -252,7 +255,13 @@ signal.signal(signal.SIGINT, signal.SIG_IGN)
 for name in sys.argv[3:]:
     del os.environ[name]
 sys.path[:] = json.loads(sys.argv[1])
-from bridge_profiling.analysis.workers import serve
+try:
+    from bridge_profiling.analysis.workers import serve
+except Exception as error:
+    from multiprocessing.connection import Connection
+    from bridge_profiling.errors import shortage
+    Connection(int(sys.argv[2])).send((None, shortage(error) or f"its worker cannot start: {type(error).__name__}: {error}"))
+    sys.exit(1)
 serve(int(sys.argv[2]))
 """
 

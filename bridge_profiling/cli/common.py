@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import inspect
+import io
 import os
 import signal
 import subprocess
@@ -19,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from bridge_profiling.errors import ProfilingConfigError, TraceError, did_you_mean, install_command, require
+from bridge_profiling.errors import ProfilingConfigError, TraceError, did_you_mean, install_command, require, shortage
 from bridge_profiling.printable import printable
 
 if TYPE_CHECKING:
@@ -31,6 +33,9 @@ if TYPE_CHECKING:
 
 #: Exit codes.
 FAILURE, USAGE, REGRESSION, UNDECIDED, INTERRUPTED = 1, 2, 3, 4, 130
+
+#: Errors of a disk: a request that can be carried out elsewhere has failed.
+_DISK_FAILURES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 #: Typer's or Click's, depending on Typer's release.
 _UsageError: type[Any]
@@ -178,10 +183,22 @@ with_flags = functools.partial(with_options, flags=True)
 def exit_code(app: typer.Typer) -> int:
     """Run an app's command, and print what ended it on one line of standard error."""
     try:
-        return app(standalone_mode=False) or 0
+        # The number of a closed standard stream would be that of the next file to be opened, and children write to it.
+        while (unused := os.open(os.devnull, os.O_RDWR)) <= 2:
+            os.set_inheritable(unused, True)
+        os.close(unused)
+        sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
+        if sys.stdout is None:
+            raise OSError("standard output is closed. Redirect it, to /dev/null for instance")
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            # Captures hold names in any script, and our sentences dashes and arrows: what an encoding lacks becomes "?".
+            sys.stdout.reconfigure(errors="replace")
+        code = app(standalone_mode=False) or 0
+        sys.stdout.flush()
+        return code
     except ProfilingConfigError as error:
         print_error(str(error))
-        return USAGE
+        return FAILURE if getattr(error.__cause__, "errno", None) in _DISK_FAILURES else USAGE
     except _ClickException as error:
         message = error.format_message().strip()
         if type(error).__name__ == "NoArgsIsHelpError":
@@ -195,7 +212,8 @@ def exit_code(app: typer.Typer) -> int:
         return USAGE if isinstance(error, _UsageError) else FAILURE
     except (TraceError, OSError) as error:
         filename = getattr(error, "filename", None)
-        print_error(f"{filename}: {error.strerror}" if filename else str(error))  # type: ignore[union-attr]
+        reason = getattr(error, "strerror", None) or str(error)
+        print_error(shortage(error) or (f"{filename}: {reason}" if filename else reason))
         return FAILURE
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] == "bridge_profiling":
@@ -204,6 +222,11 @@ def exit_code(app: typer.Typer) -> int:
         return USAGE
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
+    except Exception as error:
+        if (short := shortage(error)) is None:
+            raise
+        print_error(short)
+        return FAILURE
 
 
 def note(text: str, *, err: bool = False) -> None:

@@ -7,14 +7,13 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from typer import Option
 
-from bridge_profiling.cli.common import note
+from bridge_profiling.cli.common import FAILURE, note
 from bridge_profiling.errors import ProfilingConfigError
 
 
@@ -32,7 +31,8 @@ def monitor(
 ) -> None:
     """Log GPU and process readings until Ctrl-C: on the terminal, as JSON lines, for Prometheus or TensorBoard.
 
-    A metric that cannot be read is reported as unavailable, with the reason. Exit code 2: invalid request.
+    A metric that cannot be read is reported as unavailable, with the reason. Exit code 1: an output did not
+    take every sample, as on a full disk. 2: invalid request.
     """
     from importlib.resources import files
 
@@ -86,11 +86,13 @@ def monitor(
         signal.signal(number, lambda *_: watching.ended.set())
     with watching:
         watching.ended.wait(duration)
-    with suppress(OSError):
+    try:
         sys.stdout.flush()
-        return
-    # The reader has closed the pipe; without this Python would print an error at exit.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError:
+        # The reader has closed the pipe; without this Python would print an error at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if watching.failed_sinks:
+        raise typer.Exit(FAILURE)
 
 
 def _pid(text: str) -> int:

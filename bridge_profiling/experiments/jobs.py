@@ -131,7 +131,7 @@ class Job:
 
 def find_experiment(name: str, environ: Mapping[str, str] = os.environ) -> Path:
     """The directory of an experiment, given that directory, one of its jobs', its id, or its title (the newest wins)."""
-    home = Path(environ.get("NEMORUN_HOME") or Path.home() / ".nemo_run") / "experiments"
+    home = Path(environ.get("NEMORUN_HOME") or os.path.expanduser("~/.nemo_run")) / "experiments"
     homes = [home, Path(_CHECKOUT_HOME) / "experiments"]
     job_of = [Path(name).absolute().parent] if Path(name).is_dir() else []
     for place in (

@@ -123,6 +123,7 @@ class Monitor:
         sample: the last sample, None before the first.
         alerts: number of alerts of each kind, including those not reported because they repeated within a minute.
         ended: set when the reader of an output, such as a pipe, has closed it.
+        failed_sinks: ids of the outputs that lack a sample, as on a full disk.
     """
 
     def __init__(
@@ -160,7 +161,7 @@ class Monitor:
         serve = partial(Prometheus, bind=bind)
         outputs: tuple[tuple[Callable[..., Sink], Any], ...] = ((JsonLines, jsonl), (serve, port), (TensorBoard, tensorboard))
         self._to_open = [partial(make, where) for make, where in outputs if where is not None]
-        self._failed_sinks: set[int] = set()
+        self.failed_sinks: set[int] = set()
         self._slow = slow_iterations or SlowIterationAlert()
         self._leaks = leaks if leaks is not None else [leak for memory in ("device", "host") for leak in usual_leaks(memory)]
         self._limits, self._energy, self._machine = LimitAlert(limits), EnergyMeter(), Machine()
@@ -245,6 +246,6 @@ class Monitor:
         except BrokenPipeError:
             self.ended.set()
         except Exception as error:
-            if id(sink) not in self._failed_sinks:
-                self._failed_sinks.add(id(sink))
+            if id(sink) not in self.failed_sinks:
+                self.failed_sinks.add(id(sink))
                 logger.error("monitoring: %s does not accept samples: %s", type(sink).__name__, error)

@@ -9,7 +9,6 @@ and the capture; otherwise the capture is read again. The entries of a directory
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import importlib
 import os
@@ -136,9 +135,12 @@ def _load_cached(capture: Capture, folders: Sequence[Path]) -> RankTables:
     if unfinished or not origin.is_of(Origin.of(capture.path)):
         return tables  # it was written to meanwhile, or is being written
     for folder in folders:
-        with contextlib.suppress(OSError):
+        try:
             write(tables, folder / name, capture, origin)
             return reopened(tables, folder / name)
+        except OSError as error:
+            # PyArrow's own text of a full disk takes two sentences.
+            tables = replace(tables, unkept=os.strerror(error.errno) if error.errno else str(error))
     return tables
 
 

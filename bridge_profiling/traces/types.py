@@ -96,6 +96,7 @@ class RankTables:
     info: RankInfo
     tables: Mapping[str, pa.Table]  # for each name in `tables.SCHEMAS` that this capture fills; `cache` reads a table on use
     entry: Path | None = None  # the cache folder that holds them as Parquet
+    unkept: str | None = None  # why no such folder could be written
 
     def __getitem__(self, name: str) -> pa.Table:
         """The table of that name; empty, with its schema, when the capture has none."""
