@@ -279,7 +279,7 @@ class Run:
         return self.ask("flame_graph", least_share=least_share)
 
     def copies(self) -> pa.Table:
-        """Copies: direction, pinned or pageable, bytes, bandwidth."""
+        """Copies and memsets: direction, pinned or pageable, bytes, bandwidth."""
         return self.ask("copies")
 
     def gpu_metrics(self) -> pa.Table:

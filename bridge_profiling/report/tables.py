@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
@@ -141,6 +143,28 @@ def pipeline_waits(rows: Rows) -> TableView:
     return table("pipeline-waits", title, rows, columns)
 
 
+def _size(name: str) -> Callable[[Row], Cell | str]:
+    """A grid or a block without dimensions of 1 at the end; "+" where launches differ."""
+
+    def cell(row: Row) -> Cell | str:
+        if row[name] is None:
+            return words.UNKNOWN
+        sizes = [int(size) for size in row[name].split("x")]
+        shown = re.sub(r"(x1)+$", "", row[name]) + ("+" if name == "grid" and row["configurations"] > 1 else "")
+        return Cell(shown, math.prod(sizes))
+
+    return cell
+
+
+#: The most frequent launch of a kernel.
+_LAUNCH: Mapping[str, Any] = {
+    "grid": _size("grid"),
+    "block": _size("block"),
+    "registers": of("registers_per_thread"),
+    "shared": of("shared_memory_bytes", words.size),
+}
+
+
 def kernels(rows: Rows, count: int) -> TableView:
     """Rows of `Run.kernels(by_rank=False)`."""
     total_us = sum(row["total_us"] for row in rows) or 1.0
@@ -151,8 +175,11 @@ def kernels(rows: Rows, count: int) -> TableView:
         "total ms": ms("total_us"),
         "share": lambda row: Cell(words.percent(row["total_us"] / total_us), row["total_us"]),
         **{f"{name} µs": of(f"{name}_us", _MICROSECONDS) for name in ("mean", "min", "max")},
+        **(_LAUNCH if any(row["configurations"] for row in rows) else {}),
         "name": lambda row: words.short(row["name"]),
     }
+    if any(row["configurations"] > 1 for row in shown):
+        note = f"{note} A + after the grid: launches differ, and the most frequent is shown.".strip()
     kinds = sorted({row["group"] for row in shown})
     title = "Kernels of all ranks, over the whole capture"
     return table("kernels", title, shown, columns, name_last=True, filters=kinds, sorted_by=2, note=note)
@@ -243,7 +270,7 @@ def copies(rows: Rows, count: int) -> TableView:
         "GB/s": of("bandwidth_gbs", words.bandwidth),
         "kind": copy_kind,
     }
-    return table("copies", "Copies over the whole capture", shown, columns, note=note)
+    return table("copies", "Copies and memsets over the whole capture", shown, columns, note=note)
 
 
 def gpu_metrics(rows: Rows, count: int) -> TableView:

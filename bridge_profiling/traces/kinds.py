@@ -5,7 +5,9 @@ A kernel is judged by its own qualified name (`ncclDevKernel_…`, `deep_ep::…
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -102,6 +104,14 @@ def torch_operation(name: str) -> str:
     """torch's name of a collective (`allgather_into_tensor_coalesced`, `_reduce_scatter_base`) as `collectives.operation`."""
     plain = re.sub(r"_(?:base|tensor|into|coalesced|single|v)(?=_|$)", "", name.lower()).replace("_", "")
     return _TORCH_OPERATIONS.get(plain.removesuffix("v"), _TORCH_OPERATIONS.get(plain, name))
+
+
+def configuration(grid: Sequence[int], block: Sequence[int], registers: int | None, shared_bytes: int | None) -> str | None:
+    """A kernel's launch as `device_events.configuration`; None where it is not recorded, or no GPU can launch it."""
+    numbers = [number for number in (*grid, *block, registers, shared_bytes) if number is not None]
+    if len(grid) != 3 or len(block) != 3 or not all(0 <= number < 1 << 31 for number in numbers) or 0 in (*grid, *block):
+        return None
+    return json.dumps([[*grid], [*block], registers, shared_bytes], separators=(",", ":"))
 
 
 @lru_cache(maxsize=_NAMES)

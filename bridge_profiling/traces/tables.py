@@ -49,6 +49,9 @@ DEVICE_EVENTS = pa.schema(
         ("direction", NAME),  # of a copy: HtoD | DtoH | DtoD | PtoP | HtoH | other; null otherwise
         ("from_memory", NAME),  # of a copy: pageable | pinned | device | managed | array | unknown; null otherwise
         ("to_memory", NAME),
+        # Of a kernel: JSON text of its grid, its blocks, registers of a thread and bytes of shared memory of a block,
+        # "[[256,1,1],[128,1,1],32,1024]"; null where the profiler records no grid.
+        ("configuration", NAME),
     ]
 )
 

@@ -74,13 +74,14 @@ def test_copies_by_direction_and_memory_with_their_bandwidth():
         copy("HtoD", "pageable", 3000, None),
         copy("HtoD", "pinned", 4000, 50_000),
         copy("DtoD", "device", 6000, 900_000),
-        work("memset", 0, 500, bytes=7),
+        work("memset", 0, 500, bytes=7000),
     ]
-    names = ("direction", "from_memory", "host_memory", "count", "bytes", "total_us", "bandwidth_gbs")
+    names = ("kind", "direction", "from_memory", "host_memory", "count", "bytes", "total_us", "bandwidth_gbs")
     assert sorted(values(copies(table("device_events", events)), *names)) == [
-        ("DtoD", "device", None, 1, 900_000, 1, pytest.approx(900)),
-        ("HtoD", "pageable", "pageable", 3, 10_000, 3, pytest.approx(5)),
-        ("HtoD", "pinned", "pinned", 1, 50_000, 1, pytest.approx(50)),
+        ("memcpy", "DtoD", "device", None, 1, 900_000, 1, pytest.approx(900)),
+        ("memcpy", "HtoD", "pageable", "pageable", 3, 10_000, 3, pytest.approx(5)),
+        ("memcpy", "HtoD", "pinned", "pinned", 1, 50_000, 1, pytest.approx(50)),
+        ("memset", None, None, None, 1, 7000, 0.5, pytest.approx(14)),
     ]
 
 

@@ -62,6 +62,18 @@ def test_kernels_are_those_of_the_capture_and_not_what_was_queued_before_it(writ
     assert dict(values(run_of().kernels(), "name", "count")) == counted
 
 
+def test_a_kernels_launch_is_the_most_frequent_and_others_are_counted(write_trace, run_of):
+    for rank, grids in enumerate(([8, 8, 16], [16, 16, 16], [None])):
+        shape = {"block": [64, 1, 1], "registers per thread": 32, "shared memory": 0}
+        launches = [shape | {"grid": [grid, 4, 1]} if grid else {} for grid in grids]
+        events = [kernel("gemm", 10 * place, 5, **each) for place, each in enumerate(launches)]
+        write_trace(events, f"rank-{rank}.json.gz", distributedInfo={"rank": rank})
+    names = ("grid", "block", "registers_per_thread", "shared_memory_bytes", "configurations", "count")
+    of_ranks = [("16x4x1", "64x1x1", 32, 0, 1, 3), ("8x4x1", "64x1x1", 32, 0, 2, 3), (None, None, None, None, 0, 1)]
+    assert sorted(values(run_of().kernels(), *names), key=str) == sorted(of_ranks, key=str)
+    assert values(run_of().kernels(by_rank=False), *names) == [("16x4x1", "64x1x1", 32, 0, 2, 7)]
+
+
 def test_every_rank_is_answered_for_in_order_with_units_in_the_names_of_columns(write_ranks, run_of):
     write_ranks(3)
     seen = []
@@ -77,6 +89,7 @@ def test_every_rank_is_answered_for_in_order_with_units_in_the_names_of_columns(
     assert [caveat.ranks for caveat in run.caveats() if caveat.code == "few_iterations"] == [(0, 1, 2)]
     assert len([sentence for sentence in run.limitations if sentence.startswith("ranks 0-2: only 2 iterations")]) == 1
     counts = {"rank", "iteration", "iterations", "count", "kernel_count", "communication_kernel_count", "bytes"}
+    counts |= {"configurations", "registers_per_thread"}
     for question in PER_RANK:
         table = getattr(run, question)()
         assert table.column_names[:2] == ["rank", "source"]

@@ -180,6 +180,25 @@ def test_iterations_without_any_range_are_periods_of_the_kernels(read_trace, lau
     assert (found, "iterations_inferred" in caveats(tables)) == (expected, bool(expected))
 
 
+#: Arguments as Kineto writes them, and a kernel's configuration.
+LAUNCHES = {
+    "torch's": ({"grid": [132, 8, 1], "block": [256, 1, 1], "registers per thread": 96, "shared memory": 3072}, [96, 3072]),
+    "without registers, as on ROCm": ({"grid": [132, 8, 1], "block": [256, 1, 1]}, [None, None]),
+    "without a grid": ({"block": [256, 1, 1], "registers per thread": 96}, None),
+    "a negative grid": ({"grid": [-1, 1, 1], "block": [256, 1, 1]}, None),
+    "no numbers": ({"grid": "everything", "block": {"x": 1}}, None),
+    "two dimensions": ({"grid": [1, 1], "block": [256, 1, 1]}, None),
+    "beyond 64 bits": ({"grid": [10**30, 1, 1], "block": [256, 1, 1]}, None),
+}
+
+
+@pytest.mark.parametrize(("args", "numbers"), LAUNCHES.values(), ids=LAUNCHES)
+def test_a_kernels_launch_is_its_grid_block_registers_and_shared_memory(read_trace, args, numbers):
+    events = [kernel("gemm", 10, 5, **args), complete("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", 20, 5, bytes=8, stream=7)]
+    found = values(read_trace(events).device_events, "configuration")
+    assert [text and json.loads(text) for text in found] == [numbers and [[132, 8, 1], [256, 1, 1], *numbers], None]
+
+
 def test_work_that_torch_moved_to_a_lane_keeps_the_stream_it_ran_on(read_trace):
     """torch 2.15's export with graph_lanes="all": `stream` and the thread are a lane's, `original_stream` the device's."""
     moved = [kernel("gemm", stream, 5.0, stream=7, original_stream=stream) for stream in (1042, 1043)]

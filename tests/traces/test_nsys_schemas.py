@@ -129,6 +129,19 @@ def test_copies_are_read_by_the_reports_own_numbers_of_memories(read_report):
     ]
 
 
+LAUNCH = {"gridX": 132, "gridY": 8, "gridZ": 1, "blockX": 256, "blockY": 1, "blockZ": 1, "registersPerThread": 96}
+
+
+def test_a_kernels_launch_is_its_grid_block_registers_and_shared_memory(read_report):
+    shared = {"staticSharedMemory": 1024, "dynamicSharedMemory": 2048}
+    report = Report().kernel("a", 0, 9, **LAUNCH, **shared).kernel("b", 10, 19, **LAUNCH, **shared)
+    report.kernel("c", 20, 29, **LAUNCH).kernel("d", 30, 39).kernel("e", 40, 49, **LAUNCH | {"gridX": -1}, **shared)
+    report.add(files.MEMSET, start=50, end=60, bytes=16, memKind=2, correlationId=2, **PLACE)
+    whole = "[[132,8,1],[256,1,1],96,3072]"
+    found = values(read_report(report).device_events, "configuration")
+    assert found == [whole, whole, "[[132,8,1],[256,1,1],96,null]", None, None, None]
+
+
 def test_kernels_of_cuda_graphs_name_their_graph_and_one_recorded_as_a_whole_is_busy_time_with_a_caveat(read_report):
     report = small_report().call("cudaGraphLaunch_v10000", 6000, 6050, correlation=70)
     for node in (1, 2):

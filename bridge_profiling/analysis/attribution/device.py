@@ -8,6 +8,7 @@ launched before the first iteration is in none.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -239,15 +240,17 @@ _PATH = ("direction", "from_memory", "to_memory")
 
 
 def copies(device_events: pa.Table) -> pa.Table:
-    """One row per direction and pair of memories, most time first.
+    """One row per direction and pair of memories, and one of memsets, most time first.
 
-    `host_memory`: `pinned` or `pageable` for a copy from or to the host, else null. `bandwidth_gbs`: 10⁹ bytes/s during the
-    copies whose size the capture records; null if it records none.
+    `kind`: `memcpy` or `memset`, which has no direction and no memories. `host_memory`: `pinned` or `pageable` for a copy from
+    or to the host, else null. `bandwidth_gbs`: 10⁹ bytes/s during the copies whose size the capture records; null if it records
+    none.
     """
-    events = device_events.filter(pa.array(rows_of(device_events["kind"], "memcpy")))
+    kinds = device_events["kind"]
+    events = device_events.filter(pa.array(rows_of(kinds, "memcpy") | rows_of(kinds, "memset")))
     duration = pc.subtract(events["end_ns"], events["start_ns"])
     table = pa.table(
-        {name: events[name].cast(pa.string()) for name in _PATH}
+        {name: events[name].cast(pa.string()) for name in ("kind", *_PATH)}
         | {
             "bytes": events["bytes"],
             "duration_ns": duration,
@@ -255,13 +258,13 @@ def copies(device_events: pa.Table) -> pa.Table:
         }
     )
     wanted = [("duration_ns", "count"), ("bytes", "sum"), ("duration_ns", "sum"), ("duration_ns", "max"), ("sized_ns", "sum")]
-    found = table.group_by(list(_PATH)).aggregate(wanted).sort_by([("duration_ns_sum", "descending")])
+    found = table.group_by(["kind", *_PATH]).aggregate(wanted).sort_by([("duration_ns_sum", "descending")])
     sized_ns, total_bytes = found["sized_ns_sum"], found["bytes_sum"]
     known = pc.greater(sized_ns, 0)
     divisor = pc.if_else(known, sized_ns, 1).cast(pa.float64())
     sides = [{"HtoD": row["from_memory"], "DtoH": row["to_memory"]}.get(row["direction"]) for row in found.to_pylist()]
     return pa.table(
-        {name: found[name] for name in _PATH}
+        {name: found[name] for name in ("kind", *_PATH)}
         | {
             "host_memory": pa.array([side if side in ("pinned", "pageable") else None for side in sides], pa.string()),
             "count": found["duration_ns_count"],
@@ -280,7 +283,7 @@ with recorded as (
     select rank, min(start_ns) filter (where launch_start_ns is not null) as first_ns from device_events
     where rank in (select rank from iterations) group by rank having 2 * count(launch_start_ns) > count(*)
 )
-select rank, kind, backend, name, count(*) as count, sum(end_ns - start_ns)::bigint as total_ns,
+select rank, kind, backend, name, configuration, count(*) as calls, sum(end_ns - start_ns)::bigint as total_ns,
     min(end_ns - start_ns) as min_ns, max(end_ns - start_ns) as max_ns
 from device_events left join recorded using (rank)
 where kind in ('compute', 'communication')
@@ -289,12 +292,19 @@ group by all
 """
 
 _KERNELS = """
-    select {rank} kind, backend, name, sum(count)::bigint as count,
+    with launched as (
+        select {rank} kind, backend, name, configuration::varchar as configuration, sum(calls)::bigint as calls,
+            sum(total_ns)::bigint as total_ns, min(min_ns) as min_ns, max(max_ns) as max_ns
+        from kernel_sums group by all
+    )
+    select {rank} kind, backend, name, sum(calls)::bigint as count,
         sum(total_ns)::bigint / 1000 as total_us,
-        sum(total_ns)::bigint / sum(count)::bigint / 1000 as mean_us,
+        sum(total_ns)::bigint / sum(calls)::bigint / 1000 as mean_us,
         min(min_ns) / 1000 as min_us,
-        max(max_ns) / 1000 as max_us
-    from kernel_sums
+        max(max_ns) / 1000 as max_us,
+        first(configuration order by calls desc, configuration) filter (where configuration is not null) as configuration,
+        count(configuration) as configurations
+    from launched
     group by all
     order by {rank} total_us desc, name
 """
@@ -303,13 +313,25 @@ _KERNELS = """
 def kernels(connection: duckdb.DuckDBPyConnection, *, by_rank: bool = True) -> pa.Table:
     """One row per kind, backend and name of kernel (and rank), with its group (`kernel_groups`), most time first.
 
+    `grid`, `block` ("16x8x1"), `registers_per_thread` and `shared_memory_bytes` (of a block, static and dynamic) are those of
+    most launches, null where the profiler did not record them; `configurations`: how many different ones there are.
+
     Where iterations are marked, kernels that were in the device's queue when the capture began are left out.
     """
     connection.execute(_KERNEL_SUMS)
     found = connection.sql(_KERNELS.format(rank="rank," if by_rank else "")).to_arrow_table()
     kinds, names = (found[column].cast(pa.string()).to_pylist() for column in ("kind", "name"))
     groups = [group_of(name or "", kind) for kind, name in zip(kinds, names, strict=True)]
-    return found.append_column("group", pa.array(groups, pa.string()))
+    found = found.append_column("group", pa.array(groups, pa.string()))
+    written = found["configuration"].to_pylist()
+    launches = [(None, None, None, None) if text is None else json.loads(text) for text in written]
+    grids, blocks, registers, shared = zip(*launches, strict=True) if launches else ((),) * 4
+    for name, values in (("grid", grids), ("block", blocks)):
+        sizes = ["x".join(map(str, value)) if value else None for value in values]
+        found = found.append_column(name, pa.array(sizes, pa.string()))
+    for name, values in (("registers_per_thread", registers), ("shared_memory_bytes", shared)):
+        found = found.append_column(name, pa.array(values, pa.int64()))
+    return found.drop_columns("configuration")
 
 
 def ranks_without_work(breakdown: pa.Table, source: str) -> list[int]:

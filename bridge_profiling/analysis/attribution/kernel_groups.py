@@ -70,7 +70,9 @@ def kernel_groups(kernels: pa.Table, copies: pa.Table) -> pa.Table:
     read = kernels.select(["rank", "source", "name", "group", "count", "total_us"])
     rows = [(row, row["group"]) for row in read.to_pylist()]
     rows += [
-        ({**row, "name": f"{row['direction']} {row['from_memory']} to {row['to_memory']}"}, COPY) for row in copies.to_pylist()
+        ({**row, "name": f"{row['direction']} {row['from_memory']} to {row['to_memory']}"}, COPY)
+        for row in copies.to_pylist()
+        if row["kind"] == "memcpy"
     ]
     for row, group in rows:
         mine = sums[row["rank"], row["source"], group]

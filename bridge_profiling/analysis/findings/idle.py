@@ -296,7 +296,9 @@ def _busy(evidence: Evidence) -> dict[int, float]:
 def _copies(evidence: Evidence, ranks: Sequence[int], *, pageable: bool) -> list[dict[str, Any]]:
     """Kinds of copies over the whole capture, most time first."""
     rows = [
-        row for row in evidence.copies.to_pylist() if row["rank"] in ranks and (row["host_memory"] == "pageable") == pageable
+        row
+        for row in evidence.copies.to_pylist()
+        if row["kind"] == "memcpy" and row["rank"] in ranks and (row["host_memory"] == "pageable") == pageable
     ]
     rows.sort(key=lambda row: (-row["total_us"], row["rank"]))
     names = ("rank", "direction", "host_memory", "count", "bytes", "total_us", "bandwidth_gbs")

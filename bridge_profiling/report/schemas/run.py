@@ -242,6 +242,11 @@ class Kernel(TypedDict):
     mean_us: Annotated[Microseconds, doc("Mean time of a call")]
     min_us: Annotated[Microseconds, doc("Shortest call")]
     max_us: Annotated[Microseconds, doc("Longest call")]
+    grid: Annotated[str | None, doc("Blocks of most launches, `132x1x1`; null if not recorded")]
+    block: Annotated[str | None, doc("Threads of a block, `256x1x1`")]
+    registers_per_thread: Annotated[Count | None, doc("Registers of a thread; null if not recorded")]
+    shared_memory_bytes: Annotated[Bytes | None, doc("Shared memory of a block, static and dynamic; null if not recorded")]
+    configurations: Annotated[Count, doc("How many different launches (grid, block, registers, shared memory) there were")]
 
 
 class HostIteration(TypedDict):

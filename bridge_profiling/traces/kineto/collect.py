@@ -73,7 +73,7 @@ class Collector:
     def __init__(self, *, exact: bool, operators: bool) -> None:
         self._exact, self._operators = exact, operators
         self.host, self.device, self.synchronizations, self.memory = Columns(), Columns(), Columns(), Columns()
-        self.names, self.shapes, self.stacks = Codes(MAX_NAME), Codes(), Codes()
+        self.names, self.shapes, self.stacks, self.configurations = Codes(MAX_NAME), Codes(), Codes(), Codes()
         # Descriptions of communication kernels, by row of `device`.
         self.collectives: dict[int, Operation] = {}
         # Descriptions of the host's calls for them, by row of `host`: all there is for operations issued as a batch.
@@ -206,6 +206,9 @@ class Collector:
             correlation=integers([arg.correlation for arg in args])[good],
             graph=integers([arg.graph for arg in args])[good],
             bytes=integers([arg.bytes for arg in args])[good],
+            configuration=self.configurations.encode(
+                [b"\0".join((arg.grid, arg.block, arg.registers, arg.shared_memory)) for arg in args]
+            )[good],
         )
 
     def _add_synchronizations(self, events: list[AnyEvent]) -> None:

@@ -50,6 +50,10 @@ class Args(msgspec.Struct, gc=False):
     correlation: Number = ABSENT
     graph: Number = msgspec.field(default=ABSENT, name="graph id")
     bytes: Number = ABSENT
+    grid: msgspec.Raw = NO_TEXT
+    block: msgspec.Raw = NO_TEXT
+    registers: msgspec.Raw = msgspec.field(default=NO_TEXT, name="registers per thread")
+    shared_memory: msgspec.Raw = msgspec.field(default=NO_TEXT, name="shared memory")
     collective: str | None = msgspec.field(default=None, name="Collective name")
     in_elements: Number = msgspec.field(default=ABSENT, name="In msg nelems")
     out_elements: Number = msgspec.field(default=ABSENT, name="Out msg nelems")
@@ -76,6 +80,9 @@ _COLLECTIVE = (
     *("source_rank", "destination_rank"),
 )
 
+_ON_DEVICE = ("device", "stream", "original_stream", "graph", "bytes")
+_CONFIGURATION = ("grid", "block", "registers", "shared_memory")
+
 #: Arguments that are read, by the meaning of the category. Every argument in a file is compared with each of them, so fewer are
 #: faster. Those of a table are of one type: Python reads a field of objects of one type twice as fast as of several in turn.
 _READ = {
@@ -83,10 +90,7 @@ _READ = {
         ("operator", "annotation", "runtime", "python", "overhead"),
         (*_LAUNCHED, "sequence", "input_dims", "old_input_dims", "call_stack", *_COLLECTIVE),
     ),
-    **dict.fromkeys(
-        ("kernel", "memcpy", "memset"),
-        (*_LAUNCHED, "device", "stream", "original_stream", "graph", "bytes", *_COLLECTIVE),
-    ),
+    **dict.fromkeys(("kernel", "memcpy", "memset"), (*_LAUNCHED, *_ON_DEVICE, *_CONFIGURATION, *_COLLECTIVE)),
     "synchronization": ("device", "stream", "correlation", "producer_stream", "producer_correlation"),
     "instant": ("memory_bytes", "address", "device_type", "device_id", "total_allocated", "total_reserved"),
     "span": (),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections import Counter, defaultdict, deque
@@ -30,7 +31,16 @@ from bridge_profiling.traces.joins import (
     wait_columns,
     waits_for_device,
 )
-from bridge_profiling.traces.kinds import COMMUNICATION, COMPUTE, MEMCPY, MEMSET, copy_kind, kernel_kind, synchronization_kind
+from bridge_profiling.traces.kinds import (
+    COMMUNICATION,
+    COMPUTE,
+    MEMCPY,
+    MEMSET,
+    configuration,
+    copy_kind,
+    kernel_kind,
+    synchronization_kind,
+)
 from bridge_profiling.traces.kineto.collect import MEANINGS, Collector
 from bridge_profiling.traces.kineto.columns import Columns, InexactTimes
 from bridge_profiling.traces.kineto.decode import EventReader
@@ -255,6 +265,9 @@ class _Device:
             columns.take(each, self.order)
             for each in ("category", "device", "stream", "correlation", "operator", "graph", "bytes")
         )
+        self._configuration = coded_column(
+            columns.take("configuration", self.order), [_configuration(text) for text in collected.configurations.values]
+        )
         self._operator = _without_correlations(operator, self._correlation)
         one, place = names.say(host.name[calls], launches_one)
         self.launch = launch_of(
@@ -328,7 +341,18 @@ class _Device:
             "direction": coded_column(copy, [each.direction for each in copies]),
             "from_memory": coded_column(copy, [each.from_memory for each in copies]),
             "to_memory": coded_column(copy, [each.to_memory for each in copies]),
+            "configuration": self._configuration,
         }
+
+
+def _configuration(written: bytes) -> str | None:
+    """The value of `device_events.configuration` from JSON as Kineto wrote it, with zeros between."""
+    try:
+        grid, block, *numbers = (json.loads(text) if text else None for text in written.split(b"\0"))
+        sizes = [[int(size) for size in sizes] for sizes in (grid, block)]
+        return configuration(*sizes, *(None if number is None else int(number) for number in numbers))
+    except (ValueError, TypeError, OverflowError, RecursionError):
+        return None
 
 
 def _operations(

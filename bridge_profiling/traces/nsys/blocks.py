@@ -89,6 +89,7 @@ class DeviceEvents:
                 column: coded_column(name, [getattr(name.copy, column, None) for name in work.names])
                 for column in ("direction", "from_memory", "to_memory")
             },
+            "configuration": coded_column(work.configuration[rows], work.configurations),
         }
 
 

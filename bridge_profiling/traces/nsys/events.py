@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 
 from bridge_profiling.errors import TraceError
 from bridge_profiling.traces.joins import distinct, rows_by_key, rows_by_start, taken
-from bridge_profiling.traces.kinds import COMPUTE, MEMCPY, MEMSET, Copy, kernel_kind, memory_kind
+from bridge_profiling.traces.kinds import COMPUTE, MEMCPY, MEMSET, Copy, configuration, kernel_kind, memory_kind
 from bridge_profiling.traces.nsys.database import Database
 from bridge_profiling.traces.nsys.packed import Packed, durations, where
 from bridge_profiling.traces.nsys.report import COPY, GRAPH, KERNEL, Process
@@ -37,6 +38,10 @@ _GRAPH_SHIFT = 32
 _VERSION = re.compile(r"(?:_v\d{4,})?(?:_ptsz|_ptds)?$")
 
 _UNNAMED = "unnamed kernel"
+
+#: Columns of a kernel's launch.
+_SIZES = ("gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ", "registersPerThread")
+_SHARED_MEMORY = ("staticSharedMemory", "dynamicSharedMemory")
 
 MEMORY_USAGE = "CUDA_GPU_MEMORY_USAGE_EVENTS"
 
@@ -74,6 +79,8 @@ class DeviceWork:
     bytes: Packed
     name: Packed  # index of `names`
     names: list[DeviceName]
+    configuration: Packed  # index of `configurations`; NULL for other work than kernels
+    configurations: list[str | None]  # as in `device_events`
     whole_graphs: int  # events that are executions of a CUDA graph as a whole
     negative: int  # events left out because they end before they start
     unnamed: int  # kernels whose name is missing or damaged: they can be communication
@@ -87,7 +94,9 @@ class DeviceWork:
 def read_device_work(process: Process) -> DeviceWork:
     """Kernels, executions of whole CUDA graphs, copies and memsets."""
     names: list[DeviceName] = []
-    pieces, unowned = zip(*(kind(process, names) for kind in (_kernels, _graphs, _copies, _memsets)), strict=True)
+    configurations: list[str | None] = []
+    kernels = partial(_kernels, configurations=configurations)
+    pieces, unowned = zip(*(kind(process, names) for kind in (kernels, _graphs, _copies, _memsets)), strict=True)
     whole_graphs = len(pieces[1]["start"])
     unnamed = np.array([_is_unnamed(name.text) for name in names], bool)
     # One after another, so that not all columns are in memory twice.
@@ -106,6 +115,8 @@ def read_device_work(process: Process) -> DeviceWork:
         bytes=columns["bytes"].select(rows),
         name=columns["name"].select(rows),
         names=names,
+        configuration=columns["configuration"].select(rows),
+        configurations=configurations,
         whole_graphs=whole_graphs,
         negative=len(start) - len(rows),
         unnamed=int(unnamed[columns["name"].select(rows)[:]].sum()),
@@ -132,18 +143,24 @@ def _columns(process: Process, table: str, *more: str) -> tuple[dict[str, Packed
 
 
 def _piece(
-    columns: dict[str, Packed], names: list[DeviceName], keys: Integers, name: Callable[[Any], DeviceName], graph: Packed
+    columns: dict[str, Packed],
+    names: list[DeviceName],
+    keys: Integers,
+    name: Callable[[Any], DeviceName],
+    graph: Packed,
+    configuration: Packed | None = None,
 ) -> dict[str, Packed]:
     """The columns that all kinds of device work have. A name is made once for each distinct key."""
     used, place = distinct(keys) if keys.ndim == 1 else np.unique(keys, axis=0, return_inverse=True)
     codes = Packed([len(names) + place.reshape(-1).astype(np.int64)])
     names += [name(key) for key in used.tolist()]
     shared = {each: columns[each] for each in ("start", "deviceId", "streamId", "correlationId", "bytes")}
-    return shared | {"duration": durations(columns["start"], columns["end"]), "name": codes, "graph": graph}
+    found = {"duration": durations(columns["start"], columns["end"]), "name": codes, "graph": graph}
+    return shared | found | {"configuration": configuration or Packed([np.full(len(keys), NULL)])}
 
 
-def _kernels(process: Process, names: list[DeviceName]) -> tuple[dict[str, Packed], int]:
-    columns, unowned = _columns(process, KERNEL, "demangledName", "shortName", "graphId")
+def _kernels(process: Process, names: list[DeviceName], configurations: list[str | None]) -> tuple[dict[str, Packed], int]:
+    columns, unowned = _columns(process, KERNEL, "demangledName", "shortName", "graphId", *_SIZES, *_SHARED_MEMORY)
     if len(columns["start"]) and not any(process.database.has(KERNEL, name) for name in ("demangledName", "shortName")):
         raise TraceError(f"{process.database.name} cannot be read: {KERNEL} has neither demangledName nor shortName")
     ids = _known(columns["demangledName"], columns["shortName"])[:]
@@ -154,7 +171,23 @@ def _kernels(process: Process, names: list[DeviceName]) -> tuple[dict[str, Packe
         kernel = kernel_kind(text)
         return DeviceName(text, kernel.kind, kernel.backend, kernel.operation)
 
-    return _piece(columns, names, ids, name, _known(columns["graphId"], _node_graph(columns), none=0)), unowned
+    graph = _known(columns["graphId"], _node_graph(columns), none=0)
+    return _piece(columns, names, ids, name, graph, _configuration(columns, configurations)), unowned
+
+
+def _configuration(columns: dict[str, Packed], configurations: list[str | None]) -> Packed:
+    """Indexes of the kernels' launch configurations, which are appended."""
+    # One number for each combination that a GPU can launch, a column after another: rows of nine columns are not compared.
+    code = np.zeros(len(columns["start"]), np.int64)
+    values: list[tuple[int, ...]] = [()]
+    for name in (*_SIZES, *_SHARED_MEMORY):
+        known, place = distinct(columns.pop(name)[:])
+        used, code = distinct(code * len(known) + place)
+        values = [(*values[pair // len(known)], int(known[pair % len(known)])) for pair in used.tolist()]
+    for *sizes, registers, static, dynamic in values if len(code) else ():
+        shared = None if NULL in (static, dynamic) else static + dynamic
+        configurations.append(configuration(sizes[:3], sizes[3:], None if registers == NULL else registers, shared))
+    return Packed([code.astype(np.int64)])
 
 
 def _graphs(process: Process, names: list[DeviceName]) -> tuple[dict[str, Packed], int]:
