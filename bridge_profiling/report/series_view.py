@@ -59,6 +59,13 @@ def _sentences(series: Series) -> Iterator[str]:
         why = "" if reason is None else f": {reason.undecided}"
         runs = f"runs {', '.join(map(str, undecided))} differ" if len(undecided) > 1 else f"run {undecided[0]} differs"
         yield f"It is unknown whether {runs} from the previous run{why}."
+    spread = series.over_runs_us
+    if spread is not None and spread.std is not None:
+        deviation = f"{words.ms(spread.std)} ms ({words.percent(spread.std / spread.mean)})" if spread.mean else "0 ms"
+        yield (
+            f"Over {spread.n} runs, the median iteration has a mean of {words.ms(spread.mean)} ms and a standard deviation of"
+            f" {deviation}; the lowest is {words.ms(spread.min)} ms, the highest {words.ms(spread.max)} ms."
+        )
     if series.trend is not None and series.trend.low is not None and series.trend.high is not None:
         slope, timed = series.trend, sum(run.step_us is not None for run in series.runs)
         yield (

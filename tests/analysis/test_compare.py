@@ -1,6 +1,7 @@
 """What changed between two runs or along many: injected changes are found with their size, and intervals hold the truth."""
 
 import json
+from statistics import fmean, stdev
 
 import numpy as np
 import pytest
@@ -162,6 +163,11 @@ def test_runs_that_changed_and_a_slope_only_where_there_is_one(series, factors, 
     else:
         assert (found.trend.value, 0 < found.trend.low <= found.trend.high) == (pytest.approx(trend), True)
         assert "Trend over 6 runs: +0.1 ms per run" in text
+    medians = [run.step_us.value for run in found.runs]
+    expected = {"n": len(medians), "mean": fmean(medians), "std": stdev(medians), "min": min(medians), "max": max(medians)}
+    assert found.document()["over_runs_us"] == pytest.approx(expected)
+    assert f"Over {len(medians)} runs, the median iteration has a mean of" in text
+    assert all(run.spread_us.min < run.step_us.value < run.spread_us.max for run in found.runs)
 
 
 def test_medians_of_all_runs_are_of_one_kind_of_iterations(series):

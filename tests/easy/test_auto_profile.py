@@ -124,6 +124,10 @@ def test_times_of_phases_are_added_up_by_name_also_of_functions_and_of_those_tha
     times = phase_times()
     assert times == {"attention": PhaseTime(2, 3, 1, 2), "forward": PhaseTime(2, 13, 3, 10)}
     assert times["forward"].mean_ns == 6.5
+    assert times["forward"].std_ns == pytest.approx(4.95, abs=0.01)
+    # Nested phases do not count twice in the whole.
+    assert (times["forward"].share, times["attention"].share) == (1, 3 / 13)
+    assert str(times).splitlines()[1].endswith("together, 100.0%")
 
     @phase("logging", synchronize=True)
     def log(x: int) -> float:

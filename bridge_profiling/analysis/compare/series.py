@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from bridge_profiling.analysis.compare import Comparable, Comparison, compare_answers
 from bridge_profiling.analysis.compare import steps as of_steps
 from bridge_profiling.analysis.compare.events import Noise
-from bridge_profiling.analysis.compare.statistics import LEVEL, Estimate, median_of, slope_of
+from bridge_profiling.analysis.compare.statistics import LEVEL, Estimate, Spread, median_of, slope_of, spread_of
 from bridge_profiling.analysis.compare.steps import ComparedRun, RunSteps, Side
 from bridge_profiling.errors import require
 
@@ -37,6 +37,7 @@ class SeriesRun:
         captured_ns: when its manifests were written, by their clock, nanoseconds since 1970; None without one.
         step_us: median iteration in microseconds; None without iterations.
         samples: number of iterations that the median is of.
+        spread_us: how much these iterations differ, in microseconds; None without iterations.
         parts: microseconds of each part (`BY_CAUSE`, `BY_ACTIVITY`) of the mean captured iteration, and its `duration_us`;
             empty without captured iterations.
         peak_bytes: highest peak of allocated memory of its devices; None if no memory was recorded.
@@ -48,6 +49,7 @@ class SeriesRun:
     captured_ns: int | None
     step_us: Estimate | None
     samples: int
+    spread_us: Spread | None
     parts: dict[str, float]
     peak_bytes: int | None
     against_first: Comparison | None
@@ -60,6 +62,7 @@ class Series:
 
     Args:
         runs: at least three.
+        over_runs_us: how much the runs' median iterations differ, in microseconds; None without iterations.
         evidence: iterations that all medians are of: `unprofiled` if every run timed enough of them, else `profiled`.
         trend: change of the median iteration from one run to the next, in microseconds; None if it is not supported.
         no_trend: why no trend is supported; None otherwise.
@@ -67,6 +70,7 @@ class Series:
     """
 
     runs: list[SeriesRun]
+    over_runs_us: Spread | None
     evidence: str
     trend: Estimate | None
     no_trend: str | None
@@ -79,6 +83,7 @@ class Series:
             "evidence": self.evidence,
             "level": LEVEL,
             "runs": [_run_document(run) for run in self.runs],
+            "over_runs_us": None if self.over_runs_us is None else asdict(self.over_runs_us),
             "trend_us_per_run": None if self.trend is None else asdict(self.trend),
             "no_trend": self.no_trend,
             "limitations": self.limitations,
@@ -125,6 +130,7 @@ def compare_series(runs: Sequence[Comparable], *, noise: Noise | None = None) ->
                 captured_ns=_captured_ns(run),
                 step_us=_median(times[0], evidence, steps) if times else None,
                 samples=len(times[0]) if times else 0,
+                spread_us=spread_of(times[0]) if times else None,
                 parts=_means(next(parts)[0]) if steps is not None else {},
                 peak_bytes=max(
                     (row["peak_bytes"] for row in run.memory.to_pylist() if row["peak_bytes"] is not None), default=None
@@ -133,8 +139,11 @@ def compare_series(runs: Sequence[Comparable], *, noise: Noise | None = None) ->
                 against_previous=first if number == 1 else against(number - 1, number),
             )
         )
-    trend, no_trend = _trend([each.step_us.value for each in found if each.step_us is not None])
-    return Series(found, evidence, trend, no_trend, _limitations(found, sides, evidence))
+    medians = [each.step_us.value for each in found if each.step_us is not None]
+    trend, no_trend = _trend(medians)
+    return Series(
+        found, spread_of(medians) if medians else None, evidence, trend, no_trend, _limitations(found, sides, evidence)
+    )
 
 
 def _median(times: Sequence[float], evidence: str, steps: RunSteps | None) -> Estimate:
@@ -198,6 +207,7 @@ def _run_document(run: SeriesRun) -> dict[str, Any]:
         "captured_unix_ns": run.captured_ns,
         "step_us": None if run.step_us is None else asdict(run.step_us),
         "samples": run.samples,
+        "spread_us": None if run.spread_us is None else asdict(run.spread_us),
         "parts": run.parts,
         "peak_bytes": run.peak_bytes,
         "against_first": _against_document(run.against_first),

@@ -32,6 +32,25 @@ _MOST_ALIKE = 0.95
 
 
 @dataclass(frozen=True)
+class Spread:
+    """How much values differ, in their unit.
+
+    Args:
+        n: number of values, at least one.
+        mean: mean.
+        std: standard deviation of a sample; None for one value.
+        min: lowest.
+        max: highest.
+    """
+
+    n: int
+    mean: float
+    std: float | None
+    min: float
+    max: float
+
+
+@dataclass(frozen=True)
 class Change:
     """A change from one value to another, and its confidence interval if known.
 
@@ -93,6 +112,13 @@ def median_of(samples: Sequence[float]) -> Estimate:
         return Estimate(median)
     reach = _reach([_variance_of_median(values) * _inflation(values)], [_effective(values)])
     return Estimate(median, median - reach, median + reach)
+
+
+def spread_of(values: Sequence[float]) -> Spread:
+    """The spread of at least one value."""
+    known = np.asarray(values, np.float64)
+    deviation = float(known.std(ddof=1)) if len(known) > 1 else None
+    return Spread(len(known), float(known.mean()), deviation, float(known.min()), float(known.max()))
 
 
 def slope_of(values: Sequence[float]) -> Estimate:

@@ -238,6 +238,16 @@ class Against(TypedDict):
     undecided: Annotated[str | None, doc("Why no limit can be judged; null if one can")]
 
 
+class Spread(TypedDict):
+    """How much values differ, in the unit of the key."""
+
+    n: Annotated[Count, doc("Number of values")]
+    mean: Annotated[float, doc("Mean")]
+    std: Annotated[float | None, doc("Standard deviation of a sample; null for one value")]
+    min: Annotated[float, doc("Lowest")]
+    max: Annotated[float, doc("Highest")]
+
+
 class OneOfSeries(TypedDict):
     """One run among several."""
 
@@ -245,6 +255,7 @@ class OneOfSeries(TypedDict):
     captured_unix_ns: Annotated[Nanoseconds | None, doc("Nanoseconds since 1970; null without manifests")]
     step_us: Annotated[Median | None, doc("Median iteration; null without iterations")]
     samples: Annotated[Count, doc("Iterations that the median is of")]
+    spread_us: Annotated[Spread | None, doc("How much these iterations differ; null without iterations")]
     parts: Annotated[dict[PartKey, Microseconds], doc("Parts of the mean captured iteration, and its `duration_us`")]
     peak_bytes: Annotated[Bytes | None, doc("Peak of the device with the most allocated memory; null if not recorded")]
     against_first: Annotated[Against | None, doc("Compared with the first run; null for the first")]
@@ -258,6 +269,7 @@ class SeriesDocument(TypedDict):
     evidence: Annotated[Literal["unprofiled", "profiled"], doc("Which iterations all medians are of")]
     level: Annotated[Share, doc("Probability with which bounds hold a value")]
     runs: Annotated[list[OneOfSeries], doc("The runs in order")]
+    over_runs_us: Annotated[Spread | None, doc("How much their median iterations differ; null without iterations")]
     trend_us_per_run: Annotated[Median | None, doc("Change of the median iteration per run; null if none is supported")]
     no_trend: Annotated[str | None, doc("Why no trend is supported; null otherwise")]
     limitations: Annotated[list[str], doc("Sentences; those about one run begin with it")]
