@@ -7,6 +7,7 @@ nemo_run: the submit host and the ranks share these classes.
 from __future__ import annotations
 
 import difflib
+import logging
 import math
 import os
 import re
@@ -15,10 +16,13 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from bridge_profiling.errors import ProfilingConfigError, require
+from bridge_profiling.launch_env import LaunchEnv
 from bridge_profiling.layout import RANK_WORDS, normalize_ranks
 from bridge_profiling.manifest import Window
 from bridge_profiling.nsys.command import check_extra_args, check_trace
 from bridge_profiling.plain import setting, text_of
+
+logger = logging.getLogger(__name__)
 
 #: The plugins set this variable in the job's environment, so training loops that know nothing of plugins find the directory.
 OUTPUT_DIR_VARIABLE = "BRIDGE_PROFILING_DIR"
@@ -34,6 +38,11 @@ MAX_WINDOWS = 1000
 #: Iterations are below it: the manifest's readers, NumPy and pyarrow count with 64 bits.
 MAX_ITERATION = 1 << 63
 _BELOW = f"Type a number below 2^63, which is {MAX_ITERATION}"
+
+#: Megatron Bridge's wording, which its users search for.
+NSYS_DISABLED = (
+    "Nsys not supported with the FaultTolerancePlugin; nsys is off for this job, training and fault tolerance are not"
+)
 
 #: Settings of the torch profiler that record more about operators.
 _OF_OPERATORS = (
@@ -170,6 +179,8 @@ class ProfilingConfig:
     def finalize(self, *, train_iters: int | None = None, world_size: int | None = None) -> None:
         """Check the settings, and make `profile_ranks` a list of int or a word, paths text, and NumPy's numbers Python's.
 
+        Under ft_launcher nsys is switched off, with a warning.
+
         Args:
             train_iters: number of training iterations, if known; the window must end within them.
             world_size: number of ranks, if known; listed ranks must be below it.
@@ -181,6 +192,8 @@ class ProfilingConfig:
         """
         self._normalize()
         check_exclusive(use_nsys_profiler=self.use_nsys_profiler, use_pytorch_profiler=self.use_pytorch_profiler)
+        if LaunchEnv.read().fault_tolerant:
+            self.disable_nsys()
         check_window(self.profile_step_start, self.profile_step_end)
         self.profile_ranks = normalize_ranks(self.profile_ranks)
         if self.nsys_trace is not None:
@@ -207,6 +220,12 @@ class ProfilingConfig:
         if self.enabled:
             check_window_fits(self.profile_step_end, train_iters)
             check_ranks_exist(self.profile_ranks, world_size)
+
+    def disable_nsys(self) -> None:
+        """Switch nsys off because of fault tolerance; if it was on, rank 0 logs a warning."""
+        if self.use_nsys_profiler and LaunchEnv.read().rank == 0:
+            logger.warning(NSYS_DISABLED)
+        self.use_nsys_profiler = False
 
     def _normalize(self) -> None:
         for each in fields(self):

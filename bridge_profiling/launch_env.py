@@ -25,6 +25,9 @@ from bridge_profiling.errors import require
 #: Names this launch on each of its ranks. Set by a launcher or a user whose ranks may not be able to communicate.
 LAUNCH_VARIABLE = "BRIDGE_PROFILING_LAUNCH_ID"
 
+#: Address of a rank's monitor, set by ft_launcher of NVIDIA's resiliency extension.
+MONITOR_VARIABLE = "FT_RANK_MONITOR_IPC_SOCKET"
+
 #: torch.distributed's default port.
 _DEFAULT_PORT = 29500
 
@@ -72,6 +75,7 @@ class LaunchEnv:
     # Whether no other launch has the same launch_id: it was given, or names a Slurm step. torchrun's run id may be chosen by
     # the user, and come back.
     launch_is_named: bool = False
+    fault_tolerant: bool = False  # started by ft_launcher, which watches this rank
 
     @classmethod
     def read(cls, environ: Mapping[str, str] = os.environ) -> LaunchEnv:
@@ -86,6 +90,7 @@ class LaunchEnv:
             agent_store=_rendezvous(environ) if environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else None,
             launch_id=_launch_id(environ),
             launch_is_named=bool(environ.get(LAUNCH_VARIABLE) or (environ.get("SLURM_JOB_ID") and in_step)),
+            fault_tolerant=bool(environ.get(MONITOR_VARIABLE)),
         )
 
     @classmethod

@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import nemo_run as run
-from nemo_run.core.serialization.zlib_json import ZlibJSONSerializer
 
-from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.overrides import apply_overrides
-from bridge_profiling.plugins.task import STARTS_NSYS_KEY
+from bridge_profiling.plugins import nemo_run_patches  # noqa: F401  # checks what an experiment makes of these tasks
+from bridge_profiling.plugins.task import STARTS_NSYS_KEY, check_sendable
 from launch.pretrain import pretrain
 from recipes.tasks import training_config
 
@@ -61,14 +60,7 @@ def pretrain_partial(recipe: str | Callable[[], Any], overrides: Sequence[str] =
     config = (get_recipe(recipe) if isinstance(recipe, str) else recipe)()
     apply_overrides(config, overrides)
     task = run.Partial(pretrain, config=training_config(config))
-    try:
-        ZlibJSONSerializer().serialize(task)
-    except Exception as error:
-        raise ProfilingConfigError(
-            f"the recipe {recipe if isinstance(recipe, str) else recipe.__name__} cannot be sent to the job: {error}",
-            why="NeMo-Run sends plain values, lists, enums and functions of modules, but no torch.dtype or local function",
-            instead="Leave that field to be derived in the job, or submit launch/pretrain.py as a run.Script",
-        ) from error
+    check_sendable(task)
     return task
 
 

@@ -50,6 +50,8 @@ class ProfilingCallback(Closing):
             # Bridge's default differs between releases, and the folder in 0.6's exists only in NeMo-Run's containers.
             settings.setdefault("memory_snapshot_path", DEFAULT_MEMORY_SNAPSHOT_PATH)
         profiling = config_from("ProfilingCallback", settings, given=config.profiling, train_iters=_train_iters(config))
+        if getattr(getattr(config, "ft", None), "enable_ft_package", False) is True:
+            profiling.disable_nsys()
         self._driver = ProfilingDriver(profiling, output_dir)
         for name in _switched_on(config.profiling):
             setattr(config.profiling, name, False)

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from bridge_profiling.atomic import make_directory
 from bridge_profiling.errors import CaptureError, TrainingLogger, one_line
+from bridge_profiling.launch_env import LaunchEnv
 from bridge_profiling.nsys.channel import CHANNEL_VARIABLE, REFUSED_VARIABLE, Channel, Exit, Spec
 from bridge_profiling.nsys.command import (
     DIRECTIVES_VARIABLE,
@@ -51,7 +52,7 @@ def runs_under_nsys(environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def restart_under_nsys(request: NsysRequest) -> None:
-    """Start this process again under nsys, unless it runs under one already. Returns only if it has nothing to do.
+    """Start this process again under nsys, unless it runs under one or ft_launcher. Returns only if it has nothing to do.
 
     What the process holds in memory is lost. It runs on without nsys if nsys can't be started.
     """
@@ -59,7 +60,7 @@ def restart_under_nsys(request: NsysRequest) -> None:
     if channel is not None:
         _end_with_supervisor(channel)
         return
-    if runs_under_nsys() or REFUSED_VARIABLE in os.environ:
+    if runs_under_nsys() or REFUSED_VARIABLE in os.environ or LaunchEnv.read().fault_tolerant:
         return
     try:
         command = _supervisor_command(request)

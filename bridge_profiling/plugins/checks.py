@@ -9,7 +9,14 @@ from typing import Any
 
 import nemo_run as run
 
-from bridge_profiling.config import OUTPUT_DIR_VARIABLE, check_flag, check_ranks_exist, check_window, check_window_fits
+from bridge_profiling.config import (
+    NSYS_DISABLED,
+    OUTPUT_DIR_VARIABLE,
+    check_flag,
+    check_ranks_exist,
+    check_window,
+    check_window_fits,
+)
 from bridge_profiling.errors import ProfilingConfigError, require
 from bridge_profiling.layout import normalize_ranks
 from bridge_profiling.overrides import format_override, parse_override
@@ -19,8 +26,9 @@ from bridge_profiling.plugins.task import Task, check_task, is_on, read_integer,
 
 logger = logging.getLogger(__name__)
 
-#: Megatron Bridge's wording, which its users search for.
-NSYS_DISABLED = "Nsys not supported with the FaultTolerancePlugin"
+#: Attribute of an executor: the profilers that were asked for on it. A task does not show them where a converter makes its
+#: arguments, or where fault tolerance has switched nsys off.
+_ASKED = "_bridge_profiling_asked"
 
 
 def check_request(plugin: Any, task: Task, executor: Any, fields: Sequence[str], *, nsys: bool = False) -> list[int] | str:
@@ -124,15 +132,39 @@ def fault_tolerant(task: Task, executor: Any) -> bool:
     return isinstance(launcher, run.FaultTolerance) or launcher == "ft" or is_on(task, "ft", "enable_ft_package")
 
 
-def check_without_nsys(task: Task, executor: Any) -> None:
+def note_asked(executor: Any, profiler: str) -> None:
+    """Note that `nsys` or `torch` was asked for on this executor."""
+    setattr(executor, _ASKED, _asked(executor) | {profiler})
+
+
+def _asked(executor: Any) -> frozenset[str]:
+    return vars(executor).get(_ASKED, frozenset())
+
+
+def nsys_on(task: Task, executor: Any) -> bool:
+    """Whether nsys is on: in the launcher, in the task, or by a plugin."""
+    return nsys_launched(executor) or is_on(task, "profiling", "use_nsys_profiler") or "nsys" in _asked(executor)
+
+
+def check_without_nsys(task: Task, executor: Any, plugin: str = "PyTorchProfilerPlugin") -> None:
     """Raise ProfilingConfigError if nsys is on: the torch profiler cannot run with it."""
-    _exclude("PyTorchProfilerPlugin", is_on(task, "profiling", "use_nsys_profiler"), "profiling.use_nsys_profiler is on")
-    _exclude("PyTorchProfilerPlugin", nsys_launched(executor), "the executor's launcher has nsys_profile=True")
+    _exclude(plugin, is_on(task, "profiling", "use_nsys_profiler"), "profiling.use_nsys_profiler is on")
+    _exclude(plugin, nsys_launched(executor), "the executor's launcher has nsys_profile=True")
+    _exclude(plugin, "nsys" in _asked(executor), "nsys was asked for")
 
 
-def check_without_pytorch_profiler(task: Task) -> None:
+def check_without_pytorch_profiler(task: Task, executor: Any) -> None:
     """Raise ProfilingConfigError if the torch profiler is on: nsys cannot run with it."""
     _exclude("NsysPlugin", is_on(task, "profiling", "use_pytorch_profiler"), "profiling.use_pytorch_profiler is on")
+    _exclude("NsysPlugin", "torch" in _asked(executor), "PyTorchProfilerPlugin was added")
+
+
+def check_conflicts(task: Task, executor: Any) -> None:
+    """Apply both rules to a task as it is submitted, for settings that no plugin made."""
+    if is_on(task, "profiling", "use_pytorch_profiler"):
+        check_without_nsys(task, executor, "The task")
+    if fault_tolerant(task, executor) and nsys_on(task, executor):
+        disable_nsys(task, executor)
 
 
 def _exclude(plugin: str, other: bool, found: str) -> None:
@@ -145,8 +177,11 @@ def _exclude(plugin: str, other: bool, found: str) -> None:
 
 
 def disable_nsys(task: Task, executor: Any) -> None:
-    """Turn nsys off in the launcher and the task, with a warning: the fault-tolerance launcher does not support it."""
-    logger.warning("%s; nsys is off for this job, training and fault tolerance are not", NSYS_DISABLED)
+    """Turn nsys off in the launcher and the task, with one warning: the fault-tolerance launcher does not support it."""
+    if "no nsys" not in _asked(executor):
+        logger.warning(NSYS_DISABLED)
+    note_asked(executor, "nsys")
+    note_asked(executor, "no nsys")
     if nsys_launched(executor):
         current_launcher(executor).nsys_profile = False
     if is_on(task, "profiling", "use_nsys_profiler"):

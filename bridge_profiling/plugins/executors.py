@@ -97,11 +97,17 @@ def loses_its_disks(executor: Any) -> bool:
     return isinstance(executor, run.SkypilotJobsExecutor) or executor.autodown
 
 
+def default_output_dir(executor: Any) -> str | None:
+    """The output directory of the job that an executor is assigned to; None if its directory is unknown."""
+    directory = job_directory(executor)
+    return os.path.join(directory, "profiles") if directory else None
+
+
 def set_output_dir(executor: Any) -> None:
     """Set BRIDGE_PROFILING_DIR for the job, unless the user set it or the job's directory is unknown.
 
     Without a job directory (the executor is not part of an experiment yet) the job writes to `profiles` where it runs.
     """
-    directory = job_directory(executor)
+    directory = default_output_dir(executor)
     if directory and isinstance(executor.env_vars, dict):
-        executor.env_vars.setdefault(OUTPUT_DIR_VARIABLE, os.path.join(directory, "profiles"))
+        executor.env_vars.setdefault(OUTPUT_DIR_VARIABLE, directory)

@@ -16,7 +16,7 @@ from bridge_profiling.errors import require
 from bridge_profiling.plugins import checks
 from bridge_profiling.plugins.executors import current_launcher, set_output_dir
 from bridge_profiling.plugins.nemo_run_patches import patch_executor
-from bridge_profiling.plugins.task import Task, check_task, is_on, script_arguments, write_settings
+from bridge_profiling.plugins.task import Task, check_task, script_arguments, write_settings
 
 
 @dataclass
@@ -58,7 +58,7 @@ class FaultTolerancePlugin(run.Plugin):
         self._check_numbers()
         arguments = script_arguments(task, self.script_args_converter_fn, script_args)
 
-        if checks.nsys_launched(executor) or is_on(task, "profiling", "use_nsys_profiler"):
+        if checks.nsys_on(task, executor):
             checks.disable_nsys(task, executor)
         self._set_launcher(executor)
         executor.retries = self.num_job_retries_on_failure

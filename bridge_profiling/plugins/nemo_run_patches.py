@@ -1,7 +1,10 @@
-"""Every method of NeMo-Run's executors that plugins replace, on the one object that a plugin receives.
+"""Everything of NeMo-Run that plugins replace: `Experiment.add`, and methods of the one executor that a plugin receives.
 
-NeMo-Run's classes stay unchanged. The experiment passes plugins the object that it submits; `executor.clone()` returns to
-NeMo-Run's behaviour, which `launch/pretrain.py` tolerates.
+`Experiment.add` checks tasks before any plugin receives one, and gives each run of a job an output directory of its own:
+`Experiment.reset` adds the jobs again, without plugins, on executors with the directory of the first run.
+
+NeMo-Run's other classes stay unchanged. The experiment passes plugins the executor that it submits; `executor.clone()` returns
+to NeMo-Run's behaviour, which `launch/pretrain.py` tolerates.
 
 - LocalExecutor starts a process from a list of arguments, without a shell, but NeMo-Run's torchrun and ft_launcher components
   quote every argument for one: a script receives `'profiling.profile_ranks=[0,1]'` with the quotes, and Hydra rejects it.
@@ -14,20 +17,120 @@ NeMo-Run's behaviour, which `launch/pretrain.py` tolerates.
 
 from __future__ import annotations
 
+import copy
+import functools
 import os
 import re
 import shlex
 import types
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
+import fiddle as fdl
 import nemo_run as run
 import torchx.components.dist as torchx_dist
 
 from bridge_profiling.config import OUTPUT_DIR_VARIABLE
 from bridge_profiling.nsys.command import prefix_command
 from bridge_profiling.plugins.batch_script import RUNDIR
-from bridge_profiling.plugins.executors import LINKED, SKYPILOT, current_launcher, job_directory, starts_every_rank
+from bridge_profiling.plugins.checks import check_conflicts
+from bridge_profiling.plugins.executors import (
+    LINKED,
+    SKYPILOT,
+    current_launcher,
+    default_output_dir,
+    job_directory,
+    set_output_dir,
+    starts_every_rank,
+)
+from bridge_profiling.plugins.task import Task, check_is_task, check_sendable
+
+_experiment_add = run.Experiment.add
+
+
+@dataclass(kw_only=True)
+class LastPlugin(run.Plugin):
+    """The last plugin of each job: applies what holds for every job, however it was set up.
+
+    NeMo-Run saves it with a profiled job, so that whoever loads the experiment to run it again loads this module.
+    """
+
+    again: bool = False
+    """Whether the job, or another one on its executor, was profiled before."""
+
+    def setup(self, task: Task, executor: Any) -> None:
+        """Refuse or resolve conflicts of profilers; renew what a plugin has done to an executor that was used before."""
+        check_conflicts(task, executor)
+        if self.again:
+            set_output_dir(executor)
+            patch_executor(executor)
+
+
+@functools.wraps(_experiment_add)
+def _add(
+    experiment: run.Experiment, task: Any, executor: Any = None, name: str = "", plugins: Any = None, *args: Any, **kwargs: Any
+) -> str:
+    given = [_built(plugin) for plugin in plugins or ()]
+    ours = any(type(plugin).__module__.startswith("bridge_profiling.") for plugin in given)
+    tasks = [_castable(one) for one in (task if isinstance(task, list) else [task])]
+    for one in tasks if ours else ():
+        check_sendable(one)
+    chosen = executor or experiment.executor
+    executors = chosen if isinstance(chosen, list) else [chosen]
+    fresh = [_without_directory(one) if _was_profiled(one) else one for one in executors]
+    again = any(map(_was_profiled, executors))
+    job = _experiment_add(
+        experiment,
+        tasks if isinstance(task, list) else tasks[0],
+        fresh if isinstance(chosen, list) else fresh[0],
+        name,
+        [*given, LastPlugin(again=again)],
+        *args,
+        **kwargs,
+    )
+    if ours or again:
+        experiment.jobs[-1].plugins = [*map(_without_converter, given), LastPlugin(again=again)]
+    else:
+        experiment.jobs[-1].plugins = given or None
+    return job
+
+
+run.Experiment.add = _add  # type: ignore[method-assign]
+
+
+def _built(plugin: Any) -> Any:
+    """A plugin that is still a `run.Config` or `run.Partial`, built."""
+    built = fdl.build(plugin) if isinstance(plugin, fdl.Buildable) else plugin
+    return built() if isinstance(plugin, fdl.Partial) else built
+
+
+def _without_converter(plugin: Any) -> Any:
+    """A plugin as it is saved with the job: NeMo-Run can't read back every function, and reruns no plugin."""
+    saved = copy.copy(plugin)
+    if getattr(saved, "script_args_converter_fn", None) is not None:
+        saved.script_args_converter_fn = None
+    return saved
+
+
+def _castable(task: Any) -> Any:
+    """A task, as the class of NeMo-Run's that has what an experiment calls."""
+    if isinstance(task, fdl.Config):
+        return task
+    check_is_task(task)
+    return fdl.cast(run.Partial, task) if type(task) is fdl.Partial else task
+
+
+def _was_profiled(executor: Any) -> bool:
+    return isinstance(executor, run.Executor) and bool(executor.job_dir) and OUTPUT_DIR_VARIABLE in executor.env_vars
+
+
+def _without_directory(executor: run.Executor) -> run.Executor:
+    """A copy of the executor without the output directory of its last job; the user's own directory stays."""
+    copied = executor.clone()
+    if executor.env_vars[OUTPUT_DIR_VARIABLE] == default_output_dir(executor):
+        del copied.env_vars[OUTPUT_DIR_VARIABLE]
+    return copied
 
 
 def patch_executor(executor: Any) -> None:
@@ -93,6 +196,6 @@ def _entrypoint_in_job(executor: Any) -> tuple[str, str]:
 def _report_root(executor: Any) -> str:
     """The directory of nsys' reports: the user's BRIDGE_PROFILING_DIR, else the job's directory."""
     chosen, directory = executor.env_vars.get(OUTPUT_DIR_VARIABLE), job_directory(executor)
-    if chosen and directory and chosen != os.path.join(directory, "profiles"):
+    if chosen and directory and chosen != default_output_dir(executor):
         return chosen
     return directory or chosen or RUNDIR

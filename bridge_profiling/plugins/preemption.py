@@ -16,6 +16,7 @@ from typing import Any, Optional
 import nemo_run as run
 
 from bridge_profiling.errors import require
+from bridge_profiling.plugins import nemo_run_patches  # noqa: F401  # its checks of a task come before this plugin's
 from bridge_profiling.plugins.checks import check_executor, check_flags
 from bridge_profiling.plugins.task import Task, check_task, has_field, read_setting, script_arguments, write_settings
 

@@ -79,7 +79,7 @@ class NsysPlugin(run.Plugin):
         prefixed = not starts_nsys(task) or checks.nsys_launched(executor)
         fields = ("use_nsys_profiler", *NsysPluginScriptArgs.__dataclass_fields__)
         ranks = checks.check_request(self, task, executor, fields, nsys=prefixed)
-        checks.check_without_pytorch_profiler(task)
+        checks.check_without_pytorch_profiler(task, executor)
         script_args = NsysPluginScriptArgs(self.profile_step_start, self.profile_step_end, ranks, self.record_shapes)
         supported = not checks.fault_tolerant(task, executor)
         arguments = script_arguments(task, self.script_args_converter_fn if supported else None, script_args)
@@ -95,8 +95,9 @@ class NsysPlugin(run.Plugin):
             settings = {name: getattr(self, name) for name in ("nsys_trace", "nsys_extra_args", "nsys_gpu_metrics")}
             settings["nsys_export_sqlite"] = self.export_sqlite
             write_settings(task, "profiling", {name: value for name, value in settings.items() if value})
-        if supported or isinstance(task, run.Partial) or self.script_args_converter_fn is None:
+        if supported or not isinstance(task, run.Script) or self.script_args_converter_fn is None:
             write_settings(task, "profiling", {"use_nsys_profiler": supported, **vars(script_args)}, arguments)
+        checks.note_asked(executor, "nsys")
         set_output_dir(executor)
         patch_executor(executor)
         _announce_empty_captures(task, executor)
@@ -186,6 +187,7 @@ class PyTorchProfilerPlugin(run.Plugin):
         if isinstance(task, run.Script) and arguments is None:
             check_plain_text(self.memory_snapshot_path, "memory_snapshot_path")
         write_settings(task, "profiling", {"use_pytorch_profiler": True, **vars(script_args)}, arguments)
+        checks.note_asked(executor, "torch")
         set_output_dir(executor)
         patch_executor(executor)
         _announce_empty_captures(task, executor)

@@ -7,14 +7,17 @@ import inspect
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import fiddle as fdl
 import nemo_run as run
+from nemo_run.core.serialization.zlib_json import ZlibJSONSerializer
 
 from bridge_profiling.config import FaultToleranceConfig, ProfilingConfig
-from bridge_profiling.errors import require
-from bridge_profiling.overrides import Override, format_override, parse_override
+from bridge_profiling.errors import ProfilingConfigError, one_line, require
+from bridge_profiling.overrides import Override, format_override, load_yaml, parse_override
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +29,12 @@ _UNQUOTED = re.compile(r"[\w./:@%+,=\[\]-]*", re.ASCII)
 #: In the metadata of a `run.Script`: True if the script starts nsys itself on the profiled ranks.
 STARTS_NSYS_KEY = "bridge_profiling.starts_nsys_itself"
 
+#: The way out for a config that NeMo-Run does not send: the job makes it.
+_SCRIPT = (
+    'Pass run.Script(path="train.py", entrypoint="python"), a script that makes the config, calls'
+    " bridge_profiling.overrides.apply_overrides(config, sys.argv[1:]), and trains"
+)
+
 #: The classes of sections that a config may lack.
 _SECTIONS: dict[str, type] = {"profiling": ProfilingConfig, "ft": FaultToleranceConfig}
 
@@ -34,12 +43,7 @@ def check_task(task: object, plugin: str, fields: Mapping[str, Sequence[str]]) -
     """Check that a task is a Script, or a Partial whose config has these settings (`{section: fields}`)."""
     if isinstance(task, run.Script):
         return
-    require(
-        isinstance(task, run.Partial),
-        f"{plugin} got a {type(task).__name__}",
-        why="it edits the task before it is submitted",
-        instead="Pass a run.Partial (a function with its config) or a run.Script (a script with overrides)",
-    )
+    check_is_task(task)
     config = _read(task, "config")
     require(
         config is not None and not isinstance(config, (str, int, float, list, dict)),
@@ -59,6 +63,29 @@ def check_task(task: object, plugin: str, fields: Mapping[str, Sequence[str]]) -
                 why="the job reads its settings there",
                 instead="Use a ConfigContainer with Megatron Bridge's sections (`profiling`, `ft`, `train`)",
             )
+
+
+def check_is_task(task: object) -> None:
+    """Raise ProfilingConfigError for anything but a function or a script, such as a ConfigContainer."""
+    require(
+        isinstance(task, run.Script | fdl.Partial),
+        f"the task is a {type(task).__name__}",
+        why="NeMo-Run submits a run.Partial (a function with its config) or a run.Script (a script with overrides)",
+        instead=_SCRIPT,
+    )
+
+
+def check_sendable(task: Task) -> None:
+    """Raise ProfilingConfigError for a run.Partial that NeMo-Run cannot serialize."""
+    try:
+        if isinstance(task, fdl.Partial):
+            ZlibJSONSerializer().serialize(task)
+    except Exception as error:
+        raise ProfilingConfigError(
+            f"the task {getattr(fdl.get_callable(task), '__name__', task)} cannot be sent to the job: {one_line(error)}",
+            why="NeMo-Run sends plain values, lists, enums and functions of modules, but no torch.dtype or local function",
+            instead=_SCRIPT,
+        ) from error
 
 
 def script_arguments(task: Task, converter: Callable[[Any], list[str]] | None, script_args: object) -> list[str] | None:
@@ -99,7 +126,7 @@ def write_settings(task: Task, section: str, values: Mapping[str, object], argum
         arguments = [_write_override(task, f"{section}.{name}", value) for name, value in values.items()]
     elif not any(task.args[i : i + len(arguments)] == arguments for i in range(len(task.args) - len(arguments) + 1)):
         task.args = [*task.args, *arguments]
-    if task.inline:
+    if isinstance(task.inline, str) and task.inline:
         logger.warning(
             "NeMo-Run passes no arguments to an inline run.Script, so it does not receive: %s."
             " Write them into its text, or use run.Script(path=…).",
@@ -134,8 +161,18 @@ def read_setting(task: Task, section: str, name: str) -> Any:
     """A setting's value in a Partial's config or a Script's last override of it; None if it is not set."""
     if isinstance(task, run.Script):
         values = [override.value for override in _overrides(task, f"{section}.{name}").values()]
-        return values[-1] if values else None
-    return _read(_read(task.config, section), name)
+        return values[-1] if values else _file_setting(task, section, name)
+    return _read(_read(_read(task, "config"), section), name)
+
+
+def _file_setting(task: run.Script, section: str, name: str) -> Any:
+    """A setting in the YAML files that a script of ours is given; of another script, `--config` may be anything."""
+    value = None
+    for option, file in pairwise([*task.args, ""]) if starts_nsys(task) else ():
+        if option == "--config" and Path(file).is_file():
+            values = load_yaml(file).get(section)
+            value = values.get(name, value) if isinstance(values, Mapping) else value
+    return value
 
 
 def is_on(task: Task, section: str, name: str) -> bool:
@@ -161,7 +198,7 @@ def has_field(task: Task, section: str, name: str) -> bool:
 def starts_nsys(task: Task) -> bool:
     """Whether the task starts nsys itself: STARTS_NSYS_KEY in a Script, `function.starts_nsys_itself` in a Partial."""
     if isinstance(task, run.Script):
-        return (task.metadata or {}).get(STARTS_NSYS_KEY) is True
+        return (getattr(task, "metadata", None) or {}).get(STARTS_NSYS_KEY) is True
     return getattr(getattr(task, "__fn_or_cls__", None), "starts_nsys_itself", False) is True
 
 

@@ -21,10 +21,8 @@ from typing import Any
 from bridge_profiling.atomic import write_json
 from bridge_profiling.config import FaultToleranceConfig
 from bridge_profiling.errors import require
+from bridge_profiling.launch_env import MONITOR_VARIABLE
 from recipes.config import ConfigContainer
-
-#: Variable with the address of the rank's monitor, set by ft_launcher.
-MONITOR_SOCKET = "FT_RANK_MONITOR_IPC_SOCKET"
 
 #: Megatron's name for the calculated time-outs, in the directory of the checkpoints.
 STATE_FILE = "ft_state.json"
@@ -79,7 +77,7 @@ class RankMonitor:
         self._client: Any = None
 
     def __enter__(self) -> RankMonitor:
-        if not self._ft.enable_ft_package or MONITOR_SOCKET not in os.environ:
+        if not self._ft.enable_ft_package or MONITOR_VARIABLE not in os.environ:
             return self
         from nvidia_resiliency_ext.fault_tolerance import RankMonitorClient
 
@@ -103,7 +101,7 @@ class RankMonitor:
             return None
         if self._client is None:
             return (
-                f"fault tolerance: these ranks are not monitored, since {MONITOR_SOCKET} is not set; ft_launcher sets it, as"
+                f"fault tolerance: these ranks are not monitored, since {MONITOR_VARIABLE} is not set; ft_launcher sets it, as"
                 " FaultTolerancePlugin starts it"
             )
         line = f"fault tolerance: {self._describe_timeouts()}"

@@ -51,6 +51,8 @@ def pretrain(config: ConfigContainer, *, may_restart: bool = False) -> list[floa
     changed = adapt_to_cpu(config) if device.type == "cpu" else []
     choose_transformer_impl(config, device)
     finalize(config, env.world_size)
+    if config.ft.enable_ft_package:
+        config.profiling.disable_nsys()
     check_data(config)
     check_installed(config.ft)
     train, layout = config.train, config.layout(env.world_size)

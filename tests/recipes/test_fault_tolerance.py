@@ -15,7 +15,8 @@ resiliency = pytest.importorskip("nvidia_resiliency_ext.fault_tolerance", reason
 
 import torch  # noqa: E402
 
-from recipes.megatron.fault_tolerance import MONITOR_SOCKET, RankMonitor, check_installed  # noqa: E402
+from bridge_profiling.launch_env import MONITOR_VARIABLE  # noqa: E402
+from recipes.megatron.fault_tolerance import RankMonitor, check_installed  # noqa: E402
 from tests.recipes.builders import finalized  # noqa: E402
 from tests.recipes.trainings import window  # noqa: E402
 
@@ -32,10 +33,10 @@ def opened(overrides, start=0):
 
 @pytest.mark.parametrize(("overrides", "said"), [("", ""), (ON, "these ranks are not monitored.*FaultTolerancePlugin")])
 def test_without_a_monitor_training_goes_on_and_the_line_says_who_would_start_one(monkeypatch, overrides, said):
-    monkeypatch.delenv(MONITOR_SOCKET, raising=False)
+    monkeypatch.delenv(MONITOR_VARIABLE, raising=False)
     if not overrides:
         # Switched off, it does not look for one.
-        monkeypatch.setenv(MONITOR_SOCKET, "/nowhere/socket")
+        monkeypatch.setenv(MONITOR_VARIABLE, "/nowhere/socket")
     with opened(overrides) as rank:
         rank.iteration_done()
         rank.checkpoint_done(1)
@@ -56,7 +57,7 @@ def monitor(tmp_path, monkeypatch):
     Gives the time-outs that it applies: a function, since it sends them to the next client.
     """
     socket = str(tmp_path / "monitor.socket")
-    monkeypatch.setenv(MONITOR_SOCKET, socket)
+    monkeypatch.setenv(MONITOR_VARIABLE, socket)
     monkeypatch.setenv("RANK", "0")
     timeouts = {"initial_rank_heartbeat_timeout": 600, "rank_heartbeat_timeout": 300, "workload_check_interval": 2}
     config = resiliency.FaultToleranceConfig(enable_nic_monitor=False, **timeouts)
