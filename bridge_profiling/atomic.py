@@ -96,12 +96,16 @@ def make_directory(folder: Path) -> None:
 
 @contextmanager
 def private_directory(parent: Path) -> Iterator[Path]:
-    """A directory that only this user can enter, for files that are still being written; removed at the end of the block."""
-    private = Path(tempfile.mkdtemp(prefix=".writing-", dir=parent))
+    """A directory that only this user can enter, for files that are still being written; removed at the end of the block.
+
+    A child process that is forked meanwhile leaves it to its parent.
+    """
+    private, process = Path(tempfile.mkdtemp(prefix=".writing-", dir=parent)), os.getpid()
     try:
         yield private
     finally:
-        shutil.rmtree(private, ignore_errors=True)
+        if os.getpid() == process:
+            shutil.rmtree(private, ignore_errors=True)
 
 
 def trusted_users(directory: Path) -> set[int]:

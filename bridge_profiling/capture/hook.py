@@ -112,7 +112,7 @@ class ProfilingHook:
         self._config.finalize(world_size=layout.world_size if world_is_known else None)
         self._selected = self._config.enabled and rank in select_ranks(self._config.profile_ranks, layout)
         self._output_dir = output_dir
-        self._opened, self._process = False, os.getpid()
+        self._opened = False
         self._root, self._identity = Path(), uuid.uuid4().hex
         self._schedule = WindowSchedule(rank, self._build_window, self.wake)
         self._window: CaptureWindow | None = None
@@ -196,7 +196,7 @@ class ProfilingHook:
         """Agree on the folder with the other ranks, and prepare the profilers of this one."""
         # The interpreter crashes when it exits with a live Kineto trace.
         atexit.register(self._close, "the process exited without leaving the hook")
-        self._opened, self._process = True, os.getpid()
+        self._opened = True
         self._root = resolve_output_dir(self._config, self._output_dir)
         rank = self._rank.number
         attempt: int | None = None
@@ -317,8 +317,7 @@ class ProfilingHook:
         # All of it: a handler that raises anywhere in here, for example as the listener stops, would cost the capture.
         with signals_held():
             atexit.unregister(self._close)
-            # A process that the training forked has nothing to write.
-            if not self._opened or os.getpid() != self._process:
+            if not self._opened:
                 return
             self._opened = False
             if self._timer.watched:
@@ -347,6 +346,17 @@ class ProfilingHook:
     def _fail(self, reason: str) -> None:
         self._timer.watched = False
         self._schedule.fail(reason)
+        self._update()
+
+    def _forked(self) -> None:
+        """Profile nothing in a child process that the training has forked: threads and files are its parent's."""
+        atexit.unregister(self._close)
+        for window in self._schedule.windows:
+            window.forked()
+        self._opened = self._selected = self._timer.watched = False
+        self._config, self._listener = ProfilingConfig(on_demand=False), None
+        self._schedule, self._iteration_ranges = WindowSchedule(self._rank.number, self._build_window, self.wake), ExitStack()
+        self._sigterm.__exit__()
         self._update()
 
     @property
@@ -378,6 +388,15 @@ def _inert(kind: type[ProfilingHook]) -> ProfilingHook:
     hook = kind.__new__(kind)
     ProfilingHook.__init__(hook, None, rank=0)
     return hook
+
+
+def _after_fork() -> None:
+    for hook in list(woken_on_exit):
+        hook._forked()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 class _Ranges(ExitStack):

@@ -113,6 +113,9 @@ class Profiler:
     def clean_up(self) -> None:
         """Remove what other threads could not."""
 
+    def forked(self) -> None:
+        """Record nothing in a child process that the training has forked, and write nothing when it ends."""
+
     def leave(self) -> None:
         """Called when the hook closes, after `close`, on the last profiler of its kind: the process may exit next."""
 

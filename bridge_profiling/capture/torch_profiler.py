@@ -133,7 +133,10 @@ class TorchProfiler(Profiler):
         def compress() -> None:
             with private:
                 try:
-                    write_atomically(target, lambda temporary: _compress(raw, temporary, interrupted, target.name, self._timed))
+                    write = partial(
+                        _compress, raw, name=str(self._plain / raw.name), interrupted=interrupted, ranges=self._timed
+                    )
+                    write_atomically(target, write)
                     self.artifacts.insert(0, target)
                 finally:
                     self.unpacked = None

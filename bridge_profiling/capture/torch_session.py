@@ -7,12 +7,14 @@ what is left of it in its thread is removed when that thread comes back.
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import wraps
+from functools import cache, wraps
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -27,6 +29,9 @@ _ALREADY = "another profiler is already recording in this process, and torch all
 _MODULES = ("torch.autograd", "torch.autograd.profiler", "torch.autograd.profiler_legacy")
 _PREPARES, _DISABLES = "_prepare_profiler", "_disable_profiler"
 _BEGINS = (_PREPARES, "_enable_profiler", "_enable_profiler_legacy")
+
+#: Our recordings. A forked child process inherits them, and ends them before another one begins.
+_sessions: WeakSet[TorchSession] = WeakSet()
 
 #: The profilers of our recordings: what is left of one that was lost keeps no later window from recording.
 _own_profilers: WeakSet[Any] = WeakSet()
@@ -49,6 +54,7 @@ class TorchSession:
         #: The thread in which this session itself calls torch.
         self._calling: threading.Thread | None = None
         self._unwatch: Callable[[], None] = lambda: None
+        self._process = os.getpid()
         #: Our ranges that may be open, the outermost first. The loop has left those that are garbage-collected.
         self._ranges: WeakKeyDictionary[Any, None] = WeakKeyDictionary()
 
@@ -56,8 +62,13 @@ class TorchSession:
         """Set up Kineto; CaptureError if another profiler records, in any thread."""
         import torch
 
+        _prepare_for_forks()
+        for session in _sessions:
+            if session._process != self._process:
+                session._begins(_PREPARES)
         if torch.autograd._profiler_enabled() or _records_elsewhere():
             raise CaptureError(_ALREADY)
+        _sessions.add(self)
         self._unwatch = _watch(self._begins, self._ended)
         with self._own_call():
             self._profile.prepare_trace()
@@ -129,6 +140,11 @@ class TorchSession:
                 self._end()
         self.phase = "idle"
         self._unwatch()
+
+    @property
+    def traces_calls(self) -> bool:
+        """Whether it records Python's calls, with a profile function of this thread."""
+        return bool(self._profile.with_stack)
 
     # -- private -------------------------------------------------------------------------------------------------------
 
@@ -206,6 +222,33 @@ class TorchSession:
     def _ended(self) -> None:
         if threading.current_thread() is not self._calling:
             self._others.discard(threading.current_thread())
+
+
+@cache
+def _prepare_for_forks() -> None:
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=_after_fork)
+
+
+def _after_fork() -> None:
+    """Record nothing in a child process that the training has forked, and let it end.
+
+    Kineto has one recording thread for the rest of the process once it was used. A child has no such thread, and would wait for
+    it in the destructor of Kineto's static objects when it ends with `exit`. So it leaves `exit` before the destructors of what
+    its parent had loaded, after Python's own end and with its streams flushed, as a child of multiprocessing does.
+    """
+    import torch
+
+    if any(session.phase in ("armed", "recording") for session in _sessions):
+        with suppress(Exception):
+            torch._C._autograd._clear_callbacks()
+        if any(session.traces_calls for session in _sessions):
+            sys.setprofile(None)
+    with suppress(Exception):  # other C libraries than glibc lack `on_exit`
+        libc = ctypes.CDLL(None)
+        # Called in reverse: fflush(NULL), then _exit(status, NULL).
+        libc.on_exit(libc._exit, None)
+        libc.__cxa_atexit(libc.fflush, None, None)
 
 
 def _records_elsewhere() -> bool:

@@ -228,6 +228,13 @@ class CaptureWindow:
         self._manifest.release()
         give_up_attempt(self.files.manifest)
 
+    def forked(self) -> None:
+        """Leave everything to the parent, in a child process that the training has forked."""
+        self.state = "closed"
+        self._garbage.__exit__()
+        for profiler in self.profilers:
+            profiler.forked()
+
     def release(self) -> None:
         """Free the memory of what is written: the next window's recording needs it."""
         if self._writer is None or not self._writer.is_alive():

@@ -109,6 +109,61 @@ for iteration in range(5):
     assert run.manifest("iter-2-6")["reason"] == EXITED.replace("(code 143)", "without leaving the hook")
 
 
+def test_a_forked_child_profiles_nothing_and_ends_as_without_the_hook(run, tmp_path):
+    """Forked while a profiler warms up, inside the window, and after it; the capture stays the parent's."""
+    source = f"""
+import atexit, multiprocessing
+from tests.capture.test_endings import *
+run = Run(Path({str(run.root)!r}))
+
+def ends(hook, iteration):
+    atexit.register(print, "atexit of", iteration)
+    sys.exit(iteration)
+
+def continues(hook, iteration):
+    for later in range(iteration + 1, 9):
+        with hook.iteration(later), hook.range("phase"):
+            torch.ones(3) + 1
+
+def captures(hook, iteration):
+    own = Run(run.root / str(iteration))
+    own.train(own.config(2, 6, on_demand=False), range(9))
+    print(own.outcome("iter-2-6"), flush=True)
+
+def dies(hook, iteration):
+    terminate()
+
+def works():
+    sys.exit(7)
+
+with ProfilingHook(run.config(2, 6, pytorch_profiler_collect_chakra=True), rank=0, output_dir=run.root) as hook:
+    for iteration in range(9):
+        with hook.iteration(iteration), hook.range("phase"):
+            torch.ones(3) + 1
+            for act in {{1: [ends], 4: [ends, continues, captures, dies], 7: [ends]}}.get(iteration, []):
+                if (child := os.fork()) == 0:
+                    act(hook, iteration)
+                    sys.exit(8)
+                print(act.__name__, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+            if iteration == 4:
+                worker = multiprocessing.get_context("fork").Process(target=works)
+                worker.start()
+                worker.join()
+                print(worker.exitcode, flush=True)
+"""
+    environ = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(
+        [sys.executable, "-c", source], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=240
+    )
+    four = ["atexit of 4", "ends 4", "continues 8", str(ALL), "captures 8", "dies -15", "7"]
+    expected = ["atexit of 1", "ends 1", *four, "atexit of 7", "ends 7"]
+    assert (done.returncode, done.stdout.split("\n")[:-1]) == (0, expected), done.stderr
+    assert run.outcome("iter-2-6") == ALL
+    nodes = json.loads((run.root / "torch/iter-2-6/rank-0.et.json").read_text())["nodes"]
+    assert len({one["id"] for one in nodes}) == len(nodes) > 10
+    assert not list(run.root.rglob(".*"))
+
+
 def open_ranges_across_recordings(run: Run) -> None:
     """Many, while a profiler of the training's own starts, or while our window closes."""
     for own in (True, False):
