@@ -136,8 +136,8 @@ def read_trusted(path: Path, max_bytes: int, users: set[int]) -> bytes:
 
 
 def _create(path: Path, text: str) -> Path:
-    """A new file with this text, next to `path` and under a name that nobody knows."""
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    """A new file with this text, next to `path` and under a name that nobody knows, which is not too long if `path` is not."""
+    temporary = path.with_name(f".{uuid.uuid4().hex}.tmp")
     try:
         _write_new(temporary, text)
     except BaseException:

@@ -24,6 +24,9 @@ from bridge_profiling.launch_env import LaunchEnv, initialized_distributed
 #: The folders of captures under the output directory. manifest/ also holds each attempt's holder.
 _CAPTURES = ("torch", "nsys", "memory")
 
+#: The longest name of a file.
+_NAME_BYTES = 255
+
 #: How long to wait for the content of attempt.json: without hard links it is written a moment after the file is created.
 _WRITTEN_SECONDS = 5.0
 
@@ -48,12 +51,19 @@ class CaptureFiles:
         asked = self.root / Path(self._memory_snapshot_path).expanduser()
         # The user's path names no attempt, and a restart must not overwrite the first one's snapshot.
         suffixes = itertools.chain([""], (f".{number}" for number in itertools.count(1)))
-        names = (asked.with_name(f"{asked.stem}_{self.rank}{suffix}{asked.suffix}") for suffix in suffixes)
-        return next(path for path in names if not path.exists())
+        names = (_shortened(asked.stem, f"_{self.rank}{suffix}{asked.suffix}") for suffix in suffixes)
+        return next(path for path in map(asked.with_name, names) if not path.exists())
 
     def oom_snapshot(self, number: int) -> Path:
         """Memory snapshot of this rank's n-th out-of-memory error, counted from 1."""
         return self._memory / f"oom-rank-{self.rank}-{number}.pickle"
+
+
+def _shortened(stem: str, end: str) -> str:
+    """A file's name with this end, as long as file systems allow."""
+    name = stem + end
+    excess = len(os.fsencode(name)) - _NAME_BYTES
+    return name if excess <= 0 else os.fsencode(stem)[:-excess].decode(errors="ignore") + end
 
 
 def folder_name(window: Window, attempt: int) -> str:

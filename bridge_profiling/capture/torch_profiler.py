@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -80,10 +81,11 @@ class TorchProfiler(Profiler):
         make_directory(self.files.torch_trace.parent)
         self._private = ExitStack()
         self._folder = self._private.enter_context(private_directory(self.files.torch_trace.parent))
+        self._plain = self._private.enter_context(_plain_path(self._folder))
         if self.config.pytorch_profiler_collect_chakra:
             # The observer writes during the window, so the file gets its name at the end, like every other file.
             self._observer = torch.profiler.ExecutionTraceObserver()
-            self._observer.register_callback(str(self._folder / self.files.chakra_trace.name))
+            self._observer.register_callback(str(self._plain / self.files.chakra_trace.name))
         self._profile = torch.profiler.profile(
             activities=activities,
             record_shapes=self.config.wants_shapes,
@@ -120,7 +122,7 @@ class TorchProfiler(Profiler):
         self._session.stop()
         target = self.files.torch_trace
         raw = self._folder / target.with_suffix("").name
-        self._profile.export_chrome_trace(str(raw))
+        self._profile.export_chrome_trace(str(self._plain / raw.name))
         _check_whole(raw)
         if self._observer is not None:
             self._observer.unregister_callback()
@@ -175,6 +177,11 @@ class TorchProfiler(Profiler):
                 _free(left)
             self._private.close()
 
+    def forked(self) -> None:
+        """Keep the observer from writing its end into the parent's file when it is destroyed."""
+        if self._observer is not None:
+            self._observer._registered = self._observer._execution_trace_running = False
+
     @property
     def is_unsettled(self) -> bool:
         """Whether its thread still has to remove a recording that was lost."""
@@ -184,6 +191,20 @@ class TorchProfiler(Profiler):
         """Remove it, if this is that thread."""
         if self._session is not None:
             self._session.clean_up()
+
+
+@contextmanager
+def _plain_path(folder: Path) -> Iterator[Path]:
+    """Another path of a folder, without characters that matter to anyone.
+
+    Kineto takes what comes before `://` for a protocol, writes its path into the trace unescaped, and takes only UTF-8.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        plain = Path(f"/proc/self/fd/{descriptor}")
+        yield plain if plain.exists() else folder
+    finally:
+        os.close(descriptor)
 
 
 def _check_whole(raw: Path) -> None:
@@ -224,12 +245,12 @@ def _annotations(ranges: Iterable[_TimedRange], base_ns: int, interrupted: list[
         yield json.dumps(event).encode() + b",\n"
 
 
-def _compress(raw: Path, target: Path, interrupted: list[int], name: str, ranges: Sequence[_TimedRange] = ()) -> None:
-    """Gzip `raw` into `target`, with `name` as the trace's own name, interrupted iterations renamed and `ranges` added."""
+def _compress(raw: Path, target: Path, name: str, interrupted: list[int], ranges: Sequence[_TimedRange] = ()) -> None:
+    """Gzip `raw` into `target`, with its name in place of `name`, interrupted iterations renamed and `ranges` added."""
     renamed = {
         f'"ProfilerStep#{iteration}"'.encode(): f'"interrupted ProfilerStep#{iteration}"'.encode() for iteration in interrupted
     }
-    renamed[raw.name.encode()] = name.encode()
+    renamed[os.fsencode(name)] = os.fsencode(target.name)
     with raw.open("rb") as source, gzip.open(target, "wb", compresslevel=_GZIP_LEVEL) as packed:
         base_ns = 0
         while ranges and (line := source.readline()):

@@ -311,7 +311,9 @@ def profile_command(request: NsysRequest, version: NsysVersion, *, report: Path)
     # A default that a version does not know is not worth a warning.
     asked = {name for name, _ in asked_options} | {GPU_METRICS}
     warnings += [text for name, text in unknown.items() if name in asked]
-    return [version.executable, "profile", f"--trace={','.join(trace)}", f"--output={report}", *options], warnings
+    # nsys replaces %p, %q{NAME} and others in it.
+    output = str(report).replace("%", "%%")
+    return [version.executable, "profile", f"--trace={','.join(trace)}", f"--output={output}", *options], warnings
 
 
 def directives(version: NsysVersion, options: Sequence[str], environ: Mapping[str, str] = os.environ) -> str:

@@ -1,6 +1,7 @@
 """The training comes first: whatever a loop passes, and whichever thread it calls from, nothing of ours raises into it."""
 
 import copy
+import gzip
 import inspect
 import json
 import logging
@@ -19,8 +20,10 @@ import pytest
 import torch
 
 from bridge_profiling import ProfilingConfig, ProfilingConfigError
+from bridge_profiling.atomic import write_atomically, write_text
 from bridge_profiling.capture import ProfilingHook
-from bridge_profiling.config import parse_steps
+from bridge_profiling.capture.files import CaptureFiles
+from bridge_profiling.config import Window, parse_steps
 from bridge_profiling.easy import MemoryProfiler, PerformanceCounter, phase, phase_times, reset_phase_times
 from bridge_profiling.integrations.ddp_fsdp import Profiling
 from bridge_profiling.monitor import Counters, TrainingMonitor
@@ -104,6 +107,50 @@ NAMES = [
     ("ünï", "uni"), ("ж", "U+0436"), ("x" * 2000, "x" * 1000), (7, "7"), (None, "None"), (["a"], "['a']"), ({}, "{}"),
     (Rude(), "<Rude, whose text raises ZeroDivisionError>"), (Leaving(), "<Leaving, whose text raises SystemExit>"),
 ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "quo\"te's",
+        "back\\slash \\",
+        "new\nline\ttab \x01",
+        "a://b",
+        "-%q{HOME}%p $HOME ~",
+        "\udcff\udcfe é 😀",
+        "é" * 127,
+        "n" * 255,
+    ],
+)
+def test_output_folders_may_have_any_name(run, tmp_path, name):
+    run.root = tmp_path / name
+    config = run.config(1, 3, pytorch_profiler_collect_chakra=True)
+    with ProfilingHook(config, rank=0, output_dir=f"{tmp_path}/{name}/") as hook:
+        for iteration in range(4):
+            with hook.iteration(iteration):
+                torch.ones(3) + 1
+    assert run.outcome("iter-1-3") == ("complete", [1, 2])
+    [profiler] = run.manifest("iter-1-3")["profilers"]
+    trace, nodes = (run.root / artifact["path"] for artifact in profiler["artifacts"])
+    assert json.loads(gzip.decompress(trace.read_bytes()))["traceName"] == trace.name
+    assert json.loads(nodes.read_text())["nodes"]
+    assert not list(run.root.rglob(".*"))
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("n" * 248 + ".pickle", "n" * 246 + "_0.pickle"),
+        ("é" * 120 + ".pickle", "é" * 120 + "_0.pickle"),
+        ("é" * 127, "é" * 126 + "_0"),
+        ("a://b/'%q{HOME}\n", "'%q{HOME}\n_0"),
+    ],
+)
+def test_memory_snapshots_may_have_any_name(tmp_path, given, expected):
+    files = CaptureFiles(tmp_path, Window(1, 2), 0, 0, given)
+    written = write_atomically(files.memory_snapshot, lambda path: path.write_bytes(b""))
+    assert written.name == expected
+    write_text(written, "")
 
 
 @pytest.mark.parametrize("everywhere", [False, True])

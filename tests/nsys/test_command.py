@@ -46,6 +46,12 @@ def test_a_version_and_its_options_are_as_the_program_prints_them(tmp_path, monk
     assert (found.text, found.options) == ("2024.2.3.38", {"--trace", "--sample", "--gpu-metrics-device"})
 
 
+def test_nsys_takes_the_reports_path_as_it_is():
+    request = nsys_request(ProfilingConfig(), rank=0, local_rank=0, cuda=True)
+    command, _ = nsys_command.profile_command(request, NEW, report=Path("/100%/%q{HOME}"))
+    assert "--output=/100%%/%%q{HOME}" in command
+
+
 @pytest.mark.parametrize(
     ("version", "options", "adapted", "warned"),
     [
