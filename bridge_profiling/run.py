@@ -55,7 +55,8 @@ class Run(analysis.Run):
         from bridge_profiling.report.run_view import ALSO_ASKED, page_view
         from bridge_profiling.report.verdict import summarize
 
-        write_page(page_view(self, summarize(self, thresholds, **ALSO_ASKED), Path(output)), Path(output))
+        summary = summarize(self, thresholds, **ALSO_ASKED)
+        write_page(self.undisturbed(lambda: page_view(self, summary, Path(output))), Path(output))
         return Path(output)
 
     def merge(
@@ -85,12 +86,13 @@ class Run(analysis.Run):
 
         # Findings first: one pass over the captures then reads everything.
         found = self.findings() if findings else []
-        entries = self.entries()
-        if not entries:
+        if not self.entries():
             raise TraceError("; ".join([*self.errors, f"{self.path} holds no trace to merge"]))
-        offsets = self.clock_offsets() if len(entries) > 1 else None
-        return write_merged_trace(
-            entries, Path(output), clock_offsets=offsets, host=host, findings=found, on_progress=on_progress
+        offsets = self.clock_offsets() if len(self.entries()) > 1 else None
+        return self.undisturbed(
+            lambda: write_merged_trace(
+                self.entries(), Path(output), clock_offsets=offsets, host=host, findings=found, on_progress=on_progress
+            )
         )
 
     def write_flame_graph(

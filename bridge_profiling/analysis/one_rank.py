@@ -16,6 +16,7 @@ from bridge_profiling.errors import TraceError, shortage
 from bridge_profiling.regular_files import size_bytes
 from bridge_profiling.traces import cache
 from bridge_profiling.traces.discover import Capture
+from bridge_profiling.traces.seal import is_whole
 from bridge_profiling.traces.tables import give_memory_back
 from bridge_profiling.traces.types import RankInfo, RankTables
 
@@ -31,6 +32,7 @@ class RankTask:
     questions: tuple[tuple[str, dict[str, Any]], ...]  # names with options
     cache_directory: Path | None = None  # where to keep its Parquet; None for the default places
     scratch: Path | None = None  # where to write its Parquet if the cache cannot be written
+    cached: bool = True  # False reads the capture itself, and writes to `scratch` alone
 
     @property
     def path(self) -> Path:
@@ -54,7 +56,10 @@ class RankResult:
 
 
 def answer_rank(task: RankTask) -> RankResult | str:
-    """Answer questions about one capture, in a worker. Returns an error that names the file if it cannot be read."""
+    """Answer questions about one capture, in a worker. Returns an error that names the file if it cannot be read.
+
+    If its tables in the cache disappear meanwhile, the capture is read again.
+    """
     try:
         tables, entry = _load(task)
     except TraceError as error:
@@ -63,7 +68,20 @@ def answer_rank(task: RankTask) -> RankResult | str:
         return f"{task.path} cannot be read: {shortage(error) or error.strerror or error}"
     except Exception as error:  # a bug of a reader must name the file too
         return f"{task.path} cannot be read: {shortage(error) or f'{type(error).__name__}: {error}'}"
-    return RankResult(tables.info, entry, answers_of(tables, task.questions), tables.unkept)
+    try:
+        answers = answers_of(tables, task.questions)
+    except Exception:
+        if not _has_gone(task, entry):
+            raise
+    else:
+        if not _has_gone(task, entry):
+            return RankResult(tables.info, entry, answers, tables.unkept)
+    return answer_rank(replace(task, cached=False))
+
+
+def _has_gone(task: RankTask, entry: Path | None) -> bool:
+    """Whether another process has removed files of an entry of the cache."""
+    return task.cached and isinstance(task.source, Capture) and entry is not None and not is_whole(entry)
 
 
 class RankQuestions:
@@ -185,7 +203,8 @@ def _load(task: RankTask) -> tuple[RankTables, Path | None]:
         if kept is None:
             raise TraceError(f"{task.source} holds no tables of a capture")
         return kept, kept.entry
-    tables = cache.load(task.source, directory=task.cache_directory)
+    writer = "" if task.scratch is None else task.scratch.name
+    tables = cache.load(task.source, directory=task.cache_directory, cached=task.cached, writer=writer)
     if tables.entry is not None or task.scratch is None:
         return tables, tables.entry
     # Questions across ranks need Parquet even if nothing can be cached.

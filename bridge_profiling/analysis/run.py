@@ -7,12 +7,12 @@ run.breakdown().to_pandas()
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from functools import cached_property, partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from bridge_profiling.analysis.compare.steps import ComparedRun
     from bridge_profiling.analysis.findings import Evidence, Finding, Thresholds
     from bridge_profiling.analysis.findings.unprofiled import Unprofiled
+
+T = TypeVar("T")
 
 #: Questions about each rank that findings need, in addition to `idle_causes`.
 EVIDENCE_OF_RANKS = (
@@ -125,6 +127,14 @@ class Run:
         """Each rank's trace by the main source, and the folder of its Parquet tables."""
         mine = [result for result in self._session.traces if result.info.source == self.main_source]
         return [(result.info, result.entry) for result in mine if result.entry is not None]
+
+    def undisturbed(self, use: Callable[[], T]) -> T:
+        """What a function returns that reads `entries()`: see `Session.undisturbed`.
+
+        Args:
+            use: may be called twice.
+        """
+        return self._session.undisturbed(use)
 
     @property
     def errors(self) -> list[str]:

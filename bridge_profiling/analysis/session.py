@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -41,11 +41,14 @@ from bridge_profiling.regular_files import modified_ns, size_bytes
 from bridge_profiling.traces import cache
 from bridge_profiling.traces.discover import Capture, find_run
 from bridge_profiling.traces.run_files import RunFiles
+from bridge_profiling.traces.seal import is_whole
 from bridge_profiling.traces.tables import SCHEMAS
 from bridge_profiling.traces.types import Caveat, RankInfo, RankTables
 
 if TYPE_CHECKING:
     import duckdb
+
+T = TypeVar("T")
 
 #: Called with the number of captures that are done, and their total number.
 OnProgress = Callable[[int, int], None]
@@ -72,27 +75,78 @@ class Session:
     def __init__(
         self, path: Path, engine: Engine, parquet: Path | None, on_progress: OnProgress | None, cycle: int | None = None
     ) -> None:
-        self.sources, self._found_caveats, self._manifests, self._errors = _find(path, cycle)
+        self.sources, self._caveats_of_search, self._manifests, self._errors_of_search = _find(path, cycle)
         self._engine, self._parquet = engine, parquet
         self._on_progress = on_progress or (lambda done, total: None)
         self._scratch = tempfile.TemporaryDirectory(prefix="bridge_profiling-", ignore_cleanup_errors=True)
+        #: How often everything was read: a second time, without the cache, if that changed meanwhile.
+        self._readings = 0
+        self._connections: dict[tuple[str, ...], duckdb.DuckDBPyConnection] = {}
+        self._begin()
+
+    def _begin(self) -> None:
+        """Forget what was read and answered."""
+        self._readings += 1
+        self._found_caveats, self._errors = list(self._caveats_of_search), list(self._errors_of_search)
         self._loaded: list[RankResult] | None = None
+        #: The folders of the cache that are in use, each with the time of its last change.
+        self._in_use: dict[Path, int | None] = {}
         self._answers: dict[Asked, Answer] = {}
         self._kept: KeptAnswers | None = None
         self._side_tables: dict[SideTables, tuple[Caveat, ...]] = {}
         self._derived: dict[Derived, Any] = {}
-        self._connections: dict[tuple[str, ...], duckdb.DuckDBPyConnection] = {}
+        for connection in self._connections.values():
+            connection.close()
+        self._connections.clear()
+        for name in ("_cached", "_offsets", "main_source"):
+            vars(self).pop(name, None)
 
     def close(self) -> None:
         """End the workers, keep the answers, close the database and delete scratch files."""
         if isinstance(self._engine, ProcessEngine):
             self._engine.close()
+        cache.remove_unfinished(self._captures, self._parquet, Path(self._scratch.name).name)
         if self._kept is not None:
             self._kept.add(self._answers)
         for connection in self._connections.values():
             connection.close()
         self._connections.clear()
         self._scratch.cleanup()
+
+    def undisturbed(self, use: Callable[[], T]) -> T:
+        """What a function returns that reads tables; a cache that is removed meanwhile does not change it.
+
+        Everything is then read again, without the cache, and the function called again.
+
+        Raises:
+            TraceError: there are only the tables that have changed.
+        """
+        while True:
+            reading = self._readings
+            try:
+                found = use()
+            except Exception as error:
+                if reading == self._readings:
+                    if self._readings > 1 or not (self._has_changed() or _is_unreadable(error)):
+                        raise
+                    self._read_again()
+            else:
+                if reading == self._readings:
+                    if not self._has_changed():
+                        return found
+                    self._read_again()
+
+    def _was_seen(self, entry: Path) -> bool:
+        return self._in_use.get(entry) is not None or entry.is_dir()
+
+    def _has_changed(self) -> bool:
+        return any(_changed_ns(entry) != changed for entry, changed in self._in_use.items())
+
+    def _read_again(self) -> None:
+        for source in self.sources:
+            if isinstance(source, Path):
+                raise TraceError(f"{source} changed while it was read. Type the command again, with tables that are complete")
+        self._begin()
 
     # Captures.
 
@@ -134,7 +188,8 @@ class Session:
         if len({result.info.source for result in self.traces}) > 1:
             text = f"there are Kineto and nsys captures: answers across ranks are from the {self.main_source} ones"
             found.append(Caveat("several_profilers", text))
-        unseen = sum(1 for result in results if result.entry is None or not result.entry.is_dir())
+        # Those in use may have been removed since; answers are then of tables that were read again.
+        unseen = sum(1 for result in results if result.entry is None or not self._was_seen(result.entry))
         if unseen:
             text = (
                 f"the tables of {unseen} captures are not accessible from this machine: answers across ranks leave them out. "
@@ -149,6 +204,10 @@ class Session:
 
     def prefetch(self, asked: Iterable[Asked]) -> None:
         """Compute what some questions need of single captures, in one pass over these."""
+        questions = list(asked)
+        self.undisturbed(lambda: self._prefetch(questions))
+
+    def _prefetch(self, asked: Iterable[Asked]) -> None:
         wanted = needed_of_captures(asked)
         if not wanted:
             return
@@ -161,8 +220,11 @@ class Session:
 
     def answer(self, asked: Asked) -> Answer:
         """The answer to a question; its caveats include those of the questions and side tables that it depends on."""
+        return self._answers[asked] if asked in self._answers else self.undisturbed(lambda: self._answer(asked))
+
+    def _answer(self, asked: Asked) -> Answer:
         if not self._is_answered(asked):
-            self.prefetch([asked])
+            self._prefetch([asked])
         if asked not in self._answers:
             of_each_source = asked.question.scope == "source"
             self._answers[asked] = self._of_each_source(asked) if of_each_source else self._evaluate(asked)
@@ -170,11 +232,15 @@ class Session:
 
     def answer_of_rank(self, asked: Asked, info: RankInfo) -> Answer:
         """The answer about one capture, by a question of scope `rank`. The other captures are not asked."""
+        return self.undisturbed(lambda: self._answer_of_rank(asked, info))
+
+    def _answer_of_rank(self, asked: Asked, info: RankInfo) -> Answer:
         if self._is_answered(asked):
             table, caveats = self._answers[asked].table, self._answers[asked].caveats
             mine = pc.and_(pc.equal(table["rank"], info.rank), pc.equal(table["source"], info.source))
             return Answer(table.filter(mine), tuple(each for each in caveats if info.rank in each.ranks))
-        entry = next((result.entry for result in self.traces if result.info is info), None)
+        this = (info.rank, info.source)
+        entry = next((result.entry for result in self.traces if (result.info.rank, result.info.source) == this), None)
         readable = entry if entry is not None and entry.is_dir() else None
         # A capture's rank can turn out to be another one when it is read; a file of several processes has several captures.
         captures = [each for each in self._captures if str(each.path.absolute()) in info.files]
@@ -201,7 +267,7 @@ class Session:
             if isinstance(item, SideTables):
                 caveats += self._made(item)
             elif isinstance(item, Question):
-                answer = self.answer(item.with_options())
+                answer = self._answer(item.with_options())
                 values.append(answer.table)
                 caveats += answer.caveats
             elif isinstance(item, Derived):
@@ -247,7 +313,9 @@ class Session:
     @cached_property
     def _cached(self) -> bool:
         """Whether the tables of every capture are in the cache; they are then opened here, without any worker."""
-        found = []
+        found: list[RankResult] = []
+        if self._readings > 1:
+            return False
         for capture in self._captures:
             try:
                 tables = cache.find(capture, directory=self._parquet)
@@ -266,7 +334,8 @@ class Session:
             return self._loaded or []
         # The largest first, so that no worker is left with it at the end.
         captures = sorted(self._captures, key=lambda capture: size_bytes(capture.path), reverse=True)
-        tasks = [RankTask(capture, _names(asked), self._parquet, Path(self._scratch.name)) for capture in captures]
+        scratch, cached = Path(self._scratch.name), self._readings == 1
+        tasks = [RankTask(capture, _names(asked), self._parquet, scratch, cached) for capture in captures]
         loaded = self._open([*self._opened(), *self._work(tasks)])
         if captures:
             self._keep(asked, self.traces)
@@ -285,6 +354,11 @@ class Session:
         self._loaded = self._one_of_each(read)
         captures, scratch = self._captures, Path(self._scratch.name)
         entries = [result.entry for result in self._loaded if result.entry is not None and result.entry.parent != scratch]
+        self._in_use = {entry: _changed_ns(entry) for entry in entries}
+        # On other machines, tables may be out of reach.
+        if isinstance(self._engine, ProcessEngine) and not all(map(is_whole, entries)):
+            self._read_again()
+            return self._load([])
         # Otherwise one has an error, or cannot be cached.
         if captures and len(entries) == len(captures):
             with contextlib.suppress(OSError):
@@ -321,6 +395,8 @@ class Session:
         for count, outcome in enumerate(outcomes, 1):
             if isinstance(outcome.answer, RankResult):
                 done.append(outcome.answer)
+            elif tasks[outcome.task].source in self._in_use:
+                raise OSError(f"{tasks[outcome.task].path} can no longer be read: {outcome.answer or outcome.error}")
             else:
                 self._errors.append(outcome.answer or f"{tasks[outcome.task].path} cannot be read: {outcome.error}")
             self._on_progress(count, len(tasks))
@@ -388,6 +464,23 @@ def connect(
             plain = [(each.name, getattr(each.type, "value_type", each.type)) for each in schema]
             connection.from_arrow(pa.schema(plain).empty_table()).create(name)
     return connection
+
+
+def _changed_ns(entry: Path) -> int | None:
+    """When a file of a folder was last made or removed; None if the folder is gone."""
+    try:
+        return os.stat(entry).st_mtime_ns
+    except OSError:
+        return None
+
+
+def _is_unreadable(error: Exception) -> bool:
+    """Whether an error can be that of a file of the cache that is gone, cut off or forbidden."""
+    if isinstance(error, (OSError, pa.ArrowException)):
+        return True
+    import duckdb
+
+    return isinstance(error, duckdb.Error) and not isinstance(error, duckdb.OutOfMemoryException)
 
 
 #: Stands for the capture of a run without any.

@@ -54,7 +54,7 @@ def report(
         summary = summarize(found, thresholds, **(run_view.ALSO_ASKED if output else {}))
         readable, errors = found.readable, found.errors
         if output is not None and readable:
-            write_page(run_view.page_view(found, summary, output), output)
+            write_page(found.undisturbed(lambda: run_view.page_view(found, summary, output)), output)
         text = found.to_json(thresholds) if as_json else None
     if text is not None:
         typer.echo(text)

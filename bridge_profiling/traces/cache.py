@@ -88,19 +88,20 @@ class ParquetTables(Mapping[str, pa.Table]):
         return sum(1 for _ in self)
 
 
-def load(capture: Capture, *, directory: Path | None = None, cached: bool = True) -> RankTables:
+def load(capture: Capture, *, directory: Path | None = None, cached: bool = True, writer: str = "") -> RankTables:
     """One capture's tables, with what its manifest adds. A cache that cannot be written is not an error.
 
     Args:
         directory: where entries are; None takes `$BRIDGE_PROFILING_CACHE`, else `.bridge_profiling` next to the capture if that
             is in the run that was named, else the user's cache.
         cached: False reads the file itself, and keeps nothing.
+        writer: begins the names of entries that are not complete: see `remove_unfinished`.
 
     Raises:
         TraceError: nothing could be read. The message names the file.
         OSError: the file is gone.
     """
-    return _described(_load_cached(capture, _folders(capture, directory)) if cached else _read(capture), capture)
+    return _described(_load_cached(capture, _folders(capture, directory), writer) if cached else _read(capture), capture)
 
 
 def find(capture: Capture, *, directory: Path | None = None) -> RankTables | None:
@@ -122,7 +123,7 @@ def _read(capture: Capture) -> RankTables:
     return tables
 
 
-def _load_cached(capture: Capture, folders: Sequence[Path]) -> RankTables:
+def _load_cached(capture: Capture, folders: Sequence[Path], writer: str) -> RankTables:
     origin = Origin.of(capture.path)
     name = _entry_name(capture, origin)
     for folder in folders:
@@ -136,7 +137,7 @@ def _load_cached(capture: Capture, folders: Sequence[Path]) -> RankTables:
         return tables  # it was written to meanwhile, or is being written
     for folder in folders:
         try:
-            write(tables, folder / name, capture, origin)
+            write(tables, folder / name, capture, origin, writer)
             return reopened(tables, folder / name)
         except OSError as error:
             # PyArrow's own text of a full disk takes two sentences.
@@ -160,10 +161,12 @@ def _kept(entry: Path, capture: Capture, origin: Origin) -> RankTables | None:
     return open_entry(entry) if seal.origin is not None and seal.origin.is_of(origin) else None
 
 
-def write(tables: RankTables, entry: Path, capture: Capture | None = None, origin: Origin | None = None) -> None:
+def write(
+    tables: RankTables, entry: Path, capture: Capture | None = None, origin: Origin | None = None, writer: str = ""
+) -> None:
     """Write an entry, in place of older ones of the same file. Raises OSError without space or permission."""
     entry.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".", dir=entry.parent, ignore_cleanup_errors=True) as temporary:
+    with tempfile.TemporaryDirectory(prefix=f".{writer}", dir=entry.parent, ignore_cleanup_errors=True) as temporary:
         fresh = Path(temporary) / entry.name
         fresh.mkdir()
         for name in tables.tables:
@@ -178,6 +181,13 @@ def write(tables: RankTables, entry: Path, capture: Capture | None = None, origi
         for older in entry.parent.glob(f"{entry.name.partition('-')[0]}-*"):
             _remove(older)
         os.replace(fresh, entry)
+
+
+def remove_unfinished(captures: Iterable[Capture], directory: Path | None, writer: str) -> None:
+    """Remove what killed processes have left where they wrote entries; `writer` is the name that they were given."""
+    for folder in {folder for capture in captures for folder in _folders(capture, directory)}:
+        for left in folder.glob(f".{writer}*"):
+            _remove(left)
 
 
 def _remove(entry: Path) -> None:

@@ -102,6 +102,15 @@ def read_seal(entry: Path) -> Seal | None:
     return seal
 
 
+def is_whole(entry: Path) -> bool:
+    """Whether an entry still has all of its files, each of its size. Their content is not read again."""
+    try:
+        seal = msgspec.json.decode(read_regular(entry / SEAL, _MAX_SEAL_BYTES), type=Seal)
+        return all((entry / name).stat().st_size == size for name, (size, _) in seal.files.items())
+    except (OSError, TraceError, msgspec.DecodeError):
+        return False
+
+
 def _checksum(path: Path) -> int:
     checksum = 0
     with open_regular(path) as file:

@@ -7,7 +7,11 @@ from unittest import mock
 
 import pytest
 
+from bridge_profiling.analysis import one_rank
+from bridge_profiling.analysis.one_rank import RankTask
 from bridge_profiling.analysis.session import connect
+from bridge_profiling.errors import TraceError
+from bridge_profiling.run import Run
 from bridge_profiling.traces import cache, kineto
 from bridge_profiling.traces.cache import load
 from bridge_profiling.traces.discover import Capture, find_run
@@ -222,6 +226,60 @@ def test_no_command_answers_from_a_damaged_entry_or_calls_it_an_error(typed, fol
         damage(entry)
         done = typed(*arguments, BRIDGE_PROFILING_CACHE="cache")
         assert (done.returncode, done.stdout, done.stderr) == (expected.returncode, expected.stdout, expected.stderr)
+
+
+GOES = {
+    "the whole cache": lambda entry: shutil.rmtree(entry.parent),
+    "an entry": shutil.rmtree,
+    "a table": DAMAGE["no table"],
+    "half of a table": DAMAGE["cut table"],
+    "an entry, for a file": DAMAGE["entry that is a file"],
+}
+
+
+@pytest.mark.parametrize("goes", GOES.values(), ids=GOES)
+@pytest.mark.parametrize("after", ["breakdown", "ranks"], ids=["of captures", "of the database"])
+def test_a_cache_that_disappears_while_it_is_used_changes_no_answer(folder, monkeypatch, goes, after):
+    monkeypatch.setenv("BRIDGE_PROFILING_CACHE", "cache")
+    write(folder / "run" / "rank-1.json.gz", 1)
+    names = ("kernels", "ranks", "clock_offsets", "idle_causes")
+
+    def answers(goes=lambda entry: None):
+        with Run("run") as run:
+            run.ask(after)
+            goes(next((folder / "cache").glob("*/")))
+            count = run.merge("merged.json", findings=False)
+            return [count, (folder / "merged.json").read_text(), run.errors, run.capture_caveats, *map(run.ask, names)]
+
+    expected = answers()
+    (next((folder / "cache").glob("answers-*"))).unlink()
+    assert answers(goes) == expected
+
+
+@pytest.mark.parametrize("goes", [GOES["an entry"], GOES["a table"]])
+def test_a_worker_whose_tables_disappear_reads_the_capture_again(capture, tmp_path, monkeypatch, goes):
+    task = RankTask(capture, (("breakdown", {}),), tmp_path / "cache", tmp_path / "scratch")
+    expected = one_rank.answer_rank(task).answers
+    answers_of = one_rank.answers_of
+
+    def late(tables, questions):
+        if tables.entry.parent.name == "cache":
+            goes(tables.entry)
+        return answers_of(tables, questions)
+
+    monkeypatch.setattr(one_rank, "answers_of", late)
+    found = one_rank.answer_rank(task)
+    assert (found.answers, found.entry.parent.name) == (expected, "scratch")
+
+
+def test_tables_that_a_user_names_and_removes_meanwhile_are_one_error(typed, folder):
+    typed("analyze", "run", "--parquet", "tables")
+    run = Run("tables")
+    assert len(run.infos) == 1
+    shutil.rmtree("tables")
+    with pytest.raises(TraceError, match="changed while it was read"):
+        run.to_json()
+    run.close()
 
 
 @pytest.mark.parametrize("damage", [_other_rows, DAMAGE["no seal"], DAMAGE["cut table"]])
