@@ -1,21 +1,78 @@
-"""Other processes, seen through /proc: their ancestors, command lines, environments, processor time and end.
-
-Reads only; sends no signals.
-"""
+"""Processes: those that end with this one, and others seen through /proc (ancestors, command lines, environments, CPU time)."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import select
+import signal
+import subprocess
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
+from typing import Any
 
 _PROC = Path("/proc")
 
 #: Fields of /proc/PID/stat, counted from the one after the name.
 _PARENT, _USER_TICKS, _SYSTEM_TICKS = 1, 11, 12
+
+#: How long a process may take to end after SIGKILL. One that hangs in a file system ends later, without anyone waiting.
+_KILLED_SECONDS = 5.0
+
+
+class OwnedProcess(subprocess.Popen[Any]):
+    """A process that ends with this one, even if this one is killed, together with all that it has started.
+
+    It leads a session of its own, so that a terminal's signals do not reach it. Its standard input is a pipe that nobody writes
+    to: when this process is gone, the pipe closes, and the kernel kills the session. (A "parent death signal" would come when
+    the thread that started the process ends, and would spare what the process has started.)
+    """
+
+    def __init__(self, command: Sequence[str], **options: Any) -> None:
+        theirs, self._ours = os.pipe()
+        try:
+            super().__init__(command, stdin=theirs, start_new_session=True, **options)
+            fcntl.fcntl(theirs, fcntl.F_SETOWN, -self.pid)
+            fcntl.fcntl(theirs, fcntl.F_SETSIG, signal.SIGKILL)
+            fcntl.fcntl(theirs, fcntl.F_SETFL, os.O_ASYNC)
+        except BaseException:
+            os.close(self._ours)
+            raise
+        finally:
+            os.close(theirs)
+
+    def end(self) -> None:
+        """End the process and what it has started, at once; a second call does nothing."""
+        if self.poll() is None:
+            os.killpg(self.pid, signal.SIGKILL)
+        ours, self._ours = self._ours, -1
+        if ours >= 0:
+            os.close(ours)
+        with suppress(subprocess.TimeoutExpired):
+            self.wait(_KILLED_SECONDS)
+
+
+def run_owned(
+    command: Sequence[str], *, seconds: float, environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """The output of a command, whose processes are ended if this call does not return.
+
+    Raises:
+        OSError: it cannot be started.
+        subprocess.TimeoutExpired: it takes longer than `seconds`.
+    """
+    process = OwnedProcess(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace"
+    )
+    try:
+        output, error = process.communicate(timeout=seconds)
+    finally:
+        process.end()
+        for pipe in filter(None, (process.stdout, process.stderr)):
+            pipe.close()
+    return subprocess.CompletedProcess(command, process.returncode, output, error)
 
 
 def pid_space() -> str | None:

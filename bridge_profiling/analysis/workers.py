@@ -13,20 +13,25 @@ import json
 import logging
 import os
 import pickle
+import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
-from multiprocessing.connection import Connection, Pipe
-from typing import Any, Generic, Protocol, TypeVar
+from multiprocessing.connection import Connection, Pipe, wait
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 from bridge_profiling.errors import ProfilingConfigError, did_you_mean, install_command, shortage
+from bridge_profiling.processes import OwnedProcess
 
 #: Time limit for a connection to a Ray cluster. Ray itself would try for minutes.
 _CONNECT_S = 10
+
+#: How long a worker that no longer answers may take to end by itself, so that its exit code is known.
+_DYING_S = 2.0
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -62,7 +67,8 @@ class Engine(Protocol):
 class ProcessEngine:
     """Processes of this machine, each a fresh interpreter, kept for later calls until `close`.
 
-    Unlike those of `multiprocessing` they do not import the caller's script, which needs no `if __name__ == "__main__"`.
+    Unlike those of `multiprocessing` they do not import the caller's script, which needs no `if __name__ == "__main__"`. They
+    can be killed at any time: their temporary files are in a folder of the engine.
 
     Args:
         workers: processes at a time; None for the number of CPUs that this process may use.
@@ -72,46 +78,55 @@ class ProcessEngine:
         if workers is not None and workers < 1:
             raise ProfilingConfigError(f"--workers {workers} is less than 1", instead="Type --workers 1 or more")
         self.workers = workers or len(os.sched_getaffinity(0))
-        self._idle: list[_Worker] = []
-        self._running: set[_Worker] = set()
-        weakref.finalize(self, _end, self._running)
+        self._started: list[_Worker] = []
+        self._folders: list[tempfile.TemporaryDirectory[str]] = []
+        weakref.finalize(self, _end, self._started, self._folders)
 
     def map(self, function: Callable[[T], R], tasks: Sequence[T]) -> Iterator[Outcome[R]]:
         """Every task's outcome; a single task is done in this process."""
         if len(tasks) == 1:
             yield from here(function, tasks)
             return
-        threads = ThreadPoolExecutor(min(self.workers, len(tasks)) or 1)
-        futures = {threads.submit(self._call, function, task): place for place, task in enumerate(tasks)}
+        waiting = iter(range(len(tasks)))
+        idle = [worker for worker in self._started if worker.poll() is None]
+        busy: dict[Connection, tuple[_Worker, int]] = {}
+        done = False
         try:
-            for future in as_completed(futures):
-                yield Outcome(futures[future], *future.result())
+            while True:
+                while len(busy) < self.workers and (place := next(waiting, None)) is not None:
+                    try:
+                        request = pickle.dumps((function, tasks[place]))
+                        worker = idle.pop() if idle else self._start()
+                    except Exception as error:  # the task cannot be pickled, or no process can be started
+                        yield Outcome(place, error=shortage(error) or f"{type(error).__name__}: {error}")
+                        continue
+                    worker.send(request)
+                    busy[worker.connection] = worker, place
+                if not busy:
+                    done = True
+                    return
+                for connection in cast("list[Connection]", wait(list(busy))):
+                    worker, place = busy.pop(connection)
+                    outcome: Outcome[R] = Outcome(place, *worker.receive())
+                    if worker.returncode is None:
+                        idle.append(worker)
+                    else:
+                        self._started.remove(worker)
+                    yield outcome
         finally:
-            if not all(future.done() for future in futures):
-                threads.shutdown(wait=False, cancel_futures=True)
+            if not done:  # the caller wants no more answers, and a worker may be in the middle of one
                 self.close()
-            threads.shutdown()
 
     def close(self) -> None:
-        """End the processes at once."""
-        self._idle.clear()
-        _end(self._running)
+        """End the processes at once, and remove their temporary files."""
+        _end(self._started, self._folders)
 
-    def _call(self, function: Callable[[T], R], task: T) -> tuple[R | None, str | None]:
-        """Have an idle worker, or a new one, call the function."""
-        try:
-            request = pickle.dumps((function, task))
-            worker = self._idle.pop() if self._idle else _Worker()
-        except Exception as error:  # the task cannot be pickled, or no process can be started
-            return None, shortage(error) or f"{type(error).__name__}: {error}"
-        self._running.add(worker)
-        try:
-            found = worker.call(request)
-        except EOFError:
-            self._running.discard(worker)
-            return None, worker.last_words()
-        self._idle.append(worker)
-        return found
+    def _start(self) -> _Worker:
+        if not self._folders:
+            self._folders.append(tempfile.TemporaryDirectory(prefix="bridge_profiling-", ignore_cleanup_errors=True))
+        worker = _Worker(self._folders[0].name)
+        self._started.append(worker)
+        return worker
 
 
 class RayEngine:
@@ -247,11 +262,10 @@ def without_pandas() -> Iterator[None]:
         sys.meta_path.remove(finder)
 
 
-#: Ctrl-C signals every process of a terminal; workers ignore it, since their parent ends them. Variables of the C library have
-#: been read when Python starts, and are not for processes that a worker starts, such as `nsys export`.
+#: Variables of the C library have been read when Python starts, and are not for processes that a worker starts, such as
+#: `nsys export`.
 _WORKER = """
-import json, os, signal, sys
-signal.signal(signal.SIGINT, signal.SIG_IGN)
+import json, os, sys
 for name in sys.argv[3:]:
     del os.environ[name]
 sys.path[:] = json.loads(sys.argv[1])
@@ -272,51 +286,50 @@ _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "ARROW_DEFAULT_MEMORY_POOL": "system"}
 _UNLESS_SET = {"MALLOC_TRIM_THRESHOLD_": str(128 << 20), "MALLOC_MMAP_THRESHOLD_": str(32 << 20)}
 
 
-class _Worker:
-    """A process that works on one task after another."""
+class _Worker(OwnedProcess):
+    """A process that works on one task after another; `folder` is where it puts temporary files."""
 
-    def __init__(self) -> None:
-        self._connection, theirs = Pipe()
+    def __init__(self, folder: str) -> None:
+        self.connection, theirs = Pipe()
         # -P: a file in the current directory named like a library must not be imported in its place.
         ours = [name for name in _UNLESS_SET if name not in os.environ]
         command = [sys.executable, "-P", "-c", _WORKER, json.dumps(sys.path), str(theirs.fileno()), *ours]
-        environment = _UNLESS_SET | os.environ | _ENVIRONMENT
-        # What tasks print goes to standard error, not among the caller's output.
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=2, pass_fds=[theirs.fileno()], env=environment
-        )
-        theirs.close()
+        environment = _UNLESS_SET | os.environ | _ENVIRONMENT | {"TMPDIR": folder}
+        with theirs:
+            # What tasks print goes to standard error, not among the caller's output.
+            super().__init__(command, stdout=2, pass_fds=[theirs.fileno()], env=environment)
 
-    def call(self, request: bytes) -> tuple[Any, str | None]:
-        """What a pickled function returns for its task, or why it failed.
+    def send(self, request: bytes) -> None:
+        """Have it call a pickled function on its task. If it has died, `receive` says so."""
+        with contextlib.suppress(OSError):
+            self.connection.send_bytes(request)
 
-        Raises:
-            EOFError: the process died.
-        """
+    def receive(self) -> tuple[Any, str | None]:
+        """What the function returned for the task, or why it failed; the process has ended if it died."""
         try:
-            self._connection.send_bytes(request)
-            return self._connection.recv()
-        except (OSError, pickle.UnpicklingError) as error:
-            raise EOFError from error
+            return self.connection.recv()
+        except (EOFError, OSError, pickle.UnpicklingError):
+            pass
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(_DYING_S)  # its connection closes a moment before it has ended
+        self.end()
+        code = self.returncode
+        if code is None or code >= 0:
+            return None, f"the process that worked on it ended with exit code {code}"
+        out_of_memory = "; it may have run out of memory" if code == -signal.SIGKILL else ""
+        return None, f"the process that worked on it was killed by signal {-code}{out_of_memory}"
 
     def end(self) -> None:
-        """End the process, at once, and wait until it has ended."""
-        self._process.terminate()
-        self._process.wait()
-
-    def last_words(self) -> str:
-        """How the process died."""
-        self.end()
-        code = self._process.returncode
-        if code >= 0:
-            return f"the process that worked on it ended with exit code {code}"
-        out_of_memory = "; it may have run out of memory" if code == -9 else ""
-        return f"the process that worked on it was killed by signal {-code}{out_of_memory}"
+        super().end()
+        self.connection.close()
 
 
-def _end(workers: set[_Worker]) -> None:
-    while workers:
-        workers.pop().end()
+def _end(workers: list[_Worker], folders: list[tempfile.TemporaryDirectory[str]]) -> None:
+    for worker in workers:
+        worker.end()
+    workers.clear()
+    while folders:
+        folders.pop().cleanup()
 
 
 def _connect(address: str | None) -> None:

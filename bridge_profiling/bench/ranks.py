@@ -24,6 +24,7 @@ import torch.distributed as dist
 from bridge_profiling import __version__
 from bridge_profiling.bench.results import MeasurementError, UnavailableError
 from bridge_profiling.launch_env import LaunchEnv
+from bridge_profiling.processes import OwnedProcess
 
 #: Path of the rendezvous file for ranks started by `run_locally`: a port that is free now may be taken a moment later.
 STORE_VARIABLE = "BRIDGE_PROFILING_BENCH_STORE"
@@ -60,12 +61,12 @@ def run_locally(arguments: Sequence[str], processes: int | None, backend: str | 
         # One thread each by default, as with torchrun: the ranks share the machine's CPU cores.
         common = {"OMP_NUM_THREADS": "1"} | os.environ | {"WORLD_SIZE": str(count), STORE_VARIABLE: f"{folder}/store"}
         errors = [Path(folder, f"stderr-{rank}") for rank in range(count)]
-        running: list[subprocess.Popen[bytes]] = []
+        running: list[OwnedProcess] = []
         try:
             for rank, path in enumerate(errors):
                 environment = common | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
                 with path.open("wb") as stderr:
-                    running.append(subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stderr=stderr))
+                    running.append(OwnedProcess(command, env=environment, stderr=stderr))
             failed = _first_failure(running)
             if failed is None:
                 return 0
@@ -87,15 +88,14 @@ def _first_failure(running: Sequence[subprocess.Popen[bytes]]) -> int | None:
         time.sleep(0.05)
 
 
-def _end(running: Sequence[subprocess.Popen[bytes]]) -> None:
+def _end(running: Sequence[OwnedProcess]) -> None:
     for process in running:
         process.terminate()
     deadline = time.monotonic() + _PATIENCE_S
     for process in running:
         with suppress(subprocess.TimeoutExpired):
             process.wait(max(deadline - time.monotonic(), 0))
-        process.kill()
-        process.wait()
+        process.end()
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import importlib
+import signal
 import sys
 from typing import Annotated, Any
 
@@ -16,6 +18,8 @@ except ModuleNotFoundError as error:  # installed without dependencies, as in a 
     if error.name is None or error.name.split(".")[0] == "bridge_profiling":
         raise
     sys.exit(f"error: the command line needs {error.name}. Type pip install omegaconf rich typer; none of them installs torch.")
+except KeyboardInterrupt:  # before `main` could be called
+    sys.exit(128 + signal.SIGINT)
 
 from bridge_profiling import __version__
 
@@ -103,5 +107,9 @@ def _flags(
 
 
 def main() -> None:
-    """Run a command. Exit code 2 for a request that cannot be carried out, 1 for a failure."""
-    sys.exit(common.exit_code(app))
+    """Run a command. Exit code 2 for a request that cannot be carried out, 1 for a failure, 128 and its number for a signal."""
+    code = common.exit_code(app)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        # Nothing is left to clean up: while the interpreter ends, Ctrl-C would only print a traceback.
+        atexit.register(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    sys.exit(code)

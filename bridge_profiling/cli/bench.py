@@ -5,7 +5,6 @@ Each benchmark runs in a separate process, which imports torch; under torchrun o
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import signal
@@ -22,6 +21,7 @@ from typer import Option
 from bridge_profiling.bench import requests, results
 from bridge_profiling.cli import common
 from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.processes import OwnedProcess
 
 #: Seconds that the measuring process has to end after a signal. Its ranks have 5 s to end before they are killed.
 _ENDING_S = 10
@@ -157,16 +157,18 @@ def _measured(request: requests.Request) -> tuple[dict[str, Any] | None, int]:
         arguments = [request.kind, requests.to_text(request), str(path)]
         command = [sys.executable, "-m", "bridge_profiling.bench", *arguments]
         # Standard output is reserved for the result; NCCL and the user's code print to standard error.
-        child = subprocess.Popen(command, stdout=sys.stderr.fileno(), env=_environment())
         # The child ends its ranks first.
-        forwarded: dict[int, int | None] = {signal.SIGINT: signal.SIGTERM, signal.SIGTERM: signal.SIGTERM}
-        code, received = common.wait_for(child, forwarded, insist=functools.partial(_end, child))
+        code, received = common.wait_for(
+            lambda: OwnedProcess(command, stdout=sys.stderr.fileno(), env=_environment()),
+            dict.fromkeys(common.ENDING, signal.SIGTERM),
+            insist=_end,
+        )
         result = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
     if received is not None:
         return result, 128 + received
-    if child.returncode < 0:
-        common.print_error(f"the measuring process was killed by {signal.Signals(-child.returncode).name}")
-    return result, code
+    if code < 0:
+        common.print_error(f"the measuring process was killed by {signal.Signals(-code).name}")
+    return result, code if code >= 0 else 128 - code
 
 
 def _end(child: subprocess.Popen[bytes], ended: threading.Event, number: int) -> None:

@@ -11,8 +11,9 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from enum import StrEnum
 from pathlib import Path
@@ -31,8 +32,14 @@ if TYPE_CHECKING:
     from bridge_profiling.report.views import PageView
     from bridge_profiling.run import Run
 
-#: Exit codes.
-FAILURE, USAGE, REGRESSION, UNDECIDED, INTERRUPTED = 1, 2, 3, 4, 130
+#: Exit codes. A command that a signal ends has 128 and the signal's number, as in a shell.
+FAILURE, USAGE, REGRESSION, UNDECIDED = 1, 2, 3, 4
+
+#: Signals that end a command: Ctrl-C, a batch system's, and a closed terminal's.
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+#: After the first of them, others change nothing for so long: removing workers and files takes less.
+_CLEAN_UP_S = 10.0
 
 #: Errors of a disk: a request that can be carried out elsewhere has failed.
 _DISK_FAILURES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
@@ -180,8 +187,78 @@ def with_options(command: Callable[..., None], *, flags: bool = False) -> Callab
 with_flags = functools.partial(with_options, flags=True)
 
 
+class Interrupted(KeyboardInterrupt):
+    """A signal of `ENDING` arrived."""
+
+
+@contextmanager
+def interruptible() -> Iterator[list[int]]:
+    """Raise `Interrupted` where a signal of `ENDING` arrives, so that blocks on the way out clean up; yields those received.
+
+    Ignored signals stay ignored (nohup, a shell's background job).
+    """
+    received: list[int] = []
+    raised_at = -_CLEAN_UP_S
+
+    def interrupt(number: int, frame: object) -> None:
+        nonlocal raised_at
+        if number != signal.SIGALRM:
+            received.append(number)
+            if time.monotonic() - raised_at < _CLEAN_UP_S:
+                return
+        if received:
+            raised_at = time.monotonic()
+            raise Interrupted
+
+    def raise_again(lost: Any) -> None:
+        # Python drops an exception that is raised in a finalizer or a callback, which also every import has.
+        if isinstance(lost.exc_value, Interrupted):
+            signal.setitimer(signal.ITIMER_REAL, 0.01)
+        elif not received:
+            report_lost(lost)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield received
+        return
+    numbers = [number for number in ENDING if signal.getsignal(number) is not signal.SIG_IGN]
+    previous = {number: signal.signal(number, interrupt) for number in (*numbers, signal.SIGALRM)}
+    report_lost, sys.unraisablehook = sys.unraisablehook, raise_again
+    try:
+        yield received
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        for number, handler in previous.items():
+            # A second Ctrl-C while the interpreter ends would only print a traceback.
+            signal.signal(number, signal.SIG_IGN if received else handler)
+        sys.unraisablehook = report_lost
+
+
 def exit_code(app: typer.Typer) -> int:
-    """Run an app's command, and print what ended it on one line of standard error."""
+    """Run an app's command, and print what ended it on one line of standard error; a user who types Ctrl-C knows it."""
+    code = FAILURE
+    with interruptible() as received:
+        try:
+            code = _exit_code(app)
+            if sys.stdout is not None:
+                sys.stdout.flush()
+        except OSError:  # `| head` has seen enough, or a disk is still full
+            _discard_output()
+        except BaseException:
+            # Also what a library makes of the signal, as DuckDB does.
+            if not received:
+                raise
+        if received and received[0] != signal.SIGINT:
+            with suppress(OSError):  # the terminal may be gone
+                print_error(f"ended by {signal.Signals(received[0]).name}")
+    return 128 + received[0] if received else code
+
+
+def _discard_output() -> None:
+    """Write what is left for standard output, which nobody reads, nowhere; otherwise Python prints an error at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _exit_code(app: typer.Typer) -> int:
     try:
         # The number of a closed standard stream would be that of the next file to be opened, and children write to it.
         while (unused := os.open(os.devnull, os.O_RDWR)) <= 2:
@@ -210,6 +287,10 @@ def exit_code(app: typer.Typer) -> int:
             help_command = "" if is_complete else f" Type {context.command_path} --help."  # type: ignore[union-attr]
             print_error(f"{message[0].lower()}{message[1:]}{end}{help_command}")
         return USAGE if isinstance(error, _UsageError) else FAILURE
+    except BrokenPipeError:
+        raise
+    except (KeyboardInterrupt, typer.Abort):
+        return 128 + signal.SIGINT
     except (TraceError, OSError) as error:
         filename = getattr(error, "filename", None)
         reason = getattr(error, "strerror", None) or str(error)
@@ -220,8 +301,6 @@ def exit_code(app: typer.Typer) -> int:
             raise
         print_error(f"this command needs {error.name}, which is not installed. Type {install_command('analysis')}.")
         return USAGE
-    except (KeyboardInterrupt, typer.Abort):
-        return INTERRUPTED
     except Exception as error:
         if (short := shortage(error)) is None:
             raise
@@ -342,31 +421,37 @@ def progress(what: str, unit: str) -> Iterator[OnProgress]:
 
 
 def wait_for(
-    child: subprocess.Popen[bytes],
+    start: Callable[[], subprocess.Popen[bytes]],
     forwarded: Mapping[int, int | None],
     *,
-    insist: Callable[[threading.Event, int], None] | None = None,
+    insist: Callable[[subprocess.Popen[bytes], threading.Event, int], None] | None = None,
 ) -> tuple[int, int | None]:
-    """Wait for a child process; returns its exit code as a shell reports it, and the last signal received here.
+    """Start a child process and wait for it; returns its exit code, as Popen has it, and the last signal received here.
 
     `forwarded` has the signal to send to the child for each signal received here; None sends nothing. The first that is
-    sent starts `insist` in a thread, with an event that is set once the child has ended, and the signal sent.
+    sent starts `insist` in a thread, with the child, an event that is set once the child has ended, and the signal sent.
     """
-    received: list[int] = []
+    received, early = list[int](), list[int]()
+    child: subprocess.Popen[bytes] | None = None
     ended, threads = threading.Event(), list[threading.Thread]()
 
     def forward(number: int, frame: object) -> None:
         received.append(number)
-        if (sent := forwarded[number]) is not None:
+        if child is None:
+            early.append(number)
+        elif (sent := forwarded[number]) is not None:
             child.send_signal(sent)
             if insist and not threads:
-                threads.append(threading.Thread(target=insist, args=(ended, sent)))
+                threads.append(threading.Thread(target=insist, args=(child, ended, sent)))
                 threads[0].start()
 
     # The child inherits ignored signals (nohup), and they stay ignored here.
     numbers = [number for number in forwarded if signal.getsignal(number) is not signal.SIG_IGN]
     previous = {number: signal.signal(number, forward) for number in numbers}
     try:
+        child = start()
+        for number in early:
+            forward(number, None)
         code = child.wait()
     finally:
         ended.set()
@@ -374,4 +459,4 @@ def wait_for(
             signal.signal(number, handler)
         for thread in threads:
             thread.join()
-    return (code if code >= 0 else 128 - code), received[-1] if received else None
+    return code, received[-1] if received else None

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 from typer import Option
 
-from bridge_profiling.cli.common import FAILURE, note
+from bridge_profiling.cli.common import ENDING, FAILURE, note
 from bridge_profiling.errors import ProfilingConfigError
 
 
@@ -82,7 +82,7 @@ def monitor(
     watching = Monitor(
         sinks=sinks, interval=interval, gpus=wanted, pids="gpu" if processes is None else processes, in_training=False
     )
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in ENDING:
         signal.signal(number, lambda *_: watching.ended.set())
     with watching:
         watching.ended.wait(duration)

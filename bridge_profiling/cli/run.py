@@ -84,12 +84,12 @@ def run(
     # The ranks of one machine get the launch's name here; those of several agree on one when they meet.
     environment = os.environ | ({LAUNCH_VARIABLE: uuid.uuid4().hex} if nodes == 1 else {})
     started_ns = time.time_ns()
-    code, _ = wait_for(subprocess.Popen(command, env=environment), _FORWARDED)
+    code, _ = wait_for(lambda: subprocess.Popen(command, env=environment), _FORWARDED)
     captured = _print_outcome(root, started_ns)
     if report:
         for folder, place in places_to_report(root, captured).items():
             _report(place, root / f"report-{folder}.html")
-    raise typer.Exit(code)
+    raise typer.Exit(code if code >= 0 else 128 - code)
 
 
 def _check_rank(nproc: int | None, nodes: int, report: bool) -> None:

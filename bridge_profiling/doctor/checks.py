@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.processes import run_owned
 
 
 class Unavailable(Exception):
@@ -75,7 +76,7 @@ class Machine:
             raise Unavailable(f"{command[0]} is not on this machine's PATH")
         shown = f"`{' '.join(command[:3])}{' …' if len(command) > 3 else ''}`"
         try:
-            done = subprocess.run([program, *command[1:]], capture_output=True, text=True, errors="replace", timeout=seconds)
+            done = run_owned([program, *command[1:]], seconds=seconds)
         except subprocess.TimeoutExpired:
             raise Unavailable(f"{shown} did not end within {seconds:.0f} s") from None
         except OSError as error:

@@ -16,6 +16,7 @@ from importlib import resources
 from pathlib import Path
 
 from bridge_profiling.errors import CaptureError, ProfilingConfigError, did_you_mean, require
+from bridge_profiling.processes import run_owned
 
 #: APIs that are traced unless the user names others.
 DEFAULT_TRACE = ("nvtx", "cuda")
@@ -266,8 +267,7 @@ def find_nsys(name: str = "nsys") -> NsysVersion:
 def run_nsys(executable: str, *arguments: str) -> str:
     """The output of a short nsys command, its errors included."""
     try:
-        environ = without_injection(os.environ)
-        done = subprocess.run([executable, *arguments], env=environ, capture_output=True, text=True, timeout=60, check=False)
+        done = run_owned([executable, *arguments], seconds=60, environment=without_injection(os.environ))
     except (OSError, subprocess.TimeoutExpired) as error:
         raise CaptureError(f"{executable} does not run: {error}") from error
     return done.stdout + done.stderr

@@ -28,7 +28,14 @@ from bridge_profiling.manifest import amend_manifest
 from bridge_profiling.nsys.channel import CHANNEL_VARIABLE, REFUSED_VARIABLE, Capture, Channel, Delivery, Exit, Training
 from bridge_profiling.nsys.command import export_command
 from bridge_profiling.printable import printable
-from bridge_profiling.processes import InactivityTimer, WatchedProcess, command_of, find_by_argument, find_by_variable
+from bridge_profiling.processes import (
+    InactivityTimer,
+    WatchedProcess,
+    command_of,
+    find_by_argument,
+    find_by_variable,
+    run_owned,
+)
 
 #: Signals that a launcher or a user may send to a rank.
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -232,7 +239,7 @@ class Supervisor:
         """Export a report to an SQLite file: here, so that the training does not wait for it."""
         target, partial = report.with_suffix(".sqlite"), self._report.with_suffix(".sqlite")
         command = ["nice", *export_command(self._spec.nsys[0], report, partial)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_EXPORT_SECONDS, check=False)
+        done = run_owned(command, seconds=_EXPORT_SECONDS)
         if not partial.exists():
             raise OSError(" ".join((done.stderr or done.stdout).split())[:500] or f"nsys export ended with {done.returncode}")
         os.replace(partial, target)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from bridge_profiling.bench import requests
+from bridge_profiling.bench import ranks, requests
 from bridge_profiling.bench.__main__ import main
-from bridge_profiling.bench.ranks import run_locally
+from bridge_profiling.processes import OwnedProcess
 
 
 @pytest.mark.integration
@@ -72,8 +72,7 @@ def test_the_first_rank_that_fails_ends_the_others_and_is_reported(tmp_path, mon
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     started = []
-    popen = subprocess.Popen
-    monkeypatch.setattr(subprocess, "Popen", lambda *a, **k: started.append(popen(*a, **k)) or started[-1])
-    assert run_locally([], 2, "gloo") == 1
+    monkeypatch.setattr(ranks, "OwnedProcess", lambda *a, **k: started.append(OwnedProcess(*a, **k)) or started[-1])
+    assert ranks.run_locally([], 2, "gloo") == 1
     assert capsys.readouterr().err == "error: rank 1 of 2\n"
     assert started[0].returncode < 0

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from bridge_profiling.errors import CaptureError, TraceError
 from bridge_profiling.nsys.command import export_command, find_nsys, without_injection
+from bridge_profiling.processes import run_owned
 from bridge_profiling.traces.bounds import MAX_NAME, NSYS, open_regular, unpack
 from bridge_profiling.traces.nsys.packed import Packed
 from bridge_profiling.traces.nsys.pages import Bytes, TableFile, TableRows, UnusualError, bytes_of, slices_of
@@ -354,15 +355,7 @@ def _export(path: Path, report: Path, to: Path) -> Path:
         except OSError:
             shutil.copyfile(report, link)
     try:
-        done = subprocess.run(
-            export_command(nsys, link, to),
-            env=without_injection(os.environ),
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_EXPORT_SECONDS,
-            check=False,
-        )
+        done = run_owned(export_command(nsys, link, to), seconds=_EXPORT_SECONDS, environment=without_injection(os.environ))
     except (OSError, CaptureError, subprocess.TimeoutExpired) as error:
         raise TraceError(f"{path} cannot be exported: {error}") from error
     if done.returncode or not to.exists():
