@@ -177,8 +177,10 @@ class WatchedProcess:
 
 
 def _others() -> Iterator[int]:
-    pids = (int(entry.name) for entry in _PROC.iterdir() if entry.name.isdigit())
-    return (pid for pid in pids if pid != os.getpid())
+    names: list[str] = []
+    with suppress(OSError):  # no file descriptor is left
+        names = os.listdir(_PROC)
+    return (int(name) for name in names if name.isdigit() and int(name) != os.getpid())
 
 
 def _stat(pid: int) -> list[bytes]:

@@ -20,6 +20,9 @@ MAX_CONNECTIONS = 16
 #: Seconds that a connection may take as a whole, and between two bytes.
 MAX_SECONDS, IDLE_SECONDS = 10.0, 5.0
 
+#: How long to wait after a connection could not be accepted: the training may have used up the file descriptors.
+_PAUSE_SECONDS = 0.5
+
 
 class MetricsServer(socketserver.ThreadingMixIn, WSGIServer):
     """Serves a WSGI application from threads of its own, from construction to `stop`; OSError if the address can't be used."""
@@ -35,7 +38,7 @@ class MetricsServer(socketserver.ThreadingMixIn, WSGIServer):
         self._free = threading.BoundedSemaphore(MAX_CONNECTIONS)
         #: When each open connection has to end.
         self._deadlines: dict[socket.socket, float] = {}
-        self._lock = threading.Lock()
+        self._lock, self._stopping = threading.Lock(), threading.Event()
         super().__init__(address[:2], _Handler)  # type: ignore[arg-type]
         self.set_app(application)
         self._thread = threading.Thread(target=self.serve_forever, name="bridge_profiling metrics", daemon=True)
@@ -49,10 +52,19 @@ class MetricsServer(socketserver.ThreadingMixIn, WSGIServer):
 
     def stop(self) -> None:
         """Stop serving, and close every connection."""
+        self._stopping.set()
         self.shutdown()
         self.server_close()
         self._thread.join()
         self._end_connections(float("inf"))
+
+    def get_request(self) -> tuple[Any, Any]:
+        """Accept a connection. If that fails, wait: it is still there, and would be tried again at once, without end."""
+        try:
+            return super().get_request()
+        except OSError:
+            self._stopping.wait(_PAUSE_SECONDS)
+            raise
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Serve a connection from a thread of its own, or close it if there are too many."""

@@ -115,7 +115,7 @@ class Supervisor:
             ended = nsys.poll() is not None
             pid = next((pid for pid in self._processes() if command_of(pid) == self._spec.command), None)
             if pid is not None:
-                with contextlib.suppress(ProcessLookupError):
+                with contextlib.suppress(OSError):  # it has ended, or no file descriptor is left
                     self._training = WatchedProcess(pid)
                     self._channel.write(Training(pid))
                     return True
@@ -148,7 +148,7 @@ class Supervisor:
         assert self._child is not None
         if self._child.poll() is None:
             # Not Popen.wait: with a timeout it polls again and again, and this process lives as long as the training.
-            with contextlib.closing(WatchedProcess(self._child.pid)) as nsys:
+            with contextlib.suppress(OSError), contextlib.closing(WatchedProcess(self._child.pid)) as nsys:
                 while not nsys.ended(_POLL_SECONDS if self._must_deliver() else None):
                     self._deliver_if_stopped()
         code = self._child.wait()

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import socket
+import socketserver
 from contextlib import closing
 from importlib.resources import files
 from urllib.request import urlopen
@@ -19,6 +20,7 @@ from bridge_profiling.monitor import Alert, JsonLines, Prometheus, Readings, Sam
 from bridge_profiling.monitor.alerts import ALERTS, Limits
 from bridge_profiling.monitor.metrics import GPU_METRICS, MACHINE_METRICS, PROCESS_METRICS, TRAINING_METRICS
 from bridge_profiling.monitor.outputs import Terminal
+from bridge_profiling.monitor.server import _PAUSE_SECONDS
 
 GPU = Readings({"gpu": "0", "uuid": "GPU-a", "name": "H100"}, {"power_watts": 500.0}, {"utilization_ratio": "refused"})
 PROCESS = Readings({"pid": 7, "name": "python"}, {"cpu_ratio": 0.5, "resident_memory_bytes": 3 << 30})
@@ -139,6 +141,21 @@ def test_only_the_loopback_address_is_served_by_default_and_a_port_in_use_is_ref
         assert one.connect_ex(("127.0.0.2", server.port)) == errno.ECONNREFUSED
     with pytest.raises(ProfilingConfigError, match=f"port {server.port} of 127.0.0.1 cannot be served.*Use another port"):
         Prometheus(server.port)
+
+
+def test_without_file_descriptors_it_waits_instead_of_trying_again_at_once(server, monkeypatch):
+    accept, failures, waits = socketserver.TCPServer.get_request, [OSError(errno.EMFILE, "Too many open files")] * 3, []
+
+    def get_request(self):
+        if failures:
+            raise failures.pop()
+        return accept(self)
+
+    monkeypatch.setattr(server._server._stopping, "wait", waits.append)
+    monkeypatch.setattr(socketserver.TCPServer, "get_request", get_request)
+    server.write(BARE)
+    assert scrape(server.port)
+    assert waits == [_PAUSE_SECONDS] * 3
 
 
 def test_the_dashboard_and_the_rules_ask_for_what_is_served_with_the_limits_of_the_monitor(server):

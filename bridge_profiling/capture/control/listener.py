@@ -284,8 +284,10 @@ class Coordinator:
         if lease != before:
             self._leases[request.id] = (lease, now)
             return False
-        if lease is None or lease.kept:
-            return lease is None
+        if lease is None:
+            return not self._requests.has_lease(request.id)
+        if lease.kept:
+            return False
         # Elsewhere its process cannot be seen, and clocks differ: its renewals are counted.
         here = lease.pid_space is not None and lease.pid_space == self._status.pid_space
         return not is_running(lease.pid) if here else now - since > _LEASE_SECONDS

@@ -322,6 +322,10 @@ class RequestDirectory:
         """The lease of a request's client."""
         return self._read(f"lease-{request_id}.json", Lease)
 
+    def has_lease(self, request_id: str) -> bool:
+        """Whether there is a lease, even if it cannot be read, as without file descriptors."""
+        return os.path.lexists(self.path / f"lease-{request_id}.json")
+
     def end_lease(self, request_id: str) -> None:
         """Remove a lease."""
         with contextlib.suppress(OSError):
