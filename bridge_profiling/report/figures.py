@@ -6,6 +6,7 @@ text and background.
 
 from __future__ import annotations
 
+import html
 import json
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -16,6 +17,7 @@ from typing import Any
 
 from bridge_profiling.analysis.attribution.parts import BY_ACTIVITY, BY_CAUSE
 from bridge_profiling.analysis.compare.statistics import Change, Estimate
+from bridge_profiling.printable import printable
 from bridge_profiling.report import words
 from bridge_profiling.report.views import Figure, Row
 
@@ -39,6 +41,9 @@ _PICTURE, _LINE = 320, 20
 #: Below the memory picture, a line for each name: names of sites are long, and Plotly cuts those that stand side by side.
 _LEGEND_BELOW = {"orientation": "v", "x": 0, "y": -50 / _PICTURE, "xanchor": "left", "yanchor": "top", "traceorder": "normal"}
 
+#: Texts in a figure that are ours alone: no name may be put into them.
+_TEMPLATES = ("hovertemplate", "texttemplate")
+
 #: Counters drawn at first.
 _COUNTERS_SHOWN = 4
 
@@ -46,6 +51,21 @@ _COUNTERS_SHOWN = 4
 def figure(data: list[dict[str, Any]], height: int, **layout: Any) -> Figure:
     """A figure with the margins, legend and hover that all share; `layout` overrides them."""
     return {"data": data, "layout": {"height": height, **_STYLES["layout"], **layout}}
+
+
+def plain_texts(value: Any, key: str = "") -> Any:
+    """A figure, or a part of it, for Plotly, which reads markup in every text, and draws links and images: names stay text.
+
+    Templates are ours, and have line breaks. The page does the same in `draw` of figures.js.
+    """
+    if isinstance(value, dict):
+        return {name: plain_texts(each, name) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain_texts(each, key) for each in value]
+    if not isinstance(value, str) or key in _TEMPLATES:
+        return value
+    # MathJax, which notebooks have, reads what is between dollar signs.
+    return html.escape(printable(value), quote=False).replace("$", "&#36;")
 
 
 def axis(title: str, **more: Any) -> dict[str, Any]:
@@ -102,7 +122,7 @@ def stacked_bar(name: str, color: str, labels: Sequence[str], rows: Sequence[Row
         "x": [round(row[part] / 1e3, 4) for row in rows],
         "customdata": [round(row[part] / row["duration_us"], 5) if row["duration_us"] else 0.0 for row in rows],
         "marker": {"color": COLORS[color], "line": {"width": 0}},
-        "hovertemplate": "%{y}<br>%{x:.2f} ms, %{customdata:.1%} of the iteration<extra>" + name + "</extra>",
+        "hovertemplate": "%{y}<br>%{x:.2f} ms, %{customdata:.1%} of the iteration<extra>%{fullData.name}</extra>",
     }
 
 

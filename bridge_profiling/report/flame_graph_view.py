@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
@@ -132,9 +131,8 @@ def flame_graph_figure(rows: Sequence[Row], weight: Weight, title: str, iteratio
 
 
 def _box(id: str, parent: str, label: str, time_us: float, color: str, frame: str = "", alone: str = "") -> dict[str, Any]:
-    """A box. Plotly reads markup in texts, so names are escaped."""
-    shown, whole = (html.escape(text[:_NAME], quote=False) for text in (label, frame or label))
-    return {"id": id, "parent": parent, "label": shown, "time_us": time_us, "color": color, "frame": whole, "alone": alone}
+    name, whole = label[:_NAME], (frame or label)[:_NAME]
+    return {"id": id, "parent": parent, "label": name, "time_us": time_us, "color": color, "frame": whole, "alone": alone}
 
 
 def _ms(time_us: float, iterations: int) -> str:

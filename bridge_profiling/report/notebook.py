@@ -37,7 +37,7 @@ def figure(run: Run, name: str, **options: Any) -> PlotlyFigure:
         raise ProfilingConfigError(f"{name!r} is not a figure", instead=did_you_mean(name, FIGURES))
     from plotly.graph_objects import Figure
 
-    shown = Figure(FIGURES[name](run, **options))
+    shown = Figure(figures.plain_texts(FIGURES[name](run, **options)))
     if find_spec("nbformat") is None:
         # Plotly's own display refuses to work without it, and a kernel does without it: IPython shows the same MIME bundle.
         shown._ipython_display_ = _left_to_ipython

@@ -101,7 +101,8 @@ def _roof(precision: str, peak: float, bandwidth: float, color: str) -> dict[str
         "y": [round(min(peak, intensity * bandwidth), 3) for intensity in intensities],
         "line": {"color": color, "width": 1.5},
         "showlegend": False,
-        "hovertemplate": text + "<extra></extra>",
+        "text": [text] * len(intensities),
+        "hovertemplate": "%{text}<extra></extra>",
     }
 
 

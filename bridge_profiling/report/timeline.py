@@ -182,16 +182,17 @@ def timeline_figure(
     labels: list[str] = [_EVIDENCE] if highlights else []
     points: dict[str, dict[str, list[Any]]] = {}
 
-    def add(kind: str, lane: int, first: float, last: float, text: str) -> None:
+    def add(kind: str, lane: int, first: float, last: float, text: str, length_ms: float) -> None:
         """Points along a bar, and a gap after it."""
-        mine = points.setdefault(kind, {"x": [], "y": [], "text": []})
+        mine = points.setdefault(kind, {"x": [], "y": [], "text": [], "customdata": []})
         steps = 1 + min(int((last - first) / ((end - begin) / _HOVER)), _HOVER)
         mine["x"] += [*(round(first + (last - first) * step / steps, 5) for step in range(steps + 1)), None]
         mine["y"] += [lane] * (steps + 1) + [None]
         mine["text"] += [text] * (steps + 1) + [""]
+        mine["customdata"] += [round(length_ms, 4)] * (steps + 1) + [None]
 
     for name, first, last in highlights:
-        add("highlight", 0, first, last, name)
+        add("highlight", 0, first, last, name, last - first)
     for each in shown:
         for row in range(len(each)):
             first = each.start_ns[row] / 1e6
@@ -199,8 +200,8 @@ def timeline_figure(
             if last >= begin and first <= end:
                 count = int(each.count[row])
                 more = f" and {count - 1:,} more" if count > 1 else ""
-                text = f"{each.name[row][:120]}{more}<br>{each.duration_ns[row] / 1e6:.3f} ms"
-                add(KINDS[each.kind[row]], len(labels) + int(each.lane[row]), first, last, text)
+                lane, text = len(labels) + int(each.lane[row]), f"{each.name[row][:120]}{more}"
+                add(KINDS[each.kind[row]], lane, first, last, text, each.duration_ns[row] / 1e6)
         labels += [f"rank {each.window.rank} · {lane}" if several else lane for lane in each.lanes]
     traces = [
         {
@@ -209,7 +210,7 @@ def timeline_figure(
             "name": _EVIDENCE if kind == "highlight" else KIND_NAMES[kind],
             "line": {"width": 14, "color": "#000000" if kind == "highlight" else COLORS[kind]},
             "meta": kind,
-            "hovertemplate": "%{text}<br>at %{x:.3f} ms<extra></extra>",
+            "hovertemplate": "%{text}<br>%{customdata:.3f} ms<br>at %{x:.3f} ms<extra></extra>",
             "connectgaps": False,
             **found,
         }

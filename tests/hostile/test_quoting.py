@@ -2,21 +2,28 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import nemo_run as run
 import pytest
+from markupsafe import escape
 
 from bridge_profiling.config import ProfilingConfig
+from bridge_profiling.easy.outcome import lines
 from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.manifest import find_captures
 from bridge_profiling.nsys.command import prefix_command
 from bridge_profiling.overrides import apply_overrides
 from bridge_profiling.plugins import NsysPlugin, PyTorchProfilerPlugin
 from bridge_profiling.plugins.task import STARTS_NSYS_KEY
+from bridge_profiling.printable import shell_path
+from bridge_profiling.traces.discover import find_run
 from recipes.executors import slurm
 from tests.batch_scripts import batch_script
+from tests.hostile.runs import write_run
 from tests.plugins.conftest import Container, pretrain
 
 #: Each writes a file named `ran` if a shell runs it, or splits into words.
@@ -205,3 +212,35 @@ def test_values_of_an_executor_that_are_accepted_arrive_unchanged(programs, tmp_
         use_pytorch_profiler=True, record_memory_history=True, memory_snapshot_path="/a/b%c.pickle", **WINDOW
     )
     assert not list(tmp_path.rglob("ran"))
+
+
+#: Names of files, as a command to copy has them.
+PATHS = [
+    *RUN_BY_A_SHELL, *SPLIT, "-x", "--help", "-", "*", "[a]?", "~", "a'b'c", "#a", "!a", "a=b", "\x1b[31m", "\r", "\n\n",
+    "\t012", "\u202e",
+    "ünï", "a\udcff\udc80b", "\\", "\\012", "a\nb'\\", "{a,b}", "$HOME", "",
+]  # fmt: skip
+
+
+@pytest.mark.integration
+def test_a_path_in_a_command_to_copy_arrives_unchanged_and_is_no_option(tmp_path):
+    words = [shell_path(path) for path in PATHS]
+    assert all(word.isprintable() for word in words)
+    done = subprocess.run(["bash", "-c", f"printf '%s\\0' {' '.join(words)}"], cwd=tmp_path, capture_output=True, check=True)
+    arrived = [os.fsdecode(each) for each in done.stdout.split(b"\0")[:-1]]
+    assert arrived == [f"./{path}" if path.startswith("-") else path for path in PATHS]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["a  b$(touch ran)'", "a\nb", "-x"])
+def test_every_command_that_is_printed_quotes_its_path(typed, folder, name):
+    write_run(folder / name)
+    place = shell_path(name)
+    done = typed("report", "--output", "page.html", "--", name)
+    assert done.returncode == 0, done.stderr
+    assert str(escape(f"bridge-profiling merge {place} -o")) in (folder / "page.html").read_text()
+    captured = lines(Path(name), find_captures(Path(name)))
+    assert captured[-1].endswith(f"bridge-profiling report {place}")
+    shutil.copytree(folder / name / "torch" / "iter-0-2", folder / name / "torch" / "iter-9-11")
+    (caveat,) = (each for each in find_run(Path(name)).caveats if each.code == "captures_skipped")
+    assert caveat.text.partition(" pass ")[2] in [shell_path(f"{name}/torch/{window}") for window in ("iter-0-2", "iter-9-11")]

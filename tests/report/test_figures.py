@@ -1,5 +1,6 @@
 """Figures: Plotly's own JSON, aggregated where it would be unreadable; and a run in a notebook."""
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -68,6 +69,25 @@ def test_every_answer_shows_as_a_plotly_figure(real):
     ):
         with pytest.raises(ProfilingConfigError, match=message):
             run.figure(name, **options)
+
+
+def test_markup_in_a_figure_is_text_and_templates_hold_no_names():
+    name = '<a href="http://x">&lt;b&gt;</a> $x$ %{x} \u202e\n'
+    shown = '&lt;a href="http://x"&gt;&amp;lt;b&amp;gt;&lt;/a&gt; &#36;x&#36; %{x} \\u202e\\n'
+    group = _group(group=name, operation=name, dimension=name)
+    found = figures.by_group([group], iterations=1)
+    made = [
+        figures.communication_figure(found),
+        figures.bars_figure([name], [1.0], name),
+        figures.attribution_figure([row(0) | {"label": name}]),
+        figures.memory_figure([{"time_ns": 0, "bytes": 1, "site": name}], []),
+        figures.counters_figure([{"time_us": 0.0, "value": 1.0, "metric": name}]),
+    ]
+    for each in made:
+        text = json.dumps(figures.plain_texts(each))
+        assert json.dumps(shown)[1:-1] in text
+        assert json.dumps(name)[1:-1] not in text
+        assert not [trace for trace in each["data"] if "http" in trace["hovertemplate"] + str(trace.get("texttemplate"))]
 
 
 def test_names_in_a_notebooks_table_are_text():

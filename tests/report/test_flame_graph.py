@@ -68,7 +68,7 @@ def _boxes(figure):
 def test_the_pictures_boxes_are_the_stacks_without_frames_that_all_have_in_common(made):
     rows = made(events=EVENTS).flame_graph().to_pylist()
     boxes = _boxes(flame_graph_figure(rows, Weight.host, "rank 0"))
-    assert list(boxes)[:3] == ["rank 0", "thread 1", "&lt;module&gt; (train.py:3)"]
+    assert list(boxes)[:3] == ["rank 0", "thread 1", "<module> (train.py:3)"]
     assert boxes["rank 0"] == ("", 110_000)
-    assert boxes["aten::mm"] == ("&lt;listcomp&gt; (model.py:7)", 30_000)
+    assert boxes["aten::mm"] == ("<listcomp> (model.py:7)", 30_000)
     assert {time for _, time in _boxes(flame_graph_figure(rows, Weight.device, "rank 0")).values()} == {12_500}

@@ -1,12 +1,15 @@
 """The page in a real browser: what a user clicks, types and prints. tools/page_pictures.py makes pictures of it."""
 
+import json
+import lzma
 import os
+import shutil
 
 import pytest
 
 from benchmarks.page_in_browser import lengthened
 from tests.analysis.compared_runs import WrittenRun
-from tests.system.jobs import cli
+from tests.system.jobs import ROOT, cli
 from tests.traces.conftest import captures
 from tests.traces.kineto_files import write_ranks_called
 
@@ -67,6 +70,10 @@ def show(context):
         page = context.new_page()
         page.set_viewport_size({**_LAPTOP, "width": width})
         page.errors, page.requests = [], []
+        # A policy's violation is an error of no script, and a message that a script can catch.
+        page.add_init_script(
+            "addEventListener('securitypolicyviolation', (event) => console.error('violated', event.violatedDirective))"
+        )
         page.on("pageerror", lambda error: page.errors.append(str(error)))
         page.on("console", lambda said: page.errors.append(said.text) if said.type == "error" else None)
 
@@ -187,7 +194,8 @@ def test_a_row_leads_to_its_longest_bar_and_a_bar_back_to_its_row(page):
     first, last = page.evaluate("document.getElementById('figure-timeline').layout.xaxis.range")
     shown = page.evaluate(
         """([name, first, last]) => document.getElementById('figure-timeline').data.some((trace) =>
-        trace.customdata.some((one, place) => one === name && trace.x[place] >= first && trace.x[place] <= last))""",
+        trace.customdata.some((code, place) =>
+            pageData.timeline.names[code] === name && trace.x[place] >= first && trace.x[place] <= last))""",
         [name, first, last],
     )
     assert shown
@@ -253,6 +261,80 @@ def test_hostile_names_stay_text(show, tmp_path):
     page.wait_for_timeout(200)
     assert "taken" not in page.title()
     assert page.locator("img").count() == 0
+
+
+#: A figure of each type that pages have, with a name in every place for text.
+_FIGURES = """(name) => {
+    const axis = { title: { text: name }, type: "category" };
+    const layout = {
+        width: 900, height: 400, title: { text: name }, xaxis: { title: { text: name } }, yaxis: axis, showlegend: true,
+        annotations: [{ text: name, x: 0.5, y: 0.5, xref: "paper", yref: "paper" }],
+    };
+    const common = { name, text: [name, name], customdata: [name, name], textposition: "inside", hoverinfo: "all" };
+    const marks = { x: [1, 2], y: [name, `${name}2`] };
+    const boxes = { ids: ["a", "b"], labels: [name, name], parents: ["", "a"], values: [2, 1] };
+    const hover = { hovertemplate: "%{text} %{customdata}<br>%{fullData.name}<extra>%{fullData.name}</extra>" };
+    const traces = [
+        { type: "bar", orientation: "h", ...common, ...marks },
+        { type: "bar", orientation: "h", ...common, ...marks, ...hover },
+        { type: "waterfall", orientation: "h", ...common, ...marks, ...hover },
+        { type: "scatter", mode: "lines+markers+text", ...common, ...marks, textposition: "top center", ...hover },
+        { type: "heatmap", ...common, x: [name, "b"], y: [name], z: [[1, 2]], text: [[name, name]], texttemplate: "%{text}",
+          colorbar: { title: { text: name } }, ...hover },
+        { type: "icicle", ...common, ...boxes, textposition: "middle left", ...hover },
+    ];
+    const ticks = { ...layout, yaxis: { title: { text: name }, tickmode: "array", tickvals: [0, 1], ticktext: [name, name] } };
+    const main = document.querySelector("main");
+    return Promise.all(traces.flatMap((trace) => [layout, ticks].map((each) => {
+        const element = main.appendChild(Object.assign(document.createElement("div"), { className: "figure tried" }));
+        return draw(element, { data: [trace], layout: each });
+    })));
+}"""
+
+_MARKUP = [
+    '<a href="http://evil.example/track">more</a>',
+    '<b>b</b><br><i>i</i><sub>s</sub><span style="fill:red;background:url(http://evil.example/x)">s</span>',
+    '<image href="file:///etc/passwd"/><svg onload="document.title=1"><img src=x onerror="document.title=1">',
+    "&lt;a&gt; &amp;amp; &#60;b&#62; %{x} %{fullData.name} $x^2$ \u202e",
+]
+
+
+@pytest.mark.parametrize("width", [_LAPTOP["width"], 420])
+def test_markup_in_any_text_of_a_figure_is_text(show, width, series_page):
+    page = show(series_page, width)
+    for markup in _MARKUP:
+        page.evaluate(_FIGURES, markup)
+        figures = page.locator(".figure.tried")
+        for place in range(figures.count()):
+            figures.nth(place).scroll_into_view_if_needed()
+            box = figures.nth(place).bounding_box()
+            for x, y in ((0.5, 0.3), (0.6, 0.6), (0.3, 0.5)):
+                page.mouse.move(box["x"] + box["width"] * x, box["y"] + box["height"] * y)
+                page.wait_for_timeout(60)
+        drawn = page.locator(".figure.tried").evaluate_all(
+            """all => all.flatMap((each) => [...each.querySelectorAll("svg a, svg image, svg script, svg tspan[style]")])
+                .map((each) => each.outerHTML).filter((each) => !each.includes("data:image/png"))"""
+        )
+        assert [each for each in drawn if 'class="line"' not in each] == []
+        shown = page.locator(".figure.tried .annotation-text").all_text_contents()
+        assert set(shown) == {markup.replace("\u202e", "\\u202e")}
+        page.locator(".figure.tried").evaluate_all("all => all.forEach((each) => { Plotly.purge(each); each.remove(); })")
+    assert (page.errors, page.requests, page.title()) == ([], [], page.title())
+
+
+def test_a_groups_description_is_text(show, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(ROOT / "tests" / "planted" / "slow_link_4", run)
+    for file in run.glob("torch/*/rank-*"):
+        trace = json.loads(lzma.decompress(file.read_bytes()))
+        for event in trace["traceEvents"]:
+            if "Process Group Description" in event.get("args", {}):
+                event["args"]["Process Group Description"] += _MARKUP[0]
+        file.write_bytes(lzma.compress(json.dumps(trace).encode(), preset=0))
+    page = show(_report(run, tmp_path / "report.html"))
+    assert page.locator(".figure a").count() == 0
+    assert any(_MARKUP[0] in text for text in page.locator("#figure-communication .ytick text").all_text_contents())
+    assert (page.errors, page.requests) == ([], [])
 
 
 def test_a_trace_goes_to_perfetto_only_when_clicked(page, context, tmp_path):

@@ -23,6 +23,33 @@ async function loadPlotly() {
   document.head.append(script);
 }
 
+// Plotly reads markup in every text: it draws links, loads images, and applies styles. A figure's texts are names, so they become
+// text here, where all figures enter Plotly. Our own markup is in templates, and a line break is BREAK.
+const TEMPLATES = new Set(["hovertemplate", "texttemplate"]);
+const BREAK = "\ue000";
+
+// As printable.py has them: controls, marks of direction, invisible characters and line separators.
+const UNPRINTABLE =
+  /[\x00-\x1f\x7f-\x9f\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]/g;
+
+function asText(value, key) {
+  if (typeof value === "number") return value;
+  if (Array.isArray(value)) return value.map((each) => asText(each, key));
+  if (typeof value === "string") return TEMPLATES.has(key) ? value : escaped(value);
+  if (value === null || typeof value !== "object") return value;
+  return Object.fromEntries(Object.entries(value).map(([name, each]) => [name, asText(each, name)]));
+}
+
+function escaped(text) {
+  return text
+    .replace(UNPRINTABLE, (found) => `\\u${found.charCodeAt(0).toString(16).padStart(4, "0")}`)
+    .replaceAll("&", "&amp;")
+    .replaceAll("<", "&lt;")
+    .replaceAll(">", "&gt;")
+    .replaceAll("$", "&#36;") // MathJax
+    .replaceAll(BREAK, "<br>");
+}
+
 function themed(layout, data, width) {
   const style = getComputedStyle(document.documentElement);
   const ink = style.getPropertyValue("--ink").trim();
@@ -50,7 +77,7 @@ function fitNarrow(layout, data, width) {
   const names = axis.ticktext || (axis.type === "category" ? [...new Set(data.flatMap((trace) => trace.y))] : []);
   if (names.some((name) => name.length > LINE)) {
     const labels = names.map(inLines);
-    const lines = Math.max(...labels.map((label) => label.split("<br>").length));
+    const lines = Math.max(...labels.map((label) => label.split(BREAK).length));
     Object.assign(axis, { tickmode: "array", tickvals: axis.tickvals || names, ticktext: labels, dtick: undefined });
     layout.height = Math.max(layout.height, layout.margin.t + layout.margin.b + (14 * lines + 4) * names.length);
   }
@@ -71,13 +98,12 @@ function fitNarrow(layout, data, width) {
 const LINE = 18;
 
 function inLines(name) {
-  // Plotly's own markup for a line break; the name itself is text.
   const lines = [""];
   for (const word of name.split(" ")) {
     if (lines.at(-1) && lines.at(-1).length + word.length >= LINE) lines.push("");
     lines[lines.length - 1] += (lines.at(-1) ? " " : "") + word;
   }
-  return lines.map((line) => escaped(cut(line, 2 * LINE))).join("<br>");
+  return lines.map((line) => cut(line, 2 * LINE)).join(BREAK);
 }
 
 function cut(text, length) {
@@ -98,7 +124,8 @@ function draw(element, figure) {
   const config = { displaylogo: false, responsive: false, displayModeBar: false, doubleClick: "reset" };
   if (!element.querySelector(".plot-container")) element.replaceChildren();
   const data = marked(figure.data);
-  return Plotly.react(element, data, themed(figure.layout, data, width), config);
+  const layout = themed(figure.layout, data, width);
+  return Plotly.react(element, asText(data), asText(layout), config);
 }
 
 // A figure is drawn when it comes near the screen, one at a time, so that the page stays alive.

@@ -21,13 +21,13 @@ function pictureOf(iteration, ranks) {
   const picture = timeline.pictures[iteration] || {};
   const span = timeline.spans[iteration] / 1000;
   const outside = -100 * span;
-  const traces = timeline.kinds.map((kind) => ({ kind, x: [], y: [], text: [], names: [] }));
+  const traces = timeline.kinds.map((kind) => ({ kind, x: [], y: [], text: [], codes: [] }));
   const labels = [];
-  const add = (trace, x, y, text = "", name = "") => {
+  const add = (trace, x, y, text = "", code = -1) => {
     trace.x.push(x);
     trace.y.push(y);
     trace.text.push(text);
-    trace.names.push(name);
+    trace.codes.push(code);
   };
   const moveTo = (trace, lane) => {
     add(trace, outside, trace.y.at(-1));
@@ -38,30 +38,24 @@ function pictureOf(iteration, ranks) {
     if (!own) continue;
     for (const { row, first, length, code } of barsOf(own)) {
       const more = own.count[row] > 1 ? ` and ${(own.count[row] - 1).toLocaleString("en")} more` : "";
-      const name = timeline.names[code];
-      const text = `${escaped(name.slice(0, 120))}${more}<br>${length.toFixed(3)} ms on rank ${rank}`;
+      const text = `${timeline.names[code].slice(0, 120)}${more}${BREAK}${length.toFixed(3)} ms on rank ${rank}`;
       const steps = 1 + Math.min(Math.floor(length / (span / HOVER_POINTS)), HOVER_POINTS);
       const trace = traces[own.kind[row]];
       const lane = labels.length + own.lane[row];
       if (trace.y.length && trace.y.at(-1) !== lane) moveTo(trace, lane);
       // The points along the middle are hovered over.
-      for (let step = 0; step <= steps; step++) add(trace, first + (length * step) / steps, lane, text, name);
+      for (let step = 0; step <= steps; step++) add(trace, first + (length * step) / steps, lane, text, code);
       for (const side of [lane - HALF, lane + HALF]) {
         const [from, to] = side < lane ? [first + length, first] : [first, first + length];
-        add(trace, from, side, text, name);
-        add(trace, to, side, text, name);
+        add(trace, from, side, text, code);
+        add(trace, to, side, text, code);
       }
-      add(trace, first + length, lane, text, name);
+      add(trace, first + length, lane, text, code);
     }
     for (const lane of own.lanes) labels.push(ranks.length > 1 ? `rank ${rank} · ${lane}` : lane);
   }
   for (const trace of traces) if (trace.y.length) moveTo(trace, trace.y[0]);
   return { traces, labels, span };
-}
-
-function escaped(text) {
-  // Plotly takes a few tags in texts for markup: names are names.
-  return text.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
 }
 
 function heightOf(lanes) {
@@ -83,7 +77,7 @@ function timelineFigure(iteration, ranks, range) {
         x: trace.x,
         y: trace.y,
         text: trace.text,
-        customdata: trace.names,
+        customdata: trace.codes,
         hovertemplate: "%{text}<br>at %{x:.3f} ms<extra></extra>",
       })),
     layout: {
@@ -96,7 +90,7 @@ function timelineFigure(iteration, ranks, range) {
       xaxis: { title: { text: "ms since the iteration began" }, range: range || [0, span], zeroline: false },
       yaxis: {
         tickvals: labels.map((_, place) => place),
-        ticktext: labels.map(escaped),
+        ticktext: labels,
         range: [labels.length - 0.4, -0.6],
         showgrid: false,
         zeroline: false,
@@ -170,7 +164,7 @@ function connectTimeline() {
     if (connected) return;
     connected = true;
     element.on("plotly_relayout", list);
-    element.on("plotly_click", (event) => choose(event.points[0].customdata));
+    element.on("plotly_click", (event) => choose(pageData.timeline.names[event.points[0].customdata]));
   };
   const range = () => element.layout?.xaxis.range;
   const move = async (scale, shift) => {
