@@ -36,8 +36,9 @@ _SMALL = 0.02
 #: Sentences about manifests that come first.
 _NAMED_MANIFESTS = 3
 
-#: Findings whose advice is part of the verdict.
+#: Findings whose advice is part of the verdict, and the one whose advice never is: the training loses nothing to it.
 _FIRST = 3
+_OVERHEAD = "profiler_overhead"
 
 
 class Outcome(StrEnum):
@@ -99,9 +100,8 @@ class Summary:
 
     @property
     def first(self) -> Finding | None:
-        """The finding that the verdict is about. The profiler's own cost is none if there are iterations to judge."""
-        about = self.findings[0] if self.findings else None
-        return None if about and about.id == "profiler_overhead" and (self.attribution or self.on_cpus) else about
+        """The finding that the verdict is about. The profiler's own cost is not the training's."""
+        return next((finding for finding in self.findings if finding.id != _OVERHEAD), None)
 
     @property
     def saving_us(self) -> float | None:
@@ -229,8 +229,9 @@ def verdict(summary: Summary) -> Verdict:
             nothing = list(_nothing_captured(summary))
             headline = "Nothing was captured." if nothing else "These captures hold too little to judge."
             sentences = nothing or ["No iteration is marked in them."]
-    # A device that is not busy is a symptom of the others, and the profiler's cost is not the training's.
-    causes = [finding for finding in findings if finding.id not in ("low_device_busy", "profiler_overhead")] or findings
+    findings = [finding for finding in findings if finding.id != _OVERHEAD]
+    # A device that is not busy is a symptom of the others.
+    causes = [finding for finding in findings if finding.id != "low_device_busy"] or findings
     first = [_advice(finding, len(summary.infos)) for finding in causes[:_FIRST]]
     return Verdict(headline, sentences, first, list(_caveats(summary)))
 
@@ -323,8 +324,11 @@ def _advice(finding: Finding, captured: int) -> str:
 def _overhead(summary: Summary) -> Iterator[str]:
     """What the profiler cost, and how that is known."""
     cost_us, typical_us = summary.profiler_us, summary.typical_us
+    timed = timed_iterations(summary.manifests)
     if cost_us is not None:
-        if cost_us > 0:
+        if timed and all(each.overlap for each in timed.values()):
+            yield "Profiler overhead is unclear: some unprofiled iterations take as long as profiled ones."
+        elif cost_us > 0:
             yield f"Profiling made an iteration {words.milliseconds(cost_us)} longer, according to the manifests."
     elif summary.unprofiled and typical_us:
         cost_us, how = summary.unprofiled.estimated_cost_us, "estimated: no unprofiled one is recorded"

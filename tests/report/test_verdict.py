@@ -47,6 +47,7 @@ _MANIFESTS = [manifest(0, [150, 152], [100, 100, 102]), manifest(1, [151, 151], 
             ],
         ),
         (summary(_TWO, manifests=_MANIFESTS), ["Profiling made an iteration 50 ms longer"]),
+        (summary(_TWO, manifests=[manifest(0, [150, 152], [2, 151, 2])]), ["Profiler overhead is unclear"]),
         (
             summary([], without_device=[0], on_host=[row(0)], operators=[{"name": "aten::mm", "self_us": 30 * MS}]),
             [
@@ -70,3 +71,11 @@ def test_what_is_known_and_what_limits_it_is_said(found, said):
     assert found.attribution or not found.without_device or "threshold" not in text
     # A finding about all ranks names none.
     assert answer.first == ["Raise dataset.num_workers."] * len(found.findings)
+
+
+@pytest.mark.parametrize("others", [[], [finding(id="low_device_busy")]])
+def test_the_profilers_own_cost_is_never_the_first_advice(others):
+    overhead = finding(id="profiler_overhead", title="Profiling makes an iteration 72 ms longer", **_NO_SAVING)
+    for rows in (_TWO, []):
+        found = verdict(summary(rows, [*others, overhead]))
+        assert ("Profiling" in found.headline, len(found.first)) == (False, len(others))

@@ -18,6 +18,7 @@ class _Overhead:
     profiled_us: Mapping[int, float]
     unprofiled_us: Mapping[int, float]
     compared: Mapping[str, int] | None  # iterations behind the medians; None for an estimate
+    unclear: frozenset[int] = frozenset()  # ranks with unprofiled iterations as long as the profiled ones
 
     @property
     def shares(self) -> dict[int, float]:
@@ -25,9 +26,10 @@ class _Overhead:
 
 
 def profiler_overhead(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
-    """Profiled iterations are longer than the others. That costs nothing outside the window."""
+    """Profiled iterations are longer than the others, which do not overlap them. That costs nothing outside the window."""
     overhead = _measured(evidence) or _estimated(evidence)
-    costly = {rank: share for rank, share in sorted(overhead.shares.items()) if share > thresholds.profiler}
+    clear = ((rank, share) for rank, share in sorted(overhead.shares.items()) if rank not in overhead.unclear)
+    costly = {rank: share for rank, share in clear if share > thresholds.profiler}
     if not costly:
         return [], ledger
     worst = max(costly, key=lambda rank: costly[rank])
@@ -81,7 +83,8 @@ def _measured(evidence: Evidence) -> _Overhead | None:
     profiled = {rank: each.profiled_us for rank, each in timed.items()}
     unprofiled = {rank: each.unprofiled_us for rank, each in timed.items()}
     fewest = min(each.counts for each in timed.values())
-    return _Overhead(profiled, unprofiled, dict(zip(("profiled", "unprofiled"), fewest, strict=True)))
+    unclear = frozenset(rank for rank, each in timed.items() if each.overlap)
+    return _Overhead(profiled, unprofiled, dict(zip(("profiled", "unprofiled"), fewest, strict=True)), unclear)
 
 
 def _estimated(evidence: Evidence) -> _Overhead:

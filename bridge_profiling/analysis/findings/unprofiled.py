@@ -33,6 +33,9 @@ _MOST_SCALE = 2.5
 #: The median of fewer unprofiled iterations is not reliable, and fewer do not show how long an iteration can be.
 _ENOUGH_UNPROFILED, _ENOUGH_TO_COMPARE = 2, 10
 
+#: Of the unprofiled iterations, those that may take as long as profiled ones: slow iterations.
+_MOST_ALIKE = 0.1
+
 #: A profiled iteration is longer than any other if it takes so many times what the longest one and the profiler do.
 _LONGER = 1.5
 
@@ -44,6 +47,7 @@ class TimedIterations:
     profiled_us: float
     unprofiled_us: float
     counts: tuple[int, int]  # of both
+    overlap: bool  # see `_overlap`
 
     @property
     def cost_us(self) -> float:
@@ -67,7 +71,9 @@ def timed_iterations(
     """
     found = {}
     for manifest in manifests:
-        profiled, unprofiled = manifest.durations_ns(profiled=True), manifest.durations_ns(profiled=False)
+        profiled = manifest.durations_ns(profiled=True)
+        outside = manifest.durations_by_iteration(profiled=False)
+        unprofiled = list(outside.values())
         if not profiled or len(unprofiled) < _ENOUGH_UNPROFILED:
             continue
         shortest_us = (least_us or {}).get(manifest.rank, 0.0)
@@ -77,8 +83,21 @@ def timed_iterations(
             median_us, mean_us = float(np.median(durations_ns)) / 1e3, float(np.mean(durations_ns)) / 1e3
             both.append(median_us if median_us >= shortest_us else min(mean_us, mean_up_to_us))
         if min(both) >= shortest_us:
-            found[manifest.rank] = TimedIterations(both[0], both[1], (len(profiled), len(unprofiled)))
+            before = [duration for iteration, duration in outside.items() if iteration < min(manifest.captured)]
+            overlap = _overlap(profiled, unprofiled, before)
+            found[manifest.rank] = TimedIterations(both[0], both[1], (len(profiled), len(unprofiled)), overlap)
     return found
+
+
+def _overlap(profiled: Sequence[int], unprofiled: Sequence[int], before: Sequence[int]) -> bool:
+    """Whether unprofiled iterations take as long as the shortest profiled one, so that the profiler explains no difference.
+
+    One before the window is enough: then the training was still warming up, as it may have been in the window. Of all of them
+    it takes more than one in ten: the others can be slow iterations.
+    """
+    shortest = min(profiled)
+    alike = sum(duration >= shortest for duration in unprofiled)
+    return max(before, default=0) >= shortest or alike > len(unprofiled) * _MOST_ALIKE
 
 
 def longer_than_any_us(manifests: Sequence[RankCapture]) -> dict[int, float]:

@@ -66,6 +66,10 @@ def test_the_bound_has_what_unprofiled_iterations_take_longer_on_average(find):
     [
         (_durations(20), "host_launch_bound"),  # late for the profiler alone
         (_durations(29), "profiler_overhead"),
+        # Unprofiled iterations overlap the profiled ones: warming up, few, or more than one in ten.
+        (_durations(0.2) | {1: 80, 2: 31}, "profiler_overhead"),
+        ({number: 0.2 if number == 3 else 30.0 for number in range(1, 10)}, "profiler_overhead"),
+        (_durations(24, 33) | dict.fromkeys((12, 20, 28), 31.0), "profiler_overhead"),
         (_durations(24, 30) | {0: 5_000}, "slow_iterations"),  # the first of a run always is
         (_durations(24, 30) | {10: 104}, "slow_iterations"),  # the profiler frees what it recorded
     ],
