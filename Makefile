@@ -14,7 +14,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Compiled modules stay in the checkout: each rank and each command of a test would compile this project's own again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup setup-dev profile test test-integration test-system test-versions test-gpu lint docs bench bench-gpu fuzz clean
+.PHONY: help setup setup-dev profile test test-integration test-system test-versions test-bridge-plugins test-gpu lint docs bench bench-gpu fuzz clean
 
 help:
 	@echo "make profile      train gpt_tiny on 2 CPU ranks under the torch profiler, and show what was captured"
@@ -23,6 +23,7 @@ help:
 	@echo "make test-integration  tests that start ranks, launchers, trainings and commands"
 	@echo "make test-system  fresh environments and clones, resumes of every layout, a real Slurm and nsys (root on Debian)"
 	@echo "make test-versions  the recipes and Megatron Bridge with each supported megatron-core (VERSIONS='0.16.1 0.19.2' for some)"
+	@echo "make test-bridge-plugins  Megatron Bridge's own tests of its plugins, with ours in their place (BRIDGE=/path/to/checkout)"
 	@echo "make test-gpu     the whole chain on this machine's GPUs, in the Python you name: GPU_PYTHON=python3 (nothing is installed)"
 	@echo "make lint         ruff, mypy, import-linter"
 	@echo "make docs         build the documentation into site/"
@@ -83,6 +84,11 @@ VERSIONS ?=
 test-versions: $(VENV)/.created
 	@rm -rf $(TMPDIR) && mkdir -p $(TMPDIR)
 	$(BIN)/python tools/versions.py $(VERSIONS)
+
+# The file of tests comes from the checkout named; it is not part of this one.
+test-bridge-plugins: $(VENV)/.installed-dev
+	@mkdir -p $(TMPDIR)
+	@$(BIN)/python tools/bridge_plugin_tests.py $(BRIDGE) $(PYTEST_ARGS)
 
 # A container's own Python, with its own torch: nothing is created or installed. One process: it runs its jobs side by side itself.
 GPU_PYTHON ?= python3

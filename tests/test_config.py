@@ -76,6 +76,19 @@ def test_ranks_and_a_window_must_be_inside_the_training_and_of_repeated_windows_
     ProfilingConfig().finalize(train_iters=3, world_size=1)  # no profiler: a short run may keep the default window
 
 
+@pytest.mark.parametrize(("rank", "warnings"), [("0", 1), ("1", 0)])
+def test_under_ft_launcher_nsys_is_off_and_rank_0_warns_once(rank, warnings, monkeypatch, caplog):
+    for name, value in {"FT_RANK_MONITOR_IPC_SOCKET": "/x", "RANK": rank, "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    config, torch = ProfilingConfig(use_nsys_profiler=True), ProfilingConfig(use_pytorch_profiler=True)
+    for one in (config, config, torch):
+        one.finalize()
+    assert (config.use_nsys_profiler, torch.use_pytorch_profiler) == (False, True)
+    assert caplog.text.count("Nsys not supported with the FaultTolerancePlugin") == warnings
+    with pytest.raises(ProfilingConfigError, match="Keep one of them"):
+        ProfilingConfig(use_nsys_profiler=True, use_pytorch_profiler=True).finalize()
+
+
 def test_an_error_keeps_its_parts_across_processes():
     error = ProfilingConfigError("x is wrong", why="because", instead="Type y")
     copy = pickle.loads(pickle.dumps(error))

@@ -69,6 +69,9 @@ class PreemptionPlugin(run.Plugin):
             # A user's config may lack this field, and does not need it where it is off.
             if self.enable_exit_handler_for_data_loader or has_field(task, "train", "exit_signal_handler_for_dataloader"):
                 settings["exit_signal_handler_for_dataloader"] = self.enable_exit_handler_for_data_loader
+            if isinstance(task, run.Script):
+                # Megatron Bridge's plugin writes these two with a capital, and a user's script may compare text.
+                settings = {name: str(value) for name, value in settings.items()}
             write_settings(task, "train", settings, arguments)
         self._set_signal(executor)
         workers = read_setting(task, "dataset", "num_workers")
@@ -93,7 +96,8 @@ class PreemptionPlugin(run.Plugin):
             logger.warning("PreemptionPlugin replaces the executor's signal=%r by %r", executor.signal, wanted)
         executor.signal = wanted
         # torchrun forwards the signal to its ranks, and kills them after 30 s by default.
-        executor.env_vars.setdefault(TORCHRUN_GRACE_VARIABLE, str(self.preempt_time))
+        if isinstance(getattr(executor, "env_vars", None), dict):  # a mocked executor has none
+            executor.env_vars.setdefault(TORCHRUN_GRACE_VARIABLE, str(self.preempt_time))
 
     def _check(self, task: Task, executor: Any) -> None:
         check_flags(self)

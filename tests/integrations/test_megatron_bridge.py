@@ -108,6 +108,14 @@ def test_a_handler_of_someone_else_is_left_alone(run):
         signal.signal(signal.SIGTERM, previous)
 
 
+def test_nsys_is_off_with_megatron_bridges_fault_tolerance(caplog):
+    config = config_of(Section(use_pytorch_profiler=False, use_nsys_profiler=True))
+    config.ft = SimpleNamespace(enable_ft_package=True)
+    callback = ProfilingCallback(config)
+    assert (callback._driver.config.enabled, config.profiling.use_nsys_profiler) == (False, False)
+    assert "Nsys not supported with the FaultTolerancePlugin" in caplog.text
+
+
 @pytest.mark.parametrize("section", [None, Section(use_pytorch_profiler=False)])
 def test_without_a_profiler_nothing_is_captured_and_no_signal_touched(run, tmp_path, caplog, section):
     assert {*run(section)} == {signal.SIG_DFL}

@@ -150,6 +150,7 @@ def test_cupti_is_detached_after_the_only_capture_unless_the_user_says_otherwise
         (False, 2, "ANY", [(None, False)]),  # the reports come after the last capture
         (True, 1, "NSYS_PROFILING_SESSION_ID", []),
         (True, 1, nsys_launch.REFUSED_VARIABLE, []),
+        (True, 1, "FT_RANK_MONITOR_IPC_SOCKET", []),  # under ft_launcher
     ],
 )
 def test_a_rank_starts_nsys_once_and_sets_directives_with_cuda(cuda, captures, variable, expected, monkeypatch, tmp_path):

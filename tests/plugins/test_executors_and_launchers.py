@@ -102,6 +102,13 @@ def test_where_nothing_sends_the_signal_a_warning_says_so(script, built, executo
     assert handlers(built(script)) == (True, False)
 
 
+def test_a_script_gets_the_words_of_megatron_bridge_also_where_it_and_its_executor_are_only_mocked():
+    script, executor = MagicMock(spec=run.Script, args=[]), MagicMock(spec=run.SlurmExecutor)
+    PreemptionPlugin(preempt_time=120).setup(script, executor)
+    assert script.args == ["train.exit_signal_handler=True", "train.exit_signal_handler_for_dataloader=False"]
+    assert executor.signal == "TERM@120"
+
+
 @pytest.mark.parametrize(("value", "asked"), [("SIGTERM", {}), ("15", {}), ("SIGUSR1", {"enable_exit_handler": False})])
 def test_a_signal_that_the_training_does_not_handle_otherwise_is_sent(value, asked, script, slurm):
     script.args = [f"train.exit_signal={value}"]

@@ -51,6 +51,14 @@ def test_a_script_gets_overrides_and_a_partial_or_a_built_config_ends_the_same(
 
 
 @each_plugin
+def test_a_script_that_is_only_mocked_is_set_up_like_a_real_one(make, section, overrides, caplog):
+    """As in Megatron Bridge's own tests: a dataclass's fields with a default factory are not among the class's attributes."""
+    script = MagicMock(spec=run.Script, args=[])
+    make().setup(script, MagicMock())
+    assert (script.args, caplog.text) == ([f"{section}.{override}" for override in overrides], "")
+
+
+@each_plugin
 def test_a_missing_section_of_a_config_of_any_class_is_made(make, section, overrides, local):
     task = run.Partial(pretrain, config=MagicMock(profiling=None, ft=None))
     make().setup(task, local)

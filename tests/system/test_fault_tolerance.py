@@ -119,3 +119,33 @@ def test_terminated_the_launcher_has_the_ranks_write_partial_traces_and_restarts
     # The signal comes when rank 1 is in iteration 5; rank 0 may then still be in the one before.
     assert job.outcomes(FIRST) in ([("partial", captured), ("partial", [4])] for captured in ([], [4]))
     assert job.outcomes(RESTARTED) == []
+
+
+#: A stand-in for nsys that leaves a mark when a rank starts it.
+NSYS = "#!/bin/sh\ntouch {mark}\nexit 1\n"
+
+
+@pytest.mark.parametrize(
+    ("launcher", "yaml"),
+    [
+        # ft_launcher alone shows that fault tolerance is on.
+        (["ft_launcher", "--ignore-missing-fault-tol-cfg", "--nproc-per-node=2"], "profiling: {use_nsys_profiler: true}"),
+        ([], "ft: {enable_ft_package: true}\nprofiling: {use_nsys_profiler: true}"),
+    ],
+    ids=["ft_launcher", "setting"],
+)
+def test_nsys_is_off_in_a_job_that_no_plugin_has_seen(tmp_path, launcher, yaml):
+    (tmp_path / "run.yaml").write_text(yaml)
+    (tmp_path / "nsys").write_text(NSYS.format(mark=tmp_path / "started"))
+    (tmp_path / "nsys").chmod(0o755)
+    command = [
+        *([Path(sys.executable).with_name(launcher[0]), *launcher[1:]] if launcher else []),
+        ROOT / "launch" / "pretrain.py",
+    ]
+    settings = ["--config", tmp_path / "run.yaml", "train.train_iters=4", "profiling.profile_step_start=1"]
+    settings += ["profiling.profile_step_end=3", "profiling.profile_ranks=all"]
+    job = run_job(tmp_path, command, *settings)
+    assert job.exit_code == 0, job.output
+    assert job.output.count("Nsys not supported with the FaultTolerancePlugin") == 1
+    assert "iteration 3/4" in job.output
+    assert not (tmp_path / "started").exists()

@@ -38,7 +38,7 @@ export PATH='/shared/venv/bin':"$PATH"
 
 # Command 1
 
-srun --output /scratch/me/jobs/golden/golden_TIME/train/log-team-team.train_%j_${SLURM_RESTART_COUNT:-0}.out --chdir /scratch/me/jobs/golden/golden_TIME/train/code --wait=60 --kill-on-bad-exit=1 torchrun --rdzv-backend c10d --rdzv-endpoint localhost:0 --rdzv-id RANDOM --nnodes 1 --nproc-per-node 1 --node-rank 0 --tee 3 launch/pretrain.py train.train_iters=20 train.exit_signal_handler=true train.exit_signal_handler_for_dataloader=false
+srun --output /scratch/me/jobs/golden/golden_TIME/train/log-team-team.train_%j_${SLURM_RESTART_COUNT:-0}.out --chdir /scratch/me/jobs/golden/golden_TIME/train/code --wait=60 --kill-on-bad-exit=1 torchrun --rdzv-backend c10d --rdzv-endpoint localhost:0 --rdzv-id RANDOM --nnodes 1 --nproc-per-node 1 --node-rank 0 --tee 3 launch/pretrain.py train.train_iters=20 train.exit_signal_handler=True train.exit_signal_handler_for_dataloader=False
 
 exitcode=$?
 
