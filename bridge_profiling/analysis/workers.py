@@ -108,10 +108,10 @@ class ProcessEngine:
                 for connection in cast("list[Connection]", wait(list(busy))):
                     worker, place = busy.pop(connection)
                     outcome: Outcome[R] = Outcome(place, *worker.receive())
-                    if worker.returncode is None:
-                        idle.append(worker)
-                    else:
+                    if worker.connection.closed:
                         self._started.remove(worker)
+                    else:
+                        idle.append(worker)
                     yield outcome
         finally:
             if not done:  # the caller wants no more answers, and a worker may be in the middle of one
@@ -262,10 +262,11 @@ def without_pandas() -> Iterator[None]:
         sys.meta_path.remove(finder)
 
 
-#: Variables of the C library have been read when Python starts, and are not for processes that a worker starts, such as
-#: `nsys export`.
+#: A worker that someone interrupts prints no traceback. Variables of the C library have been read when Python starts, and are
+#: not for processes that a worker starts, such as `nsys export`.
 _WORKER = """
-import json, os, sys
+import json, os, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_DFL)
 for name in sys.argv[3:]:
     del os.environ[name]
 sys.path[:] = json.loads(sys.argv[1])

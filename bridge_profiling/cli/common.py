@@ -235,27 +235,43 @@ def interruptible() -> Iterator[list[int]]:
 
 def exit_code(app: typer.Typer) -> int:
     """Run an app's command, and print what ended it on one line of standard error; a user who types Ctrl-C knows it."""
-    code = FAILURE
     with interruptible() as received:
         try:
-            code = _exit_code(app)
-            if sys.stdout is not None:
-                sys.stdout.flush()
-        except OSError:  # `| head` has seen enough, or a disk is still full
+            code, is_cut_off = max(_exit_code(app), _flushed()), False
+        except (KeyboardInterrupt, typer.Abort):
+            code, is_cut_off = 128 + signal.SIGINT, True
+        except BrokenPipeError:  # `| head` has seen enough
             _discard_output()
+            code, is_cut_off = FAILURE, False
         except BaseException:
             # Also what a library makes of the signal, as DuckDB does.
             if not received:
                 raise
-        if received and received[0] != signal.SIGINT:
+            code, is_cut_off = FAILURE, True
+        if is_cut_off and received and received[0] != signal.SIGINT:
             with suppress(OSError):  # the terminal may be gone
                 print_error(f"ended by {signal.Signals(received[0]).name}")
     return 128 + received[0] if received else code
 
 
+def _flushed() -> int:
+    """Write what is left for standard output; the exit code. Python would print its own error about it at its end."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        _discard_output()
+        print_error(f"standard output cannot be written: {error.strerror}")
+        return FAILURE
+    return 0
+
+
 def _discard_output() -> None:
-    """Write what is left for standard output, which nobody reads, nowhere; otherwise Python prints an error at its end."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    """Write what is left for standard output nowhere."""
+    with suppress(OSError, ValueError):  # it has no file
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _exit_code(app: typer.Typer) -> int:
@@ -270,9 +286,7 @@ def _exit_code(app: typer.Typer) -> int:
         if isinstance(sys.stdout, io.TextIOWrapper):
             # Captures hold names in any script, and our sentences dashes and arrows: what an encoding lacks becomes "?".
             sys.stdout.reconfigure(errors="replace")
-        code = app(standalone_mode=False) or 0
-        sys.stdout.flush()
-        return code
+        return app(standalone_mode=False) or 0
     except ProfilingConfigError as error:
         print_error(str(error))
         return FAILURE if getattr(error.__cause__, "errno", None) in _DISK_FAILURES else USAGE
@@ -289,8 +303,6 @@ def _exit_code(app: typer.Typer) -> int:
         return USAGE if isinstance(error, _UsageError) else FAILURE
     except BrokenPipeError:
         raise
-    except (KeyboardInterrupt, typer.Abort):
-        return 128 + signal.SIGINT
     except (TraceError, OSError) as error:
         filename = getattr(error, "filename", None)
         reason = getattr(error, "strerror", None) or str(error)

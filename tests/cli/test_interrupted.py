@@ -44,8 +44,13 @@ def started(*arguments: object, **environment: str) -> Iterator[subprocess.Popen
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         seen: set[psutil.Process] = set()
         process.descendants = lambda: seen.update(found := psutil.Process(process.pid).children(recursive=True)) or found
-        yield process
+        try:
+            yield process
+        finally:
+            process.kill()
     _, alive = psutil.wait_procs(seen, timeout=30)
+    for each in alive:
+        each.kill()
     assert not alive
 
 
@@ -83,14 +88,16 @@ def test_a_signal_ends_a_command_and_its_workers_even_twice(folder, working, num
 
 
 @pytest.mark.integration
-def test_a_worker_that_is_killed_costs_its_rank_and_leaves_nothing(folder, working):
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_worker_that_is_killed_costs_its_rank_and_leaves_nothing(folder, working, number):
     with working("analyze") as process:
         killed, other = process.descendants()
-        killed.kill()
-        other.resume()
+        killed.send_signal(number)
+        for worker in (killed, other):
+            worker.resume()
         out, err = process.communicate(timeout=60)
     assert (process.returncode, err.count("\n"), left(folder)) == (1, 1, [])
-    assert "killed by signal 9; it may have run out of memory" in err
+    assert f"killed by signal {number.value}" in err
     assert out
 
 
@@ -117,8 +124,8 @@ def test_an_export_ends_with_the_command(folder, number, said):
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize(("number", "said"), [*ENDINGS, (signal.SIGKILL, "")])
-def test_a_trigger_that_is_ended_withdraws_its_request(run, folder, number, said):
+@pytest.mark.parametrize("number", [*dict(ENDINGS), signal.SIGKILL])
+def test_a_trigger_that_is_ended_withdraws_its_request(run, folder, number):
     process = []
 
     def on_iteration(iteration):
@@ -138,7 +145,7 @@ def test_a_trigger_that_is_ended_withdraws_its_request(run, folder, number, said
         if number == signal.SIGKILL
         else "stopped waiting: the request is withdrawn, unless the job reaches iteration 100000 first\n"
     )
-    assert process[0].communicate() == (None, stopped + said)
+    assert process[0].communicate() == (None, stopped)
     assert process[0].returncode == (-9 if number == signal.SIGKILL else 128 + number)
 
 

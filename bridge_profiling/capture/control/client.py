@@ -91,7 +91,7 @@ class Waiting:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._ended.set()
-        self._renewals.join()
+        self._renewals.join(1.0)  # it may hang in a file system
         if kind is None:
             self._write(0, kept=True)
             if self._directory.done(self._request.id) is not None:  # rank 0 has removed it already
