@@ -78,8 +78,13 @@ def _add(
         check_sendable(one)
     chosen = executor or experiment.executor
     executors = chosen if isinstance(chosen, list) else [chosen]
-    fresh = [_without_directory(one) if _was_profiled(one) else one for one in executors]
+    fresh = [_unassigned(one) if _was_profiled(one) else one for one in executors]
     again = any(map(_was_profiled, executors))
+    if again:
+        # Those of the experiment that is run again: the job would run in its directories.
+        experiment.tunnels = {
+            key: tunnel for key, tunnel in experiment.tunnels.items() if os.path.basename(tunnel.job_dir) == experiment._id
+        }
     job = _experiment_add(
         experiment,
         tasks if isinstance(task, list) else tasks[0],
@@ -125,11 +130,18 @@ def _was_profiled(executor: Any) -> bool:
     return isinstance(executor, run.Executor) and bool(executor.job_dir) and OUTPUT_DIR_VARIABLE in executor.env_vars
 
 
-def _without_directory(executor: run.Executor) -> run.Executor:
-    """A copy of the executor without the output directory of its last job; the user's own directory stays."""
+def _unassigned(executor: run.Executor) -> run.Executor:
+    """A copy of the executor without the directories of its last job; an output directory of the user's own stays."""
     copied = executor.clone()
     if executor.env_vars[OUTPUT_DIR_VARIABLE] == default_output_dir(executor):
         del copied.env_vars[OUTPUT_DIR_VARIABLE]
+    tunnel = getattr(copied, "tunnel", None)
+    if tunnel is not None and executor.experiment_id:
+        # NeMo-Run appends the next experiment to it.
+        last = os.path.join(executor.experiment_id.rpartition("_")[0], executor.experiment_id)
+        tunnel.job_dir = tunnel.job_dir.removesuffix(f"/{last}")
+        if os.path.join(tunnel.job_dir, last) == os.path.dirname(executor.job_dir) and isinstance(tunnel, run.LocalTunnel):
+            tunnel.job_dir = ""  # where NeMo-Run keeps experiments, which need not be there any more
     return copied
 
 
