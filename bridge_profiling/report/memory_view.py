@@ -62,6 +62,10 @@ def ask(run: Run, other: Run | None = None) -> MemoryAnswer:
     return MemoryAnswer(runs, run.memory_difference(other).to_pylist())
 
 
+#: Where snapshots can be opened, in the browser.
+MEMORY_VIEWER = "https://pytorch.org/memory_viz"
+
+
 def dumps(answer: MemoryAnswer) -> str:
     """The document that `bridge-profiling memory --json` prints."""
     names = ("devices", "sites", "growth", "limitations")
@@ -157,7 +161,10 @@ def _sentences(answer: MemoryAnswer) -> list[str]:
         row = max(first.sites, key=lambda row: row["bytes_at_peak"])
         share = words.percent(row["bytes_at_peak"] / max(row["peak_bytes"] for row in first.devices))
         found.append(f"The largest part at the peak is from {row['site']}: {words.memory(row['bytes_at_peak'])} ({share}).")
-    return [*found, _growing(last)]
+    found.append(_growing(last))
+    if any(row["source"] == "snapshot" for each in answer.runs for row in each.devices):
+        found.append(f"PyTorch's memory viewer shows the snapshots themselves, allocation by allocation: {MEMORY_VIEWER}.")
+    return found
 
 
 def _peak(recorded: Recorded) -> str:

@@ -184,19 +184,39 @@ def memory_growth(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) ->
                 "first_bytes": held[0],
                 "last_bytes": held[-1],
                 "iterations_until_full": int((capacity - held[-1]) / grown[key]) if capacity else None,
+                **_leak_severity(recorded[key], (capacity - held[-1]) / grown[key] if capacity else None),
             }
         )
     finding = Finding(
         id="memory_growth",
-        title=f"Memory of {ranks_in_words(ranks, evidence.ranks)} grows by {megabytes(grown[most])} per iteration",
+        title=f"Memory of {ranks_in_words(ranks, evidence.ranks)} grows by {megabytes(grown[most])} per iteration"
+        + next((f", full in {_lasting(each)}" for each in devices[:1] if each["severity"]), ""),
         ranks=ranks,
         evidence={"devices": devices, "sites": [event.name for event in events]},
         confidence=Confidence.medium if reason else Confidence.high,
         confidence_reason=reason,
         action=advice("memory_growth"),
         events=events,
+        severe=any(device["severity"] == "high" for device in devices),
     )
     return [finding], ledger
+
+
+def _lasting(device: dict[str, Any]) -> str:
+    """How long a device's memory lasts, in words."""
+    seconds, left = device["seconds_until_full"], device["iterations_until_full"]
+    units = ((86400, "days"), (3600, "hours"), (60, "minutes"), (1, "s"))
+    length, unit = next((each for each in units if seconds >= 2 * each[0]), units[-1])
+    return f"{left:,} iterations, {seconds / length:.0f} {unit} at this rate"
+
+
+def _leak_severity(recorded: Sequence[dict[str, Any]], iterations_left: float | None) -> dict[str, Any]:
+    """How soon a device is full at this rate: `high` within an hour, `medium` within a day, else `low`; None if unknown."""
+    times = np.array([row["end_ns"] for row in recorded if row["end_ns"] is not None])
+    if iterations_left is None or len(times) < 2:
+        return {"severity": None, "seconds_until_full": None}
+    seconds = max(iterations_left, 0.0) * float(np.median(np.diff(times))) / 1e9
+    return {"severity": "high" if seconds < 3600 else "medium" if seconds < 86400 else "low", "seconds_until_full": seconds}
 
 
 def _steady_growth(changes: Sequence[int], threshold: int) -> float:

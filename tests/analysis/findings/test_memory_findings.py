@@ -3,7 +3,13 @@
 import pytest
 
 from bridge_profiling.analysis.findings import Confidence
-from bridge_profiling.analysis.findings.memory import memory_fragmentation, memory_growth, memory_headroom
+from bridge_profiling.analysis.findings.memory import (
+    _lasting,
+    _leak_severity,
+    memory_fragmentation,
+    memory_growth,
+    memory_headroom,
+)
 from bridge_profiling.traces.kineto import tables as kineto
 from tests.analysis.ranks_in_hand import write_rank
 from tests.traces.kineto_files import kernel
@@ -104,7 +110,27 @@ def test_growth_is_found_with_the_line_that_keeps_it(find, iterations, confidenc
     (device,) = finding.evidence["devices"]
     assert device["growth_bytes_per_iteration"] == 40 * MB
     assert device["iterations_until_full"] == pytest.approx((80 * GB - 2 * GB) / (40 * MB), rel=0.01)
+    assert device["seconds_until_full"] == pytest.approx(device["iterations_until_full"], rel=0.01)
+    assert (device["severity"], finding.severe) == ("high", True)
+    assert "MB per iteration, full in 1,9" in finding.title
     assert LEAK in finding.events[0].name
+
+
+@pytest.mark.parametrize(
+    ("left", "seconds", "severity", "words"),
+    [
+        (1000, 3, "high", "1,000 iterations, 50 minutes"),
+        (10_000, 3, "medium", "10,000 iterations, 8 hours"),
+        (100_000, 3, "low", "100,000 iterations, 3 days"),
+        (0, 3, "high", "0 iterations, 0 s"),
+    ],
+)
+def test_a_leak_is_as_severe_as_the_device_is_full_soon(left, seconds, severity, words):
+    rows = [{"end_ns": number * seconds * 10**9} for number in range(4)]
+    found = _leak_severity(rows, left)
+    assert found["severity"] == severity
+    assert _lasting(found | {"iterations_until_full": left}) == f"{words} at this rate"
+    assert _leak_severity(rows, None)["severity"] is None
 
 
 def test_blocks_taken_while_as_much_is_free_are_fragmentation(find):
