@@ -1,4 +1,4 @@
-"""The checklist of a fast training: eight questions, each answered with yes, no or unknown, and the number that says so."""
+"""The checklist of a fast training: nine questions, each answered with yes, no or unknown, and the number that says so."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ LIMITS: dict[str, tuple[float, bool]] = {
     "fused_optimizer": (0.50, True),
     "compiled_or_graphed": (0.10, True),
     "overlapped_communication": (0.50, True),
+    "gradient_accumulation": (0.10, False),
 }
 
 #: Why the answer is unknown.
@@ -37,6 +38,7 @@ _UNKNOWN = {
     "fused_optimizer": "no optimizer was recognized",
     "compiled_or_graphed": "no kernel was captured",
     "overlapped_communication": "no communication on a device was captured",
+    "gradient_accumulation": "no optimizer was recognized in a marked iteration",
 }
 
 #: Exposed communication that is a smaller share of an iteration counts as hidden.
@@ -98,14 +100,18 @@ def scorecard(
         "data_loading": _shares(working, "data_loading_us"),
         "overlapped_communication": dict(_overlapped(working, mine["iterations"])),
     }
+    fused_us = _time(compute, lambda row: row["group"] == "optimizer")
     of_run = {
         "mixed_precision": _part(role_us.get("reduced", 0.0), sum(role_us.get(name, 0.0) for name in FULL_PRECISIONS)),
         "fused_attention": _part(
             _time(compute, lambda row: row["name"] in fused),
             role_us.get("attention_other", 0.0) + role_us.get("attention_product", 0.0),
         ),
-        "fused_optimizer": _part(_time(compute, lambda row: row["group"] == "optimizer"), role_us.get("optimizer_sweep", 0.0)),
+        "fused_optimizer": _part(fused_us, role_us.get("optimizer_sweep", 0.0)),
         "compiled_or_graphed": _compiled(compute, mine["launches"]),
+        "gradient_accumulation": _once_a_step(
+            fused_us + role_us.get("optimizer_sweep", 0.0), mine["iterations"], working if _only_data_parallel(infos) else []
+        ),
     }
     answers = {check: (value, None) for check, value in of_run.items()} | {
         check: _worst(check, values) for check, values in by_rank.items()
@@ -150,6 +156,20 @@ def _shares(rows: Rows, column: str) -> dict[int, float]:
         sums[0] += row[column]
         sums[1] += row["duration_us"]
     return {rank: time / whole for rank, (time, whole) in times.items() if whole}
+
+
+def _once_a_step(optimizer_us: float, iterations: Rows, communicating: Rows) -> float | None:
+    """The share of the iterations that accumulation pays once for several micro-batches: the optimizer, exposed reductions."""
+    whole_us = sum(row["duration_us"] for row in iterations)
+    if not optimizer_us or not whole_us:
+        return None
+    exposed = _shares(communicating, "communication_us").values()
+    return min(optimizer_us / whole_us + (sum(exposed) / len(exposed) if exposed else 0.0), 1.0)
+
+
+def _only_data_parallel(infos: Sequence[RankInfo]) -> bool:
+    """Whether all communication is of gradients and parameters; other dimensions communicate in each micro-batch."""
+    return all(size == 1 for info in infos for name, (_, size) in (info.coordinates or {}).items() if name != "dp")
 
 
 def _free(memory: Rows, infos: Sequence[RankInfo]) -> dict[int, float]:

@@ -16,7 +16,17 @@ import accelerate
 import torch
 
 from bridge_profiling.errors import require
-from bridge_profiling.integrations.driver import END, Batch, Closing, OutputDir, ProfilingDriver, config_from, world_size
+from bridge_profiling.integrations.driver import (
+    END,
+    Batch,
+    Closing,
+    OutputDir,
+    ProfilingDriver,
+    config_from,
+    loader_facts,
+    world_size,
+)
+from bridge_profiling.integrations.parallel_layout import size_of_model
 from bridge_profiling.integrations.phases import PhaseWatch
 from bridge_profiling.layout import ParallelLayout
 
@@ -62,11 +72,15 @@ class AccelerateProfiling(Closing):
         state = self._accelerator.state
         facts = facts_of(state) | {"gradient_accumulation": self._accelerator.gradient_accumulation_steps}
         self._driver.open(layout_of(state), facts, watch=self._watch, range_of=self._range_of_phase)
+        models = list(getattr(self._accelerator, "_models", ()))
+        if len(models) == 1:
+            self._driver.describe(self._driver.guard(size_of_model, models[0]) or {})
         return self
 
     def batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:
         """Yield the loader's batches. Fetching one is the range `data-loading`; the loop's body belongs to its iteration."""
         source = iter(loader)
+        self._driver.describe(loader_facts(loader))
         if not isinstance(loader, Sized) and not hasattr(loader, "end_of_dataloader"):
             # Fetch each batch at the end of the previous one, so no iteration begins after the last batch.
             batch = self._fetch(source)

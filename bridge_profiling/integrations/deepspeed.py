@@ -24,8 +24,8 @@ from deepspeed.accelerator import get_accelerator
 from bridge_profiling.capture.record import IterationWork
 from bridge_profiling.config import Window
 from bridge_profiling.errors import TrainingLogger
-from bridge_profiling.integrations.driver import END, Batch, LoopProfiling, OutputDir, config_from
-from bridge_profiling.integrations.parallel_layout import FoundLayout, layout_of_sizes
+from bridge_profiling.integrations.driver import END, Batch, LoopProfiling, OutputDir, config_from, loader_facts
+from bridge_profiling.integrations.parallel_layout import FoundLayout, layout_of_sizes, size_of
 from bridge_profiling.integrations.phases import PhaseWatch, RangeOf
 from bridge_profiling.launch_env import initialized_distributed
 from bridge_profiling.layout import ParallelLayout
@@ -95,6 +95,7 @@ class Profiling(LoopProfiling):
             return
         offset = 0 if start is None else start - engine.global_steps
         source = iter(batches)
+        driver.describe(loader_facts(batches))
         self._end_stepped()
         batch = self._fetch(source)
         while batch is not END:
@@ -125,7 +126,8 @@ class Profiling(LoopProfiling):
             "precision": "fp16" if engine.fp16_enabled() else "bf16" if engine.bfloat16_enabled() else "fp32",
             "gradient_accumulation_steps": engine.gradient_accumulation_steps(),
             "micro_batch_size": engine.train_micro_batch_size_per_gpu(),
-            "parameters": sum(getattr(one, "ds_numel", one.numel()) for one in engine.module.parameters()),
+            "batch_size": engine.train_micro_batch_size_per_gpu(),
+            **size_of(engine.module.parameters()),
             **self._measured(),
             "notes": [*(found.notes if self._layout is None else []), *disturbances],
         }

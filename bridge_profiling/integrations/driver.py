@@ -6,6 +6,7 @@ Importing this module loads no torch: an unchanged script decides when it does, 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import signal
 import sys
@@ -116,6 +117,7 @@ class ProfilingDriver:
                 from bridge_profiling.integrations.phases import PhaseWatch
 
                 self.phases = PhaseWatch(range_of or self.phase)
+                self.phases.fetches = self._describe_fetched
                 watch = PhaseWatch.everything if independent else watch
                 if watch is not None:
                     self.guard(watch, self.phases)
@@ -166,6 +168,16 @@ class ProfilingDriver:
                 raise
             logger.exception("profiling: %s. Training goes on.", one_line(error))
             return None
+
+    def describe(self, facts: Mapping[str, object]) -> None:
+        """Add facts to the manifest's `framework` section."""
+        if self.hook is not None:
+            self.hook.facts.update(facts)
+
+    def _describe_fetched(self, loader: object) -> None:
+        # Batches of a first evaluation are fetched before the first iteration.
+        if self.in_iteration and self.hook is not None and "batch_size" not in self.hook.facts:
+            self.hook.facts.update(loader_facts(loader))
 
     @property
     def in_own_process(self) -> bool:
@@ -266,6 +278,29 @@ class ProfilingDriver:
         return self._memory.around(self.iteration, name, one) if self._memory is not None else one
 
 
+def loader_facts(loader: Any) -> dict[str, object]:
+    """`batch_size`, samples that a rank fetches at a time, and `dataset_size`, as far as a loader or its iterator says."""
+    found: dict[str, object] = {}
+    for name, places in _LOADER_FACTS.items():
+        for place in places:
+            with suppress(Exception):  # whatever a loader's attributes do, and datasets without a length
+                value = functools.reduce(getattr, place, loader)
+                found.setdefault(name, whole_number(len(value) if name == "dataset_size" else value))
+    return found
+
+
+#: Where torch's loaders, their iterators, and those that wrap them have it.
+_LOADER_FACTS = {
+    "batch_size": (
+        ("batch_size",),
+        ("batch_sampler", "batch_size"),
+        ("batch_sampler", "batch_sampler", "batch_size"),
+        ("_index_sampler", "batch_size"),
+    ),
+    "dataset_size": (("dataset",), ("_dataset",)),
+}
+
+
 class Closing:
     """A context manager that closes its driver."""
 
@@ -349,6 +384,7 @@ class LoopProfiling(Closing):
             instead="Leave it out, or pass the number of batches of each optimizer step",
         )
         source = iter(batches)
+        self._driver.describe(loader_facts(batches) | {"gradient_accumulation": micro_batches})
         batch = self._fetch(source)
         while batch is not END:
             self._driver.begin_iteration(self._next)

@@ -20,7 +20,8 @@ from accelerate.state import AcceleratorState
 
 from bridge_profiling.config import check_window_fits
 from bridge_profiling.integrations.accelerate import facts_of, layout_of
-from bridge_profiling.integrations.driver import Closing, OutputDir, ProfilingDriver, config_from
+from bridge_profiling.integrations.driver import Closing, OutputDir, ProfilingDriver, config_from, loader_facts
+from bridge_profiling.integrations.parallel_layout import size_of_model
 from bridge_profiling.integrations.phases import PhaseWatch
 
 #: Methods of a Trainer that are phases.
@@ -87,6 +88,8 @@ class ProfilingCallback(transformers.TrainerCallback, Closing):
             range_of=partial(self._range_of_phase, state),
             train_iters=state.max_steps or None,
         )
+        self._driver.describe((self._driver.guard(size_of_model, model) or {}) if model is not None else {})
+        self._driver.describe(loader_facts(objects.get("train_dataloader")))
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
         """An epoch begins."""

@@ -16,7 +16,8 @@ from typing import Any
 
 from bridge_profiling.config import ProfilingConfig, check_window_fits
 from bridge_profiling.errors import require
-from bridge_profiling.integrations.driver import OutputDir, ProfilingDriver, config_from, world_size
+from bridge_profiling.integrations.driver import OutputDir, ProfilingDriver, config_from, loader_facts, world_size
+from bridge_profiling.integrations.parallel_layout import size_of_model
 from bridge_profiling.integrations.phases import PhaseWatch
 from bridge_profiling.layout import ParallelLayout
 
@@ -89,6 +90,11 @@ class ProfilingCallback(*_callback_classes()):  # type: ignore[misc]
             train_iters=train_iters,
             exit_signal=None,
         )
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """The loader is there, and the model's parameters are those that are trained."""
+        self._driver.describe(self._driver.guard(size_of_model, pl_module) or {})
+        self._driver.describe(loader_facts(trainer.train_dataloader))
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """A batch was fetched; the iteration begins, unless it began with the fetching."""

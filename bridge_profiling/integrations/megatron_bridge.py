@@ -78,7 +78,8 @@ class ProfilingCallback(Closing):
         number = signal.Signals(getattr(config.train, "exit_signal", signal.SIGTERM))
         # With `train.exit_signal_handler`, Bridge itself finishes the iteration, saves and exits.
         handled = getattr(config.train, "exit_signal_handler", False)
-        opened = self._driver.open(layout, exit_signal=None if handled else number, train_iters=_train_iters(config))
+        facts = self._driver.guard(_facts, context) or {}
+        opened = self._driver.open(layout, facts, exit_signal=None if handled else number, train_iters=_train_iters(config))
         main_thread = threading.current_thread() is threading.main_thread()
         if opened and handled and main_thread and signal.getsignal(number) is signal.SIG_DFL:
             # Releases before 0.6 create the handler and do not install it.
@@ -104,6 +105,19 @@ class ProfilingCallback(Closing):
     def on_train_end(self, context: Any) -> None:
         """The last iteration is over."""
         self._driver.close()
+
+
+def _facts(context: Any) -> dict[str, object]:
+    """The manifest's `framework` section. `parameters` are those of this rank's model."""
+    from bridge_profiling.integrations.parallel_layout import size_of  # on use: it imports torch
+
+    train = context.state.cfg.train
+    names = {"batch_size": "micro_batch_size", "global_batch_size": "global_batch_size"}
+    sizes = {name: getattr(train, theirs, None) for name, theirs in names.items()}
+    models = getattr(context, "model", None)
+    modules = models if isinstance(models, list | tuple) else [models] if hasattr(models, "parameters") else []
+    counted = size_of(one for module in modules for one in module.parameters()) if modules else {}
+    return {"name": "megatron-bridge", **{name: size for name, size in sizes.items() if size is not None}, **counted}
 
 
 def _train_iters(config: Any) -> int | None:

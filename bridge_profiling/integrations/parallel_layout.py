@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from operator import itemgetter
@@ -99,7 +99,22 @@ def describe(model: torch.nn.Module) -> tuple[FoundLayout, dict[str, object]]:
             return _fully_shard(model)
         if _is_a(module, "FullyShardedDataParallel"):
             return _fsdp(model, module)
-    return _not_wrapped(model), {"name": "torch", "parameters": _parameters(model)}
+    return _not_wrapped(model), {"name": "torch", **size_of(model.parameters())}
+
+
+def size_of_model(model: torch.nn.Module) -> dict[str, object]:
+    """`parameters` and `trainable_parameters` of a model, whichever wrapper has sharded it."""
+    _, facts = describe(model)
+    return {name: facts[name] for name in ("parameters", "trainable_parameters") if name in facts}
+
+
+def size_of(parameters: Iterable[Any]) -> dict[str, object]:
+    """`parameters` and `trainable_parameters`: elements, of the whole tensor where DTensor or DeepSpeed's ZeRO shards it."""
+    sizes = [(getattr(one, "ds_numel", None) or one.numel(), one.requires_grad) for one in parameters]
+    return {
+        "parameters": sum(size for size, _ in sizes),
+        "trainable_parameters": sum(size for size, trained in sizes if trained),
+    }
 
 
 def bucket_bytes(model: torch.nn.Module) -> list[int]:
@@ -134,7 +149,7 @@ def _not_wrapped(model: torch.nn.Module) -> FoundLayout:
 def _ddp(ddp: DistributedDataParallel) -> tuple[FoundLayout, dict[str, object]]:
     return _layout(getattr(ddp, "device_mesh", None), [ddp.process_group]), {
         "name": "ddp",
-        "parameters": _parameters(ddp),
+        **size_of(ddp.parameters()),
         "bucket_cap_bytes": ddp.bucket_bytes_cap,
         **{name: getattr(ddp, name) for name in ("find_unused_parameters", "static_graph", "gradient_as_bucket_view")},
         "mixed_precision": _fields(getattr(ddp, "mixed_precision", None), "param_dtype", "reduce_dtype", "buffer_dtype"),
@@ -145,7 +160,10 @@ def _ddp(ddp: DistributedDataParallel) -> tuple[FoundLayout, dict[str, object]]:
 def _fsdp(model: torch.nn.Module, first: Any) -> tuple[FoundLayout, dict[str, object]]:
     groups = [group for group in (first.process_group, getattr(first, "_inter_node_pg", None)) if group is not None]
     # The flat parameter's full size, independent of the shard that this rank holds.
-    units = [(name, handle.flat_param._unpadded_unsharded_size.numel()) for name, handle in wrapped_units(model)]
+    units = [
+        (name, handle.flat_param._unpadded_unsharded_size.numel(), _trainable(handle.flat_param))
+        for name, handle in wrapped_units(model)
+    ]
     precision, prefetch = getattr(first, "mixed_precision", None), getattr(first, "backward_prefetch", None)
     return _layout(getattr(first, "_device_mesh", None), groups), {
         "name": "fsdp",
@@ -162,7 +180,8 @@ def _fsdp(model: torch.nn.Module, first: Any) -> tuple[FoundLayout, dict[str, ob
 def _fully_shard(model: torch.nn.Module) -> tuple[FoundLayout, dict[str, object]]:
     sharded = [(name, module) for name, module in model.named_modules() if _is_a(module, "FSDPModule")]
     groups = [(name, group) for name, module in sharded for group in _param_groups(module)]
-    units = [(name, sum(one.sharded_param.numel() for one in group.fsdp_params)) for name, group in groups]
+    sizes = [(name, size_of(one.sharded_param for one in group.fsdp_params)) for name, group in groups]
+    units = [(name, size["parameters"], size["trainable_parameters"]) for name, size in sizes]
     first = groups[0][1] if groups else None
     mesh = first.mesh_info.mesh if first is not None else None
     names = (mesh.mesh_dim_names or tuple(f"dim{i}" for i in range(mesh.mesh.ndim))) if mesh is not None else ()
@@ -180,10 +199,23 @@ def _fully_shard(model: torch.nn.Module) -> tuple[FoundLayout, dict[str, object]
     }
 
 
-def _units(sizes: Sequence[tuple[str, int]]) -> dict[str, object]:
-    """Facts about units from their names and numbers of parameters."""
-    units = [{"name": name, "parameters": size} for name, size in sizes]
-    return {"parameters": sum(size for _, size in sizes), "wrapped_units": len(units), "units": units}
+def _trainable(flat: Any) -> int:
+    """How many of a flat parameter's elements are trained: with `use_orig_params`, some parameters in it can be frozen."""
+    originals = getattr(flat, "_params", None)
+    if not originals:
+        return int(flat._unpadded_unsharded_size.numel()) if flat.requires_grad else 0
+    return sum(size for size, one in zip(flat._numels, originals, strict=False) if one.requires_grad)
+
+
+def _units(sizes: Sequence[tuple[str, Any, Any]]) -> dict[str, object]:
+    """Facts about units from their names and numbers of parameters, all and trainable."""
+    units = [{"name": name, "parameters": size} for name, size, _ in sizes]
+    return {
+        "parameters": sum(size for _, size, _ in sizes),
+        "trainable_parameters": sum(trained for *_, trained in sizes),
+        "wrapped_units": len(units),
+        "units": units,
+    }
 
 
 def _layout(mesh: Any, groups: Sequence[Any]) -> FoundLayout:
@@ -210,10 +242,6 @@ def _param_groups(module: Any) -> list[Any]:
 def _precision(group: Any) -> Any:
     """The group's policy; since torch 2.15 each parameter may have its own: then the first parameter's."""
     return group.mp_policy if hasattr(group, "mp_policy") else group.fsdp_params[0].mp_policy
-
-
-def _parameters(model: torch.nn.Module) -> int:
-    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def _is_a(module: torch.nn.Module, wrapper: str) -> bool:

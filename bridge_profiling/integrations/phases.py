@@ -48,11 +48,13 @@ class PhaseWatch:
         range_of: returns the range for a name; `ProfilingHook.range` does.
 
     Attributes:
+        fetches: called with the iterator of a torch DataLoader before it fetches a batch.
         undo: called by `detach`; changes made for this watch register their undo here.
     """
 
     def __init__(self, range_of: RangeOf) -> None:
         self.undo = ExitStack()
+        self.fetches: Callable[[Any], None] = lambda loader: None
         self._range_of = range_of
         self._thread = threading.get_ident()
         self._open: list[tuple[str, AbstractContextManager]] = []
@@ -104,7 +106,12 @@ class PhaseWatch:
 
     def data_loaders(self) -> None:
         """Watch fetching from every torch DataLoader as `data-loading`."""
-        self.function(torch.utils.data.dataloader._BaseDataLoaderIter, "__next__", "data-loading")
+
+        def fetching(loader: Any) -> AbstractContextManager:
+            self.fetches(loader)
+            return self.phase("data-loading")
+
+        self.run_inside(torch.utils.data.dataloader._BaseDataLoaderIter, "__next__", fetching)
 
     def checkpoints(self) -> None:
         """Watch torch's functions that save as `checkpoint`."""

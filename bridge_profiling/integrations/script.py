@@ -141,6 +141,7 @@ class ScriptProfiling:
             return  # The script trained without modules before; those steps count already.
         self._open()
         self._model = weakref.ref(model)
+        self._driver.describe(self._driver.guard(_size_of_model, model) or {})
         self._begin(0)
         if self._calls is not None:
             self._calls.running()
@@ -210,6 +211,12 @@ class ScriptProfiling:
                 " Then let --nproc start them"
             )
         logger.warning("%s was captured: %s", "no whole iteration" if steps == window.start and steps else "nothing", reason)
+
+
+def _size_of_model(model: torch.nn.Module) -> dict[str, object]:
+    from bridge_profiling.integrations.parallel_layout import size_of_model  # on use: the script decides when torch loads
+
+    return size_of_model(model)
 
 
 def when_imported(name: str, act: Callable[[ModuleType], None]) -> None:

@@ -70,6 +70,7 @@ def document(run: Run, thresholds: Thresholds | None = None) -> schema.RunDocume
     collectives, memory, pipeline = _collectives(run), run.memory().to_pylist(), run.pipeline().to_pylist()
     sizes: Any = _by_size(run)
     measured: Any = {
+        "training": measurements.training_rows(run.manifests),
         "phase_memory": measurements.phase_memory_rows(run.manifests),
         "wall_clock": measurements.wall_clock_rows(run.manifests),
         "flops_profile": measurements.flops_rows(run.manifests),

@@ -56,6 +56,28 @@ class FlopsProfiler:
     result: FlopsProfile | None = None
 
 
+def training_rows(manifests: Iterable[RankCapture]) -> list[dict[str, Any]]:
+    """Sizes of each rank's model and data, as its integration reports them; ranks that report none are left out."""
+    rows = []
+    for capture in manifests:
+        facts = capture.manifest.framework or {}
+        known = {name: facts.get(name, facts.get(f"{name}_steps")) for name in TRAINING_SIZES}  # DeepSpeed's name
+        sizes = {name: size if type(size) is int and 0 <= size < 1 << 53 else None for name, size in known.items()}
+        if any(size is not None for size in sizes.values()):
+            rows.append({"rank": capture.rank} | sizes)
+    return rows
+
+
+#: Facts of the manifest's `framework` section about the training, and what the page calls them.
+TRAINING_SIZES = {
+    "parameters": "parameters",
+    "trainable_parameters": "trainable",
+    "batch_size": "batch of a rank",
+    "dataset_size": "samples of the data",
+    "gradient_accumulation": "micro-batches",
+}
+
+
 def flops_rows(manifests: Iterable[RankCapture]) -> list[dict[str, Any]]:
     """DeepSpeed's FLOPs profile: operations of a forward pass, and its speed where the engine timed that pass."""
     rows = []

@@ -219,7 +219,7 @@ def page_view(run: Run, summary: Summary, output: Path) -> PageView:
         _title(summary),
         verdict(summary),
         sections,
-        facts=_facts(summary, rows["iterations"], rows["memory"]),
+        facts=[*_facts(summary, rows["iterations"], rows["memory"]), *_training_facts(run)],
         findings=[_events_with_python(each, summary) for each in findings_view(summary, pictures)],
         notices=summary.notices,
         timeline=timeline.data() if timeline.segments else None,
@@ -527,6 +527,14 @@ def _facts(summary: Summary, iterations: Rows, memory: Rows) -> list[tuple[str, 
     if not infos:
         found = {"ranks": str(len({row["rank"] for row in memory})), "captured by": "memory snapshot"}
     return [pair for pair in found.items() if pair[1]]
+
+
+def _training_facts(run: Run) -> list[tuple[str, str]]:
+    """Sizes of the first rank's model and data."""
+    sizes = next(iter(measurements.training_rows(run.manifests)), {})
+    if sizes.get("trainable_parameters") == sizes.get("parameters"):
+        sizes = {name: size for name, size in sizes.items() if name != "trainable_parameters"}
+    return [(word, f"{sizes[name]:,}") for name, word in measurements.TRAINING_SIZES.items() if sizes.get(name) is not None]
 
 
 def _layout(infos: Sequence[RankInfo]) -> str:

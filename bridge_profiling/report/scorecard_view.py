@@ -17,6 +17,7 @@ _TEXTS = {
     "fused_optimizer": ("fused optimizer", "of the optimizer's time"),
     "compiled_or_graphed": ("compiled, or CUDA graphs", "of the kernels"),
     "overlapped_communication": ("communication overlapped", "hidden by compute"),
+    "gradient_accumulation": ("optimizer and reductions under {limit}: enough accumulated", "of an iteration"),
 }
 
 

@@ -15,6 +15,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.utils import get_attr_wrapped_model
 
 from bridge_profiling.capture import ProfilingHook, start_under_nsys
+from bridge_profiling.integrations.parallel_layout import size_of
 from bridge_profiling.launch_env import LaunchEnv
 from bridge_profiling.megatron_versions import tested_requirement, untested
 from bridge_profiling.monitor import Monitor
@@ -146,6 +147,10 @@ class Loop:
         self.heartbeats, self.monitor = heartbeats, monitor
         self.num_microbatches = config.num_microbatches(env.world_size)
         self.model = build_model(config, self.device)
+        train = config.train
+        hook.facts |= {"name": "recipe", "batch_size": train.micro_batch_size, "global_batch_size": train.global_batch_size}
+        hook.facts |= {"gradient_accumulation": self.num_microbatches}
+        hook.facts |= size_of(one for module in self.model for one in module.parameters())
         self.optimizer, self.scheduler = build_optimizer(config, self.model)
         self.data = build_data(config)
         self.forward_backward = get_forward_backward_func()

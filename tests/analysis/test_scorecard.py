@@ -48,6 +48,21 @@ def _kernel(name, total_us, group="elementwise"):
             {"attribution": [(0, 100, 0, 0, 30), (1, 100, 0, 0, 0.5)], "iterations": [(0, 100, 10), (1, 100, 10)]},
             ("no", 0.25, 0),
         ),
+        (
+            "gradient_accumulation",
+            {
+                "attribution": [(0, 100, 0, 0, 30), (1, 100, 0, 0, 10)],
+                "iterations": [(0, 100, 10), (1, 100, 10)],
+                "kernels": [_kernel("multi_tensor", 6, "optimizer")],
+                "roles": [(1, "optimizer_sweep", 4)],
+            },
+            ("no", 0.25, None),
+        ),
+        (
+            "gradient_accumulation",
+            {"iterations": [(0, 100, 0)], "kernels": [_kernel("multi_tensor", 6, "optimizer")]},
+            ("yes", 0.06, None),
+        ),
     ],
 )
 def test_each_answer_has_the_number_of_the_worst_rank(check, tables, expected):

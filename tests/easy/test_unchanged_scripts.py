@@ -55,6 +55,7 @@ def test_a_script_with_everything_in_it_prints_what_it_prints_alone_and_its_trac
     assert (written["status"], written["captured"]["iterations"]) == ("complete", [3, 4, 5])
     assert written["durations_ns"]["iteration"] == list(range(10))
     assert written["framework"]["iterations"] == "steps of SGD"
+    assert {"parameters", "trainable_parameters", "batch_size", "dataset_size"} <= written["framework"].keys()
     assert len(list(root.glob("torch/*/*"))) == 1
 
 

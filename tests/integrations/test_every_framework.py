@@ -8,12 +8,27 @@ from pathlib import Path
 import pytest
 import torch
 
-from bridge_profiling.integrations.driver import ProfilingDriver, config_from
+from bridge_profiling.integrations.driver import ProfilingDriver, config_from, loader_facts
+from bridge_profiling.integrations.parallel_layout import size_of_model
 from tests.integrations.captured import Captured
 from tests.integrations.trainings import WINDOW, Accelerate, HuggingFace, Lightning, Loop
 
 OTHERS = ((Accelerate, "hugging_face"), (HuggingFace, "hugging_face"), (Lightning, "lightning"))
 FRAMEWORKS = [Loop, *(pytest.param(one, marks=[pytest.mark.system, pytest.mark.needs(name)]) for one, name in OTHERS)]
+
+
+class Endless(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        while True:
+            yield 1
+
+
+class Hostile:
+    @property
+    def batch_size(self):
+        raise RuntimeError("not yet")
+
+    dataset = batch_sampler = batch_size
 
 
 @pytest.fixture(params=FRAMEWORKS)
@@ -26,6 +41,39 @@ def test_a_resumed_training_counts_on_and_captures_what_it_shares_with_the_windo
     training.train(start=start)
     assert training.ending() == ending
     assert training.iterations() == list(range(start, 8))
+
+
+#: Parameters of each training's model, samples of a batch, and samples of the data.
+SIZES = {Loop: (16 * 17, 1, 8), Accelerate: (17, 4, 32), HuggingFace: (17, 4, 64), Lightning: (16 * 17 + 17, 4, 32)}
+
+
+def test_the_manifest_has_the_sizes_of_the_model_and_the_data(training):
+    training.train()
+    parameters, batch, samples = SIZES[type(training)]
+    expected = {"parameters": parameters, "trainable_parameters": parameters, "batch_size": batch, "dataset_size": samples}
+    assert expected.items() <= training.captured.manifest()["framework"].items()
+
+
+@pytest.mark.parametrize(
+    ("loader", "expected"),
+    [
+        (torch.utils.data.DataLoader(range(12), batch_size=4), {"batch_size": 4, "dataset_size": 12}),
+        (torch.utils.data.DataLoader(range(12), batch_sampler=[[1, 2], [3]]), {"dataset_size": 12}),
+        (iter(torch.utils.data.DataLoader(range(12), batch_size=4)), {"batch_size": 4, "dataset_size": 12}),
+        (torch.utils.data.DataLoader(Endless(), batch_size=4), {"batch_size": 4}),
+        ([torch.ones(4)], {}),
+        (None, {}),
+        (Hostile(), {}),
+    ],
+)
+def test_a_loader_says_its_batch_and_dataset_as_far_as_it_knows(loader, expected):
+    assert loader_facts(loader) == expected
+
+
+def test_frozen_parameters_are_not_trainable():
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4, bias=False))
+    model[0].requires_grad_(False)
+    assert size_of_model(model) == {"parameters": 36, "trainable_parameters": 16}
 
 
 def test_an_exception_leaves_what_was_captured_and_is_passed_on(training):

@@ -150,6 +150,7 @@ class Check(TypedDict):
             "fused_optimizer",
             "compiled_or_graphed",
             "overlapped_communication",
+            "gradient_accumulation",
         ],
         doc("The question. docs/concepts/scorecard.md defines each; of a training on CPUs there is `data_loading` alone"),
     ]
@@ -192,8 +193,21 @@ class FlopsProfile(TypedDict):
     tflops: Annotated[Teraflops | None, doc("Speed of the forward pass; null without its time")]
 
 
+class TrainingSizes(TypedDict):
+    """Sizes of a rank's model and data, as the integration in its loop knows them."""
+
+    rank: Annotated[Rank, doc("Global rank")]
+    parameters: Annotated[Count | None, doc("Elements of the model's parameters; of this rank's part with Megatron")]
+    trainable_parameters: Annotated[Count | None, doc("Those that are trained")]
+    batch_size: Annotated[Count | None, doc("Samples that the rank fetches at a time: its micro-batch")]
+    dataset_size: Annotated[Count | None, doc("Samples of the data set; null if it has no length")]
+    gradient_accumulation: Annotated[Count | None, doc("Micro-batches of an iteration")]
+
+
 class Measured(TypedDict):
     """What an integration measured inside the window, from the manifests."""
+
+    training: Annotated[list[TrainingSizes], doc("By rank; empty if no integration knows the model or the data")]
 
     phase_memory: Annotated[list[PhaseMemory], doc("By rank and phase; empty if no integration measured it")]
     wall_clock: Annotated[list[WallClock], doc("By rank and timer; empty without DeepSpeed's breakdown")]
