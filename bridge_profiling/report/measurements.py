@@ -64,7 +64,7 @@ def training_rows(manifests: Iterable[RankCapture]) -> list[dict[str, Any]]:
         known = {name: facts.get(name, facts.get(f"{name}_steps")) for name in TRAINING_SIZES}  # DeepSpeed's name
         sizes = {name: size if type(size) is int and 0 <= size < 1 << 53 else None for name, size in known.items()}
         if any(size is not None for size in sizes.values()):
-            rows.append({"rank": capture.rank} | sizes)
+            rows.append({"rank": capture.rank, **sizes})
     return rows
 
 

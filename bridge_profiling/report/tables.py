@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
@@ -143,26 +143,22 @@ def pipeline_waits(rows: Rows) -> TableView:
     return table("pipeline-waits", title, rows, columns)
 
 
-def _size(name: str) -> Callable[[Row], Cell | str]:
-    """A grid or a block without dimensions of 1 at the end; "+" where launches differ."""
+def _launch(row: Row) -> Cell:
+    """Grid and block without dimensions of 1 at the end; "+" where launches differ."""
+    if row["grid"] is None:
+        return Cell(words.UNKNOWN)
+    grid, block = (re.sub(r"(x1)+$", "", row[name]) for name in ("grid", "block"))
+    return Cell(f"{grid} × {block}{'+' * (row['configurations'] > 1)}", math.prod(map(int, row["grid"].split("x"))))
 
-    def cell(row: Row) -> Cell | str:
-        if row[name] is None:
-            return words.UNKNOWN
-        sizes = [int(size) for size in row[name].split("x")]
-        shown = re.sub(r"(x1)+$", "", row[name]) + ("+" if name == "grid" and row["configurations"] > 1 else "")
-        return Cell(shown, math.prod(sizes))
 
-    return cell
+def _resources(row: Row) -> Cell:
+    if row["registers_per_thread"] is None:
+        return Cell(words.UNKNOWN)
+    return Cell(f"{row['registers_per_thread']}, {words.size(row['shared_memory_bytes'])}", row["registers_per_thread"])
 
 
 #: The most frequent launch of a kernel.
-_LAUNCH: Mapping[str, Any] = {
-    "grid": _size("grid"),
-    "block": _size("block"),
-    "registers": of("registers_per_thread"),
-    "shared": of("shared_memory_bytes", words.size),
-}
+_LAUNCH: Mapping[str, Any] = {"grid × block": _launch, "regs, shared": _resources}
 
 
 def kernels(rows: Rows, count: int) -> TableView:
@@ -179,7 +175,7 @@ def kernels(rows: Rows, count: int) -> TableView:
         "name": lambda row: words.short(row["name"]),
     }
     if any(row["configurations"] > 1 for row in shown):
-        note = f"{note} A + after the grid: launches differ, and the most frequent is shown.".strip()
+        note = f"{note} A +: launches differ, and the most frequent is shown.".strip()
     kinds = sorted({row["group"] for row in shown})
     title = "Kernels of all ranks, over the whole capture"
     return table("kernels", title, shown, columns, name_last=True, filters=kinds, sorted_by=2, note=note)
