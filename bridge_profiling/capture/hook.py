@@ -36,7 +36,7 @@ from bridge_profiling.capture.timer import IterationTimer
 from bridge_profiling.capture.window import NEVER, CaptureWindow, WindowSchedule, planned_windows
 from bridge_profiling.config import OUTPUT_DIR_VARIABLE, ProfilingConfig, resolve_output_dir
 from bridge_profiling.errors import ProfilingConfigError, TrainingLogger, is_contained, one_line, require
-from bridge_profiling.launch_env import LaunchEnv
+from bridge_profiling.launch_env import LaunchEnv, initialized_distributed
 from bridge_profiling.layout import ParallelLayout, select_ranks
 from bridge_profiling.plain import safe_name, shown, whole_number
 
@@ -109,6 +109,14 @@ class ProfilingHook:
             f"rank {rank} of {world_size} does not fit a layout of {layout.world_size} ranks",
             instead="Pass ProfilingHook the global rank, and the world size or the layout of the same job",
         )
+        if config is not None and (joined := initialized_distributed()) is not None:
+            joined_rank, joined_size = joined.get_rank(), joined.get_world_size()
+            require(
+                rank == joined_rank or (world_is_known and layout.world_size != joined_size),
+                f"rank={rank} is not this process's rank, which torch.distributed says is {joined_rank} of {joined_size}",
+                why="ranks with one number write the same files",
+                instead="Pass ProfilingHook(rank=torch.distributed.get_rank())",
+            )
         self._config.finalize(world_size=layout.world_size if world_is_known else None)
         self._selected = self._config.enabled and rank in select_ranks(self._config.profile_ranks, layout)
         self._output_dir = output_dir

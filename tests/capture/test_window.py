@@ -1,11 +1,15 @@
 """The trace holds exactly the iterations that the window and the run have in common; windows that repeat are one each."""
 
-from contextlib import suppress
+from contextlib import nullcontext, suppress
+from types import SimpleNamespace
 
 import pytest
 
 from bridge_profiling.capture import ProfilingHook
 from bridge_profiling.capture.torch_profiler import TorchProfiler
+from bridge_profiling.config import ProfilingConfig
+from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.layout import ParallelLayout
 from bridge_profiling.manifest import find_captures
 from tests.capture.conftest import at, raising
 
@@ -157,3 +161,25 @@ def test_a_recording_is_freed_when_the_next_window_comes(run):
 
     run.train(run.config(4, 6, profile_every=10, profile_at_most=3), range(40), between=count)
     assert max(held) == 1
+
+
+@pytest.mark.parametrize(
+    ("passed", "joined", "same"),
+    [
+        ({"rank": 0}, (1, 2), False),
+        ({"rank": 0, "world_size": 2}, (1, 2), False),
+        ({"rank": 0, "layout": ParallelLayout(world_size=2)}, (1, 2), False),
+        ({"rank": 1, "world_size": 2}, (1, 2), True),
+        ({"rank": 3, "world_size": 4}, (1, 2), True),  # a world of each node
+        ({"rank": 3, "world_size": 4}, (0, 1), True),
+        ({"rank": 1, "world_size": 2}, None, True),
+    ],
+)
+def test_a_rank_that_torch_distributed_contradicts_is_refused(tmp_path, monkeypatch, passed, joined, same):
+    world = None if joined is None else SimpleNamespace(get_rank=lambda: joined[0], get_world_size=lambda: joined[1])
+    monkeypatch.setattr("bridge_profiling.capture.hook.initialized_distributed", lambda: world)
+    refused = pytest.raises(ProfilingConfigError, match=r"rank=0 is not this process's rank, .* is 1 of 2")
+    with nullcontext() if same else refused:
+        ProfilingHook(ProfilingConfig(), output_dir=tmp_path, **passed)
+    ProfilingHook(None, **passed)
+    assert not any(tmp_path.iterdir())
