@@ -183,8 +183,8 @@ class Session:
     @property
     def caveats(self) -> list[Caveat]:
         """What was found out while captures were found and read."""
+        results = self.results  # before what is found when they are read
         found = [*self._found_caveats]
-        results = self.results
         if len({result.info.source for result in self.traces}) > 1:
             text = f"there are Kineto and nsys captures: answers across ranks are from the {self.main_source} ones"
             found.append(Caveat("several_profilers", text))
@@ -197,7 +197,7 @@ class Session:
             )
             found.append(Caveat("tables_not_accessible", text))
         for result in results:
-            found += [replace(caveat, ranks=(result.info.rank,)) for caveat in result.info.caveats]
+            found += [replace(caveat, ranks=caveat.ranks or (result.info.rank,)) for caveat in result.info.caveats]
         return found
 
     # Answers.
@@ -372,9 +372,10 @@ class Session:
             first = kept.setdefault((result.info.rank, result.info.source), result)
             if first is not result:
                 path, other = result.info.files[0], first.info.files[0]
-                text = f"{path} is left out: {other} is a capture of the same rank, {result.info.rank}"
+                same = ", with the same content" if first.info.content and first.info.content == result.info.content else ""
+                text = f"{path} is left out: {other} is a capture of the same rank, {result.info.rank}{same}"
                 self._found_caveats.append(Caveat("several_captures_of_a_rank", text, file=path))
-        return list(kept.values())
+        return _one_of_each_content(list(kept.values()))
 
     def _opened(self) -> Iterator[RankResult]:
         for source in self.sources:
@@ -398,7 +399,11 @@ class Session:
             elif tasks[outcome.task].source in self._in_use:
                 raise OSError(f"{tasks[outcome.task].path} can no longer be read: {outcome.answer or outcome.error}")
             else:
-                self._errors.append(outcome.answer or f"{tasks[outcome.task].path} cannot be read: {outcome.error}")
+                task = tasks[outcome.task]
+                self._errors.append(outcome.answer or f"{task.path} cannot be read: {outcome.error}")
+                if isinstance(task.source, Capture):
+                    text = f"no answer is about them: {task.path} cannot be read"
+                    self._found_caveats.append(Caveat("rank_unreadable", text, (task.source.rank,), str(task.path)))
             self._on_progress(count, len(tasks))
         return sorted(done, key=lambda result: (result.info.rank, result.info.source))
 
@@ -520,6 +525,26 @@ def _find(path: Path, cycle: int | None) -> tuple[list[Capture | Path], list[Cav
     ordered = sorted(found.captures, key=lambda each: each.source != "memory")
     manifests = [each.manifest for each in ordered if each.manifest is not None]
     return list(found.captures), found.caveats, manifests, list(found.errors)
+
+
+def _one_of_each_content(read: Sequence[RankResult]) -> list[RankResult]:
+    """One result of each content: a copy under another rank's name is not another rank. Traces that say their rank stay."""
+    same: dict[tuple[str, str], list[RankResult]] = {}
+    for place, result in enumerate(read):
+        same.setdefault((result.info.source, result.info.content or str(place)), []).append(result)
+    kept = []
+    for results in same.values():
+        saying = [result for result in results if result.info.rank_source == "trace"]
+        first, *others = saying or results[:1]
+        kept += others
+        if len(results) > max(len(saying), 1):
+            names = ", ".join(result.info.files[0] for result in results)
+            text = f"they have the same content, which can be of one rank only, and counts as rank {first.info.rank}: {names}"
+            ranks = tuple(result.info.rank for result in results)
+            copies = Caveat("same_content", text, ranks, first.info.files[0])
+            first = replace(first, info=replace(first.info, caveats=[*first.info.caveats, copies]))
+        kept.append(first)
+    return kept
 
 
 def _manifests_alone(path: Path) -> list[RankCapture]:

@@ -29,7 +29,7 @@ from bridge_profiling.traces.tables import SCHEMAS, BlockTables, give_memory_bac
 from bridge_profiling.traces.types import Caveat, RankInfo, RankTables
 
 #: Raise it when a reader gives other rows or caveats for the same file. Changed columns count by themselves.
-ENGINE_VERSION = 10
+ENGINE_VERSION = 11
 
 #: The folder of entries next to a capture.
 FOLDER = ".bridge_profiling"

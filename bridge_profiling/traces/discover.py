@@ -37,7 +37,10 @@ ABOUT_MANIFESTS = frozenset(
 #: Other folders that a caveat names.
 _NAMED_FOLDERS = 6
 
-_TRACE_KEYS = re.compile(rb'"(?:traceEvents|deviceProperties|distributedInfo|baseTimeNanoseconds|displayTimeUnit|ph)"\s*:')
+#: In quotes of any kind: what Python prints of a trace is not JSON, which its reader says.
+_TRACE_KEYS = re.compile(
+    rb"[\"'](?:traceEvents|deviceProperties|distributedInfo|baseTimeNanoseconds|displayTimeUnit|ph)[\"']\s*:"
+)
 
 #: How our merged traces, pages and flame graphs begin, under whatever name.
 _OWN_OUTPUT = re.compile(
@@ -139,6 +142,8 @@ def find_run(root: Path, cycle: int | None = None) -> FoundRun:
     files = _without_exported_reports(_without_links(known))
     if not files:
         nothing = f"{root} holds no capture: no Kineto trace, nsys report or memory snapshot is under it"
+        if packed := next((path for path in left if _NAMED_RANK.search(path.name) and ".trace." in path.name), None):
+            nothing += f"; {packed} is of no known format: if it is packed, unpack it"
         raise TraceError("; ".join([nothing, *listed.errors, *(caveat.text for caveat in listed.caveats)]))
     found, differing = _with_ranks(files, manifests, root)
     captures, skipped = _newest(found, root, cycle)
@@ -148,8 +153,9 @@ def find_run(root: Path, cycle: int | None = None) -> FoundRun:
     if guessed:
         text = f"nothing names the rank of {len(guessed)} files, such as {guessed[0].path.name}: they are numbered in order"
         caveats.append(Caveat("ranks_guessed", text))
+    errors = [*listed.errors, *_unknown_formats([*left, *listed.folders], captures)]
     below = [replace(capture, run=root) for capture in captures]
-    return FoundRun(root, sorted(below, key=lambda capture: (capture.rank, capture.source)), caveats, listed.errors)
+    return FoundRun(root, sorted(below, key=lambda capture: (capture.rank, capture.source)), caveats, errors)
 
 
 def _split(path: Path) -> tuple[str, str]:
@@ -211,6 +217,40 @@ def _damaged_siblings(files: Iterable[Path], traces: Iterable[Path]) -> Iterator
     for path in files:
         if _pattern(path) in patterns and _is_damaged(head := _head(path)):
             yield _trace(path, head)
+
+
+def _unknown_formats(others: Iterable[Path], captures: Iterable[Capture]) -> Iterator[str]:
+    """A sentence for each file or folder that is named like a capture, but for numbers, and is of a format that nothing reads.
+
+    What also lies next to captures, such as a log of each rank, is none.
+    """
+    stems: dict[tuple[str, str], set[Path]] = {}
+    for capture in captures:
+        stem = capture.path.with_name(_split(capture.path)[0])
+        stems.setdefault(_numberless(stem), set()).add(stem)
+    found: dict[tuple[str, str], list[Path]] = {}
+    companions = set()
+    for path in others:
+        pieces = path.name.split(".")
+        for count in range(len(pieces) - 1, 0, -1):
+            stem = path.with_name(".".join(pieces[:count]))
+            if (known := stems.get(_numberless(stem))) is not None:
+                kind = _numberless(path)
+                found.setdefault(kind, []).append(path)
+                if stem in known:
+                    companions.add(kind)
+                break
+    for path in (path for kind, paths in found.items() if kind not in companions for path in paths):
+        if path.is_file() and _OWN_OUTPUT.match(_head(path) or b""):
+            continue
+        ranks = _NAMED_RANK.findall(str(path))
+        of_rank = f"rank {int(ranks[-1])} is not shown: " if ranks else ""
+        yield f"{of_rank}{path} is named like a capture and is of no known format; if it is packed, unpack it"
+
+
+def _numberless(path: Path) -> tuple[str, str]:
+    """A path without its ranks' numbers, and without any number in its name."""
+    return _NAMED_RANK.sub("rank#", str(path.parent)), re.sub(r"\d+", "#", path.name)
 
 
 def _pattern(path: Path) -> tuple[Path, str]:

@@ -21,6 +21,12 @@ _NUMBERED = (
 )
 _MAX_ITERATION = (1 << 31) - 1
 
+#: Iterations that take less of the time from the first to the last are not the loop's, but marks without a length.
+_SMALLEST_SHARE = 0.001
+
+#: Profilers that write whole microseconds round starts and durations apart.
+_ROUNDED_NS = 1_000
+
 #: torch opens these ranges for every optimizer, whether or not the loop calls the profiler's `step`. A compiled step has none.
 _LAST = ("Optimizer.step#", "Optimizer.zero_grad#")
 
@@ -82,6 +88,8 @@ def find_iterations(
 ) -> tuple[Iterations, list[Caveat]]:
     """The iterations that ranges number; where none does, those that end with a step of the optimizer.
 
+    None, and a caveat, where ranges number them and have no usable length.
+
     Ranges that number micro-batches make one iteration up to each that has a step of the optimizer.
 
     Args:
@@ -104,6 +112,8 @@ def find_iterations(
             number[:] = NULL
     if (number != NULL).any():
         found, caveats = _numbered(number, start_ns, end_ns)
+        if not len(found.number):
+            return found, caveats
         ends = _with_step(found, start_ns[_rows_of(_LAST[0], names, name)])
         together = _micro_batches(ends, found.number)
         if together > 1:
@@ -131,16 +141,26 @@ def _numbers(pattern: re.Pattern[str], names: Sequence[str], name: NDArray[np.in
 
 
 def _numbered(number: Integers, start_ns: Integers, end_ns: Integers) -> tuple[Iterations, list[Caveat]]:
-    rows = np.flatnonzero(number != NULL)
+    marked = np.flatnonzero(number != NULL)
+    length_ns, span_ns = end_ns[marked] - start_ns[marked], int(np.ptp(start_ns[marked]))
+    usable = marked[(length_ns > 0) & (length_ns.sum() >= _SMALLEST_SHARE * span_ns)]
+    caveats = []
+    if short := len(marked) - len(usable):
+        text = f"{short} of {len(marked)} iterations have no usable length and are left out"
+        caveats.append(Caveat("iterations_unusable", text))
     # The same range can be on several threads; the first is the loop's.
-    rows = np.sort(rows[np.unique(number[rows], return_index=True)[1]])
+    _, first, place = np.unique(number[usable], return_index=True, return_inverse=True)
+    if repeated := len(np.unique(place[start_ns[usable] > end_ns[usable[first]][place]])):
+        text = f"{repeated} numbers of iterations repeat: the first iteration of each number counts"
+        caveats.append(Caveat("iterations_repeated", text))
+    rows = np.sort(usable[first])
     found = Iterations(number[rows], start_ns[rows], end_ns[rows], rows)
     if (np.diff(found.number) < 0).any():
         raise ValueError("its iterations do not follow one another in time: the clock went backwards")
-    if (found.start_ns[1:] < found.end_ns[:-1]).any():
+    if (found.end_ns[:-1] - found.start_ns[1:] > _ROUNDED_NS).any():
         text = "iterations overlap: an event inside two of them counts toward the later one"
-        return found, [Caveat("iterations_overlap", text)]
-    return found, []
+        caveats.append(Caveat("iterations_overlap", text))
+    return found, caveats
 
 
 def _rows_of(prefix: str, names: Sequence[str], name: NDArray[np.int32]) -> Integers:

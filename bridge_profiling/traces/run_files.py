@@ -59,6 +59,11 @@ class RunFiles:
         return [path for folder in sorted(self._files) for path in self._files[folder]]
 
     @property
+    def folders(self) -> list[Path]:
+        """Those that files are listed of, the directory itself first."""
+        return sorted(self._files)
+
+    @property
     def manifests(self) -> list[Path]:
         """Files, and folders in place of one, that are named and placed as a rank's manifest is."""
         return [path for path in (*self._files, *self.files) if path.match("manifest/*/rank-*.json")]

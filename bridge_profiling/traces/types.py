@@ -39,6 +39,16 @@ class ProcessGroup:
     ranks: tuple[int, ...]  # global ranks in the group's order; empty when the trace lists none
 
 
+#: Codes of caveats about times that cannot be, and what findings that rest on them then have to say.
+_DOUBTS = {
+    "device_clock_apart": "the device's clock disagrees with the host's",
+    "device_event_too_long": "a device event ends long after everything else",
+    "iterations_unusable": "iterations have no usable length",
+    "iterations_overlap": "iterations overlap",
+    "iterations_repeated": "numbers of iterations repeat",
+    "same_content": "captures of several ranks have the same content",
+}
+
 #: Share of its device events that a capture can lose and still be judged.
 _LOST_SHARE = 0.01
 
@@ -70,7 +80,9 @@ class RankInfo:
     device_bytes: dict[int, int] = field(default_factory=dict)  # memory by number; empty when unknown
     groups: list[ProcessGroup] = field(default_factory=list)  # those listed in the trace
     lost: LostRecords = LostRecords()
-    caveats: list[Caveat] = field(default_factory=list)  # what this capture cannot show; their `ranks` are empty
+    content: str = ""  # a digest of the times of its events, the same for two captures with the same content; empty without any
+    # What this capture cannot show. Their `ranks` are empty, unless other ranks have the same content.
+    caveats: list[Caveat] = field(default_factory=list)
     partial: bool = False  # the file is cut off, or its manifest says that the capture is incomplete
     error: str | None = None  # why the file could not be read to its end; the tables hold what could be read
 
@@ -78,6 +90,11 @@ class RankInfo:
     def judged(self) -> bool:
         """Whether so little of the device work is lost that the rest shows what the rank did."""
         return self.lost.device <= _LOST_SHARE * self.lost.of_device
+
+    @property
+    def doubts(self) -> list[str]:
+        """Why findings about this capture can be wrong: its times contradict each other."""
+        return [_DOUBTS[caveat.code] for caveat in self.caveats if caveat.code in _DOUBTS]
 
     @property
     def has_unread_events(self) -> bool:

@@ -109,16 +109,24 @@ def find_all(evidence: Evidence, thresholds: Thresholds | None = None) -> list[F
     if any(each.id == initialization.initialization.__name__ and each.severe for each in found):
         found = [each for each in found if each.id.startswith(("memory_", "initialization"))]
     found = sorted(_within(evidence, [bounds.bounded(evidence, each) for each in _once(evidence, found)]), key=_by_saving)
-    return [_doubted(each, evidence) for each in found] if evidence.unjudged else found
+    return [_doubted(each, evidence) for each in found]
 
 
 def _doubted(finding: Finding, evidence: Evidence) -> Finding:
-    """A finding with less confidence: ranks that may be a part of it are not judged. Memory has captures of its own."""
+    """A finding with less confidence where ranks that may be a part of it are not judged, and low where their times are wrong.
+
+    Memory has captures of its own.
+    """
     if finding.id.startswith("memory_"):
         return finding
-    reason = f"{name_ranks(evidence.unjudged)} lost too many device events to be judged"
-    reasons = "; ".join(filter(None, (finding.confidence_reason, reason)))
-    return replace(finding, confidence=finding.confidence.lowered, confidence_reason=reasons)
+    confidence, reasons = finding.confidence, [finding.confidence_reason]
+    if evidence.unjudged:
+        confidence = confidence.lowered
+        reasons.append(f"{name_ranks(evidence.unjudged)} lost too many device events to be judged")
+    for doubt, doubted in evidence.doubts.items():
+        confidence = Confidence.low
+        reasons.append(f"{doubt} ({name_ranks(doubted)})")
+    return replace(finding, confidence=confidence, confidence_reason="; ".join(filter(None, reasons)))
 
 
 def _once(evidence: Evidence, found: list[Finding]) -> list[Finding]:

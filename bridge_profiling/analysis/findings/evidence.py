@@ -81,6 +81,15 @@ class Evidence:
     unjudged: tuple[int, ...] = ()  # ranks that lost too much of their device work, and that no other field has
 
     @cached_property
+    def doubts(self) -> dict[str, list[int]]:
+        """What is wrong with the times of captures, and the ranks of each."""
+        found: dict[str, list[int]] = {}
+        for info in self.infos:
+            for doubt in dict.fromkeys(info.doubts):
+                found.setdefault(doubt, []).append(info.rank)
+        return found
+
+    @cached_property
     def compute_kernels(self) -> list[dict[str, Any]]:
         """The rows of `kernels` that are compute."""
         return [row for row in self.kernels.to_pylist() if row["kind"] == "compute"]
@@ -115,6 +124,11 @@ class Evidence:
         return [None] if self.idle_gaps.num_rows else []
 
     @cached_property
+    def lines(self) -> dict[int | None, int]:
+        """The line of grids of each iteration that counts."""
+        return {number: line for line, number in enumerate(self.numbers)}
+
+    @cached_property
     def chance(self) -> frozenset[int]:
         """Captured iterations that a pause without a recorded reason makes longer than every unprofiled one.
 
@@ -145,7 +159,7 @@ class Evidence:
         found: dict[int, float] = {}
         for row in rows:
             number = row["iteration"]
-            if number not in self.numbers:
+            if number not in self.lines:
                 found[number] = max(found.get(number, 0.0), row["duration_us"] - own[row["rank"], number])
         return found
 
@@ -162,7 +176,7 @@ class Evidence:
     def grid(self, table: pa.Table, column: str) -> Grid:
         """A column of a table with `rank` and `iteration` as a grid; values of the same rank and iteration are added up."""
         grid = np.full((len(self.numbers), len(self.ranks)), np.nan)
-        lines = {number: line for line, number in enumerate(self.numbers)}
+        lines = self.lines
         places = {rank: place for place, rank in enumerate(self.ranks)}
         columns = [table[name].to_pylist() for name in ("rank", "iteration", column)] if table.num_rows else [[], [], []]
         for rank, number, value in zip(*columns, strict=True):
@@ -340,8 +354,8 @@ class Evidence:
             most: dict[int, list[float]] = {line: [] for line in range(len(self.numbers))}
             rows = self._rows(cause, between=between)
             for row in rows.select(["iteration", "lost_each_us"]).to_pylist() if rows.num_rows else ():
-                if row["iteration"] in self.numbers and row["lost_each_us"]:
-                    line = self.numbers.index(row["iteration"])
+                if row["iteration"] in self.lines and row["lost_each_us"]:
+                    line = self.lines[row["iteration"]]
                     pairs = itertools.zip_longest(most[line], row["lost_each_us"], fillvalue=0.0)
                     most[line] = [max(pair) for pair in pairs]
             cost += [sum(most[line]) for line in range(len(self.numbers))]
@@ -353,7 +367,7 @@ class Evidence:
             row
             for cause in causes
             for row in self._rows(cause, between=between).to_pylist()
-            if row["iteration"] in self.numbers and row["lost_us"] > 0 and (ranks is None or row["rank"] in ranks)
+            if row["iteration"] in self.lines and row["lost_us"] > 0 and (ranks is None or row["rank"] in ranks)
         ]
         rows.sort(key=lambda row: (row["name"] is None, -row["lost_us"], row["rank"], row["start_ns"]))
         return [

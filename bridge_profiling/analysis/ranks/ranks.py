@@ -176,7 +176,7 @@ def stragglers(ranks: pa.Table, infos: Sequence[RankInfo]) -> Answer:
         Empty for a single rank.
     """
     grid = _Grid(ranks)
-    all_judged = all(info.judged for info in infos)
+    all_judged = all(info.judged and not info.doubts for info in infos)
     caveats = [caveat("boundary_iterations_count", captured=grid.captured)] if grid.with_boundary else []
     if len(grid.ranks) < 2 or not len(grid.numbers):
         return Answer(_STRAGGLERS.empty_table(), (*caveats, caveat("ranks_not_comparable")))
@@ -333,7 +333,20 @@ def _excess(grid: NDArray[np.float64]) -> NDArray[np.float64]:
 
 def _chance(times: int, iterations: int, share: float, ranks: int) -> float:
     """Probability that any rank is slow that often, if each is slow in a share of iterations at random."""
-    tail = sum(math.comb(iterations, k) * share**k * (1 - share) ** (iterations - k) for k in range(times, iterations + 1))
+    if share >= 1.0:
+        return 1.0
+    # Logarithms, because the number of ways is beyond any float from about a thousand iterations on.
+    ways = math.lgamma(iterations + 1)
+    tail = sum(
+        math.exp(
+            ways
+            - math.lgamma(k + 1)
+            - math.lgamma(iterations - k + 1)
+            + k * math.log(share)
+            + (iterations - k) * math.log1p(-share)
+        )
+        for k in range(times, iterations + 1)
+    )
     return 1.0 - (1.0 - min(tail, 1.0)) ** ranks
 
 

@@ -16,6 +16,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from bridge_profiling.errors import TraceError
+from bridge_profiling.traces.consistency import DeviceTimes, content_of, device_time_caveats, waits_for_all
 from bridge_profiling.traces.iterations import Iterations, find_iterations
 from bridge_profiling.traces.joins import (
     Operation,
@@ -171,6 +172,8 @@ def _tables(collected: Collector, info: RankInfo) -> tuple[dict[str, pa.Table], 
     host = _Host(collected, names, base_ns)
     device = _Device(collected, host, names, base_ns)
     iterations, caveats = _iterations(host, device, names, collected.marks, base_ns)
+    caveats += device_time_caveats(device.times(host, names))
+    info.content = content_of(host.start_ns, host.end_ns, device.start_ns, device.end_ns)
     operations, undescribed = _operations(device, host, collected, {group.name: group for group in info.groups})
     columns, rows = device.columns(names, iterations), device.communication
     if undescribed:
@@ -299,6 +302,23 @@ class _Device:
         self.communication = np.flatnonzero(communication)
         self.operation = [said[place[row]].operation for row in self.communication.tolist()]
 
+    def times(self, host: _Host, names: _Names) -> DeviceTimes:
+        """Its times, and the host's that they have to agree with."""
+        calls = host.of_category("runtime")
+        waits, place = names.say(host.name[calls], waits_for_all)
+        return DeviceTimes(
+            start_ns=self.start_ns,
+            duration_ns=self.end_ns - self.start_ns,
+            device=self._device,
+            stream=self._stream,
+            computes=self._kind != _KINDS.index(COMMUNICATION),
+            launches=self.launch,
+            call_start_ns=host.start_ns[calls],
+            call_duration_ns=host.end_ns[calls] - host.start_ns[calls],
+            waits=np.array(waits, bool)[place],
+            host_ns=(host.start_ns[:1], host.end_ns),
+        )
+
     def periods(self, names: _Names, waits_ns: Integers, begin_ns: int) -> tuple[Iterations, list[Caveat]]:
         """Iterations in which its kernels repeat. The host waited for the device at `waits_ns`."""
         copies, place = names.say(self._name, copy_kind)
@@ -418,7 +438,7 @@ def _iterations(
     begin_ns = min((int(times.min()) for times in first if len(times)), default=0)
     launched_ns = host.start_ns[calls][np.array(launches, bool)[place]]
     found = find_iterations(names.all, host.name[rows], host.start_ns[rows], host.end_ns[rows], launched_ns, begin_ns)
-    if len(found[0].number):
+    if len(found[0].number) or found[1]:
         return found
     waits, place = names.say(host.name[calls], waits_for_device)
     return device.periods(names, host.start_ns[calls][np.array(waits, bool)[place]], begin_ns)

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from bridge_profiling.errors import TraceError
 from bridge_profiling.traces.bounds import MAX_DEVICES, SNAPSHOT, unpack
+from bridge_profiling.traces.consistency import content_of
 from bridge_profiling.traces.memory.plain_pickle import CheckedPickle
 from bridge_profiling.traces.memory.replay import ROUNDING_BYTES, Replay, dictionaries, foreign, integer, replay, text, time_of
 from bridge_profiling.traces.tables import SCHEMAS, build, coded_column
@@ -90,11 +91,18 @@ def read(path: Path, *, rank: int = 0, rank_source: RankSource = "order") -> Ran
     except (pa.ArrowInvalid, OverflowError) as error:
         raise TraceError(f"{path} cannot be read: {error}") from error
     info = RankInfo(rank=rank, rank_source=rank_source, source="memory", files=[str(path.absolute())])
+    info.content = _content(tables)
     _add_caveats(info, replays)
     if unusable:
         text = f"{unusable} parts of the snapshot are not what torch writes there, and are left out"
         info.add_caveat("parts_unusable", text, of_file=True)
     return RankTables(info, tables)
+
+
+def _content(tables: dict[str, pa.Table]) -> str:
+    """Without times, two ranks of one model can have equal snapshots."""
+    names = (("allocations", "allocated_ns"), ("allocations", "freed_ns"), ("out_of_memory", "time_ns"))
+    return content_of(*(tables[table][column].drop_null().to_numpy() for table, column in names))
 
 
 class _Budget:

@@ -15,6 +15,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from bridge_profiling.errors import TraceError
+from bridge_profiling.traces.consistency import DeviceTimes, content_of, device_time_caveats, waits_for_all
 from bridge_profiling.traces.iterations import Iterations, can_mark, find_iterations
 from bridge_profiling.traces.joins import (
     Launches,
@@ -27,7 +28,7 @@ from bridge_profiling.traces.joins import (
     wait_columns,
     waits_for_device,
 )
-from bridge_profiling.traces.kinds import COMPUTE, MEMCPY, MEMSET
+from bridge_profiling.traces.kinds import COMMUNICATION, COMPUTE, MEMCPY, MEMSET
 from bridge_profiling.traces.nsys.blocks import DeviceEvents, HostEvents, thread_of
 from bridge_profiling.traces.nsys.database import Database, open_report
 from bridge_profiling.traces.nsys.events import (
@@ -140,7 +141,9 @@ def _read(database: Database, process: Process, info: RankInfo) -> RankTables:
         calls.start_ns[launching],
         begin_ns,
     )
-    if not len(iterations.number):
+    info.content = content_of(work.start_ns, work.duration_ns[:], calls.start_ns, ranges.start_ns)
+    info.caveats += device_time_caveats(_times(work, calls, ranges, launches))
+    if not len(iterations.number) and not iteration_caveats:
         iterations, iteration_caveats = _periods(work, calls, launches, begin_ns)
     flushes = np.flatnonzero(overhead.named([_FLUSH.search(name) is not None for name in overhead.names]))
     flush_start = overhead.start_ns[flushes]
@@ -205,7 +208,23 @@ def _read(database: Database, process: Process, info: RankInfo) -> RankTables:
     return RankTables(info, BlockTables(tables, made) if made else tables)
 
 
-def _latest(events: DeviceWork | Calls) -> int | None:
+def _times(work: DeviceWork, calls: Calls, ranges: Ranges, launches: Launches) -> DeviceTimes:
+    return DeviceTimes(
+        start_ns=work.start_ns,
+        duration_ns=work.duration_ns,
+        device=work.device,
+        stream=work.stream,
+        computes=~work.of_kind(COMMUNICATION),
+        launches=launches,
+        call_start_ns=calls.start_ns,
+        call_duration_ns=calls.duration_ns,
+        waits=calls.named([waits_for_all(name) for name in calls.names]),
+        host_ns=[np.array([latest]) for each in (calls, ranges) if (latest := _latest(each)) is not None]
+        + [calls.start_ns[:1]],
+    )
+
+
+def _latest(events: DeviceWork | Calls | Ranges) -> int | None:
     parts = zip(_parts(events.start_ns), events.duration_ns.parts(), strict=True)
     return max((int((start + duration).max()) for start, duration in parts), default=None)
 
