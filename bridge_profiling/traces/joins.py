@@ -25,6 +25,9 @@ _ELEMENT_BYTES = {
     "ComplexDouble": 16,
 }
 
+#: No job has more ranks.
+MAX_RANKS = 10**7
+
 #: Values that are searched for at a time.
 _SEARCHED = 2048
 
@@ -273,7 +276,8 @@ def ranks_of(text: str | None) -> tuple[int, ...] | None:
         found = json.loads(text or "")
     except ValueError:
         return None
-    return tuple(found) if isinstance(found, list) and found and all(type(rank) is int for rank in found) else None
+    known = isinstance(found, list) and found and all(type(rank) is int and 0 <= rank < MAX_RANKS for rank in found)
+    return tuple(found) if known else None
 
 
 def collective_columns(

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 Integers = NDArray[np.int64]
@@ -234,8 +235,17 @@ SCHEMAS: dict[str, pa.Schema] = {
 }
 
 
+#: No size is larger, in bytes or elements: sums over two million rows stay below 2^63.
+MAX_SIZE = 1 << 42
+
+_SIZES = {"bytes", "requested_bytes", "free_bytes", "total_allocated_bytes", "total_reserved_bytes"}
+_SIZES |= {"message_bytes", "in_elements", "out_elements"}
+
+
 def build(name: str, rank: int, columns: Mapping[str, pa.Array]) -> pa.Table:
     """A table of a schema, from at least one column. Types are cast; columns that are not given are null.
+
+    So are numbers that the column's type cannot hold, and sizes beyond `MAX_SIZE`: a file can hold any.
 
     Raises:
         KeyError: a column is not in the schema.
@@ -250,11 +260,25 @@ def build(name: str, rank: int, columns: Mapping[str, pa.Array]) -> pa.Table:
         if column.name == "rank":
             arrays.append(pa.repeat(pa.scalar(rank, column.type), rows))
         elif column.name in columns:
-            array = columns[column.name]
+            array = _bounded(columns[column.name], column)
             arrays.append(array if array.type == column.type else array.cast(column.type))
         else:
             arrays.append(pa.nulls(rows, column.type))
     return pa.table(arrays, schema=schema)
+
+
+def _bounded(array: pa.Array, column: pa.Field) -> pa.Array:
+    """A column of integers with null for those beyond its bounds."""
+    bits = 8 * array.type.byte_width if pa.types.is_signed_integer(array.type) else 0
+    narrower = bits and pa.types.is_integer(column.type) and column.type.bit_width < bits
+    most = MAX_SIZE if bits and column.name in _SIZES else (1 << (column.type.bit_width - 1)) - 1 if narrower else None
+    if most is None:
+        return array
+    low, high = pc.min_max(array).values()
+    if not low.is_valid or (low.as_py() >= -most and high.as_py() <= most):
+        return array
+    within = pc.and_(pc.greater_equal(array, -most), pc.less_equal(array, most))
+    return pc.if_else(within, array, pa.scalar(None, array.type))
 
 
 class BlockTables(Mapping[str, pa.Table]):

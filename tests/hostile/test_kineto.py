@@ -8,8 +8,10 @@ import pytest
 
 from bridge_profiling.analysis.findings import Confidence
 from bridge_profiling.errors import TraceError
+from bridge_profiling.run import Run
 from bridge_profiling.traces import kineto
 from bridge_profiling.traces.kineto.recut import recut
+from tests.analysis.findings.simulated_jobs import Here
 from tests.traces.conftest import caveats, values
 from tests.traces.kineto_files import call, complete, document, kernel, steps
 
@@ -57,6 +59,38 @@ def test_entries_that_are_no_events_are_counted(write_trace):
     info = kineto.read(write_trace([strange[0], *steps(500), *strange[1:4], kernel("k", 2000, 5), *strange[4:]])).info
     assert (info.lost.total, info.lost.device, info.lost.of_device, info.judged) == (6, 0, 2, True)
     assert caveats(kineto.read(write_trace([*strange, *steps(500)])))["events_undecodable"].startswith("6 events could not")
+
+
+IMPOSSIBLE = {
+    "elements whose bytes exceed 64 bits": {"In msg nelems": 10**18},
+    "elements that exceed 64 bits": {"Out msg nelems": 10**30},
+    "elements as a large float": {"In msg nelems": 1e300},
+    "a rank that exceeds 64 bits": {"Process Group Ranks": "[99999999999999999999, 1]"},
+    "a rank that exceeds 32 bits": {"Process Group Ranks": "[4294967296, 1]"},
+    "a negative rank": {"Process Group Ranks": "[-1, 1]"},
+    "a group that exceeds 32 bits": {"Group size": 10**12},
+    "bytes of a copy": {"bytes": 1 << 62},
+}
+
+
+@pytest.mark.parametrize("numbers", IMPOSSIBLE.values(), ids=IMPOSSIBLE)
+def test_numbers_that_no_training_has_count_as_unknown_and_every_rank_is_answered(write_trace, tmp_path, numbers):
+    described = {"Collective name": "allreduce", "dtype": "Float", "Process Group Name": "0", "Process Group Ranks": "[0, 1]"}
+    described |= {"In msg nelems": 1000, "Out msg nelems": 1000, "Group size": 2}
+    for number in (0, 1):
+        events = steps(500, 500, 500)
+        for begin in (700, 1700, 2700):
+            events.append(kernel("ncclDevKernel_AllReduce", begin, 50, **described))
+            copied = {"device": 0, "stream": 7, "bytes": 4096}
+            events.append(complete("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", begin + 60, 5, pid=0, tid=7, **copied))
+            for event in events[-2:] if number else ():
+                event["args"] |= {name: value for name, value in numbers.items() if name in event["args"]}
+        write_trace(events, f"rank-{number}.json", distributedInfo={"rank": number, "world_size": 2})
+    with Run(tmp_path, engine=Here()) as run:
+        found = json.loads(run.to_json())
+        assert (run.errors, [each["rank"] for each in found["ranks"]]) == ([], [0, 1])
+        assert run.communication(by_size=True).num_rows
+    assert caveats(kineto.read(tmp_path / "rank-1.json"))["numbers_impossible"].startswith("3 sizes or ranks")
 
 
 @pytest.mark.parametrize("who", ["launches", "kernels"])

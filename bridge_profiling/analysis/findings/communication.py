@@ -194,7 +194,7 @@ def unmatched_communication(evidence: Evidence, thresholds: Thresholds, ledger: 
         return [], ledger
     saving_us, ledger = ledger.attribute(blocked, (Cause.blocked_by_communication,), waited=True)
     worst_us, named = max(mean[rank] for rank in ranks), ranks_in_words(ranks, evidence.ranks).capitalize()
-    rows = [row for row in evidence.communication_by_rank.to_pylist() if row["rank"] in ranks and row["exposed_us"] > 0]
+    rows = [row for row in evidence.communication_by_rank.to_pylist() if row["rank"] in ranks and (row["exposed_us"] or 0) > 0]
     longest = sorted(rows, key=lambda row: -row["exposed_us"])[:5]
     times = [evidence.captured_iterations.get(row["rank"], 1) for row in longest]
     finding = Finding(
@@ -239,7 +239,7 @@ def transfers(evidence: Evidence) -> list[Transfer]:
             groups[group] = _group(evidence, *group)
         matched = bool(row["matched_count"])
         transfer = row["transfer_us"] if matched else row["shortest_us"]
-        if transfer is None:
+        if transfer is None or row["exposed_us"] is None:
             continue
         iterations = evidence.captured_iterations.get(row["rank"], 1)
         exposed = max(row["exposed_us"] - (row["wait_us"] if matched else 0.0), 0.0)

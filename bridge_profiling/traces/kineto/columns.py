@@ -18,8 +18,8 @@ from bridge_profiling.traces.tables import NULL, Integers
 #: Below it, consecutive floats are less than 1 ns apart, so each time in µs with three decimals has its own float.
 _EXACT_BELOW_US = float(1 << 43)
 
-#: Longer ones, with a base, would overflow 64 bits of nanoseconds; they are the year 2096, and 31 years.
-_MAX_START_US, _MAX_DURATION_US = 4e15, 1e15
+#: Later starts, with a base, would overflow 64 bits of nanoseconds: the year 2096. No event is longer than a day.
+_MAX_START_US, _MAX_DURATION_US = 4e15, 1e11
 _MAX_INTEGER = (1 << 63) - 1
 _MAX_EXPONENT = 18
 

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from bridge_profiling.traces.joins import MAX_RANKS
 from bridge_profiling.traces.kineto.columns import integer
+from bridge_profiling.traces.tables import MAX_SIZE
 from bridge_profiling.traces.types import ProcessGroup, RankInfo, RankSource
 
 #: Larger ones would overflow 64 bits together with the file's own times.
 _MAX_BASE_NS = 4 * 10**18
-
-_MAX_RANK = 10**7
 
 
 def rank_info(path: Path, keys: Mapping[str, Any], rank: int, rank_source: RankSource) -> RankInfo:
@@ -26,7 +26,7 @@ def rank_info(path: Path, keys: Mapping[str, Any], rank: int, rank_source: RankS
     """
     distributed, ours = _section(keys, "distributedInfo"), _section(keys, "bridge_profiling")
     named = (integer(section.get("rank")) for section in (distributed, ours))
-    known = next((number for number in named if 0 <= number <= _MAX_RANK), None)
+    known = next((number for number in named if 0 <= number < MAX_RANKS), None)
     devices = {number: each for each in _sections(keys, "deviceProperties") if (number := integer(each.get("id"))) >= 0}
     memory = {number: integer(device.get("totalGlobalMem")) for number, device in devices.items()}
     world_size = integer(distributed.get("world_size"))
@@ -35,11 +35,11 @@ def rank_info(path: Path, keys: Mapping[str, Any], rank: int, rank_source: RankS
         rank_source=rank_source if known is None else "trace",
         source="kineto",
         files=[str(path.absolute())],
-        world_size=world_size if world_size > 0 else None,
+        world_size=world_size if 0 < world_size <= MAX_RANKS else None,
         coordinates=_coordinates(ours.get("coordinates")),
         versions=_versions(keys, distributed),
         devices={number: str(device.get("name", "")) for number, device in devices.items()},
-        device_bytes={number: size for number, size in memory.items() if size > 0},
+        device_bytes={number: size for number, size in memory.items() if 0 < size <= MAX_SIZE},
         groups=[_group(group) for group in _sections(distributed, "pg_config") if "pg_name" in group],
     )
     base_ns = integer(keys.get("baseTimeNanoseconds", 0))
@@ -64,7 +64,7 @@ def _coordinates(written: Any) -> dict[str, tuple[int, int]] | None:
     """Parallel coordinates, which our own hook writes into a trace."""
     found = {}
     for name, place in written.items() if isinstance(written, dict) else ():
-        if isinstance(place, list) and len(place) == 2 and min(map(integer, place)) >= 0:
+        if isinstance(place, list) and len(place) == 2 and all(0 <= integer(each) <= MAX_RANKS for each in place):
             found[name] = (integer(place[0]), integer(place[1]))
     return found or None
 
@@ -85,7 +85,7 @@ def _versions(keys: Mapping[str, Any], distributed: Mapping[str, Any]) -> dict[s
 
 def _group(group: Mapping[str, Any]) -> ProcessGroup:
     ranks = group.get("ranks")
-    known = isinstance(ranks, list) and all(type(rank) is int for rank in ranks)
+    known = isinstance(ranks, list) and all(type(rank) is int and 0 <= rank < MAX_RANKS for rank in ranks)
     return ProcessGroup(
         name=str(group["pg_name"]),
         description=str(group.get("pg_desc") or ""),

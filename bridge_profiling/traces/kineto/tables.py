@@ -153,6 +153,9 @@ def _events_left_out(collected: Collector) -> Iterator[Caveat]:
     for (kind, category), count in others[:_NAMED]:
         of_category = f" of the category {category!r}" if category else ""
         yield Caveat("events_not_read", f"{count} {kind}{of_category} are left out")
+    if collected.impossible:
+        text = f"{collected.impossible} sizes or ranks of events are numbers that no training has, and count as unknown"
+        yield Caveat("numbers_impossible", text)
     if more := sum(count for _, count in [*unknown[_NAMED:], *others[_NAMED:]]):
         yield Caveat("events_not_read", f"{more} events of further categories are left out")
 
