@@ -252,6 +252,17 @@ def _started_by_no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _own_user_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The user's cache of captures is the test run's; installers keep theirs."""
+    home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    with pytest.MonkeyPatch.context() as patch:
+        for name, folder in (("UV_CACHE_DIR", "uv"), ("PIP_CACHE_DIR", "pip")):
+            patch.setenv(name, os.environ.get(name, str(home / folder)))
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("user") / ".cache"))
+        yield
+
+
 @pytest.fixture(autouse=True, scope="module")
 def _root_loggers_handlers_survive() -> Iterator[None]:
     """After a file of tests the root logger has the handlers it had before.

@@ -26,7 +26,7 @@ from bridge_profiling.atomic import write_atomically
 from bridge_profiling.errors import TraceError
 from bridge_profiling.regular_files import read_regular
 from bridge_profiling.traces.discover import Capture
-from bridge_profiling.traces.seal import SEAL
+from bridge_profiling.traces.seal import SEAL, user_secret
 from bridge_profiling.traces.types import Caveat
 
 #: A run of 256 ranks has answers of a tenth of this. Larger ones are not kept.
@@ -126,7 +126,8 @@ def _origin(captures: Sequence[Capture], entries: Sequence[Path]) -> str:
     found = [repr((capture.source, capture.rank, capture.rank_source, capture.manifest)) for capture in captures]
     tables = [(entry / SEAL).read_bytes() for entry in entries]
     patterns = os.environ.get(kernel_groups.VARIABLE)
-    return _digest(_code(), *found, *tables, Path(patterns).read_bytes() if patterns else "")
+    # The secret: answers that came with the captures are not this user's.
+    return _digest(_code(), user_secret(), *found, *tables, Path(patterns).read_bytes() if patterns else "")
 
 
 @cache

@@ -3,8 +3,8 @@
     <directory>/<digest of path and rank>-<digest of size, time and engine>/seal.json, info.json, device_events.parquet, …
 
 An entry is written under a temporary name and renamed, so it is always complete. It is used while its seal fits its files
-and the capture; otherwise the capture is read again. The entries of a directory can be queried as one:
-`read_parquet('<directory>/*/device_events.parquet')`.
+and the capture; one in the run's directory, which can come from anywhere, only if this user has written it. Otherwise the
+capture is read again. The entries of a directory can be queried as one: `read_parquet('<directory>/*/device_events.parquet')`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 
 from bridge_profiling.manifest import RankCapture
 from bridge_profiling.traces.discover import Capture, contradiction
-from bridge_profiling.traces.seal import Origin, read_seal, write_seal
+from bridge_profiling.traces.seal import Origin, read_seal, user_cache, user_secret, write_seal
 from bridge_profiling.traces.tables import SCHEMAS, BlockTables, give_memory_back
 from bridge_profiling.traces.types import Caveat, RankInfo, RankTables
 
@@ -158,6 +158,8 @@ def _kept(entry: Path, capture: Capture, origin: Origin) -> RankTables | None:
     seal = read_seal(entry)
     if seal is None or (seal.engine, seal.capture) != (_engine(), _identity(capture)):
         return None
+    if entry.parent.name == FOLDER and not seal.is_signed:
+        return None
     return open_entry(entry) if seal.origin is not None and seal.origin.is_of(origin) else None
 
 
@@ -220,7 +222,16 @@ def write_blocks(blocks: Iterable[pa.Table], schema: pa.Schema, path: Path) -> N
 def open_directory(entry: Path) -> RankTables | None:
     """The tables of an entry that a user names; None when it is not whole, or of another engine."""
     seal = read_seal(entry)
-    return open_entry(entry) if seal is not None and seal.engine == _engine() else None
+    return open_entry(entry) if seal is not None and seal.engine == _engine() and _fits(entry) else None
+
+
+def _fits(entry: Path) -> bool:
+    """Whether each table of an entry has the columns that a reader gives it."""
+    try:
+        found = {path.stem: pq.read_schema(path) for path in entry.glob("*.parquet")}
+    except (OSError, pa.ArrowException):
+        return False
+    return all(name in SCHEMAS and schema.remove_metadata().equals(SCHEMAS[name]) for name, schema in found.items())
 
 
 def open_entry(entry: Path) -> RankTables | None:
@@ -237,15 +248,10 @@ def _folders(capture: Capture, directory: Path | None) -> list[Path]:
         return [directory]
     if chosen := os.environ.get(DIRECTORY_VARIABLE):
         return [Path(chosen)]
-    found = []
     # Links can lead anywhere, and next to a file that was named are files of others.
     own = Path(os.path.realpath(capture.path.parent), FOLDER)
-    if capture.run is not None and own.is_relative_to(os.path.realpath(capture.run)) and not own.is_symlink():
-        found.append(own)
-    homes = (os.environ.get("XDG_CACHE_HOME", ""), os.path.expanduser("~/.cache"))
-    # A relative path would be below the working directory.
-    found += [Path(home, "bridge_profiling") for home in homes if os.path.isabs(home)][:1]
-    return found
+    in_run = capture.run is not None and own.is_relative_to(os.path.realpath(capture.run)) and not own.is_symlink()
+    return [own] * bool(in_run and user_secret()) + [folder for folder in [user_cache()] if folder is not None]
 
 
 def _entry_name(capture: Capture, origin: Origin) -> str:

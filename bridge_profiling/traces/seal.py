@@ -1,14 +1,16 @@
 """The seal of a cache entry: the file and the engine that made it, and checksums of its own files.
 
-Checksums guard against damage and mix-ups, not against an attacker: a user who can write the cache can write the capture.
-ISA-L's CRC does 23 GB/s where SHA-256 does 1.7. For a trace of 2 MB, which takes 230 ms to read, both checks take 0.14 ms, and
-the CRC of all of it 0.1 ms.
+Checksums guard against damage and mix-ups. A signature with a secret of the user guards against entries that came with the
+captures of somebody else: nobody has read these captures to make them. ISA-L's CRC does 23 GB/s where SHA-256 does 1.7. For a
+trace of 2 MB, which takes 230 ms to read, both checks take 0.14 ms, and the CRC of all of it 0.1 ms.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -19,6 +21,9 @@ from bridge_profiling.regular_files import open_regular, read_regular, size_byte
 
 #: The seal's file.
 SEAL = "seal.json"
+
+#: The file of the secret in the user's cache, and its bytes.
+_SECRET, _SECRET_BYTES = "secret", 32
 
 #: Bytes at each end of a capture that are compared whenever its entry is used. A packed file ends with a checksum of all of it.
 _END_BYTES = 1 << 16
@@ -79,12 +84,49 @@ class Seal(msgspec.Struct, frozen=True):
     files: dict[str, tuple[int, int]]
     capture: str = ""  # the rank and its source
     origin: Origin | None = None  # None in an entry outside a cache
+    signature: str = ""  # of all this, with the user's secret
+
+    @property
+    def is_signed(self) -> bool:
+        """Whether this user has written the entry."""
+        return self.signature == _signature(self) != ""
+
+
+def user_cache() -> Path | None:
+    """The user's cache; None where the environment names no place for it."""
+    homes = (os.environ.get("XDG_CACHE_HOME", ""), os.path.expanduser("~/.cache"))
+    # A relative path would be below the working directory.
+    return next((Path(home, "bridge_profiling") for home in homes if os.path.isabs(home)), None)
+
+
+def user_secret() -> bytes:
+    """A random text in the user's cache, made on first use; empty where it can be neither read nor made."""
+    folder = user_cache()
+    if folder is None:
+        return b""
+    path = folder / _SECRET
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
+            file.write(os.urandom(_SECRET_BYTES))
+    try:
+        secret = read_regular(path, _SECRET_BYTES)
+    except (OSError, TraceError):
+        return b""
+    return secret if len(secret) == _SECRET_BYTES else b""  # another process is writing it
+
+
+def _signature(seal: Seal) -> str:
+    secret = user_secret()
+    text = msgspec.json.encode(msgspec.structs.replace(seal, signature=""))
+    return hashlib.blake2b(text, key=secret, digest_size=16).hexdigest() if secret else ""
 
 
 def write_seal(entry: Path, names: Sequence[str], *, engine: str, capture: str, origin: Origin | None) -> None:
     """Seal the files of an entry. Raises OSError."""
     files = {name: ((entry / name).stat().st_size, _checksum(entry / name)) for name in names}
-    (entry / SEAL).write_bytes(msgspec.json.encode(Seal(engine, files, capture, origin)))
+    seal = Seal(engine, files, capture, origin)
+    (entry / SEAL).write_bytes(msgspec.json.encode(msgspec.structs.replace(seal, signature=_signature(seal))))
 
 
 def read_seal(entry: Path) -> Seal | None:

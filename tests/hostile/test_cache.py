@@ -5,6 +5,8 @@ import os
 import shutil
 from unittest import mock
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from bridge_profiling.analysis import one_rank
@@ -15,7 +17,7 @@ from bridge_profiling.run import Run
 from bridge_profiling.traces import cache, kineto
 from bridge_profiling.traces.cache import load
 from bridge_profiling.traces.discover import Capture, find_run
-from bridge_profiling.traces.seal import SEAL
+from bridge_profiling.traces.seal import SEAL, write_seal
 from tests.cli.conftest import write
 from tests.traces.conftest import contents, values
 from tests.traces.kineto_files import kernel
@@ -186,6 +188,41 @@ def test_a_cache_is_below_what_was_named_or_the_users(tmp_path, monkeypatch, nam
     assert [
         each for each in sorted(tmp_path.rglob("*")) if each not in before and not each.is_relative_to(tmp_path / "home")
     ] == []
+
+
+def test_an_entry_that_comes_with_a_run_is_read_from_the_capture(tmp_path, monkeypatch):
+    """Its seal fits, as everybody can seal an entry; the answers next to it fit too."""
+    monkeypatch.delenv(cache.DIRECTORY_VARIABLE, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "attacker"))
+    write(tmp_path / "run" / "rank-0.json.gz", 0)
+
+    def names():
+        with Run(tmp_path / "run") as run:
+            return run.kernels()["name"].to_pylist()
+
+    (real,) = set(names())
+    (found,) = find_run(tmp_path / "run").captures
+    tables = load(found, cached=False)
+    events = tables["device_events"]
+    column = pa.array(["planted"] * events.num_rows).cast(events.schema.field("name").type)
+    tables.tables = {**tables.tables, "device_events": events.set_column(events.schema.get_field_index("name"), "name", column)}
+    (entry,) = (tmp_path / "run" / cache.FOLDER).glob("*/")
+    shutil.rmtree(entry.parent)
+    cache.write(tables, entry, found, cache.Origin.of(found.path).with_content())
+    assert set(names()) == {"planted"}
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
+    for _ in range(2):
+        assert set(names()) == {real}
+    assert list((tmp_path / "run" / cache.FOLDER).glob("*/")) == [entry], "it was replaced"
+
+
+def test_tables_of_other_columns_are_refused(capture, tmp_path):
+    entry = load(capture, directory=tmp_path / "tables").entry
+    pq.write_table(pa.table({"rank": [[1]], "x": ["y"]}), entry / "device_events.parquet")
+    seal = json.loads((entry / SEAL).read_text())
+    write_seal(entry, sorted(seal["files"]), engine=seal["engine"], capture="", origin=None)
+    with Run(tmp_path / "tables") as run:
+        assert run.errors == [f"{entry} holds no tables that this version can read"]
 
 
 def test_a_run_that_is_a_link_has_its_cache_in_it(tmp_path):
