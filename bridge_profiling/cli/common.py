@@ -237,7 +237,8 @@ def exit_code(app: typer.Typer) -> int:
     """Run an app's command, and print what ended it on one line of standard error; a user who types Ctrl-C knows it."""
     with interruptible() as received:
         try:
-            code, is_cut_off = max(_exit_code(app), _flushed()), False
+            code = max(_exit_code(app), _flushed())
+            is_cut_off = code == 128 + signal.SIGINT  # what Typer makes of `Interrupted`; older releases raise
         except (KeyboardInterrupt, typer.Abort):
             code, is_cut_off = 128 + signal.SIGINT, True
         except BrokenPipeError:  # `| head` has seen enough

@@ -5,7 +5,6 @@ from __future__ import annotations
 import getpass
 import json
 import os
-import signal
 import socket
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -84,7 +83,7 @@ def trigger(
                 result = client.await_captures(directory, result)
     except KeyboardInterrupt:
         echo(f"stopped waiting: {waiting.outcome}", err=True)
-        raise typer.Exit(128 + signal.SIGINT) from None
+        raise typer.Exit(FAILURE) from None  # which the signal's exit code replaces
     if as_json:
         typer.echo(json.dumps(_as_json(result, directory.root), indent=1))
     is_whole = not wait or _print_captures(result, directory.root, quiet=as_json)
