@@ -288,7 +288,8 @@ _FIGURES = """(name) => {
     const main = document.querySelector("main");
     return Promise.all(traces.flatMap((trace) => [layout, ticks].map((each) => {
         const element = main.appendChild(Object.assign(document.createElement("div"), { className: "figure tried" }));
-        return draw(element, { data: [trace], layout: each });
+        const axes = trace.type === "icicle" ? { xaxis: undefined, yaxis: undefined } : {};
+        return draw(element, { data: [trace], layout: { ...each, ...axes } });
     })));
 }"""
 
