@@ -371,9 +371,10 @@ class _Device:
 def _configuration(written: bytes) -> str | None:
     """The value of `device_events.configuration` from JSON as Kineto wrote it, with zeros between."""
     try:
-        grid, block, *numbers = (json.loads(text) if text else None for text in written.split(b"\0"))
-        sizes = [[int(size) for size in sizes] for sizes in (grid, block)]
-        return configuration(*sizes, *(None if number is None else int(number) for number in numbers))
+        values: list[Any] = [json.loads(text) if text else None for text in written.split(b"\0")]
+        grid, block = ([int(size) for size in sizes] for sizes in values[:2])
+        registers, shared_bytes = (None if number is None else int(number) for number in values[2:])
+        return configuration(grid, block, registers, shared_bytes)
     except (ValueError, TypeError, OverflowError, RecursionError):
         return None
 

@@ -178,11 +178,11 @@ def _kernels(process: Process, names: list[DeviceName], configurations: list[str
 def _configuration(columns: dict[str, Packed], configurations: list[str | None]) -> Packed:
     """Indexes of the kernels' launch configurations, which are appended."""
     # One number for each combination that a GPU can launch, a column after another: rows of nine columns are not compared.
-    code = np.zeros(len(columns["start"]), np.int64)
+    code: NDArray[np.integer[Any]] = np.zeros(len(columns["start"]), np.int64)
     values: list[tuple[int, ...]] = [()]
     for name in (*_SIZES, *_SHARED_MEMORY):
         known, place = distinct(columns.pop(name)[:])
-        used, code = distinct(code * len(known) + place)
+        used, code = distinct(code.astype(np.int64) * len(known) + place)
         values = [(*values[pair // len(known)], int(known[pair % len(known)])) for pair in used.tolist()]
     for *sizes, registers, static, dynamic in values if len(code) else ():
         shared = None if NULL in (static, dynamic) else static + dynamic
