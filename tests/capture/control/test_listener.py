@@ -25,7 +25,8 @@ from tests.capture.control.conftest import STATUS, requested
 def accepted(**more):
     planned = plan_capture(requested(id="one", ranks=[1], start=200), replace(STATUS, run="r"))
     window = {"start": 30, "end": 32} | more
-    return f"accepted/{planned.id}.json", replace(planned, **window, iterations=window["end"] - window["start"])
+    message = replace(planned, **window, iterations=window["end"] - window["start"])
+    return f"accepted/{message.id}.json", message
 
 
 def running(iteration=20):
