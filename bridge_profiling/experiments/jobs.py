@@ -40,6 +40,9 @@ _KEY = re.compile(r"""(?:'(?P<single>[^'\\]*)'|"(?P<double>[^"\\]*)"|(?P<number>
 
 _CAPTURES = "Type the directory of captures itself"
 
+#: Jobs that an error names.
+_NAMED = 12
+
 #: Where `make profile` has NeMo-Run keep its experiments, in the checkout.
 _CHECKOUT_HOME = ".runs"
 
@@ -202,7 +205,8 @@ def locate_captures(experiment: Path, job_name: str | None = None) -> tuple[Job,
     unknown = f"no job of the experiment {experiment.name} says where it writes captures"
     require(profiled, unknown, why="none was submitted with a profiler's plugin", instead=_CAPTURES)
     names = [job.name for job, _ in profiled]
-    several = f"several jobs of {experiment.name} were profiled: {', '.join(names)}"
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    several = f"several jobs of {experiment.name} were profiled: {', '.join(names[:_NAMED])}{more}"
     require(len(profiled) == 1, several, instead=f"Name one of them: {experiment.name}/{names[0]}")
     return profiled[0]
 

@@ -288,8 +288,8 @@ _FIGURES = """(name) => {
     const main = document.querySelector("main");
     return Promise.all(traces.flatMap((trace) => [layout, ticks].map((each) => {
         const element = main.appendChild(Object.assign(document.createElement("div"), { className: "figure tried" }));
-        const axes = trace.type === "icicle" ? { xaxis: undefined, yaxis: undefined } : {};
-        return draw(element, { data: [trace], layout: { ...each, ...axes } });
+        const { xaxis, yaxis, ...withoutAxes } = each;
+        return draw(element, { data: [trace], layout: trace.type === "icicle" ? withoutAxes : each });
     })));
 }"""
 
