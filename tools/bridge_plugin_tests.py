@@ -3,8 +3,8 @@
     python tools/bridge_plugin_tests.py CHECKOUT [pytest's options]
 
 The file comes from a checkout of Megatron Bridge, or a clone without a work tree, and is not stored. The tests of the four
-plugins that both have run; those of `WandbPlugin`, `CometPlugin` and `PerfEnvPlugin`, which do not profile, are left out. The
-exit code is pytest's, or 2 if there is no such file.
+plugins that both have run. Those of `WandbPlugin`, `CometPlugin` and `PerfEnvPlugin`, which do not profile, are left out.
+The exit code is pytest's, or 2 if there is no such file.
 """
 
 from __future__ import annotations

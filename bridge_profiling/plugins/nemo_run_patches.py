@@ -101,7 +101,7 @@ def _add(
     return job
 
 
-run.Experiment.add = _add  # type: ignore[method-assign]
+run.Experiment.add = _add
 
 
 def _built(plugin: Any) -> Any:

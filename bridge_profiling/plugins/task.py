@@ -29,6 +29,9 @@ _UNQUOTED = re.compile(r"[\w./:@%+,=\[\]-]*", re.ASCII)
 #: In the metadata of a `run.Script`: True if the script starts nsys itself on the profiled ranks.
 STARTS_NSYS_KEY = "bridge_profiling.starts_nsys_itself"
 
+#: The end of Fiddle's message about a value that it cannot serialize.
+_UNSENDABLE = re.compile(r"of type <class '(?P<type>[^']+)'>\. Error occurred at path '<root>\.(?P<path>[^']*)'")
+
 #: The way out for a config that NeMo-Run does not send: the job makes it.
 _SCRIPT = (
     'Pass run.Script(path="train.py", entrypoint="python"), a script that makes the config, calls'
@@ -81,8 +84,11 @@ def check_sendable(task: Task) -> None:
         if isinstance(task, fdl.Partial):
             ZlibJSONSerializer().serialize(task)
     except Exception as error:
+        # Fiddle's message holds the whole value, which may be a ConfigContainer.
+        found = _UNSENDABLE.search(str(error))
+        reason = f"{found['path']} is a {found['type']}" if found else one_line(error)
         raise ProfilingConfigError(
-            f"the task {getattr(fdl.get_callable(task), '__name__', task)} cannot be sent to the job: {one_line(error)}",
+            f"the task {getattr(fdl.get_callable(task), '__name__', task)} cannot be sent to the job: {reason}",
             why="NeMo-Run sends plain values, lists, enums and functions of modules, but no torch.dtype or local function",
             instead=_SCRIPT,
         ) from error
