@@ -114,8 +114,8 @@ def _facts(context: Any) -> dict[str, object]:
     train = context.state.cfg.train
     names = {"batch_size": "micro_batch_size", "global_batch_size": "global_batch_size"}
     sizes = {name: getattr(train, theirs, None) for name, theirs in names.items()}
-    models = getattr(context, "model", None)
-    modules = models if isinstance(models, list | tuple) else [models] if hasattr(models, "parameters") else []
+    models: Any = getattr(context, "model", None)
+    modules = models if isinstance(models, list | tuple) else [models] * hasattr(models, "parameters")
     counted = size_of(one for module in modules for one in module.parameters()) if modules else {}
     return {"name": "megatron-bridge", **{name: size for name, size in sizes.items() if size is not None}, **counted}
 
