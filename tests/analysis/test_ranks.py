@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from bridge_profiling.analysis.ranks.groups import with_dimensions
 from bridge_profiling.analysis.ranks.matching import match
-from bridge_profiling.analysis.ranks.ranks import verdict
+from bridge_profiling.analysis.ranks.ranks import stragglers, verdict
 from bridge_profiling.analysis.session import connect
 from bridge_profiling.layout import ParallelLayout
 from bridge_profiling.traces.types import RankInfo
@@ -356,3 +356,24 @@ def test_waiting_during_compute_is_own_time(tmp_path):
 
     found = values(run.iterate(3, step).captured(tmp_path).ranks(), "rank", "waiting_us", "compute_us")
     assert set(found) == {(0, 4000, 6000), (1, 0, 10_000)}
+
+
+@pytest.mark.parametrize("iterations", [10, 2_000])
+def test_how_likely_slowness_is_by_chance_is_known_for_any_number_of_iterations(iterations):
+    """Rank 1 is slow in a tenth of the iterations."""
+    rows = [
+        {"iteration": number, "rank": rank, "boundary": False, "duration_us": 10.0, "compute_us": 1.0, "waiting_us": 0.0}
+        | {
+            "own_us": 9.0 if rank == 1 and number % 10 == 0 else 5.0,
+            "longest_wait_us": 0.0,
+            "waited_for_us": 0.0,
+            "place": None,
+        }
+        for number in range(iterations)
+        for rank in (0, 1)
+    ]
+    (slow, other) = stragglers(
+        pa.Table.from_pylist(rows), [RankInfo(rank, "trace", "kineto", []) for rank in (0, 1)]
+    ).table.to_pylist()
+    assert (slow["rank"], slow["verdict"], slow["times_slow"], other["verdict"]) == (1, "sometimes", iterations // 10, "no")
+    assert (slow["chance"] < 1e-9) == (iterations > 10)

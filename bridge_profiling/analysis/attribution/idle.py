@@ -163,10 +163,11 @@ def idle_causes(
             pieces = _in_ranges(time, ranges)
         explained = time & profiler.explained
         explained_us = (explained.before_ns(lasts) - explained.before_ns(firsts)) / 1e3
-        for (number, between, begin, end), by_profiler_us in zip(windows, explained_us.tolist(), strict=True):
+        for place in np.flatnonzero(pieces.occurs(firsts, lasts)).tolist():
+            number, between, begin, end = windows[place]
             mine = list(pieces.by_name(begin, end))
             if mine:
-                mine[0]["profiler_us"] = by_profiler_us
+                mine[0]["profiler_us"] = float(explained_us[place])
             if mine and cause in _IN_TURNS:
                 mine[0]["lost_each_us"] = pieces.each_us(begin, end)
             rows += [{"iteration": number, "between": between, "cause": str(cause), **row} for row in mine]
@@ -371,6 +372,10 @@ class _Pieces:
     def _host(self) -> _Spans:
         return _Spans(self.ranges.start_ns, self.ranges.end_ns, self.range_code)
 
+    def occurs(self, start_ns: Nanoseconds, end_ns: Nanoseconds) -> NDArray[np.bool_]:
+        """Whether an interval or a range can be between two moments each: of thousands of windows, few causes are in most."""
+        return self._time.occurs(start_ns, end_ns) | self._host.occurs(start_ns, end_ns)
+
     def by_name(self, start_ns: int, end_ns: int) -> Iterator[dict[str, object]]:
         """A row for each of the names with most time between two moments, and one for the others."""
         begin, length, code = self._time.between(start_ns, end_ns)
@@ -401,7 +406,7 @@ class _Pieces:
 
     def each_us(self, start_ns: int, end_ns: int) -> list[float]:
         """The loss in each range that starts between two moments, in order."""
-        began = (self.ranges.start_ns >= start_ns) & (self.ranges.start_ns < end_ns)
+        began = slice(*np.searchsorted(self.ranges.start_ns, (start_ns, end_ns)))
         lost = self.time.within_ns(self.ranges.start_ns[began], self.ranges.end_ns[began]) / 1e3
         return [*lost[: _RANGES - 1].tolist(), *([float(lost[_RANGES - 1 :].sum())] if len(lost) >= _RANGES else [])]
 
@@ -439,6 +444,10 @@ class _Spans:
     @cached_property
     def _reached(self) -> Nanoseconds:
         return np.maximum.accumulate(self.end)
+
+    def occurs(self, start_ns: Nanoseconds, end_ns: Nanoseconds) -> NDArray[np.bool_]:
+        """Whether a span can be between two moments each."""
+        return np.searchsorted(self._reached, start_ns, side="right") < np.searchsorted(self.start, end_ns)
 
     def between(self, start_ns: int, end_ns: int) -> tuple[Nanoseconds, Nanoseconds, NDArray[np.int64]]:
         """Starts, lengths and codes of what is between two moments, cut there."""

@@ -142,7 +142,7 @@ def _passes(evidence: Evidence) -> dict[int, int]:
     """Forward passes of DDP for each step of the optimizer, by rank; ranks on which they vary are left out."""
     found: dict[int, set[int]] = defaultdict(set)
     for row in evidence.loop_counts.to_pylist():
-        if row["iteration"] in evidence.numbers and row["rank"] in evidence.ranks:
+        if row["iteration"] in evidence.lines and row["rank"] in evidence.ranks:
             found[row["rank"]].add(row["passes"] // max(row["steps"], 1))
     units = _units_per_step(evidence)
     times = {rank: next(iter(each)) for rank, each in found.items() if len(each) == 1 and each != {0}}
@@ -179,7 +179,7 @@ def _repeats(evidence: Evidence) -> dict[int, int]:
     found: dict[int, int] = {}
     for row in evidence.collective_sizes.to_pylist():
         large = row["operation"] in _REDUCING and (row["message_bytes"] or 0) >= _GRADIENTS_BYTES
-        if large and row["iteration"] in evidence.numbers:
+        if large and row["iteration"] in evidence.lines:
             found[row["rank"]] = math.gcd(found.get(row["rank"], 0), row["count"])
     return found
 
@@ -208,8 +208,8 @@ def _counted(evidence: Evidence) -> dict[int, _Counted]:
     groups = {(each.rank, each.group) for each in transfers(evidence) if _of_data_parallelism(each)}
     small, every, size, issued = (dict.fromkeys(evidence.ranks, 0) for _ in range(4))
     for row in evidence.collective_sizes.to_pylist():
-        rank, known = row["rank"], row["iteration"] in evidence.numbers and row["message_bytes"] is not None
-        if rank in issued and row["iteration"] in evidence.numbers:
+        rank, known = row["rank"], row["iteration"] in evidence.lines and row["message_bytes"] is not None
+        if rank in issued and row["iteration"] in evidence.lines:
             issued[rank] += row["count"]
         if rank in every and known and row["operation"] in _SHARDED and (rank, row["group"]) in groups:
             every[rank] += row["count"]

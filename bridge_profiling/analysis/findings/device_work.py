@@ -362,7 +362,7 @@ def _finding(
 
 def _events(evidence: Evidence, rows: pa.Table, ranks: Sequence[int]) -> list[Event]:
     """The names with most time in one iteration, each once."""
-    counted = [row for row in rows.to_pylist() if row["rank"] in ranks and row["iteration"] in evidence.numbers]
+    counted = [row for row in rows.to_pylist() if row["rank"] in ranks and row["iteration"] in evidence.lines]
     counted.sort(key=lambda row: (-row["device_us"], row["rank"], row["iteration"] or 0))
     first: dict[str, dict[str, Any]] = {}
     for row in counted:

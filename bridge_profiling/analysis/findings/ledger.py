@@ -141,7 +141,8 @@ def _with_neighbours(path_us: Grid, cost_us: NDArray[np.float64], follows: NDArr
     """
     path_us, cost, last = path_us.copy(), cost_us[:, np.newaxis], len(path_us) - 1
     spare_us = np.where(np.isfinite(path_us), np.maximum(path_us - cost, 0.0), 0.0)
-    for line in range(len(path_us)):
+    # Only these can take any, however many iterations there are: their paths only grow.
+    for line in np.flatnonzero((cost > path_us).any(axis=1)).tolist():
         for neighbour in (line + 1, line - 1, *([0] if line == last else [])):
             if 0 <= neighbour <= last and (follows[max(line, neighbour)] or neighbour == line - last):
                 moved_us = np.minimum(np.maximum(cost[line] - path_us[line], 0.0), spare_us[neighbour])

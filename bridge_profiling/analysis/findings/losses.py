@@ -160,7 +160,7 @@ def in_left_out(evidence: Evidence, thresholds: Thresholds, cause: Cause, does: 
     lost: dict[int, dict[int, float]] = {}
     for row in evidence.idle_causes.to_pylist():
         number, rank = row["iteration"], row["rank"]
-        if row["cause"] == cause and number is not None and number not in evidence.numbers and rank in evidence.ranks:
+        if row["cause"] == cause and number is not None and number not in evidence.lines and rank in evidence.ranks:
             of_ranks = lost.setdefault(number, {})
             of_ranks[rank] = of_ranks.get(rank, 0.0) + row["lost_us"]
     captured = max(evidence.captured_iterations.values(), default=0)
