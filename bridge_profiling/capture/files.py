@@ -1,8 +1,9 @@
 """Names of a capture's files, and the number of the attempt that names their folder.
 
 A restart into the same directory never overwrites the files of an earlier attempt, so all ranks of an attempt must agree on
-its number. Under Slurm they agree by the job's identity, which every rank reads from its environment. Elsewhere rank 0
-chooses, and broadcasts its choice once, when the hook opens.
+its number. Under Slurm they agree by the job's identity, which every rank reads from its environment. Elsewhere those that
+capture agree through the store of torch.distributed when the hook opens. Not by a collective: it would block every rank where
+the hook is opened on some of them only.
 """
 
 from __future__ import annotations
@@ -13,13 +14,17 @@ import json
 import os
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from bridge_profiling.atomic import create_exclusively, make_directory
+from bridge_profiling.capture.signals import raised_by_handler
 from bridge_profiling.config import DEFAULT_MEMORY_SNAPSHOT_PATH, Window
+from bridge_profiling.errors import TrainingLogger, one_line
 from bridge_profiling.launch_env import LaunchEnv, initialized_distributed
+
+logger = TrainingLogger(__name__)
 
 #: The folders of captures under the output directory. manifest/ also holds each attempt's holder.
 _CAPTURES = ("torch", "nsys", "memory")
@@ -29,6 +34,9 @@ _NAME_BYTES = 255
 
 #: How long to wait for the content of attempt.json: without hard links it is written a moment after the file is created.
 _WRITTEN_SECONDS = 5.0
+
+#: How long ranks wait for each other's hooks to open.
+_AGREE_SECONDS = 10.0
 
 
 class CaptureFiles:
@@ -71,37 +79,96 @@ def folder_name(window: Window, attempt: int) -> str:
     return f"iter-{window}" + (f".{attempt}" if attempt else "")
 
 
-def choose_attempt(root: Path, window: Window, rank: int, environ: Mapping[str, str] = os.environ) -> tuple[int, str]:
+def choose_attempt(
+    root: Path,
+    window: Window,
+    rank: int,
+    environ: Mapping[str, str] = os.environ,
+    *,
+    ranks: Sequence[int] = (),
+    world_size: int = 0,
+) -> tuple[int, str]:
     """The number of this attempt (0 for the first capture of `window` into `root`, then 1, 2, …) and its holder's name.
 
-    Every rank of the job must call it after torch.distributed is initialized when the environment does not name the launch,
-    because then rank 0's choice is broadcast; profiling communicates nowhere else. With the holder's name, later windows get
-    their numbers without communication (`claim_attempt`).
+    Ranks of a launch that the environment does not name agree through the store of torch.distributed, where that is initialized
+    already; profiling communicates nowhere else. With the holder's name, later windows get their numbers without communication
+    (`claim_attempt`).
+
+    Args:
+        root: where to write.
+        window: the window.
+        rank: this rank.
+        environ: what names the launch.
+        ranks: those that capture this window. They wait for each other, at most 10 s.
+        world_size: number of ranks among which these are.
     """
     env, distributed = LaunchEnv.read(environ), initialized_distributed()
-    if env.launch_is_named or distributed is None or distributed.get_world_size() == 1:
-        # Ranks that are not connected still agree by the job's id, where there is one.
-        identity = env.launch_id if env.launch_is_named or env.job_id else str(uuid.uuid4())
-        return claim_attempt(root, window, rank, identity), identity
-    choice: list[Any] = [None, str(uuid.uuid4())]
-    if rank == 0:
+    # Ranks that cannot agree otherwise still do by the job's id, where there is one.
+    identity, first = env.launch_id if env.launch_is_named or env.job_id else str(uuid.uuid4()), 0
+    if not env.launch_is_named and distributed is not None and distributed.get_world_size() > 1:
         try:
-            choice[0] = claim_attempt(root, window, rank, choice[1])
-        except OSError as error:
-            choice[0] = error
-    distributed.broadcast_object_list(choice, src=0)
-    attempt, identity = choice
-    if isinstance(attempt, OSError):
-        raise attempt
-    return attempt, identity
+            # Others are not in this process group, such as those of another Ray actor.
+            peers = ranks if distributed.get_world_size() == world_size else ()
+            first, identity = _agree(distributed.distributed_c10d._get_default_store(), root, window, rank, {*peers, rank})
+        except Exception as error:
+            if raised_by_handler(error):
+                raise
+            logger.warning("rank %d: the ranks cannot agree on a folder of window %s: %s", rank, window, one_line(error))
+    return claim_attempt(root, window, rank, identity, first), identity
 
 
-def claim_attempt(root: Path, window: Window, rank: int, identity: str) -> int:
-    """The first attempt that is free, or that this identity holds and this rank has not written to."""
-    for attempt in itertools.count():
+def _agree(store: Any, root: Path, window: Window, rank: int, ranks: set[int]) -> tuple[int, str]:
+    """The number that is free for each rank, and the attempt's holder.
+
+    Each rank stores the number that is free in its directory. The last one decides for all, or the first to run out of time; a
+    rank that comes later finds the decision. No call here waits for a key: it would block the store for the training.
+    """
+    prefix = f"bridge_profiling/attempt/{window}"
+    # A process may open several hooks for a window, and another process group may use the same store.
+    prefix += f"/{store.add(f'{prefix}/opened-by-{rank}', 1)}"
+    keys, decided = {one: f"{prefix}/rank-{one}" for one in sorted(ranks)}, f"{prefix}/decided"
+    store.set(keys[rank], str(_free_attempt(root, window)))
+    deadline, pause = time.monotonic() + _AGREE_SECONDS, 0.005
+    complete = store.check(list(keys.values()))
+    while not complete and not store.check([decided]) and time.monotonic() < deadline:
+        time.sleep(pause)
+        pause = min(2 * pause, 0.1)
+    if not store.check([decided]):
+        numbers = {one: int(store.get(key)) for one, key in keys.items() if complete or store.check([key])}
+        missing = sorted(ranks - numbers.keys())
+        choice = {"attempt": max(numbers.values()), "held_by": uuid.uuid4().hex, "missing": missing}
+        store.compare_set(decided, "", json.dumps(choice))
+    choice = json.loads(store.get(decided))
+    absent = set(choice["missing"])
+    if absent and rank == min(ranks - absent, default=rank):
+        logger.warning(
+            "rank(s) %s opened no ProfilingHook for window %s within %.0f s: the others do not wait for them."
+            " Open it on every rank that profile_ranks names, with the same window",
+            ", ".join(map(str, sorted(absent))), window, _AGREE_SECONDS,
+        )  # fmt: skip
+    return choice["attempt"], choice["held_by"]
+
+
+def _free_attempt(root: Path, window: Window) -> int:
+    """The first attempt that nobody holds, as far as this rank can see."""
+    with contextlib.suppress(OSError):
+        for attempt in itertools.count():
+            folder = folder_name(window, attempt)
+            if not (root / "manifest" / folder / "attempt.json").exists() and not _has_captures(root, folder):
+                return attempt
+    return 0
+
+
+def _has_captures(root: Path, folder: str) -> bool:
+    return any((root / kind / folder).exists() for kind in _CAPTURES)
+
+
+def claim_attempt(root: Path, window: Window, rank: int, identity: str, first: int = 0) -> int:
+    """The first attempt from `first` on that is free, or that this identity holds and this rank has not written to."""
+    for attempt in itertools.count(first):
         folder = folder_name(window, attempt)
         holder = root / "manifest" / folder / "attempt.json"
-        if not holder.exists() and any((root / kind / folder).exists() for kind in _CAPTURES):
+        if not holder.exists() and _has_captures(root, folder):
             continue
         make_directory(holder.parent)
         if create_exclusively(holder, json.dumps({"held_by": identity})) or (

@@ -118,7 +118,8 @@ class ProfilingHook:
                 instead="Pass ProfilingHook(rank=torch.distributed.get_rank())",
             )
         self._config.finalize(world_size=layout.world_size if world_is_known else None)
-        self._selected = self._config.enabled and rank in select_ranks(self._config.profile_ranks, layout)
+        self._profiled = select_ranks(self._config.profile_ranks, layout) if self._config.enabled else []
+        self._selected = rank in self._profiled
         self._output_dir = output_dir
         self._opened = False
         self._root, self._identity = Path(), uuid.uuid4().hex
@@ -208,19 +209,19 @@ class ProfilingHook:
         self._root = resolve_output_dir(self._config, self._output_dir)
         rank = self._rank.number
         attempt: int | None = None
-        if self._config.enabled and "torch" not in sys.modules:
+        if self._selected and "torch" not in sys.modules:
             _say_once(
                 "the hook was opened before torch was imported: ranks cannot agree on a folder through torch.distributed yet,"
                 " and memory that is allocated meanwhile is not in a history. Import torch, and connect the ranks, before"
             )
-        if self._config.enabled:
-            try:
-                attempt, self._identity = choose_attempt(self._root, self._config.window, rank)
-            except Exception as error:
-                if self._selected:
-                    logger.error("rank %d: nothing will be captured: %s. Training goes on.", rank, one_line(error))
-                return
         if self._selected:
+            try:
+                attempt, self._identity = choose_attempt(
+                    self._root, self._config.window, rank, ranks=self._profiled, world_size=self._rank.layout.world_size
+                )
+            except Exception as error:
+                logger.error("rank %d: nothing will be captured: %s. Training goes on.", rank, one_line(error))
+                return
             with guarded("nothing will be captured", rank):
                 self._schedule.plan(planned_windows(self._config, attempt, self._rank.train_iters))
         if self._listens:

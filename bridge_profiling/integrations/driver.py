@@ -42,7 +42,7 @@ OutputDir = str | os.PathLike[str] | None
 END: Any = object()
 
 #: How long torchrun's store may take to answer. It runs before the first rank starts.
-_STORE_TIMEOUT = timedelta(seconds=30)
+_STORE_TIMEOUT = timedelta(seconds=10)
 
 #: Names of the settings.
 SETTINGS = tuple(field.name for field in dataclasses.fields(ProfilingConfig))
@@ -446,7 +446,7 @@ def name_launch(environ: MutableMapping[str, str] = os.environ) -> None:
     """Name the launch in the environment, so all ranks choose the same folder and other launches another, without a barrier.
 
     The first rank to ask leaves a name in the store of torchrun or torch.distributed, and the others find it there. Without a
-    name, a hook has rank 0 broadcast one, which every rank must take part in.
+    name, the hooks of the ranks that capture wait for each other.
     """
     env = LaunchEnv.read(environ)
     if env.launch_is_named:

@@ -1,12 +1,13 @@
 """What a capture holds besides its window: shapes, stacks, memory, Chakra; the manifest; the names of the files."""
 
 import json
+import threading
 from dataclasses import asdict
 
 import pytest
 import torch
 
-from bridge_profiling.capture import IterationWork, ParallelLayout
+from bridge_profiling.capture import IterationWork, ParallelLayout, files
 from bridge_profiling.capture.files import choose_attempt
 from bridge_profiling.capture.record import describe_work, peak_tflops, throughput
 from bridge_profiling.capture.torch_profiler import TorchProfiler
@@ -190,3 +191,45 @@ def test_ranks_of_one_launch_share_an_attempt_and_a_restart_gets_the_next(tmp_pa
     launches = [launch, launch | restart, launch | another]
     attempts = [[choose_attempt(tmp_path, Window(1, 2), rank, one)[0] for rank in (1, 0, 2)] for one in launches]
     assert attempts == [[1, 1, 1], [2, 2, 2], [3, 3, 3]]
+
+
+def agreed(folder, monkeypatch, ranks, opened, *, store=None, start=1):
+    """The numbers and the holders that ranks take in threads, each in a directory of its own."""
+    store, chosen = store or torch.distributed.HashStore(), {}
+    monkeypatch.setattr(files, "initialized_distributed", lambda: torch.distributed)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 4)
+    monkeypatch.setattr(torch.distributed.distributed_c10d, "_get_default_store", lambda: store)
+
+    def choose(rank):
+        chosen[rank] = choose_attempt(folder / str(rank), Window(start, start + 1), rank, {}, ranks=ranks, world_size=4)
+
+    threads = [threading.Thread(target=choose, args=(rank,)) for rank in opened]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [chosen[rank][0] for rank in opened], len({holder for _, holder in chosen.values()})
+
+
+def test_ranks_that_open_no_hook_are_named_and_not_waited_for_for_long(tmp_path, monkeypatch, caplog):
+    store = torch.distributed.HashStore()
+    monkeypatch.setattr(files, "_AGREE_SECONDS", 600)
+    # Nobody waits for a rank that captures nothing. A used number counts wherever it was used, and a later hook takes the next.
+    (tmp_path / "3" / "torch" / "iter-1-2").mkdir(parents=True)
+    assert agreed(tmp_path, monkeypatch, [1, 3], [1, 3], store=store) == ([1, 1], 1)
+    assert agreed(tmp_path, monkeypatch, [1, 3], [3, 1], store=store) == ([2, 2], 1)
+    assert agreed(tmp_path, monkeypatch, [2], [2], store=store) == ([1], 1)
+    assert not caplog.text
+    monkeypatch.setattr(files, "_AGREE_SECONDS", 0)
+    assert agreed(tmp_path, monkeypatch, range(4), [3], store=store, start=4) == ([0], 1)
+    assert caplog.text.count("rank(s) 0, 1, 2 opened no ProfilingHook for window 4-5 within 0 s") == 1
+    # One that comes later finds what was decided.
+    holder = (tmp_path / "3" / "manifest" / "iter-4-5" / "attempt.json").read_text()
+    assert agreed(tmp_path, monkeypatch, range(4), [0], store=store, start=4) == ([0], 1)
+    assert (tmp_path / "0" / "manifest" / "iter-4-5" / "attempt.json").read_text() == holder
+
+
+def test_a_store_that_fails_leaves_each_rank_a_folder_of_its_own(tmp_path, monkeypatch, caplog):
+    """The process that serves it may have died, and other groups have none in common."""
+    assert agreed(tmp_path, monkeypatch, range(4), [0, 2], store=torch.distributed.Store()) == ([0, 0], 2)
+    assert caplog.text.count("the ranks cannot agree on a folder of window 1-2") == 2

@@ -203,14 +203,16 @@ def test_ranges_that_are_open_when_a_recording_ends_end_with_it(run, tmp_path):
         assert all(one["args"].get("finished", True) for one in events)
 
 
-def choose(folder: Path) -> None:
+def choose(folder: Path, opening: tuple[int, ...]) -> None:
     rank = torch.distributed.get_rank()
-    if rank == 0:
-        (folder / "node-0" / "torch" / "iter-1-2").mkdir(parents=True)
-    print(choose_attempt(folder / f"node-{rank}", Window(1, 2), rank)[0])
+    if rank == 1:
+        (folder / "node-1" / "torch" / "iter-1-2").mkdir(parents=True)
+    if rank in opening:
+        print(choose_attempt(folder / f"node-{rank}", Window(1, 2), rank, ranks=opening, world_size=2)[0])
 
 
-def test_connected_ranks_take_rank_zeros_choice(tmp_path):
-    """Rank 1 sees another directory, as on a node-local file system, and still writes to the same folder's name."""
-    ended = run_ranks(choose, tmp_path, folder=tmp_path, ranks=2)
-    assert (ended.exit_codes, ended.stdout.split()) == ([0, 0], ["1", "1"])
+@pytest.mark.parametrize(("opening", "chosen"), [((0, 1), ["1", "1"]), ((0,), ["0"]), ((1,), ["1"])])
+def test_connected_ranks_agree_on_a_number_that_is_free_for_each(tmp_path, opening, chosen):
+    """They see other directories, as on node-local file systems. One alone waits for nobody."""
+    ended = run_ranks(choose, tmp_path, opening, folder=tmp_path, ranks=2)
+    assert (ended.exit_codes, ended.stdout.split(), ended.stderr) == ([0, 0], chosen, "")
