@@ -36,7 +36,7 @@ def whole_number(value: object) -> int:
         number = operator.index(value)  # type: ignore[arg-type]
     if number is None and not isinstance(value, str | bytes | bytearray):
         with contained():
-            number = int(exact) if (exact := float(value)).is_integer() else None  # type: ignore[arg-type]
+            number = int(exact) if (exact := float(value)).is_integer() else None
     if number is None or not -(1 << 63) <= number < 1 << 63:
         raise ValueError(f"{shown(value)} is not a whole number of at most 64 bits")
     return int(number)

@@ -10,6 +10,7 @@ import atexit
 import os
 import signal
 import sys
+import threading
 import uuid
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -25,6 +26,7 @@ from bridge_profiling.capture.profiler import Profiler, guarded
 from bridge_profiling.capture.ranges import standing_ranges
 from bridge_profiling.capture.record import IterationWork, Rank, WindowPlan
 from bridge_profiling.capture.signals import (
+    SignalWatch,
     exit_is_pending,
     raise_pending_exit,
     raised_by_handler,
@@ -48,6 +50,10 @@ _LONG_PHASES = frozenset({"checkpoint", "evaluation"})
 #: CPython compares integers below 2**30 by an instruction of its own, which takes 12 of 280 ns off an idle iteration. One after
 #: this edge looks for windows like one at any other edge.
 _LAST_EDGE = (1 << 30) - 1
+
+#: How long another thread waits for the end of an iteration, so that the loop's thread writes the capture: launchers end a
+#: process 30 s after its SIGTERM.
+_ITERATION_SECONDS = 20.0
 
 _NO_RANGE: AbstractContextManager = nullcontext()
 
@@ -132,6 +138,10 @@ class ProfilingHook:
         #: Whether the loop counts with another type than int; whether every iteration had a number.
         self._converts, self._numbered = False, True
         self._sigterm = unwind_on(signal.SIGTERM, reraise=not owns_process)
+        #: The thread of the loop, and why another thread asks it to close the hook; whether it has begun to, and has closed it.
+        self._loop, self._asked = threading.current_thread(), ""
+        self._closing, self._closed = threading.Event(), threading.Event()
+        self._watch = SignalWatch(signal.SIGTERM, lambda: self._ask_to_close("the process received SIGTERM"))
         self._listener: Listener | None = None
         #: Facts that a framework reports about itself: an integration fills it while the hook is open, for the manifests.
         self.facts: dict[str, object] = {}
@@ -204,7 +214,10 @@ class ProfilingHook:
     def _open(self) -> None:
         """Agree on the folder with the other ranks, and prepare the profilers of this one."""
         # The interpreter crashes when it exits with a live Kineto trace.
-        atexit.register(self._close, "the process exited without leaving the hook")
+        atexit.register(self._close_at_exit)
+        self._loop, self._asked = threading.current_thread(), ""
+        self._closing.clear()
+        self._closed.clear()
         self._opened = True
         self._root = resolve_output_dir(self._config, self._output_dir)
         rank = self._rank.number
@@ -246,6 +259,7 @@ class ProfilingHook:
         # While the hook closes, signals are held; it restores the disposition afterwards.
         if self._window is None and self._opened and not self._sigterm.received:
             self._sigterm.__exit__()
+            self._watch.__exit__()
         self._edge = 0 if self._config.nvtx_ranges or self._converts else min(edge, _LAST_EDGE)
         # After the assignment: this sees everything that came before it, and whatever comes later calls `wake`.
         if self._schedule.has_messages or exit_is_pending():
@@ -255,12 +269,15 @@ class ProfilingHook:
         """Bring the windows to an iteration, and open its ranges; returns its number, whatever type the loop counts with."""
         with self._guarded():
             raise_pending_exit()
+            self._close_if_asked()
         iteration = self._number(given)
         with self._guarded():
             try:
                 if self._schedule.is_due(iteration):
                     # Installed first, and then held: a handler that raises while a profiler starts leaves it half started.
                     self._sigterm.__enter__()
+                    self._watch.__enter__()
+                    self._loop = threading.current_thread()
                     with signals_held():
                         for window in self._schedule.due(iteration):
                             window.advance(iteration)
@@ -311,8 +328,30 @@ class ProfilingHook:
                     self._window.iteration_ended(iteration, error)
             finally:
                 self._update()
+            self._close_if_asked()
+
+    def _ask_to_close(self, why: str) -> None:
+        """Have the loop's thread close the hook after its iteration, and wait for it: no other can end torch's recording."""
+        self._asked = why
+        self.wake()
+        if self._closing.wait(_ITERATION_SECONDS):
+            self._closed.wait()
+
+    def _close_if_asked(self) -> None:
+        if self._asked and self._opened and threading.current_thread() is self._loop:
+            self._close(self._asked)
+
+    def _close_at_exit(self) -> None:
+        why = "the process exited without leaving the hook"
+        records = any(one.state in ("armed", "capturing") for one in self._schedule.windows)
+        # Not `is_alive`: in Python 3.12 it is False once a signal has interrupted a `join`.
+        runs = self._loop.ident in sys._current_frames()
+        if records and runs and self._loop is not threading.current_thread():
+            self._ask_to_close(why)
+        self._close(why)
 
     def _close(self, ended_by: str | BaseException | None) -> None:
+        self._closing.set()
         try:
             self._finish(ended_by)
         except BaseException:
@@ -320,12 +359,15 @@ class ProfilingHook:
             self._finish(ended_by)
             raise
         finally:
+            self._closed.set()
             self._sigterm.__exit__()
+            self._watch.__exit__()
+            self._watch.deliver()
 
     def _finish(self, ended_by: str | BaseException | None) -> None:
         # All of it: a handler that raises anywhere in here, for example as the listener stops, would cost the capture.
         with signals_held():
-            atexit.unregister(self._close)
+            atexit.unregister(self._close_at_exit)
             if not self._opened:
                 return
             self._opened = False
@@ -359,7 +401,7 @@ class ProfilingHook:
 
     def _forked(self) -> None:
         """Profile nothing in a child process that the training has forked: threads and files are its parent's."""
-        atexit.unregister(self._close)
+        atexit.unregister(self._close_at_exit)
         for window in self._schedule.windows:
             window.forked()
         self._opened = self._selected = self._timer.watched = False

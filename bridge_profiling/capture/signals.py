@@ -5,11 +5,12 @@ An exception that a handler raises belongs to the training, wherever it is raise
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from traceback import walk_tb
 from typing import Any
 from weakref import WeakSet
@@ -167,3 +168,101 @@ def raise_pending_exit() -> None:
     """
     if _pending and threading.current_thread() is threading.main_thread():
         raise SystemExit(128 + _pending[-1].number)
+
+
+class SignalWatch:
+    """Calls `arrived` in a thread of its own when a signal arrives that would end the process, which then dies of it.
+
+    For a loop in another thread than the main one: Python installs handlers from the main thread only, and runs them there.
+    faulthandler's is written in C, can be installed from any thread, and writes to a pipe here.
+
+    Entering does nothing in the main thread, or where the signal has a handler. Entering and leaving twice is harmless.
+    """
+
+    def __init__(self, number: int, arrived: Callable[[], None]) -> None:
+        self.number, self._arrived = signal.Signals(number), arrived
+        self._received = False
+        self._pipe: tuple[int, int] | None = None
+
+    def __enter__(self) -> SignalWatch:
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main or self._pipe is not None or signal.getsignal(self.number) is not signal.SIG_DFL or _is_caught(self.number):
+            return self
+        # Without a descriptor, or at the limit of threads, the signal ends the process at once, as without us.
+        with suppress(OSError, RuntimeError):
+            reading, writing = os.pipe()
+            try:
+                os.set_blocking(writing, False)
+                threading.Thread(target=self._watch, args=(reading,), name="bridge_profiling signals", daemon=True).start()
+                faulthandler.register(self.number, file=writing, all_threads=False)
+                self._pipe = reading, writing
+                _watches.add(self)
+            finally:
+                if self._pipe is None:
+                    os.close(writing)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._pipe is not None and not self._received:
+            self.forget()
+            os.close(self._pipe[1])
+            self._pipe = None
+
+    def forget(self) -> None:
+        """Restore the signal's disposition, unless other code has replaced it since."""
+        _watches.discard(self)
+        if signal.getsignal(self.number) is signal.SIG_DFL:
+            faulthandler.unregister(self.number)
+
+    def _watch(self, reading: int) -> None:
+        try:
+            self._received = bool(os.read(reading, 1))
+        finally:
+            os.close(reading)
+        if self._received:
+            try:
+                self._arrived()
+            finally:
+                self.deliver()
+
+    def deliver(self) -> None:
+        """End the process by the signal, if it has arrived."""
+        if self._received:
+            self.forget()
+            os.kill(os.getpid(), self.number)
+
+
+def _is_caught(number: int) -> bool:
+    """Whether code that is not written in Python handles a signal."""
+    with suppress(OSError), open("/proc/self/status", encoding="ascii", errors="replace") as status:
+        caught = next((line.split()[1] for line in status if line.startswith("SigCgt:")), "0")
+        return bool(int(caught, 16) >> (number - 1) & 1)
+    return False
+
+
+#: Those that have installed a handler. A forked child, such as a data loader's worker, has no thread that reads the pipe, and a
+#: signal to it must not reach the parent's: it is blocked in the child until the handler is gone.
+_watches: set[SignalWatch] = set()
+
+#: The signals that were blocked before the fork of a thread.
+_blocked = threading.local()
+
+
+def _before_fork() -> None:
+    numbers = [watch.number for watch in [*_watches]]
+    _blocked.before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers) if numbers else None
+
+
+def _after_fork() -> None:
+    before, _blocked.before = getattr(_blocked, "before", None), None
+    if before is not None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _after_fork_in_child() -> None:
+    for watch in [*_watches]:
+        watch.forget()
+    _after_fork()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child)

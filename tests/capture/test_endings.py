@@ -1,10 +1,14 @@
 """How a process ends while a window is open: SIGTERM, SIGKILL, forks, profilers of its own. Each in a forked rank."""
 
+import atexit
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -162,6 +166,52 @@ with ProfilingHook(run.config(2, 6, pytorch_profiler_collect_chakra=True), rank=
     nodes = json.loads((run.root / "torch/iter-2-6/rank-0.et.json").read_text())["nodes"]
     assert len({one["id"] for one in nodes}) == len(nodes) > 10
     assert not list(run.root.rglob(".*"))
+def train_in_a_thread(run: Run, how: str) -> None:
+    """As `train`, in another thread than the main one."""
+
+    def on_iteration(iteration: int) -> None:
+        if how == "a child" and iteration == 3:
+            child = multiprocessing.Process(target=time.sleep, args=(600,))
+            child.start()
+            child.terminate()
+            child.join()
+            print("the child ended with", child.exitcode, flush=True)
+        if how == "a child" or iteration != 4:
+            return
+        captures.set()
+        for _ in range(0 if how == "exit" else 2):
+            terminate()
+        time.sleep(0.2)  # Long enough for the request to arrive in this iteration.
+
+    captures = threading.Event()
+    loop = threading.Thread(
+        target=run.train, args=(run.config(2, 6), range(9)), kwargs={"on_iteration": on_iteration}, daemon=True
+    )
+    loop.start()
+    if how == "exit":
+        captures.wait()
+        atexit._run_exitfuncs()
+    else:
+        loop.join()
+
+
+SIGTERM_IN_A_THREAD = "the process received SIGTERM after iteration 4, inside the window 2-6"
+EXIT_OF_MAIN = "the process exited without leaving the hook after iteration 4, inside the window 2-6"
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "outcome", "reason"),
+    [
+        ("SIGTERM", TERMINATED, ("partial", [2, 3, 4]), SIGTERM_IN_A_THREAD),
+        ("exit", 0, ("partial", [2, 3, 4]), EXIT_OF_MAIN),
+        ("a child", 0, ALL, None),
+    ],
+)
+def test_a_loop_in_another_thread_writes_its_capture_before_the_process_ends(run, tmp_path, how, code, outcome, reason):
+    """And a signal to a child that was forked meanwhile ends the child alone."""
+    ended = run_ranks(train_in_a_thread, run, how, folder=tmp_path)
+    assert (ended.exit_codes, run.outcome("iter-2-6"), run.manifest("iter-2-6")["reason"]) == ([code], outcome, reason)
+    assert ended.stdout.splitlines() == (["the child ended with -15"] if how == "a child" else [])
 
 
 def open_ranges_across_recordings(run: Run) -> None:
