@@ -166,6 +166,8 @@ with ProfilingHook(run.config(2, 6, pytorch_profiler_collect_chakra=True), rank=
     nodes = json.loads((run.root / "torch/iter-2-6/rank-0.et.json").read_text())["nodes"]
     assert len({one["id"] for one in nodes}) == len(nodes) > 10
     assert not list(run.root.rglob(".*"))
+
+
 def train_in_a_thread(run: Run, how: str) -> None:
     """As `train`, in another thread than the main one."""
 
