@@ -20,8 +20,9 @@ from typing import Any
 
 from bridge_profiling.atomic import make_directory, private_directory, write_atomically
 from bridge_profiling.capture.profiler import Profiler
-from bridge_profiling.capture.torch_session import TorchSession
+from bridge_profiling.capture.torch_session import TorchSession, observer_is_registered, watch_observers
 from bridge_profiling.errors import CaptureError, one_line, say
+from bridge_profiling.manifest import Status
 from bridge_profiling.plain import plain
 
 #: Enough of a trace's end to hold its name.
@@ -42,6 +43,12 @@ _TimedRange = tuple[str, int, int, int]
 #: Where the times of Kineto's events begin, in ns since 1970: in a line before the events.
 _BASE_TIME = re.compile(rb'"baseTimeNanoseconds": (\d+)')
 
+#: Why a capture has no Chakra trace.
+_OTHER_OBSERVER = (
+    "the training registered an ExecutionTraceObserver of its own, and torch allows one at a time: no Chakra trace;"
+    " unregister it before the window, or set pytorch_profiler_collect_chakra=False"
+)
+
 #: CUDA calls to make, 10 ms apart, before a process may exit with a pending CUPTI teardown.
 _TEARDOWN_CALLS = 20
 
@@ -54,6 +61,9 @@ class TorchProfiler(Profiler):
 
     _session: TorchSession | None = None
     _observer: Any = None
+    _unwatch_observers: Callable[[], None] = staticmethod(lambda: None)
+    #: Why there is no Chakra trace although one was asked for.
+    _no_chakra: str | None = None
     _profile: Any = None
     #: Holds what is still being written, from the warm-up on.
     _private: ExitStack
@@ -82,11 +92,15 @@ class TorchProfiler(Profiler):
         self._private = ExitStack()
         self._folder = self._private.enter_context(private_directory(self.files.torch_trace.parent))
         self._plain = self._private.enter_context(_plain_path(self._folder))
-        if self.config.pytorch_profiler_collect_chakra:
+        if self.config.pytorch_profiler_collect_chakra and observer_is_registered():
+            self._no_chakra = _OTHER_OBSERVER
+        elif self.config.pytorch_profiler_collect_chakra:
             # The observer writes during the window, so the file gets its name at the end, like every other file.
             self._observer = torch.profiler.ExecutionTraceObserver()
             self._observer.register_callback(str(self._plain / self.files.chakra_trace.name))
-        self._profile = torch.profiler.profile(
+            self._unwatch_observers = watch_observers(self._give_way)
+        # Not its subclass `profile`, which has an observer of its own where ENABLE_PYTORCH_EXECUTION_TRACE is set.
+        self._profile = torch.profiler._KinetoProfile(
             activities=activities,
             record_shapes=self.config.wants_shapes,
             with_stack=self.config.pytorch_profiler_collect_callstack,
@@ -124,8 +138,8 @@ class TorchProfiler(Profiler):
         raw = self._folder / target.with_suffix("").name
         self._profile.export_chrome_trace(str(self._plain / raw.name))
         _check_whole(raw)
-        if self._observer is not None:
-            self._observer.unregister_callback()
+        if self._observer is not None and self._no_chakra is None:
+            self._unregister()
             os.replace(self._folder / self.files.chakra_trace.name, self.files.chakra_trace)
             self.artifacts.append(self.files.chakra_trace)
         self.unpacked = raw
@@ -170,12 +184,33 @@ class TorchProfiler(Profiler):
             return
         try:
             self._session.close()
-            if self._observer is not None:
-                self._observer.unregister_callback()
+            self._unregister()
         finally:
             for left in self._folder.glob("*") if self._folder.is_dir() and self.unpacked is None else ():
                 _free(left)
             self._private.close()
+
+    def finish(self, status: Status, reason: str | None) -> None:
+        """As every profiler; a capture without the Chakra trace that was asked for is not complete."""
+        if status == "complete" and self._no_chakra is not None:
+            status, reason = "partial", self._no_chakra
+        super().finish(status, reason)
+
+    def _give_way(self) -> None:
+        """End our observer before the training registers one of its own; torch crashes if a range began under another one."""
+        if self._session is None or self._observer is None or not self._observer.is_registered:
+            return
+        self._no_chakra = _OTHER_OBSERVER
+        if self._session.give_up(_OTHER_OBSERVER):
+            self._unregister()
+        else:
+            # In another thread, theirs takes ours over.
+            self.forked()
+
+    def _unregister(self) -> None:
+        self._unwatch_observers()
+        if self._observer is not None:
+            self._observer.unregister_callback()
 
     def forked(self) -> None:
         """Keep the observer from writing its end into the parent's file when it is destroyed."""
@@ -289,6 +324,8 @@ class MemoryProfiler(Profiler):
 
         if not torch.cuda.is_available():
             raise CaptureError("memory history records CUDA allocations, and this process sees no CUDA device")
+        if torch._C._cuda_isHistoryEnabled():  # type: ignore[attr-defined,unused-ignore]
+            raise CaptureError("the training records a memory history of its own, which ours would end; switch one of them off")
         torch.cuda.memory._record_memory_history(max_entries=_MAX_ENTRIES, stacks="python")
         self._recording = True
         # Called where the allocation fails, before anything unwinds, so the snapshot shows what filled the memory.

@@ -12,7 +12,7 @@ import gc
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache, wraps
 from typing import Any
@@ -30,6 +30,9 @@ _MODULES = ("torch.autograd", "torch.autograd.profiler", "torch.autograd.profile
 _PREPARES, _DISABLES = "_prepare_profiler", "_disable_profiler"
 _BEGINS = (_PREPARES, "_enable_profiler", "_enable_profiler_legacy")
 
+#: torch's function that registers an ExecutionTraceObserver, and the modules that hold it.
+_OBSERVER_MODULES, _REGISTERS = ("torch.profiler.profiler", "torch._C._profiler"), "_add_execution_trace_observer"
+
 #: Our recordings. A forked child process inherits them, and ends them before another one begins.
 _sessions: WeakSet[TorchSession] = WeakSet()
 
@@ -41,7 +44,7 @@ class TorchSession:
     """One recording: `prepare`, `start` and `stop` in one thread. Its phase is `idle`, `armed`, `recording` or `lost`.
 
     Args:
-        profile: the `torch.profiler.profile` that records.
+        profile: the `torch.profiler._KinetoProfile` that records.
     """
 
     def __init__(self, profile: Any) -> None:
@@ -141,6 +144,17 @@ class TorchSession:
         self.phase = "idle"
         self._unwatch()
 
+    def give_up(self, reason: str) -> bool:
+        """End a recording for something of the training's own; False in another thread than its own, where it goes on."""
+        if self.phase != "recording":
+            return True
+        if threading.current_thread() is not self._thread:
+            return False
+        self.phase, self._reason = "idle", reason
+        with suppress(Exception):
+            self._end()
+        return True
+
     @property
     def traces_calls(self) -> bool:
         """Whether it records Python's calls, with a profile function of this thread."""
@@ -188,7 +202,7 @@ class TorchSession:
 
         if self._others or torch.autograd._profiler_enabled():
             return
-        short = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
+        short = torch.profiler._KinetoProfile(activities=[torch.profiler.ProfilerActivity.CPU])
         with self._own_call():
             short.prepare_trace()
             short.start_trace()
@@ -211,13 +225,11 @@ class TorchSession:
             if function == _PREPARES:
                 self._others.add(thread)
                 self.phase = "idle" if self.phase == "armed" else "lost"
-        elif self.phase != "armed":
+        elif self.phase == "armed":
             self.phase = "idle"
-            # Whatever goes wrong here, the training's own call goes on.
-            with suppress(Exception):
-                self._end()
         else:
-            self.phase = "idle"
+            # Whatever goes wrong there, the training's own call goes on.
+            self.give_up(_OVERTAKEN)
 
     def _ended(self) -> None:
         if threading.current_thread() is not self._calling:
@@ -266,9 +278,15 @@ def _records_elsewhere() -> bool:
 
 def _watch(begins: Callable[[str], None], ended: Callable[[], None]) -> Callable[[], None]:
     """Call `begins` before torch begins a profiler, and `ended` after it has ended one; returns what undoes it."""
+    return _replace_functions(_MODULES, (*_BEGINS, _DISABLES), begins, ended)
+
+
+def _replace_functions(
+    modules: Iterable[str], names: Iterable[str], begins: Callable[[str], None], ended: Callable[[], None]
+) -> Callable[[], None]:
     replaced: list[tuple[Any, str, Any, Any]] = []
-    for module in filter(None, map(sys.modules.get, _MODULES)):
-        for name in (*_BEGINS, _DISABLES):
+    for module in filter(None, map(sys.modules.get, modules)):
+        for name in names:
             original = getattr(module, name, None)
             if original is not None:
                 watched = _watched(original, name, begins, ended)
@@ -283,6 +301,20 @@ def _watch(begins: Callable[[str], None], ended: Callable[[], None]) -> Callable
         replaced.clear()
 
     return unwatch
+
+
+def watch_observers(registers: Callable[[], None]) -> Callable[[], None]:
+    """Call `registers` before torch registers an ExecutionTraceObserver; returns what undoes it."""
+    return _replace_functions(_OBSERVER_MODULES, (_REGISTERS,), lambda function: registers(), lambda: None)
+
+
+def observer_is_registered() -> bool:
+    """Whether the training has an ExecutionTraceObserver of its own: torch has one per process, and a second crashes it."""
+    import torch
+
+    # torch answers only to the object itself; objects refer to their class.
+    observers = torch.profiler.ExecutionTraceObserver
+    return any(isinstance(one, observers) and one._registered for one in gc.get_referrers(observers))
 
 
 def _watched(original: Any, name: str, begins: Callable[[str], None], ended: Callable[[], None]) -> Any:

@@ -47,13 +47,12 @@ def test_a_trace_of_the_device_alone_gets_its_iterations_and_phases_from_the_hoo
     """Without operators Kineto records no annotations; here it records the CPU, as there is no device."""
     if torch.cuda.is_available():
         pytest.skip("needs a machine without a GPU")
-    real = torch.profiler.profile
+    real = torch.profiler._KinetoProfile
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    monkeypatch.setattr(
-        torch.profiler, "profile", lambda activities, **how: real(activities=[torch.profiler.ProfilerActivity.CPU], **how)
-    )
+    cpu = [torch.profiler.ProfilerActivity.CPU]
+    monkeypatch.setattr(torch.profiler, "_KinetoProfile", lambda activities, **how: real(activities=cpu, **how))
     run.train(run.config(3, 5, pytorch_profiler_device_only=True), range(6))
     assert run.outcome("iter-3-5") == ("complete", [3, 4])
     events = [event for event in run.trace("iter-3-5") if event.get("ph") == "X"]

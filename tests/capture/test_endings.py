@@ -255,6 +255,43 @@ def test_ranges_that_are_open_when_a_recording_ends_end_with_it(run, tmp_path):
         assert all(one["args"].get("finished", True) for one in events)
 
 
+def train_with_observer(run: Run, begins: int, ends: int) -> None:
+    """An ExecutionTraceObserver of the training's own, next to our Chakra trace of iterations 2 to 5."""
+    config = run.config(2, 6, pytorch_profiler_collect_chakra=True, on_demand=False)
+    theirs = torch.profiler.ExecutionTraceObserver()
+    with ProfilingHook(config, rank=0, output_dir=run.root) as hook:
+        for iteration in range(9):
+            with hook.iteration(iteration), hook.range("phase"):
+                if iteration == begins:
+                    theirs.register_callback(str(run.root / "theirs.json"))
+                    theirs.start()
+                torch.ones(3) + 1
+                if iteration == ends:
+                    theirs.stop()
+                    theirs.unregister_callback()
+
+
+def train_with_observers(run: Run, cases: list[tuple[int, int]]) -> None:
+    # With it, every `torch.profiler.profile` has an observer.
+    os.environ["ENABLE_PYTORCH_EXECUTION_TRACE"] = "1"
+    for begins, ends in cases:
+        train_with_observer(Run(run.root / f"{begins}-{ends}"), begins, ends)
+
+
+def test_another_observer_of_the_process_keeps_its_trace_and_ours_says_why_it_has_none(run, tmp_path):
+    """torch crashes when the one of two observers ends that it does not know, or a range that began under the other."""
+    ours, gone = ("partial", [2, 3, 4, 5]), ("failed", None)
+    expected = {(0, 8): ours, (1, 3): ours, (0, 4): ours, (3, 8): gone, (3, 3): gone, (0, 0): ALL, (6, 8): ALL}
+    run_ranks(train_with_observers, run, list(expected), folder=tmp_path, check=True)
+    for (begins, ends), outcome in expected.items():
+        one = Run(run.root / f"{begins}-{ends}")
+        assert one.outcome("iter-2-6") == outcome
+        assert (one.root / "torch/iter-2-6/rank-0.et.json").exists() == (outcome == ALL)
+        assert outcome == ALL or "an ExecutionTraceObserver of its own" in one.manifest("iter-2-6")["reason"]
+        nodes = json.loads((one.root / "theirs.json").read_text())["nodes"]
+        assert "aten::add" in {node["name"] for node in nodes}
+
+
 def choose(folder: Path, opening: tuple[int, ...]) -> None:
     rank = torch.distributed.get_rank()
     if rank == 1:
