@@ -6,6 +6,7 @@ This process holds answers, never a rank's tables.
 from __future__ import annotations
 
 import contextlib
+import mmap
 import os
 import tempfile
 import uuid
@@ -53,6 +54,9 @@ T = TypeVar("T")
 #: Called with the number of captures that are done, and their total number.
 OnProgress = Callable[[int, int], None]
 
+
+#: Address space that DuckDB's threads reserve, more or less.
+_DATABASE_BYTES = 1 << 28
 
 #: Up to so many captures, or their tables, of so many bytes together are read in this process: starting a worker takes as long
 #: as reading 2 MB.
@@ -452,6 +456,8 @@ def connect(
     """
     import duckdb  # workers never need it, and it takes 0.09 s to import
 
+    # DuckDB ends in a segmentation fault where its threads find no memory: this raises an error.
+    mmap.mmap(-1, _DATABASE_BYTES).close()
     spill = Path(tempfile.gettempdir(), f"bridge_profiling-{uuid.uuid4().hex}")  # created when needed, removed on close
     connection = duckdb.connect(config={"memory_limit": memory_limit, "temp_directory": str(spill)})
     # Its progress bar would be written into a notebook, or over ours. Off is refused where a notebook cannot show it anyway.

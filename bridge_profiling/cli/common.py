@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
@@ -282,6 +283,9 @@ def _exit_code(app: typer.Typer) -> int:
             os.set_inheritable(unused, True)
         os.close(unused)
         sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
+        if any(option.startswith("error") for option in sys.warnoptions):
+            # What a library deprecates, NeMo-Run's at least, ends no command; Python shows it instead.
+            warnings.simplefilter("default")
         if sys.stdout is None:
             raise OSError("standard output is closed. Redirect it, to /dev/null for instance")
         if isinstance(sys.stdout, io.TextIOWrapper):
