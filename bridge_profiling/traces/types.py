@@ -42,6 +42,7 @@ class ProcessGroup:
 #: Codes of caveats about times that cannot be, and what findings that rest on them then have to say.
 _DOUBTS = {
     "device_clock_apart": "the device's clock disagrees with the host's",
+    "device_events_undated": "device events have no recorded time",
     "device_event_too_long": "a device event ends long after everything else",
     "iterations_unusable": "iterations have no usable length",
     "iterations_overlap": "iterations overlap",

@@ -88,6 +88,7 @@ class Collector:
         self.untimed = 0  # left out because a time is invalid, or a duration is missing
         self.lost_device = 0  # device events among the last three
         self.impossible = 0  # sizes and ranks that no training has, which are null
+        self.undated = 0  # device events left out because the profiler recorded no time of them
         self._categories = Codes()
         self._meaning_of: list[int] = []
         self._usual = {kind: MEANINGS.index(meaning) for kind, meaning in usual_types(exact=exact).items()}
@@ -184,6 +185,10 @@ class Collector:
             return
         good, start, end = self._times(events)
         self.lost_device += int(len(good) - good.sum())
+        # CUPTI's word for times that it could not collect.
+        undated = good & (start == 0) & (end == 0)
+        self.undated += int(undated.sum())
+        good &= ~undated
         args = [event.args or _NO_ARGS for event in events]
         row_of = len(self.device) + np.cumsum(good) - 1
         for place, arg in enumerate(args):

@@ -147,6 +147,9 @@ def _nothing_in(path: Path, collected: Collector, reader: EventReader) -> str:
 
 
 def _events_left_out(collected: Collector) -> Iterator[Caveat]:
+    if collected.undated:
+        text = f"no time was recorded of {collected.undated} device events (start and duration are 0), and they are left out"
+        yield Caveat("device_events_undated", text)
     unknown, others = _by_count(collected.unknown), _by_count(collected.left_out)
     for category, count in unknown[:_NAMED]:
         yield Caveat("category_unknown", f"{count} events of the unknown category {category!r} are left out")
