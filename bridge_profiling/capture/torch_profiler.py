@@ -324,7 +324,7 @@ class MemoryProfiler(Profiler):
 
         if not torch.cuda.is_available():
             raise CaptureError("memory history records CUDA allocations, and this process sees no CUDA device")
-        if torch._C._cuda_isHistoryEnabled():  # type: ignore[attr-defined,unused-ignore]
+        if getattr(torch._C, "_cuda_isHistoryEnabled", lambda: False)():
             raise CaptureError("the training records a memory history of its own, which ours would end; switch one of them off")
         torch.cuda.memory._record_memory_history(max_entries=_MAX_ENTRIES, stacks="python")
         self._recording = True

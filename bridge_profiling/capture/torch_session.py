@@ -253,7 +253,7 @@ def _after_fork() -> None:
 
     if any(session.phase in ("armed", "recording") for session in _sessions):
         with suppress(Exception):
-            torch._C._autograd._clear_callbacks()
+            torch._C._autograd._clear_callbacks()  # type: ignore[attr-defined,unused-ignore]
         if any(session.traces_calls for session in _sessions):
             sys.setprofile(None)
     with suppress(Exception):  # other C libraries than glibc lack `on_exit`

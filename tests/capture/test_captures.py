@@ -177,6 +177,16 @@ SLURM = {"SLURM_JOB_ID": "11", "SLURM_STEP_ID": "0", "SLURM_RESTART_COUNT": "0"}
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "a", "TORCHELASTIC_RESTART_COUNT": "0"}
 
 
+def test_a_memory_history_that_the_training_records_itself_goes_on(run, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch._C, "_cuda_isHistoryEnabled", lambda: True)
+    calls: list[object] = []
+    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda *args, **how: calls.append(how))
+    run.train(run.config(1, 3, use_pytorch_profiler=False, record_memory_history=True), range(4))
+    assert (run.outcome("iter-1-3"), calls) == (("failed", None), [])
+    assert "a memory history of its own" in run.manifest("iter-1-3")["reason"]
+
+
 @pytest.mark.parametrize(
     ("launch", "restart", "another"),
     [
