@@ -165,12 +165,12 @@ def test_training_goes_on_while_a_trace_is_compressed_and_a_kill_then_leaves_it_
     """
     reached, compress, left = threading.Event(), torch_profiler._compress, []
 
-    def held_up(raw, *arguments):
+    def held_up(raw, *arguments, **how):
         assert reached.wait(timeout=60), "training waited for the compression"
         manifest = run.manifest("iter-1-9")
         where = Path(manifest["reason"].partition("the whole trace is in ")[2])
         left.append((manifest["status"], where == raw, iterations_in(json.loads(where.read_text())["traceEvents"])))
-        compress(raw, *arguments)
+        compress(raw, *arguments, **how)
 
     monkeypatch.setattr(torch_profiler, "_compress", held_up)
     run.train(run.config(1, 9), range(iterations), on_iteration=at(min(11, iterations - 1), reached.set))
