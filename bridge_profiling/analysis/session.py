@@ -409,7 +409,7 @@ class Session:
                     text = f"no answer is about them: {task.path} cannot be read"
                     self._found_caveats.append(Caveat("rank_unreadable", text, (task.source.rank,), str(task.path)))
             self._on_progress(count, len(tasks))
-        return sorted(done, key=lambda result: (result.info.rank, result.info.source))
+        return sorted(done, key=_rank_and_source)
 
     def _keep(self, asked: Sequence[Asked], results: Sequence[RankResult]) -> None:
         for place, each in enumerate(asked):
@@ -533,6 +533,10 @@ def _find(path: Path, cycle: int | None) -> tuple[list[Capture | Path], list[Cav
     return list(found.captures), found.caveats, manifests, list(found.errors)
 
 
+def _rank_and_source(result: RankResult) -> tuple[int, str]:
+    return result.info.rank, result.info.source
+
+
 def _one_of_each_content(read: Sequence[RankResult]) -> list[RankResult]:
     """One result of each content: a copy under another rank's name is not another rank. Traces that say their rank stay."""
     same: dict[tuple[str, str], list[RankResult]] = {}
@@ -550,7 +554,7 @@ def _one_of_each_content(read: Sequence[RankResult]) -> list[RankResult]:
             copies = Caveat("same_content", text, ranks, first.info.files[0])
             first = replace(first, info=replace(first.info, caveats=[*first.info.caveats, copies]))
         kept.append(first)
-    return kept
+    return sorted(kept, key=_rank_and_source)
 
 
 def _manifests_alone(path: Path) -> list[RankCapture]:

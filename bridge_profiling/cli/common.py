@@ -238,7 +238,8 @@ def exit_code(app: typer.Typer) -> int:
     """Run an app's command, and print what ended it on one line of standard error; a user who types Ctrl-C knows it."""
     with interruptible() as received:
         try:
-            code = max(_exit_code(app), _flushed())
+            code = _exit_code(app)
+            _flush_output()
             is_cut_off = code == 128 + signal.SIGINT  # what Typer makes of `Interrupted`; older releases raise
         except (KeyboardInterrupt, typer.Abort):
             code, is_cut_off = 128 + signal.SIGINT, True
@@ -256,18 +257,15 @@ def exit_code(app: typer.Typer) -> int:
     return 128 + received[0] if received else code
 
 
-def _flushed() -> int:
-    """Write what is left for standard output; the exit code. Python would print its own error about it at its end."""
+def _flush_output() -> None:
+    """Write what is left for standard output. What its disk does not take is lost, and the exit code says so already."""
     try:
         if sys.stdout is not None:
             sys.stdout.flush()
     except BrokenPipeError:
         raise
-    except OSError as error:
+    except OSError:
         _discard_output()
-        print_error(f"standard output cannot be written: {error.strerror}")
-        return FAILURE
-    return 0
 
 
 def _discard_output() -> None:
@@ -291,7 +289,9 @@ def _exit_code(app: typer.Typer) -> int:
         if isinstance(sys.stdout, io.TextIOWrapper):
             # Captures hold names in any script, and our sentences dashes and arrows: what an encoding lacks becomes "?".
             sys.stdout.reconfigure(errors="replace")
-        return app(standalone_mode=False) or 0
+        code = app(standalone_mode=False) or 0
+        sys.stdout.flush()
+        return code
     except ProfilingConfigError as error:
         print_error(str(error))
         return FAILURE if getattr(error.__cause__, "errno", None) in _DISK_FAILURES else USAGE

@@ -278,7 +278,7 @@ def _gained(
     # What each wait waited for, as far as the capture shows: the last event on the device that ended before the wait did.
     # The rest of the call takes as long as it took.
     last = np.searchsorted(ends, waits.end_ns, side="right") - 1
-    until_ns = np.where(last >= 0, ends[last], waits.start_ns)
+    until_ns = np.where(last >= 0, ends[last], waits.start_ns) if len(ends) else waits.start_ns
     waited_ns, slack_ns = np.maximum(until_ns - waits.start_ns, 0), np.maximum(waits.start_ns - until_ns, 0)
     # The host's lead at a time is what it had spent then plus this, by the number of waits before.
     base = np.full(len(waits) + 1, ahead_ns)
