@@ -35,6 +35,8 @@ def test_own_time_is_without_operators_inside(monkeypatch, rows):
     of_add, of_mul = ("aten::add", 2, 2.5, 3, 0.1, 0.1), ("aten::mul", 1, 0.5, 0.5, 0, 0)
     expected = [("aten::mm", 2, 7, 7, 4.5, 4.5), ("aten::linear", 1, 4, 10, 0, 4), of_add, of_mul]
     assert values(found, "name", "count", "self_us", "total_us", "device_self_us", "device_total_us") == expected
+    of_each = [("aten::mm", 3.5, 6), ("aten::linear", 10, 10), ("aten::add", 1.5, 2), ("aten::mul", 0.5, 0.5)]
+    assert values(found, "name", "mean_us", "max_us") == of_each
 
 
 def test_calls_are_separated_by_shapes_or_call_stacks_and_other_ranges_counted_when_asked():

@@ -10,7 +10,7 @@ import pytest
 from bridge_profiling import ProfilingConfigError
 from bridge_profiling.monitor import GPUMonitor
 from bridge_profiling.monitor.gpus import Gpus
-from bridge_profiling.monitor.metrics import GPU_METRICS
+from bridge_profiling.monitor.metrics import GPU_METRICS, MACHINE_METRICS
 
 LOST = pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
 REFUSED = pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
@@ -130,11 +130,16 @@ def test_a_block_is_summarized_by_gpu_and_metric_also_when_it_raises(driver):
 
     with pytest.raises(KeyError):
         train()
-    (summary,) = monitor.get_summary()["gpus"]
+    found = monitor.get_summary()
+    (summary,), machine = found["gpus"], found["machine"]
     assert summary["uuid"] == "GPU-aaaaaaaa"
     # One at the beginning of the block and one at its end.
     assert summary["metrics"]["power_watts"] == {"mean": 406.0, "min": 300.0, "max": 512.0, "samples": 2}
+    means = [summary["metrics"][name]["mean"] for name in ("utilization_ratio", "memory_used_bytes")]
+    assert means == [pytest.approx(0.87), 60 << 30]
     assert summary["unavailable"].keys() == set(LINKS)
+    assert {*machine["metrics"], *machine["unavailable"]} == set(MACHINE_METRICS)
+    assert machine["metrics"]["memory_used_bytes"]["samples"] == 2
     assert [readings[0].values["power_watts"] for _, readings in monitor.samples] == [512.0, 300.0]
     assert driver.shut_down == 1
 

@@ -44,6 +44,7 @@ def test_a_hooks_iterations_are_logged_and_the_end_of_a_short_training_too(path,
     assert 0 < last["training"]["data_loading_ratio"] <= 1
     assert no_driver in last["unavailable"]["gpus"]
     assert last["processes"][0]["resident_memory_bytes"] > 1 << 20
+    assert 1 << 20 < last["machine"]["memory_used_bytes"] < last["machine"]["memory_total_bytes"]
 
 
 def test_the_example_of_the_documentation_monitors_a_plain_loop(path, monkeypatch):

@@ -9,7 +9,7 @@ import pytest
 
 from bridge_profiling.monitor import Monitor, processes
 from bridge_profiling.monitor.metrics import PROCESS_METRICS
-from bridge_profiling.monitor.processes import Processes
+from bridge_profiling.monitor.processes import Machine, Processes
 
 BUSY = "held = bytearray(100 << 20)\nprint(flush=True)\nwhile True: pass"
 IDLE = "import time\nprint(flush=True)\ntime.sleep(600)"
@@ -36,12 +36,16 @@ def start():
 def test_children_are_read_until_they_end(start, monkeypatch):
     monkeypatch.setattr(processes, "_COST_MULTIPLE", 0)
     busy, idle = start(BUSY), start(IDLE)
-    watched = Processes()
+    watched, machine = Processes(), Machine()
+    assert machine.read().unavailable["cpu_ratio"] == "needs two samples"
     first = {one.identity["pid"]: one for one in watched.read()}
     assert {one.unavailable["cpu_ratio"] for one in first.values()} == {"needs two samples"}
     assert [first[pid].identity.get("parent") for pid in (os.getpid(), busy.pid, idle.pid)] == [None, os.getpid(), os.getpid()]
     sleep(1)
     second = {one.identity["pid"]: one.values for one in watched.read()}
+    of_machine = machine.read().values
+    assert 0 < of_machine["cpu_ratio"] <= 1
+    assert second[busy.pid]["resident_memory_bytes"] < of_machine["memory_used_bytes"] < of_machine["memory_total_bytes"]
     # The machine may be busy with other work.
     assert second[busy.pid]["cpu_ratio"] > 0.05
     assert second[idle.pid]["cpu_ratio"] <= 0.05

@@ -61,6 +61,12 @@ def test_a_step_may_be_a_block(clock):
     summary = monitor.get_summary()
     assert (summary["loss"], summary["samples"]) == (0.5, 24)
     assert summary["metrics"] == {"lr": 1e-3, "throughput": 4.0, "grad_norm": None, "unavailable": {"grad_norm": "it is None"}}
+    slow = TrainingMonitor()
+    for _ in slow.loading(clock(1) for _ in range(3)):
+        with slow.record_step():
+            clock(3)
+    # The first step begins after its batch has come.
+    assert slow.read().values["data_loading_ratio"] == pytest.approx(2 / (3 + 4 + 4))
 
 
 @pytest.mark.parametrize(

@@ -174,15 +174,19 @@ def test_performance_counter():
 
 
 def test_torch_profiler_class(tmp_path, monkeypatch, capsys):
-    """Its trace is read as any other."""
+    """Its trace is read as any other, with the memory of each operator as torch counts it."""
     monkeypatch.chdir(tmp_path)
     loop, theirs = Loop(), execute("nemo-rl-profiling 3")["PyTorchProfiler"]()
     theirs.optimizer, theirs.compute_loss = loop.optimizer, lambda outputs, batch: outputs.square().mean()
     profile = theirs.profile_model(loop.model, loop.dataloader, num_steps=3)
     profile.export_chrome_trace("trace.json")
     with Run(tmp_path / "trace.json") as found:
-        names = {*found.operators()["name"].to_pylist(), *found.operators(category="annotation")["name"].to_pylist()}
-    assert {"model_forward", "backward_pass", "aten::conv2d"} <= names
+        operators, ranges = found.operators(), found.operators(category="annotation")["name"].to_pylist()
+    assert {"model_forward", "backward_pass", "optimizer_step"} <= {*ranges}
+    memory = dict(zip(operators["name"].to_pylist(), operators["cpu_memory_self_bytes"].to_pylist(), strict=True))
+    expected = {each.key: each.self_cpu_memory_usage for each in profile.key_averages() if each.key in memory}
+    assert memory == expected
+    assert memory["aten::empty"] > 0
     capsys.readouterr()
 
 
