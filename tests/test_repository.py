@@ -1,5 +1,6 @@
 """The repository agrees with itself: imports without cycles, releases, and pages that tools write."""
 
+import re
 import runpy
 import tomllib
 from graphlib import CycleError, TopologicalSorter
@@ -41,3 +42,8 @@ def test_the_table_of_what_is_supported_is_current_and_its_files_exist():
 def test_every_feature_has_a_test_or_a_page_and_the_table_is_current():
     assert [row.evidence for row in features() if not row.holds] == []
     assert PAGE.read_text(encoding="utf-8") == page()
+
+
+def test_no_page_has_the_marks_of_an_unfinished_merge():
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    assert [str(each) for each in pages if re.search(r"^(<{7}|>{7}) ", each.read_text(encoding="utf-8"), re.MULTILINE)] == []
