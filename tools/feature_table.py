@@ -24,9 +24,10 @@ _GUIDES = {
 _HEAD = """# Features of other guides
 
 Each feature that the guides behind this project describe, with the test that shows it, or the page that says what to use
-instead, or that it is not supported. Tests in `tests/gpu` run on GPUs, those in `tests/system` with a real nsys, Slurm or Ray, and the
-others on a CPU with neither. The [snippets](snippets.md) of the guides have a page of their own. `tools/feature_table.py` writes this
-one from `tests/snippets/features.txt`, and a test checks that every test exists and that every page has the words that a row names.
+instead, or that it is not supported. Tests in `tests/gpu` run on GPUs, those in `tests/system` with a real nsys, Slurm or
+Ray, and the others on a CPU. The [snippets](snippets.md) of the guides have a page of their own. `tools/feature_table.py`
+writes this one from `tests/snippets/features.txt`, and a test checks that every test exists and that every page has the
+words that a row names.
 """
 
 
