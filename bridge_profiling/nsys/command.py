@@ -115,7 +115,7 @@ def check_trace(trace: object, *, name: str = "nsys_trace") -> None:
             word in TRACE_WORDS,
             f"{name} holds {word!r}, which nsys cannot trace",
             why="nsys would refuse to start, and the ranks would train without it",
-            instead=f"{did_you_mean(word, TRACE_WORDS)}; a newer nsys' own words go into nsys_extra_args as --trace=…",
+            instead=did_you_mean(word, TRACE_WORDS),
         )
 
 
