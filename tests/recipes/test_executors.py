@@ -110,7 +110,7 @@ def test_a_recipe_survives_the_way_to_the_job_finalized_or_not(name):
 def test_what_cannot_be_sent_to_the_job_is_refused():
     from tests.recipes.builders import tiny
 
-    with pytest.raises(ProfilingConfigError, match=r"torch\.bfloat16"):
+    with pytest.raises(ProfilingConfigError, match=r"config\.model\.params_dtype is a torch\.dtype"):
         pretrain_partial(lambda: tiny("model.params_dtype=bfloat16"))
 
 

@@ -139,7 +139,7 @@ def _lost(reader: EventReader, collected: Collector, recorded: int) -> LostRecor
 
 
 def _nothing_in(path: Path, collected: Collector, reader: EventReader) -> str:
-    if collected.negative or collected.untimed:
+    if collected.negative or collected.untimed or collected.undated:
         return f"{path} cannot be read: none of its events has a usable time"
     if reader.left_out:
         return f"{path} is not a Kineto trace: none of its {reader.left_out} events can be decoded"
