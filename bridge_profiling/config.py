@@ -7,7 +7,6 @@ nemo_run: the submit host and the ranks share these classes.
 from __future__ import annotations
 
 import difflib
-import logging
 import math
 import os
 import re
@@ -15,14 +14,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
-from bridge_profiling.errors import ProfilingConfigError, require
+from bridge_profiling.errors import ProfilingConfigError, TrainingLogger, require
 from bridge_profiling.launch_env import LaunchEnv
 from bridge_profiling.layout import RANK_WORDS, normalize_ranks
 from bridge_profiling.manifest import Window
 from bridge_profiling.nsys.command import check_extra_args, check_trace
 from bridge_profiling.plain import setting, text_of
 
-logger = logging.getLogger(__name__)
+logger = TrainingLogger(__name__)
 
 #: The plugins set this variable in the job's environment, so training loops that know nothing of plugins find the directory.
 OUTPUT_DIR_VARIABLE = "BRIDGE_PROFILING_DIR"

@@ -6,7 +6,6 @@ manifest says so.
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 import time
@@ -19,14 +18,14 @@ from pathlib import Path
 from bridge_profiling.capture.profiler import Profiler
 from bridge_profiling.capture.ranges import INJECTION_VARIABLE, NvtxRange, range_functions
 from bridge_profiling.config import ProfilingConfig, resolve_output_dir
-from bridge_profiling.errors import CaptureError
+from bridge_profiling.errors import CaptureError, TrainingLogger
 from bridge_profiling.layout import ParallelLayout, select_ranks
 from bridge_profiling.nsys.channel import REFUSED_VARIABLE, Capture, Channel, Delivery, Spec
 from bridge_profiling.nsys.command import CAPTURE_RANGE, NVTX_REMEDY, NsysRequest
 from bridge_profiling.nsys.launch import ExternalNsys, link_report, restart_under_nsys, runs_under_nsys
 from bridge_profiling.processes import WatchedProcess
 
-logger = logging.getLogger(__name__)
+logger = TrainingLogger(__name__)
 
 _POLL_SECONDS = 0.1
 
@@ -133,7 +132,7 @@ class NsysProfiler(Profiler):
                 lost = f"nsys does not record the ranges of nvtx {version('nvtx')} (nvtx.annotate)"
                 self.notes.append(lost)
                 self._says_lost_ranges = True
-                logger.warning("rank %s: %s. %s.", self.metadata.get("rank", "?"), lost, NVTX_REMEDY)
+                logger.warning("rank %d: %s. %s.", self.files.rank, lost, NVTX_REMEDY)
 
     def phase_range(self, name: str) -> AbstractContextManager:
         """An NVTX range."""

@@ -264,24 +264,26 @@ def phase(name: str, *, synchronize: bool = False) -> Iterator[None]:
     here = vars(_inside)  # of this thread, whichever one ends the phase
     outermost = not here.get("a_phase", False)
     here["a_phase"] = True
-    with nullcontext() if hook is None else hook.range(name):
-        if synchronize:
-            _synchronize()
-        started = perf_counter_ns()
-        try:
-            yield
-        finally:
+    try:
+        with nullcontext() if hook is None else hook.range(name):
             if synchronize:
                 _synchronize()
-            took = perf_counter_ns() - started
-            with _lock:
-                before = _times.get(name) or PhaseTime(0, 0, took, took)
-                low, high = min(before.min_ns, took), max(before.max_ns, took)
-                squares = before.squares_ns + took**2
-                _times[name] = PhaseTime(before.count + 1, before.total_ns + took, low, high, squares)
-                if outermost:
-                    here["a_phase"] = False
-                    _outermost_ns += took
+            started = perf_counter_ns()
+            try:
+                yield
+            finally:
+                if synchronize:
+                    _synchronize()
+                took = perf_counter_ns() - started
+                with _lock:
+                    before = _times.get(name) or PhaseTime(0, 0, took, took)
+                    low, high = min(before.min_ns, took), max(before.max_ns, took)
+                    squares = before.squares_ns + took**2
+                    _times[name] = PhaseTime(before.count + 1, before.total_ns + took, low, high, squares)
+                    _outermost_ns += took if outermost else 0
+    finally:
+        if outermost:
+            here["a_phase"] = False
 
 
 def phase_times() -> PhaseTimes:

@@ -22,7 +22,7 @@ from bridge_profiling.capture.hook import ProfilingHook
 from bridge_profiling.capture.record import IterationWork
 from bridge_profiling.capture.signals import raised_by_handler, unwind_on
 from bridge_profiling.config import ProfilingConfig
-from bridge_profiling.errors import ProfilingConfigError, TrainingLogger, one_line, require
+from bridge_profiling.errors import ProfilingConfigError, TrainingLogger, contained, one_line, require
 from bridge_profiling.launch_env import LAUNCH_VARIABLE, LaunchEnv, initialized_distributed
 from bridge_profiling.layout import ParallelLayout, select_ranks
 from bridge_profiling.plain import shown, whole_number, whole_text
@@ -176,8 +176,10 @@ class ProfilingDriver:
 
     def _describe_fetched(self, loader: object) -> None:
         # Batches of a first evaluation are fetched before the first iteration.
-        if self.in_iteration and self.hook is not None and "batch_size" not in self.hook.facts:
-            self.hook.facts.update(loader_facts(loader))
+        if self.in_iteration and self.phases is not None and self.hook is not None:
+            # Once: the length of a dataset may take long to find.
+            self.phases.fetches = lambda loader: None
+            self.describe(loader_facts(loader) | self.hook.facts)
 
     @property
     def in_own_process(self) -> bool:
@@ -283,7 +285,7 @@ def loader_facts(loader: Any) -> dict[str, object]:
     found: dict[str, object] = {}
     for name, places in _LOADER_FACTS.items():
         for place in places:
-            with suppress(Exception):  # whatever a loader's attributes do, and datasets without a length
+            with contained():  # whatever a loader's attributes do, and datasets without a length
                 value = functools.reduce(getattr, place, loader)
                 found.setdefault(name, whole_number(len(value) if name == "dataset_size" else value))
     return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from itertools import takewhile
 from math import isfinite
 from statistics import median
@@ -13,7 +13,7 @@ from threading import Lock
 from time import perf_counter_ns
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from bridge_profiling.errors import TrainingLogger, one_line
+from bridge_profiling.errors import TrainingLogger, contained, is_contained, one_line
 from bridge_profiling.monitor.metrics import TRAINING_METRICS, Readings
 from bridge_profiling.plain import shown, whole_number, whole_text
 
@@ -183,8 +183,10 @@ class TrainingMonitor:
         """
         try:
             given = dict(metrics)
-        except Exception as error:
-            logger.warning("monitoring: log_metrics takes numbers by name: %s. Training continues.", error)
+        except BaseException as error:
+            if not is_contained(error):
+                raise
+            logger.warning("monitoring: log_metrics takes numbers by name: %s. Training continues.", one_line(error))
             return
         values = {whole_text(name): "it is None" if value is None else _number(name, value) for name, value in given.items()}
         with self._lock:
@@ -377,7 +379,7 @@ class Counters:
         """
         name = whole_text(name)
         # A tensor or a NumPy number has `item`, and JSON does not support it.
-        with suppress(Exception):
+        with contained():
             amount = getattr(amount, "item", lambda: amount)()
         is_valid = isinstance(amount, int | float) and 0 <= amount < _MOST
         with self._lock:
@@ -431,6 +433,8 @@ def _number(name: str, reported: Any) -> float | str:
             when = " now and then" if name == "loss" else ""
             return f"it is on the GPU, and reading it would wait for the GPU: report {name}.item(){when}"
         value = float(reported.detach() if hasattr(reported, "detach") else reported)
-    except Exception:  # of any class that a loop may report
+    except BaseException as error:  # of any class that a loop may report
+        if not is_contained(error):
+            raise
         return f"a {type(reported).__name__} is not a number"
     return value if isfinite(value) else f"it is {value}"

@@ -26,7 +26,7 @@ class Endless(torch.utils.data.IterableDataset):
 class Hostile:
     @property
     def batch_size(self):
-        raise RuntimeError("not yet")
+        raise SystemExit("not yet")
 
     dataset = batch_sampler = batch_size
 
