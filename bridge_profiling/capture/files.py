@@ -14,9 +14,11 @@ import json
 import os
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent import futures
 from pathlib import Path
-from typing import Any
+from threading import Thread
+from typing import Any, TypeVar
 
 from bridge_profiling.atomic import create_exclusively, make_directory
 from bridge_profiling.capture.signals import raised_by_handler
@@ -25,6 +27,8 @@ from bridge_profiling.errors import TrainingLogger, one_line
 from bridge_profiling.launch_env import LaunchEnv, initialized_distributed
 
 logger = TrainingLogger(__name__)
+
+Result = TypeVar("Result")
 
 #: The folders of captures under the output directory. manifest/ also holds each attempt's holder.
 _CAPTURES = ("torch", "nsys", "memory")
@@ -37,6 +41,9 @@ _WRITTEN_SECONDS = 5.0
 
 #: How long ranks wait for each other's hooks to open.
 _AGREE_SECONDS = 10.0
+
+#: How long the store may take to answer in addition.
+_ANSWER_SECONDS = 2.0
 
 
 class CaptureFiles:
@@ -109,12 +116,35 @@ def choose_attempt(
         try:
             # Others are not in this process group, such as those of another Ray actor.
             peers = ranks if distributed.get_world_size() == world_size else ()
-            first, identity = _agree(distributed.distributed_c10d._get_default_store(), root, window, rank, {*peers, rank})
+            store = distributed.distributed_c10d._get_default_store()
+            first, identity = asked_in_time(
+                _AGREE_SECONDS + _ANSWER_SECONDS, lambda: _agree(store, root, window, rank, {*peers, rank})
+            )
         except Exception as error:
             if raised_by_handler(error):
                 raise
             logger.warning("rank %d: the ranks cannot agree on a folder of window %s: %s", rank, window, one_line(error))
     return claim_attempt(root, window, rank, identity, first), identity
+
+
+def asked_in_time(seconds: float, ask: Callable[[], Result]) -> Result:
+    """What a call to a store of torch.distributed returns; TimeoutError if it takes longer.
+
+    torch waits without a limit for a server that hangs or is stopped, whatever the store's timeout. So another thread calls it,
+    and stays behind.
+    """
+    answer: futures.Future[Result] = futures.Future()
+
+    def call() -> None:
+        try:
+            answer.set_result(ask())
+        except BaseException as error:
+            answer.set_exception(error)
+
+    Thread(target=call, name="bridge_profiling store", daemon=True).start()
+    if not futures.wait([answer], seconds).done:
+        raise TimeoutError("the store of torch.distributed does not answer")
+    return answer.result()
 
 
 def _agree(store: Any, root: Path, window: Window, rank: int, ranks: set[int]) -> tuple[int, str]:

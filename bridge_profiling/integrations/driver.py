@@ -18,6 +18,7 @@ from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+from bridge_profiling.capture.files import asked_in_time
 from bridge_profiling.capture.hook import ProfilingHook
 from bridge_profiling.capture.record import IterationWork
 from bridge_profiling.capture.signals import raised_by_handler, unwind_on
@@ -42,7 +43,7 @@ OutputDir = str | os.PathLike[str] | None
 END: Any = object()
 
 #: How long torchrun's store may take to answer. It runs before the first rank starts.
-_STORE_TIMEOUT = timedelta(seconds=10)
+_STORE_SECONDS = 10.0
 
 #: Names of the settings.
 SETTINGS = tuple(field.name for field in dataclasses.fields(ProfilingConfig))
@@ -454,19 +455,20 @@ def name_launch(environ: MutableMapping[str, str] = os.environ) -> None:
     if env.launch_is_named:
         return
     name = env.launch_id if env.world_size > 1 else ""
-    distributed, store = initialized_distributed(), None
+    distributed = initialized_distributed()
     # The launcher's own id is nearly as good as a name from its store.
     with suppress(Exception):
+        connect: Any = None
         if env.agent_store is not None:
-            from torch.distributed import TCPStore
+            from torch.distributed import TCPStore  # here: loading torch may take longer than the store
 
-            host, port = env.agent_store
-            store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=_STORE_TIMEOUT)
+            (host, port), limit = env.agent_store, timedelta(seconds=_STORE_SECONDS)
+            connect = functools.partial(TCPStore, host, port, is_master=False, wait_for_workers=False, timeout=limit)
         elif distributed is not None:
-            store = distributed.distributed_c10d._get_default_store()
-        if store is not None:
+            connect = distributed.distributed_c10d._get_default_store
+        if connect is not None:
             key = f"bridge_profiling/launch/{env.restarts or 0}"
-            name = store.compare_set(key, "", uuid.uuid4().hex).decode()
+            name = asked_in_time(_STORE_SECONDS, lambda: connect().compare_set(key, "", uuid.uuid4().hex).decode())
     environ[LAUNCH_VARIABLE] = name or uuid.uuid4().hex
 
 

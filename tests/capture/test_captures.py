@@ -238,7 +238,20 @@ def test_ranks_that_open_no_hook_are_named_and_not_waited_for_for_long(tmp_path,
     assert (tmp_path / "0" / "manifest" / "iter-4-5" / "attempt.json").read_text() == holder
 
 
-def test_a_store_that_fails_leaves_each_rank_a_folder_of_its_own(tmp_path, monkeypatch, caplog):
+class Stopped(torch.distributed.Store):
+    """A store whose server is stopped, until the test ends."""
+
+    goes_on = threading.Event()
+
+    def add(self, *_: object) -> int:
+        return self.goes_on.wait()
+
+
+@pytest.mark.parametrize("kind", [torch.distributed.Store, Stopped])
+def test_a_store_that_fails_or_hangs_leaves_each_rank_a_folder_of_its_own(tmp_path, monkeypatch, caplog, kind):
     """The process that serves it may have died, and other groups have none in common."""
-    assert agreed(tmp_path, monkeypatch, range(4), [0, 2], store=torch.distributed.Store()) == ([0, 0], 2)
+    monkeypatch.setattr(files, "_AGREE_SECONDS", 0)
+    monkeypatch.setattr(files, "_ANSWER_SECONDS", 0.1)
+    assert agreed(tmp_path, monkeypatch, range(4), [0, 2], store=kind()) == ([0, 0], 2)
     assert caplog.text.count("the ranks cannot agree on a folder of window 1-2") == 2
+    Stopped.goes_on.set()
