@@ -214,12 +214,21 @@ class SignalWatch:
         if signal.getsignal(self.number) is signal.SIG_DFL:
             faulthandler.unregister(self.number)
 
+    def forked(self) -> None:
+        """Leave the signal and the pipe to the parent, in a child process: its thread reads until nobody can write."""
+        self.forget()
+        if self._pipe is not None:
+            os.close(self._pipe[1])
+            self._pipe = None
+
     def _watch(self, reading: int) -> None:
         try:
-            self._received = bool(os.read(reading, 1))
+            received = bool(os.read(reading, 1))
         finally:
             os.close(reading)
-        if self._received:
+        # The thread of an earlier pipe may notice its end only now, and must not take back what another one has received.
+        if received:
+            self._received = True
             try:
                 self._arrived()
             finally:
@@ -261,7 +270,7 @@ def _after_fork() -> None:
 
 def _after_fork_in_child() -> None:
     for watch in [*_watches]:
-        watch.forget()
+        watch.forked()
     _after_fork()
 
 

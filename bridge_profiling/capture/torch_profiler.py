@@ -66,7 +66,7 @@ class TorchProfiler(Profiler):
     _no_chakra: str | None = None
     _profile: Any = None
     #: Holds what is still being written, from the warm-up on.
-    _private: ExitStack
+    _private: ExitStack | None = None
     #: Ranges of a trace without operators, for which Kineto records no annotations: name, thread, start and end in Unix ns.
     _timed: list[_TimedRange]
 
@@ -89,9 +89,10 @@ class TorchProfiler(Profiler):
                     "TEARDOWN_CUPTI=0, which CUDA graphs need: CUPTI stays attached, and the rest of this run may be slower"
                 )
         make_directory(self.files.torch_trace.parent)
-        self._private = ExitStack()
-        self._folder = self._private.enter_context(private_directory(self.files.torch_trace.parent))
-        self._plain = self._private.enter_context(_plain_path(self._folder))
+        with ExitStack() as private:
+            self._folder = private.enter_context(private_directory(self.files.torch_trace.parent))
+            self._plain = private.enter_context(_plain_path(self._folder))
+            self._private = private.pop_all()
         if self.config.pytorch_profiler_collect_chakra and observer_is_registered():
             self._no_chakra = _OTHER_OBSERVER
         elif self.config.pytorch_profiler_collect_chakra:
@@ -133,6 +134,7 @@ class TorchProfiler(Profiler):
         export, and 0.4 s to compress while training goes on. torch's own `.json.gz` takes 16 s for both.
         """
         assert self._session is not None
+        assert self._private is not None
         self._session.stop()
         target = self.files.torch_trace
         raw = self._folder / target.with_suffix("").name
@@ -179,16 +181,16 @@ class TorchProfiler(Profiler):
             time.sleep(0.01)
 
     def close(self) -> None:
-        """Leave no Kineto session behind."""
-        if self._session is None:
-            return
+        """Leave no Kineto session behind, and no folder, also where the warm-up failed."""
         try:
-            self._session.close()
+            if self._session is not None:
+                self._session.close()
             self._unregister()
         finally:
-            for left in self._folder.glob("*") if self._folder.is_dir() and self.unpacked is None else ():
-                _free(left)
-            self._private.close()
+            if self._private is not None:
+                for left in self._folder.glob("*") if self.unpacked is None else ():
+                    _free(left)
+                self._private.close()
 
     def finish(self, status: Status, reason: str | None) -> None:
         """As every profiler; a capture without the Chakra trace that was asked for is not complete."""

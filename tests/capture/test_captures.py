@@ -1,5 +1,6 @@
 """What a capture holds besides its window: shapes, stacks, memory, Chakra; the manifest; the names of the files."""
 
+import errno
 import json
 import threading
 from dataclasses import asdict
@@ -11,6 +12,7 @@ from bridge_profiling.capture import IterationWork, ParallelLayout, files
 from bridge_profiling.capture.files import choose_attempt
 from bridge_profiling.capture.record import describe_work, peak_tflops, throughput
 from bridge_profiling.capture.torch_profiler import TorchProfiler
+from bridge_profiling.capture.torch_session import observer_is_registered
 from bridge_profiling.config import Window
 from bridge_profiling.manifest import find_captures
 from tests.capture.conftest import raising
@@ -175,6 +177,18 @@ def test_a_profiler_that_cannot_record_here_says_so_and_leaves_the_torch_trace(r
 
 SLURM = {"SLURM_JOB_ID": "11", "SLURM_STEP_ID": "0", "SLURM_RESTART_COUNT": "0"}
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "a", "TORCHELASTIC_RESTART_COUNT": "0"}
+
+
+@pytest.mark.parametrize("name", ["bridge_profiling.capture.torch_profiler._plain_path", "torch.profiler._KinetoProfile"])
+def test_a_warm_up_that_fails_leaves_no_files_and_no_observer(run, monkeypatch, name):
+    def fails(*_, **__):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(name, fails)
+    run.train(run.config(1, 3, pytorch_profiler_collect_chakra=True), range(4))
+    assert run.outcome("iter-1-3") == ("failed", None)
+    assert not list(run.root.rglob(".*"))
+    assert not observer_is_registered()
 
 
 def test_a_memory_history_that_the_training_records_itself_goes_on(run, monkeypatch):

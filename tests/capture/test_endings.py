@@ -173,8 +173,13 @@ def train_in_a_thread(run: Run, how: str) -> None:
 
     def on_iteration(iteration: int) -> None:
         if how == "a child" and iteration == 3:
-            child = multiprocessing.Process(target=time.sleep, args=(600,))
+            children.append(child := multiprocessing.Process(target=time.sleep, args=(600,)))
             child.start()
+            watches.extend(one for one in threading.enumerate() if one.name == "bridge_profiling signals")
+        if how == "a child" and iteration == 8:
+            [watch], [child] = watches, children
+            watch.join(60)
+            print("our thread ended before the child:", not watch.is_alive(), child.is_alive())
             child.terminate()
             child.join()
             print("the child ended with", child.exitcode, flush=True)
@@ -185,7 +190,7 @@ def train_in_a_thread(run: Run, how: str) -> None:
             terminate()
         time.sleep(0.2)  # Long enough for the request to arrive in this iteration.
 
-    captures = threading.Event()
+    captures, children, watches = threading.Event(), [], []
     loop = threading.Thread(
         target=run.train, args=(run.config(2, 6), range(9)), kwargs={"on_iteration": on_iteration}, daemon=True
     )
@@ -213,7 +218,8 @@ def test_a_loop_in_another_thread_writes_its_capture_before_the_process_ends(run
     """And a signal to a child that was forked meanwhile ends the child alone."""
     ended = run_ranks(train_in_a_thread, run, how, folder=tmp_path)
     assert (ended.exit_codes, run.outcome("iter-2-6"), run.manifest("iter-2-6")["reason"]) == ([code], outcome, reason)
-    assert ended.stdout.splitlines() == (["the child ended with -15"] if how == "a child" else [])
+    said = ["our thread ended before the child: True True", "the child ended with -15"]
+    assert ended.stdout.splitlines() == (said if how == "a child" else [])
 
 
 def open_ranges_across_recordings(run: Run) -> None:

@@ -1,6 +1,7 @@
 """Signals that would kill a process unwind it instead, whoever handles them keeps them, and garbage collection costs none."""
 
 import gc
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -9,7 +10,7 @@ from functools import partial
 import pytest
 
 from bridge_profiling.capture.hook import ProfilingHook
-from bridge_profiling.capture.signals import exit_is_pending, signals_held, unwind_on
+from bridge_profiling.capture.signals import SignalWatch, exit_is_pending, signals_held, unwind_on
 from bridge_profiling.capture.torch_profiler import TorchProfiler
 from tests.capture.conftest import at, raising
 
@@ -202,3 +203,11 @@ def test_collections_in_the_window_are_ranges_and_totals(run):
     assert totals["collections"][2] == len(found)
     assert max(totals["duration_ns"]) >= totals["longest_ns"] > 0
     assert (gc.callbacks, sys.unraisablehook) == (callbacks, hook)
+
+
+def test_the_thread_of_an_earlier_watch_takes_back_no_signal_that_a_later_one_has_received():
+    watch, (reading, writing) = SignalWatch(USR, lambda: None), os.pipe()
+    watch._received = True
+    os.close(writing)
+    watch._watch(reading)
+    assert watch._received

@@ -193,7 +193,8 @@ def test_settings_are_normalized_or_refused_before_the_first_iteration(settings,
 NOT_FOR_LOOPS = {"steps", "start", "analyze_memory_patterns"}
 
 ANYTHING = [np.int64(3), np.float32("nan"), torch.tensor(2), torch.ones(2, 2), Rude(), Leaving(), "\ud800", "a\0b", b"x",
-            1 << 70, -1, None, True, CYCLE, {1: Rude()}, float("inf"), np.float64("-inf"), threading.Lock(), iter(())]  # fmt: skip
+            1 << 70, -1, None, True, CYCLE, {1: Rude()}, float("inf"), np.float64("-inf"), threading.Lock(),
+            iter(())]  # fmt: skip
 
 
 @pytest.mark.parametrize("value", ANYTHING, ids=lambda one: type(one).__name__)
