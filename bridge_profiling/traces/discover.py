@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from isal import isal_zlib
 
-from bridge_profiling.errors import TraceError
+from bridge_profiling.errors import TraceError, require
 from bridge_profiling.manifest import RankCapture, find_captures, read_manifest
 from bridge_profiling.printable import shell_path
 from bridge_profiling.regular_files import modified_ns, open_regular
@@ -114,7 +114,8 @@ def find_run(root: Path, cycle: int | None = None) -> FoundRun:
         cycle: the cycle, from 1 for the oldest; None for the newest.
 
     Raises:
-        TraceError: `root` does not exist, or holds no capture, or no such cycle.
+        TraceError: `root` does not exist, or holds no capture.
+        ProfilingConfigError: it holds no such cycle.
     """
     if not root.exists():
         raise TraceError(f"{root} does not exist")
@@ -440,8 +441,8 @@ def _newest(captures: list[Capture], root: Path, cycle: int | None) -> tuple[lis
                 caveats.append(_skipped(source, chosen, number, len(cycles), skipped, root))
             mine = chosen
         kept += mine
-    if cycle is not None and not 1 <= cycle <= most:
-        raise TraceError(f"--cycle {cycle} is not in {root}: it holds {most} cycle{'s' * (most > 1)}")
+    cycles_in_words = "one cycle" if most == 1 else f"cycles 1 to {most}"
+    require(cycle is None or 1 <= cycle <= most, f"--cycle {cycle} is not in {root}", why=f"it holds {cycles_in_words}")
     return kept, caveats
 
 
@@ -530,7 +531,7 @@ def _skipped(source: Source, chosen: list[Capture], number: int, cycles: int, sk
         more = f" and {len(names) - _NAMED_FOLDERS} more" if len(names) > _NAMED_FOLDERS else ""
         text += f", in {', '.join(names[:_NAMED_FOLDERS])}{more}"
     if cycles > 1:
-        text += f". To read another cycle: bridge-profiling report --cycle {number - 1 or number + 1}"
+        text += f". To read another cycle: bridge-profiling report {shell_path(root)} --cycle {number - 1 or number + 1}"
     elif names:
         text += f". To read the next one, pass {shell_path(root / names[0])}"
     return Caveat("captures_skipped", text)

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from bridge_profiling.errors import TraceError
+from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.traces.cache import load
 from bridge_profiling.traces.discover import find_run
 from tests.traces.kineto_files import kernel, packed
@@ -174,7 +174,7 @@ def test_of_a_schedule_that_repeats_every_rank_is_shown_with_the_same_cycle(tmp_
     assert f"of {count}" in text
     oldest = find_run(tmp_path, cycle=1).captures
     assert {str(each.path.relative_to(tmp_path)) for each in oldest} == {of_rank[0] for of_rank in names.values()}
-    with pytest.raises(TraceError, match=f"--cycle {count + 1} is not in .*: it holds {count} cycles"):
+    with pytest.raises(ProfilingConfigError, match=f"--cycle {count + 1} is not in .*; it holds cycles 1 to {count}"):
         find_run(tmp_path, cycle=count + 1)
 
 
