@@ -131,7 +131,9 @@ class Session:
                 found = use()
             except Exception as error:
                 if reading == self._readings:
-                    if self._readings > 1 or not (self._has_changed() or _is_unreadable(error)):
+                    # Without captures, nothing can be read again: what has not changed has another error.
+                    can_help = self._has_changed() or (_is_unreadable(error) and self._captures)
+                    if self._readings > 1 or not can_help:
                         raise
                     self._read_again()
             else:
@@ -398,18 +400,25 @@ class Session:
         small = few and sum(task.packed_bytes for task in tasks) <= _SMALL_BYTES
         outcomes = here(answer_rank, tasks) if small else self._engine.map(answer_rank, tasks)
         for count, outcome in enumerate(outcomes, 1):
+            source = tasks[outcome.task].source
             if isinstance(outcome.answer, RankResult):
                 done.append(outcome.answer)
-            elif tasks[outcome.task].source in self._in_use:
-                raise OSError(f"{tasks[outcome.task].path} can no longer be read: {outcome.answer or outcome.error}")
+            elif isinstance(source, Path) and source in self._in_use and (outcome.answer or not is_whole(source)):
+                raise OSError(f"{source} can no longer be read: {outcome.answer or outcome.error}")
             else:
-                task = tasks[outcome.task]
-                self._errors.append(outcome.answer or f"{task.path} cannot be read: {outcome.error}")
-                if isinstance(task.source, Capture):
-                    text = f"no answer is about them: {task.path} cannot be read"
-                    self._found_caveats.append(Caveat("rank_unreadable", text, (task.source.rank,), str(task.path)))
+                rank, path, lacking = self._concerning(source)
+                self._errors.append(outcome.answer or f"{path} cannot be read: {outcome.error}")
+                text = f"{lacking} about them: {path} cannot be read"
+                self._found_caveats.append(Caveat("rank_unreadable", text, (rank,), path))
             self._on_progress(count, len(tasks))
         return sorted(done, key=_rank_and_source)
+
+    def _concerning(self, source: Capture | Path) -> tuple[int, str, str]:
+        """The rank and the capture of a task without a result, and what is missing: all answers, or some."""
+        if isinstance(source, Capture):
+            return source.rank, str(source.path), "no answer is"
+        info = next(result.info for result in self._loaded or () if result.entry == source)
+        return info.rank, info.files[0], "some answers are not"
 
     def _keep(self, asked: Sequence[Asked], results: Sequence[RankResult]) -> None:
         for place, each in enumerate(asked):

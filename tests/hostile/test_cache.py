@@ -309,6 +309,28 @@ def test_a_worker_whose_tables_disappear_reads_the_capture_again(capture, tmp_pa
     assert (found.answers, found.entry.parent.name) == (expected, "scratch")
 
 
+@pytest.mark.parametrize("path", ["run", "tables"])
+def test_a_question_that_fails_about_one_rank_is_answered_about_the_others(typed, folder, monkeypatch, path):
+    write(folder / "run" / "rank-1.json.gz", 1)
+    typed("analyze", "run", "--parquet", "tables")
+    answers_of, asked = one_rank.answers_of, []
+
+    def failing(tables, questions):
+        asked.append(tables.info.rank)
+        if tables.info.rank == 1:
+            raise ZeroDivisionError
+        return answers_of(tables, questions)
+
+    monkeypatch.setattr(one_rank, "answers_of", failing)
+    (next((folder / "tables").glob("answers-*"))).unlink()
+    with Run(path, parquet="tables") as run:
+        assert [info.rank for info in run.infos] == [0, 1]
+        assert set(run.ask("breakdown")["rank"].to_pylist()) == {0}
+        assert ["ZeroDivisionError" in error and "rank-1" in error for error in run.errors] == [True]
+        assert asked == [0, 1], "nothing was read again"
+        assert (1,) in [each.ranks for each in run.caveats() if each.code == "rank_unreadable"]
+
+
 def test_tables_that_a_user_names_and_removes_meanwhile_are_one_error(typed, folder):
     typed("analyze", "run", "--parquet", "tables")
     run = Run("tables")

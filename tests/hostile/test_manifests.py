@@ -120,6 +120,23 @@ def _places(content, place=()):
         yield from _places(value, (*place, key))
 
 
+@pytest.mark.parametrize("damage", [b"garbage", b""])
+def test_a_rank_whose_capture_cannot_be_read_is_named_and_the_others_are_answered(typed, run, damage):
+    trace_of(run, 1).write_bytes(damage)
+    for command in (("report", "two", "--no-page"), ("analyze", "two")):
+        done = typed(*command)
+        assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+        assert str(trace_of(run, 1).relative_to(run.parent)) in done.stderr
+    found = json.loads(typed("analyze", "two", "--json").stdout)
+    assert [each["rank"] for each in found["ranks"]] == [0]
+    assert [each["ranks"] for each in found["caveats"] if each["code"] == "rank_unreadable"] == [[1]]
+
+
+def test_a_cycle_that_a_run_lacks_is_an_invalid_request(typed, run):
+    done = typed("report", "two", "--no-page", "--cycle", "2")
+    assert (done.returncode, done.stderr) == (2, "error: --cycle 2 is not in two; it holds one cycle.\n")
+
+
 @pytest.mark.parametrize("columns", [{"phase": ["f", "g"]}, {"peak_bytes": []}, {"before_bytes": ["x"]}, {"phase": [["f"]]}])
 def test_what_a_framework_measured_is_left_out_where_it_is_not_a_table(typed, run, columns):
     change_manifest(run, 1, **{f"framework__phase_memory__{name}": column for name, column in columns.items()})
