@@ -17,8 +17,8 @@ from bridge_profiling.traces.types import Caveat
 #: 3.5 us after its launch or after a call that waits for its end, and none ends after the two that follow it in its stream.
 _APART_NS = 100_000
 
-#: Share of its events that can contradict their launches before the whole device's clock does.
-_FEW = 0.01
+#: Share of the device's events whose times can be missing, or contradict their launches, before the others' are in doubt.
+FEW = 0.01
 
 #: Events that are checked at a time.
 _ROWS = 1 << 17
@@ -73,7 +73,7 @@ def _clock_caveats(work: DeviceTimes) -> Iterator[Caveat]:
     if early:
         text = f"{early:,} of {launched:,} device events start before the calls that launch them, by up to"
         text += f" {_ms(earliest_ns)}"
-        if early > _FEW * launched:
+        if early > FEW * launched:
             yield Caveat("device_clock_apart", f"{text}: the device's clock is behind the host's, {unknown}")
         else:
             yield Caveat("launched_later", f"{text}: their times or their launches are wrong")

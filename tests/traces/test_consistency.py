@@ -88,10 +88,12 @@ def test_times_of_the_device_that_contradict_the_hosts_are_said(read_trace, read
     assert all(part in said[code] for code, part in expected.items())
 
 
-def test_device_events_without_a_time_are_left_out_and_said(read_trace):
-    tables = read_trace([*waiting_steps(), call("cudaLaunchKernel", 40, 2, 900), kernel("k", 0, 0, correlation=900)])
-    assert caveats(tables)["device_events_undated"].startswith("no time was recorded of 1 device events")
-    assert (tables.device_events.num_rows, tables.info.judged, bool(tables.info.doubts)) == (2 * STEPS, True, True)
+@pytest.mark.parametrize(("others", "code", "doubtful"), [(0, "device_events_undated", True), (100, "events_undated", False)])
+def test_device_events_without_a_time_are_left_out_and_said(read_trace, others, code, doubtful):
+    more = [kernel("k", 200_000 + place, 1) for place in range(others)]
+    tables = read_trace([*waiting_steps(), *more, call("cudaLaunchKernel", 40, 2, 900), kernel("k", 0, 0, correlation=900)])
+    assert caveats(tables)[code].startswith("no time was recorded of 1 device events")
+    assert (tables.device_events.num_rows, tables.info.judged, bool(tables.info.doubts)) == (2 * STEPS + others, True, doubtful)
 
 
 def marked(*ranges):

@@ -16,7 +16,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from bridge_profiling.errors import TraceError
-from bridge_profiling.traces.consistency import DeviceTimes, content_of, device_time_caveats, waits_for_all
+from bridge_profiling.traces.consistency import FEW, DeviceTimes, content_of, device_time_caveats, waits_for_all
 from bridge_profiling.traces.iterations import Iterations, find_iterations
 from bridge_profiling.traces.joins import (
     Operation,
@@ -149,7 +149,8 @@ def _nothing_in(path: Path, collected: Collector, reader: EventReader) -> str:
 def _events_left_out(collected: Collector) -> Iterator[Caveat]:
     if collected.undated:
         text = f"no time was recorded of {collected.undated} device events (start and duration are 0), and they are left out"
-        yield Caveat("device_events_undated", text)
+        few = collected.undated <= FEW * (len(collected.device) + collected.undated)
+        yield Caveat("events_undated" if few else "device_events_undated", text)
     unknown, others = _by_count(collected.unknown), _by_count(collected.left_out)
     for category, count in unknown[:_NAMED]:
         yield Caveat("category_unknown", f"{count} events of the unknown category {category!r} are left out")
