@@ -31,6 +31,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -75,6 +77,9 @@ _GET_GOING_NS = 200_000
 
 #: Names per cause and iteration that get a row each; the others share one row without a name.
 _NAMES = 5
+
+#: Intervals and ranges that are counted at a time.
+_PIECES = 1 << 20
 
 #: Ranges per iteration with a loss of their own; the last one includes those after it.
 _RANGES = 256
@@ -144,13 +149,12 @@ def idle_causes(
         Cause.host_sync: _stalling(host.synchronizing, gaps.gaps),
         Cause.pageable_copy: host.pageable,
     }
-    numbers, begins, ends = spans.numbers.to_pylist(), spans.start_ns.tolist(), spans.end_ns.tolist()
-    windows = [(number, False, begin, end) for number, begin, end in zip(numbers, begins, ends, strict=True)]
-    windows += [(number, True, end, begin) for number, end, begin in zip(numbers[:-1], ends[:-1], begins[1:], strict=True)]
-    firsts, lasts = (np.array([window[place] for window in windows], np.int64) for place in (2, 3))
+    numbers, iterations = spans.numbers, len(spans.start_ns)
+    number, between = pa.chunked_array([numbers, numbers[:-1]]), np.arange(2 * iterations - 1) >= iterations
+    firsts = np.concatenate((spans.start_ns, spans.end_ns[:-1]))
+    lasts = np.concatenate((spans.end_ns, spans.start_ns[1:]))
     names, launched_by = _launchers(gaps, device_events, operators)
-    rows: list[dict[str, object]] = []
-    iterations = len(spans.start_ns)
+    tables = [_IDLE_CAUSES.empty_table()]
     often = len(evidence[Cause.host_sync].name) >= SEVERAL * iterations
     times = _times_by_cause(gaps, device_events, host, profiler, initializing_ranges.time, often=often, repeats=iterations > 1)
     for cause, time in times.items():
@@ -163,15 +167,19 @@ def idle_causes(
             pieces = _in_ranges(time, ranges)
         explained = time & profiler.explained
         explained_us = (explained.before_ns(lasts) - explained.before_ns(firsts)) / 1e3
-        for place in np.flatnonzero(pieces.occurs(firsts, lasts)).tolist():
-            number, between, begin, end = windows[place]
-            mine = list(pieces.by_name(begin, end))
-            if mine:
-                mine[0]["profiler_us"] = float(explained_us[place])
-            if mine and cause in _IN_TURNS:
-                mine[0]["lost_each_us"] = pieces.each_us(begin, end)
-            rows += [{"iteration": number, "between": between, "cause": str(cause), **row} for row in mine]
-    return pa.Table.from_pylist(rows, schema=_IDLE_CAUSES)
+        for windows in pieces.portions(firsts, lasts):
+            window, columns = pieces.by_name(firsts[windows], lasts[windows])
+            window += windows.start
+            opens = np.diff(window, prepend=-1) > 0
+            columns |= {"iteration": number.take(window), "between": between[window], "cause": [str(cause)] * len(window)}
+            columns["profiler_us"] = pa.array(explained_us[window], mask=~opens)
+            if cause in _IN_TURNS:
+                each = ((place, opening) for place, opening in zip(window.tolist(), opens.tolist(), strict=True))
+                columns["lost_each_us"] = [pieces.each_us(firsts[at], lasts[at]) if opening else None for at, opening in each]
+            else:
+                columns["lost_each_us"] = [None] * len(window)
+            tables.append(pa.Table.from_pydict(columns, schema=_IDLE_CAUSES))
+    return pa.concat_tables(tables).combine_chunks()
 
 
 _IDLE_CAUSES = pa.schema(
@@ -372,37 +380,55 @@ class _Pieces:
     def _host(self) -> _Spans:
         return _Spans(self.ranges.start_ns, self.ranges.end_ns, self.range_code)
 
-    def occurs(self, start_ns: Nanoseconds, end_ns: Nanoseconds) -> NDArray[np.bool_]:
-        """Whether an interval or a range can be between two moments each: of thousands of windows, few causes are in most."""
-        return self._time.occurs(start_ns, end_ns) | self._host.occurs(start_ns, end_ns)
+    def portions(self, start_ns: Nanoseconds, end_ns: Nanoseconds) -> Iterator[slice]:
+        """Windows in a row that have up to `_PIECES` intervals and ranges together, or are a single one."""
+        near = self._time.near(start_ns, end_ns)[1] + self._host.near(start_ns, end_ns)[1]
+        cuts = (np.flatnonzero(np.diff(np.cumsum(near) // _PIECES)) + 1).tolist()
+        return (slice(first, last) for first, last in pairwise([0, *cuts, len(near)]))
 
-    def by_name(self, start_ns: int, end_ns: int) -> Iterator[dict[str, object]]:
-        """A row for each of the names with most time between two moments, and one for the others."""
-        begin, length, code = self._time.between(start_ns, end_ns)
-        _, spent, spent_in = self._host.between(start_ns, end_ns)
-        if not len(code) and not len(spent):
-            return
-        lost = np.bincount(code, weights=length, minlength=len(self.names))
-        host = np.bincount(spent_in, weights=spent.astype(np.float64), minlength=len(self.names)).astype(np.float64)
-        first, last = np.searchsorted(self.ranges.start_ns, (start_ns, end_ns))
-        calls = np.bincount(self.range_code[first:last], minlength=len(self.names))
-        order = np.lexsort((-host, -lost))
+    def by_name(self, start_ns: Nanoseconds, end_ns: Nanoseconds) -> tuple[NDArray[np.int64], dict[str, Any]]:
+        """Columns of `idle_causes`, and the window of each row.
+
+        A window, between two moments, has a row for each of the names with most time in it, and one for the others.
+        """
+        window, begin, length, code = self._time.between(start_ns, end_ns)
+        in_window, _, spent, spent_in = self._host.between(start_ns, end_ns)
+        first, last = (np.searchsorted(self.ranges.start_ns, moment) for moment in (start_ns, end_ns))
+        called_in, call = _numbered(first, np.maximum(last - first, 0))
+        pairs = [window * len(self.names) + code, in_window * len(self.names) + spent_in]
+        pairs.append(called_in * len(self.names) + self.range_code[call])
+        used, place = np.unique(np.concatenate(pairs), return_inverse=True)
+        of_time, of_host, of_call = np.split(place, np.cumsum([len(each) for each in pairs[:2]]))
+        lost, host = np.bincount(of_time, length, len(used)), np.bincount(of_host, spent, len(used))
+        # Pairs of a window and a name, those of each window by time; the last of the rows is of several names.
+        order = np.lexsort((-host, -lost, used // len(self.names)))
         order = order[(lost[order] > 0) | (host[order] > 0)]
-        row_of_name = np.full(len(self.names), -1)
-        row_of_name[order] = np.minimum(np.arange(len(order)), _NAMES)
-        row = row_of_name[code]
-        for number, codes in enumerate([*([each] for each in order[:_NAMES].tolist()), order[_NAMES:].tolist()]):
-            if not codes:
-                continue
-            mine = np.flatnonzero(row == number)
-            yield {
-                "name": self.names[codes[0]] if len(codes) == 1 else None,
-                "count": len(mine),
-                "start_ns": int(begin[mine[np.argmax(length[mine])]]) if len(mine) else None,
-                "lost_us": float(lost[codes].sum()) / 1e3,
-                "calls": None if self.ranges is NO_RANGES else int(calls[codes].sum()),
-                "host_us": None if self.ranges is NO_RANGES else float(host[codes].sum()) / 1e3,
-            }
+        window, name = np.divmod(used[order], len(self.names))
+        opens = np.flatnonzero(np.diff(window, prepend=-1))
+        in_order = np.arange(len(order)) - np.repeat(opens, np.diff(opens, append=len(order)))
+        row = np.cumsum(in_order <= _NAMES) - 1
+        rows = int(row[-1]) + 1 if len(row) else 0
+        row_of = np.full(len(used), -1)
+        row_of[order] = row
+        shown = np.flatnonzero(row_of[of_time] >= 0)
+        mine = row_of[of_time[shown]]
+        by_length = np.lexsort((-length[shown], mine))
+        known, longest = np.unique(mine[by_length], return_index=True)
+        start = np.full(rows, NULL)
+        start[known] = begin[shown[by_length[longest]]]
+        head, several = in_order <= _NAMES, np.bincount(row, minlength=rows) > 1
+        no_ranges = self.ranges is NO_RANGES
+        calls = np.bincount(of_call, minlength=len(used))[order]
+        return window[head], {
+            "name": [
+                None if many else self.names[code] for code, many in zip(name[head].tolist(), several.tolist(), strict=True)
+            ],
+            "count": np.bincount(mine, minlength=rows),
+            "start_ns": pa.array(start, mask=start == NULL),
+            "lost_us": np.bincount(row, lost[order], rows) / 1e3,
+            "calls": pa.nulls(rows) if no_ranges else np.bincount(row, calls, rows).astype(np.int64),
+            "host_us": pa.nulls(rows) if no_ranges else np.bincount(row, host[order], rows) / 1e3,
+        }
 
     def each_us(self, start_ns: int, end_ns: int) -> list[float]:
         """The loss in each range that starts between two moments, in order."""
@@ -445,16 +471,23 @@ class _Spans:
     def _reached(self) -> Nanoseconds:
         return np.maximum.accumulate(self.end)
 
-    def occurs(self, start_ns: Nanoseconds, end_ns: Nanoseconds) -> NDArray[np.bool_]:
-        """Whether a span can be between two moments each."""
-        return np.searchsorted(self._reached, start_ns, side="right") < np.searchsorted(self.start, end_ns)
+    def near(self, start_ns: Nanoseconds, end_ns: Nanoseconds) -> tuple[Nanoseconds, Nanoseconds]:
+        """The place of the first span that can be between two moments each, and the number of those that can."""
+        first = np.searchsorted(self._reached, start_ns, side="right")
+        return first, np.maximum(np.searchsorted(self.start, end_ns) - first, 0)
 
-    def between(self, start_ns: int, end_ns: int) -> tuple[Nanoseconds, Nanoseconds, NDArray[np.int64]]:
-        """Starts, lengths and codes of what is between two moments, cut there."""
-        # A run can have hundreds of windows: each looks only at what can be inside.
-        first = int(np.searchsorted(self._reached, start_ns, side="right"))
-        near = slice(first, max(int(np.searchsorted(self.start, end_ns)), first))
-        start, end = self.start[near], self.end[near]
-        mine = end > start_ns
-        begin = np.maximum(start[mine], start_ns)
-        return begin, np.minimum(end[mine], end_ns) - begin, self.code[near][mine]
+    def between(
+        self, start_ns: Nanoseconds, end_ns: Nanoseconds
+    ) -> tuple[NDArray[np.int64], Nanoseconds, Nanoseconds, NDArray[np.int64]]:
+        """Windows, starts, lengths and codes of what is between two moments each, cut there."""
+        window, place = _numbered(*self.near(start_ns, end_ns))
+        inside = self.end[place] > start_ns[window]
+        window, place = window[inside], place[inside]
+        begin = np.maximum(self.start[place], start_ns[window])
+        return window, begin, np.minimum(self.end[place], end_ns[window]) - begin, self.code[place]
+
+
+def _numbered(first: NDArray[np.int64], count: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Numbers that follow one another from each of the first ones, with the place of that one."""
+    place = np.repeat(np.arange(len(count)), count)
+    return place, np.arange(len(place)) + np.repeat(first - (np.cumsum(count) - count), count)
