@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 from isal import isal_zlib
 
+from bridge_profiling.atomic import write_atomically
 from bridge_profiling.errors import TraceError
 from bridge_profiling.regular_files import open_regular, read_regular, size_bytes
 
@@ -105,15 +106,17 @@ def user_secret() -> bytes:
     if folder is None:
         return b""
     path = folder / _SECRET
-    with suppress(OSError):
-        folder.mkdir(parents=True, exist_ok=True)
-        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
-            file.write(os.urandom(_SECRET_BYTES))
-    try:
-        secret = read_regular(path, _SECRET_BYTES)
-    except (OSError, TraceError):
-        return b""
-    return secret if len(secret) == _SECRET_BYTES else b""  # another process is writing it
+
+    def write(temporary: Path) -> None:
+        temporary.touch(0o600)
+        temporary.write_bytes(os.urandom(_SECRET_BYTES))
+
+    with suppress(OSError, TraceError):
+        if not path.is_file() or path.stat().st_size != _SECRET_BYTES:
+            # Of two processes that do this at once, the entries of one are made again.
+            write_atomically(path, write)
+        return read_regular(path, _SECRET_BYTES)
+    return b""
 
 
 def _signature(seal: Seal) -> str:

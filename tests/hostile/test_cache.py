@@ -17,7 +17,7 @@ from bridge_profiling.run import Run
 from bridge_profiling.traces import cache, kineto
 from bridge_profiling.traces.cache import load
 from bridge_profiling.traces.discover import Capture, find_run
-from bridge_profiling.traces.seal import SEAL, write_seal
+from bridge_profiling.traces.seal import SEAL, user_secret, write_seal
 from tests.cli.conftest import write
 from tests.traces.conftest import contents, values
 from tests.traces.kineto_files import kernel
@@ -214,6 +214,19 @@ def test_an_entry_that_comes_with_a_run_is_read_from_the_capture(tmp_path, monke
     for _ in range(2):
         assert set(names()) == {real}
     assert list((tmp_path / "run" / cache.FOLDER).glob("*/")) == [entry], "it was replaced"
+
+
+@pytest.mark.parametrize(
+    "spoil", [lambda path: path.write_bytes(b""), os.unlink, lambda path: (path.unlink(), os.mkfifo(path))]
+)
+def test_a_secret_that_is_not_one_is_made_again(tmp_path, monkeypatch, spoil):
+    """As a full disk leaves it, for example."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    first, path = user_secret(), tmp_path / "bridge_profiling" / "secret"
+    assert (path.stat().st_mode & 0o777, len(first), user_secret()) == (0o600, 32, first)
+    spoil(path)
+    assert len(user_secret()) == 32
+    assert user_secret() != first
 
 
 def test_tables_of_other_columns_are_refused(capture, tmp_path):
