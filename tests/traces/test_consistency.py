@@ -28,12 +28,13 @@ def waiting_steps():
     return events
 
 
-def moved(by_us, which=lambda event: True):
-    """Device events at other times."""
+def moved(by_us, which=lambda event: True, **changed):
+    """Device events at other times, or with other arguments."""
     events = waiting_steps()
     for event in events:
         if event["cat"] == "kernel" and which(event):
             event["ts"] += by_us
+            event["args"] |= changed
     return events
 
 
@@ -75,6 +76,10 @@ CLOCKS = {
     "two at once on a stream": (
         [*waiting_steps(), call("cudaLaunchKernel", 40, 2, 900), kernel("k", 101, 4000, correlation=900)],
         {"streams_overlap": "1 device events end after the two that follow them in their stream, by up to 1.5 ms"},
+    ),
+    "two at once on unknown streams": (
+        [*moved(0, stream=None), call("cudaLaunchKernel", 40, 2, 900), kernel("k", 101, 4000, correlation=900, stream=None)],
+        {},
     ),
 }  # fmt: skip
 

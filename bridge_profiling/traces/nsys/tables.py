@@ -141,7 +141,7 @@ def _read(database: Database, process: Process, info: RankInfo) -> RankTables:
         calls.start_ns[launching],
         begin_ns,
     )
-    info.content = content_of(work.start_ns, work.duration_ns[:], calls.start_ns, ranges.start_ns)
+    info.content = content_of(work.start_ns, work.duration_ns[:], calls.start_ns, ranges.start_ns, system.start_ns)
     info.caveats += device_time_caveats(_times(work, calls, ranges, launches))
     if not len(iterations.number) and not iteration_caveats:
         iterations, iteration_caveats = _periods(work, calls, launches, begin_ns)
