@@ -11,12 +11,14 @@ import dataclasses
 import difflib
 import io
 import json
+import os
 import re
 import shlex
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +164,16 @@ def load_yaml(path: str | Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ProfilingConfigError(f"{path} holds a {kind(content)}", why="a mapping was expected", instead=example)
     return {str(key): value for key, value in content.items()}
+
+
+def config_files(arguments: Iterable[str]) -> list[str]:
+    """The existing files among `--config FILE` and `--config=FILE` in the arguments of a script."""
+    files = []
+    for argument, following in pairwise([*arguments, ""]):
+        option, equals, text = argument.partition("=")
+        if option == "--config":
+            files.append(text if equals else following)
+    return [file for file in files if os.path.isfile(file)]
 
 
 def unquote(argument: str) -> str:

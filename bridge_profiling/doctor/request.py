@@ -10,7 +10,6 @@ import difflib
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from bridge_profiling.config import FaultToleranceConfig, ProfilingConfig
 from bridge_profiling.errors import ProfilingConfigError, require
 from bridge_profiling.experiments.jobs import Built, Job, read_jobs
 from bridge_profiling.layout import ParallelLayout, normalize_ranks, select_ranks
-from bridge_profiling.overrides import load_yaml, parse_override
+from bridge_profiling.overrides import config_files, load_yaml, parse_override
 from bridge_profiling.plugins.batch_script import world_size
 from bridge_profiling.values import Given, convert
 
@@ -227,10 +226,8 @@ def _apply_task(request: Request, job: Job) -> None:
         return
     recipe = (task.get("metadata", of=dict) or {}).get(SETTINGS_KEY)
     apply_arguments(request, recipe.split() if isinstance(recipe, str) else (), strict=False)
-    for option, value in pairwise([*job.arguments, ""]):
-        name, _, text = option.partition("=")
-        if name == "--config" and (file := Path(text or value)).is_file():
-            apply_file(request, file)
+    for file in config_files(job.arguments):
+        apply_file(request, file)
     apply_arguments(request, job.arguments, strict=False)
 
 

@@ -23,7 +23,7 @@ import os
 import re
 import shlex
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +32,7 @@ import nemo_run as run
 import torchx.components.dist as torchx_dist
 
 from bridge_profiling.config import OUTPUT_DIR_VARIABLE
+from bridge_profiling.errors import require
 from bridge_profiling.nsys.command import prefix_command
 from bridge_profiling.plugins.batch_script import RUNDIR
 from bridge_profiling.plugins.checks import check_conflicts
@@ -47,6 +48,9 @@ from bridge_profiling.plugins.executors import (
 from bridge_profiling.plugins.task import Task, check_is_task, check_sendable
 
 _experiment_add = run.Experiment.add
+
+_SET_UP = "the experiment calls the setup of each object in a list"
+_LIST = "Pass plugins=[PyTorchProfilerPlugin(profile_step_start=10, profile_step_end=12)]"
 
 
 @dataclass(kw_only=True)
@@ -71,6 +75,7 @@ class LastPlugin(run.Plugin):
 def _add(
     experiment: run.Experiment, task: Any, executor: Any = None, name: str = "", plugins: Any = None, *args: Any, **kwargs: Any
 ) -> str:
+    require(not plugins or isinstance(plugins, Iterable), f"plugins={plugins!r} is not a list", why=_SET_UP, instead=_LIST)
     given = [_built(plugin) for plugin in plugins or ()]
     ours = any(type(plugin).__module__.startswith("bridge_profiling.") for plugin in given)
     tasks = [_castable(one) for one in (task if isinstance(task, list) else [task])]
@@ -105,9 +110,12 @@ run.Experiment.add = _add
 
 
 def _built(plugin: Any) -> Any:
-    """A plugin that is still a `run.Config` or `run.Partial`, built."""
+    """A plugin; one that is still a `run.Config` or `run.Partial` is built."""
     built = fdl.build(plugin) if isinstance(plugin, fdl.Buildable) else plugin
-    return built() if isinstance(plugin, fdl.Partial) else built
+    built = built() if isinstance(plugin, fdl.Partial) else built
+    is_plugin = hasattr(built, "setup") and not isinstance(built, type)
+    require(is_plugin, f"{plugin!r} among the plugins is not a plugin", why=_SET_UP, instead=_LIST)
+    return built
 
 
 def _without_converter(plugin: Any) -> Any:

@@ -7,8 +7,6 @@ import inspect
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import fiddle as fdl
@@ -17,7 +15,7 @@ from nemo_run.core.serialization.zlib_json import ZlibJSONSerializer
 
 from bridge_profiling.config import FaultToleranceConfig, ProfilingConfig
 from bridge_profiling.errors import ProfilingConfigError, one_line, require
-from bridge_profiling.overrides import Override, format_override, load_yaml, parse_override
+from bridge_profiling.overrides import Override, config_files, format_override, load_yaml, parse_override
 
 logger = logging.getLogger(__name__)
 
@@ -174,10 +172,9 @@ def read_setting(task: Task, section: str, name: str) -> Any:
 def _file_setting(task: run.Script, section: str, name: str) -> Any:
     """A setting in the YAML files that a script of ours is given; of another script, `--config` may be anything."""
     value = None
-    for option, file in pairwise([*task.args, ""]) if starts_nsys(task) else ():
-        if option == "--config" and Path(file).is_file():
-            values = load_yaml(file).get(section)
-            value = values.get(name, value) if isinstance(values, Mapping) else value
+    for file in config_files(map(str, task.args)) if starts_nsys(task) else ():
+        values = load_yaml(file).get(section)
+        value = values.get(name, value) if isinstance(values, Mapping) else value
     return value
 
 

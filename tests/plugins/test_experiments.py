@@ -146,6 +146,26 @@ def test_a_plugin_may_still_be_a_config(plugin, script):
     assert add(script, plugin).task.args == add(script, built).task.args != []
 
 
+@pytest.mark.parametrize(
+    ("plugins", "message"),
+    [
+        (nsys(), r"plugins=NsysPlugin\(.* is not a list"),
+        (7, "plugins=7 is not a list"),
+        (NsysPlugin, "plugins=<class .* is not a list"),
+        ([NsysPlugin], "<class .* is not a plugin"),
+        (["nsys"], "'nsys' among the plugins is not a plugin"),
+        ("nsys", "is not a plugin"),
+        ([[nsys()]], "is not a plugin"),
+        ([None], "None among"),
+    ],
+)
+def test_what_is_no_list_of_plugins_is_one_error(plugins, message, script):
+    with run.Experiment("e") as experiment:
+        with pytest.raises(ProfilingConfigError, match=rf"{message}.*Pass plugins=\[PyTorchProfilerPlugin\("):
+            experiment.add(script, executor=run.LocalExecutor(), name="t", plugins=plugins)
+        assert not experiment.jobs
+
+
 def test_a_partial_of_fiddle_is_one_of_nemo_run():
     job = add(fdl.Partial(pretrain, config=fdl.Config(Container)), pytorch())
     assert type(job.task) is run.Partial
@@ -191,7 +211,8 @@ def routed(kind, overrides, yaml, tmp_path):
         apply_overrides(config, overrides)
         return run.Partial(pretrain, config=config)
     (tmp_path / "a.yaml").write_text(YAML.get(yaml, ""))
-    files = ["--config", str(tmp_path / "a.yaml")] if yaml else []
+    file = tmp_path / "a.yaml"
+    files = [f"--config={file}", "--config", "x" * 300] if yaml == "both" else ["--config", str(file)] if yaml else []
     metadata = {STARTS_NSYS_KEY: True} if kind == "ours" else {}
     return run.Script(path="a.py", entrypoint="python", args=[*files, *overrides], metadata=metadata)
 
@@ -220,7 +241,7 @@ def test_nsys_is_off_with_fault_tolerance_by_any_route_with_one_warning(
     executor = run.LocalExecutor(launcher=launcher)
     job = add(task, *(make() for make in plugins), executor=executor)
     if kind != "partial" and yaml:
-        del job.task.args[:2]
+        job.task.args = [argument for argument in job.task.args if argument.startswith(("profiling.", "ft."))]
     assert built(job.task).profiling.use_nsys_profiler is False
     assert not any("nsys profile" in " ".join([role.entrypoint, *role.args]) for role in package(job.task, job.executor).roles)
     assert job.executor.get_launcher().nsys_profile is False
