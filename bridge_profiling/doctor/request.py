@@ -122,8 +122,7 @@ def apply_file(request: Request, path: str | Path) -> None:
     settings = load_yaml(path)
     try:
         for key, value in _flat(settings):
-            # Megatron Bridge writes sections that are off as null.
-            if "." in key:
+            if "." in key or key in _WHOLE:
                 _apply(request, key, Given(value))
     except ProfilingConfigError as error:
         raise ProfilingConfigError(f"{path}: {error.what}", why=error.why, instead=error.instead) from None
@@ -143,6 +142,11 @@ def apply_arguments(request: Request, arguments: Iterable[str], *, strict: bool 
 
 
 def _apply(request: Request, key: str, given: Given) -> None:
+    if key in _WHOLE:
+        # Megatron Bridge writes sections that are off as null.
+        instead = f"Type {key}.field=value"
+        require(given.value is None, f"{key} is a section, and cannot be {given}", instead=instead)
+        return
     if key not in _TYPES:
         _refuse_misspelled(key)
         return

@@ -190,6 +190,7 @@ def test_settings_come_from_yaml_and_overrides_of_any_container(tmp_path):
         ("train.train_iter=5", "Type train.train_iters"),
         ("train.train_iters=many", "Type for example train.train_iters=10"),
         ("--flag", "Type section.field=value"),
+        ("profiling=5", "profiling is a section, and cannot be 5 .*Type profiling.field=value"),
     ],
 )
 def test_a_misspelt_setting_is_refused_with_the_right_one(argument, instead):
