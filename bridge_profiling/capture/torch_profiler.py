@@ -20,7 +20,7 @@ from typing import Any
 
 from bridge_profiling.atomic import make_directory, private_directory, write_atomically
 from bridge_profiling.capture.profiler import Profiler
-from bridge_profiling.capture.torch_session import TorchSession, observer_is_registered, watch_observers
+from bridge_profiling.capture.torch_session import MEMORY_HISTORY, OBSERVERS, TorchSession, observer_is_registered, watch_calls
 from bridge_profiling.errors import CaptureError, one_line, say
 from bridge_profiling.manifest import Status
 from bridge_profiling.plain import plain
@@ -48,6 +48,8 @@ _OTHER_OBSERVER = (
     "the training registered an ExecutionTraceObserver of its own, and torch allows one at a time: no Chakra trace;"
     " unregister it before the window, or set pytorch_profiler_collect_chakra=False"
 )
+
+_OTHER_HISTORY = "the training records a memory history of its own, which ours would end; switch one of them off"
 
 #: CUDA calls to make, 10 ms apart, before a process may exit with a pending CUPTI teardown.
 _TEARDOWN_CALLS = 20
@@ -99,7 +101,7 @@ class TorchProfiler(Profiler):
             # The observer writes during the window, so the file gets its name at the end, like every other file.
             self._observer = torch.profiler.ExecutionTraceObserver()
             self._observer.register_callback(str(self._plain / self.files.chakra_trace.name))
-            self._unwatch_observers = watch_observers(self._give_way)
+            self._unwatch_observers = watch_calls(OBSERVERS, self._give_way)
         # Not its subclass `profile`, which has an observer of its own where ENABLE_PYTORCH_EXECUTION_TRACE is set.
         self._profile = torch.profiler._KinetoProfile(
             activities=activities,
@@ -318,6 +320,7 @@ class MemoryProfiler(Profiler):
     name = "memory"
 
     _recording = False
+    _unwatch: Callable[[], None] = staticmethod(lambda: None)
     _ooms = 0
 
     def open(self) -> None:
@@ -327,11 +330,19 @@ class MemoryProfiler(Profiler):
         if not torch.cuda.is_available():
             raise CaptureError("memory history records CUDA allocations, and this process sees no CUDA device")
         if getattr(torch._C, "_cuda_isHistoryEnabled", lambda: False)():
-            raise CaptureError("the training records a memory history of its own, which ours would end; switch one of them off")
+            raise CaptureError(_OTHER_HISTORY)
         torch.cuda.memory._record_memory_history(max_entries=_MAX_ENTRIES, stacks="python")
         self._recording = True
+        self._unwatch = watch_calls(MEMORY_HISTORY, self._give_way)
         # Called where the allocation fails, before anything unwinds, so the snapshot shows what filled the memory.
         torch._C._cuda_attach_out_of_memory_observer(self._on_oom)  # type: ignore[attr-defined,unused-ignore]
+
+    def _give_way(self) -> None:
+        """Leave the history to the training, which switches it itself."""
+        self._recording = False
+        self._unwatch()
+        with self.guarded("go on"):
+            raise CaptureError(_OTHER_HISTORY)
 
     def _on_oom(self, device: int, requested: int, device_total: int, device_free: int) -> None:
         if not self._recording:
@@ -356,6 +367,11 @@ class MemoryProfiler(Profiler):
         """Switch the history off, so that the rest of the run does not pay for it."""
         import torch
 
+        self._unwatch()
         if self._recording:
             self._recording = False
             torch.cuda.memory._record_memory_history(enabled=None)
+
+    def forked(self) -> None:
+        """As of every profiler."""
+        self._unwatch()

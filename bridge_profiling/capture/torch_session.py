@@ -30,8 +30,9 @@ _MODULES = ("torch.autograd", "torch.autograd.profiler", "torch.autograd.profile
 _PREPARES, _DISABLES = "_prepare_profiler", "_disable_profiler"
 _BEGINS = (_PREPARES, "_enable_profiler", "_enable_profiler_legacy")
 
-#: torch's function that registers an ExecutionTraceObserver, and the modules that hold it.
-_OBSERVER_MODULES, _REGISTERS = ("torch.profiler.profiler", "torch._C._profiler"), "_add_execution_trace_observer"
+#: torch's functions that register an ExecutionTraceObserver, and that switch a memory history, and the modules that hold them.
+OBSERVERS = ("torch.profiler.profiler", "torch._C._profiler"), ("_add_execution_trace_observer",)
+MEMORY_HISTORY = ("torch._C",), ("_cuda_record_memory_history", "_cuda_record_memory_history_legacy")
 
 #: Our recordings. A forked child process inherits them, and ends them before another one begins.
 _sessions: WeakSet[TorchSession] = WeakSet()
@@ -303,9 +304,9 @@ def _replace_functions(
     return unwatch
 
 
-def watch_observers(registers: Callable[[], None]) -> Callable[[], None]:
-    """Call `registers` before torch registers an ExecutionTraceObserver; returns what undoes it."""
-    return _replace_functions(_OBSERVER_MODULES, (_REGISTERS,), lambda function: registers(), lambda: None)
+def watch_calls(functions: tuple[tuple[str, ...], tuple[str, ...]], called: Callable[[], None]) -> Callable[[], None]:
+    """Call `called` before torch's OBSERVERS or MEMORY_HISTORY; returns what undoes it."""
+    return _replace_functions(*functions, lambda function: called(), lambda: None)
 
 
 def observer_is_registered() -> bool:

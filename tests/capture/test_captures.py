@@ -4,6 +4,7 @@ import errno
 import json
 import threading
 from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from bridge_profiling.capture.torch_profiler import TorchProfiler
 from bridge_profiling.capture.torch_session import observer_is_registered
 from bridge_profiling.config import Window
 from bridge_profiling.manifest import find_captures
-from tests.capture.conftest import raising
+from tests.capture.conftest import at, raising
 from tests.integrations.captured import read_trace
 
 
@@ -199,6 +200,22 @@ def test_a_memory_history_that_the_training_records_itself_goes_on(run, monkeypa
     run.train(run.config(1, 3, use_pytorch_profiler=False, record_memory_history=True), range(4))
     assert (run.outcome("iter-1-3"), calls) == (("failed", None), [])
     assert "a memory history of its own" in run.manifest("iter-1-3")["reason"]
+
+
+def test_a_memory_history_that_the_training_switches_on_inside_the_window_goes_on(run, monkeypatch):
+    calls: list[object] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch._C, "_cuda_record_memory_history", lambda *args, **how: calls.append(args[0]), raising=False)
+    for name in ("_cuda_isHistoryEnabled", "_cuda_attach_out_of_memory_observer"):
+        monkeypatch.setattr(torch._C, name, lambda *_: None, raising=False)
+    monkeypatch.setattr(torch.cuda.memory, "_dump_snapshot", lambda path: Path(path).touch())
+    config = run.config(1, 3, use_pytorch_profiler=False, record_memory_history=True)
+    run.train(config, range(4))
+    assert (run.manifest("iter-1-3")["status"], calls) == ("complete", ["all", None])
+    calls.clear()
+    run.train(config, range(4), on_iteration=at(2, torch.cuda.memory._record_memory_history))
+    assert (run.outcome("iter-1-3.1"), calls) == (("failed", None), ["all", "all"])
+    assert "a memory history of its own" in run.manifest("iter-1-3.1")["reason"]
 
 
 @pytest.mark.parametrize(
