@@ -39,7 +39,7 @@ def whole_number(value: object) -> int:
             number = int(exact) if (exact := float(value)).is_integer() else None
     if number is None or not -(1 << 63) <= number < 1 << 63:
         raise ValueError(f"{shown(value)} is not a whole number of at most 64 bits")
-    return int(number)
+    return number
 
 
 def safe_name(value: object) -> str:
@@ -77,6 +77,16 @@ def plain(value: object, depth: int = 0) -> object:
 
     Numbers that JSON lacks (NaN, infinity, integers of thousands of digits) become text.
     """
+    try:
+        return _plain(value, depth + 1)
+    except BaseException as error:
+        if not is_contained(error):
+            raise
+        # Another thread may change it, and any method of a class of the user's may raise or exit.
+        return text_of(value)
+
+
+def _plain(value: object, depth: int) -> object:
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
@@ -85,18 +95,8 @@ def plain(value: object, depth: int = 0) -> object:
         return int(value) if -(1 << 1000) < value < 1 << 1000 else f"an integer of {value.bit_length()} bits"
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else str(float(value))
-    if depth >= _MAX_DEPTH:
+    if depth > _MAX_DEPTH:
         return "…"
-    try:
-        return _plain_object(value, depth + 1)
-    except BaseException as error:
-        if not is_contained(error):
-            raise
-        # Another thread may change it, and any method of a class of the user's may raise or exit.
-        return text_of(value)
-
-
-def _plain_object(value: object, depth: int) -> object:
     if isinstance(value, Mapping):
         return {key if type(key) is str else text_of(key): plain(item, depth) for key, item in dict(value).items()}
     if isinstance(value, list | tuple | Set):

@@ -446,8 +446,7 @@ def _after_fork() -> None:
         hook._forked()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+os.register_at_fork(after_in_child=_after_fork)
 
 
 class _Ranges(ExitStack):

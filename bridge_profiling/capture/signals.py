@@ -217,6 +217,7 @@ class SignalWatch:
     def forked(self) -> None:
         """Leave the signal and the pipe to the parent, in a child process: its thread reads until nobody can write."""
         self.forget()
+        self._received = False
         if self._pipe is not None:
             os.close(self._pipe[1])
             self._pipe = None

@@ -239,8 +239,7 @@ class TorchSession:
 
 @cache
 def _prepare_for_forks() -> None:
-    if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=_after_fork)
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def _after_fork() -> None:

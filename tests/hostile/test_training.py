@@ -52,6 +52,14 @@ class Leaving:
     __fspath__ = _leave
 
 
+class Text(Leaving, str):
+    """Text of a class like that."""
+
+
+class Number(Leaving, int):
+    """A number of a class like that."""
+
+
 CYCLE: list = []
 CYCLE.append(CYCLE)
 
@@ -89,6 +97,7 @@ FACTS = [
     (torch.float16, "torch.float16"), (threading.Lock, "<built-in function allocate_lock>"), ("\ud800", "\ud800"),
     (ProfilingConfigError("no"), "no."), (Rude(), "<Rude, whose text raises ZeroDivisionError>"),
     (Leaving(), "<Leaving, whose text raises SystemExit>"), ({Path: [Leaving()]}, ANY),
+    (Text(), "<Text, whose text raises SystemExit>"), (Number(), "<Number, whose text raises SystemExit>"),
 ]  # fmt: skip
 
 
