@@ -73,7 +73,6 @@ def _deliver(held: dict[signal.Signals, Any], remember: Callable[..., None], arr
             done = True
         except BaseException as error:
             if raised is None or isinstance(raised, Exception) or not isinstance(error, Exception):
-                error.__context__ = error.__context__ or raised
                 raised = error
     if raised is not None:
         raise raised

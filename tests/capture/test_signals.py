@@ -121,6 +121,18 @@ def test_every_held_signal_is_delivered_in_order_also_after_a_handler_that_raise
             signal.signal(number, handler)
 
 
+def test_a_handler_that_raises_one_exception_for_every_signal_leaves_no_cycle_of_contexts() -> None:
+    """contextlib follows them to their end."""
+    error = TimeoutError()
+    before = [signal.signal(number, raising(error)) for number in (signal.SIGALRM, USR)]
+    try:
+        with pytest.raises(TimeoutError), signals_held():
+            list(map(signal.raise_signal, (signal.SIGALRM, USR)))
+        assert error.__context__ is None
+    finally:
+        signal.signal(signal.SIGALRM, before[0])
+
+
 @pytest.mark.parametrize("step", ["warm_up", "start", "phase_range", "stop"])
 def test_an_iteration_that_is_run_again_after_a_signal_is_in_a_complete_capture(run, monkeypatch, step) -> None:
     """A time limit, whose handler resets itself, and then the launcher's signal."""
