@@ -128,10 +128,10 @@ def choose_attempt(
 
 
 def asked_in_time(seconds: float, ask: Callable[[], Result]) -> Result:
-    """What a call to a store of torch.distributed returns; TimeoutError if it takes longer.
+    """The result of a call to a store of torch.distributed; TimeoutError if it takes longer.
 
-    torch waits without a limit for a server that hangs or is stopped, whatever the store's timeout. So another thread calls it,
-    and stays behind.
+    torch waits without a limit for a server that hangs or is stopped, whatever the store's timeout. Then the thread that made
+    the call stays behind.
     """
     answer: futures.Future[Result] = futures.Future()
 

@@ -10,7 +10,7 @@ from threading import TIMEOUT_MAX, Event, Thread
 from time import monotonic, thread_time, time
 from typing import Any, Literal
 
-from bridge_profiling.errors import ProfilingConfigError, TrainingLogger, require
+from bridge_profiling.errors import ProfilingConfigError, TrainingLogger, is_contained, one_line, require
 from bridge_profiling.launch_env import LaunchEnv
 from bridge_profiling.monitor.alerts import ALERTS, Alert, LeakAlert, LimitAlert, Limits, SlowIterationAlert, usual_leaks
 from bridge_profiling.monitor.gpus import EnergyMeter, Gpus
@@ -79,9 +79,11 @@ class PeriodicThread(Thread):
     def _call(self) -> float:
         try:
             return self._function() or 0.0
-        except Exception as error:
+        except BaseException as error:
+            if not is_contained(error):
+                raise
             if not self._failed:
-                logger.warning("monitoring: %s: %s. Training continues.", type(error).__name__, error)
+                logger.warning("monitoring: %s. Training continues.", one_line(error))
             self._failed = True
             return 0.0
 
@@ -245,7 +247,9 @@ class Monitor:
             call(*arguments)
         except BrokenPipeError:
             self.ended.set()
-        except Exception as error:
+        except BaseException as error:
+            if not is_contained(error):
+                raise
             if id(sink) not in self.failed_sinks:
                 self.failed_sinks.add(id(sink))
-                logger.error("monitoring: %s does not accept samples: %s", type(sink).__name__, error)
+                logger.error("monitoring: %s does not accept samples: %s", type(sink).__name__, one_line(error))

@@ -93,6 +93,16 @@ def test_an_output_that_cannot_be_opened_is_logged_and_the_training_continues(tm
     assert monitor.sample.training.values["loss"] == 1.0
 
 
+def test_an_output_of_the_trainings_own_may_exit(caplog):
+    def leave(*_):
+        raise SystemExit(3)
+
+    with Monitor(sinks=[SimpleNamespace(write=leave, alert=leave, close=leave)], interval=60, gpus=[]) as monitor:
+        pass
+    assert monitor.sample is not None
+    assert caplog.text.count("does not accept samples: SystemExit: 3") == 1
+
+
 def test_a_reading_that_fails_does_not_end_the_monitor(path, monkeypatch, caplog):
     def broken(self):
         raise RuntimeError("injected")
