@@ -175,6 +175,8 @@ def memory_growth(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) ->
     devices = []
     for key in keys:
         capacity, held = _device_bytes(evidence, *key), [row["allocated_bytes"] for row in recorded[key]]
+        # Managed memory can hold more than the device does.
+        left = max(capacity - held[-1], 0) / grown[key] if capacity else None
         devices.append(
             {
                 "rank": key[0],
@@ -183,8 +185,8 @@ def memory_growth(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) ->
                 "iterations": len(held),
                 "first_bytes": held[0],
                 "last_bytes": held[-1],
-                "iterations_until_full": int((capacity - held[-1]) / grown[key]) if capacity else None,
-                **_leak_severity(recorded[key], (capacity - held[-1]) / grown[key] if capacity else None),
+                "iterations_until_full": None if left is None else int(left),
+                **_leak_severity(recorded[key], left),
             }
         )
     finding = Finding(
@@ -215,7 +217,7 @@ def _leak_severity(recorded: Sequence[dict[str, Any]], iterations_left: float | 
     times = np.array([row["end_ns"] for row in recorded if row["end_ns"] is not None])
     if iterations_left is None or len(times) < 2:
         return {"severity": None, "seconds_until_full": None}
-    seconds = max(iterations_left, 0.0) * float(np.median(np.diff(times))) / 1e9
+    seconds = iterations_left * float(np.median(np.diff(times))) / 1e9
     return {"severity": "high" if seconds < 3600 else "medium" if seconds < 86400 else "low", "seconds_until_full": seconds}
 
 

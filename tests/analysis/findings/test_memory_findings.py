@@ -116,6 +116,12 @@ def test_growth_is_found_with_the_line_that_keeps_it(find, iterations, confidenc
     assert LEAK in finding.events[0].name
 
 
+def test_a_device_on_which_more_is_allocated_than_it_has_is_full_now(find):
+    finding = find(Recording(20, reserved=8 * GB).leak(40 * MB), device_bytes=1 * GB)["memory_growth"]
+    assert finding.evidence["devices"][0]["iterations_until_full"] == 0
+    assert "full in 0 iterations" in finding.title
+
+
 @pytest.mark.parametrize(
     ("left", "seconds", "severity", "words"),
     [
