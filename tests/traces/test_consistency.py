@@ -188,6 +188,7 @@ UNREADABLE = {
     "empty": ("rank-1.pt.trace.json.gz", b""),
     "a page of an error": ("rank-1.pt.trace.json", b"<html><body>502 Bad Gateway</body></html>"),
     "UTF-16": ("rank-1.pt.trace.json", '{"traceEvents": []}'.encode("utf-16")),
+    "binary": ("rank-1.pt.trace.json", b"\x80\0\1" * 9),
     "cut off": ("rank-1.pt.trace.json.xz", b"\xfd7zXZ\0\0\4"),
     **{f"packed as {end}": (f"rank-1.pt.trace.json.{end}", b"\x28\xb5\x2f\xfd junk") for end in PACKINGS},
     "an archive": ("rank-1.tar.gz", b"\x1f\x8b"),
@@ -208,6 +209,7 @@ def test_a_rank_that_cannot_be_read_is_named_and_the_others_are_answered(tmp_pat
         assert run.breakdown()["rank"].to_pylist() == [0, 2]
         (error,) = run.errors
         assert str(tmp_path / name.partition("/")[0]) in error
+        assert ("UTF-16" in error) == content.startswith(b"\xff\xfe")
         assert [
             (caveat.ranks, caveat.file) for caveat in run.caveats() if caveat.code == "rank_unreadable"
         ] or "rank 1" in error

@@ -102,7 +102,7 @@ class Stream:
             raise TraceError(self.error)
         if not head.strip(b"\0 \t\r\n"):
             raise TraceError(f"{self._path} is empty: it holds no trace")
-        if b"\0" in head[:4]:
+        if b"\0" in head[:4] and head[:16].replace(b"\0", b"").lstrip(b"\xff\xfe \t\r\n")[:1] in (b"{", b"["):
             raise TraceError(f"{self._path} is not a Kineto trace: it is UTF-16 or UTF-32. Convert it with iconv -t utf-8")
         raise TraceError(f"{self._path} is not a Kineto trace: it has no traceEvents")
 
