@@ -40,7 +40,7 @@ from bridge_profiling.layout import name_ranks
 from bridge_profiling.manifest import RankCapture, find_captures
 from bridge_profiling.regular_files import modified_ns, size_bytes
 from bridge_profiling.traces import cache
-from bridge_profiling.traces.discover import Capture, find_run
+from bridge_profiling.traces.discover import Capture, differences, find_run
 from bridge_profiling.traces.run_files import RunFiles
 from bridge_profiling.traces.seal import is_whole
 from bridge_profiling.traces.tables import SCHEMAS
@@ -530,12 +530,14 @@ def _find(path: Path, cycle: int | None) -> tuple[list[Capture | Path], list[Cav
         entries = sorted({table.parent for table in path.glob("*/*.parquet") if (table.parent / cache.INFO).is_file()})
         if entries:
             return list(entries), [], [], []
-        manifests = _manifests_alone(path)
-        if not manifests:
+        listed = RunFiles(path) if path.is_dir() else None
+        written = max(listed.manifests, key=modified_ns, default=None) if listed else None
+        manifests = [] if written is None else find_captures(written.parents[2])  # of the last attempt
+        if listed is None or not manifests:
             raise
         text = f"{path} holds manifests and no capture: the durations of iterations are all that is known"
         text += next((f"; rank {one.rank}: {one.manifest.reason}" for one in manifests if one.manifest.reason), "")
-        return [], [Caveat("manifests_alone", text)], manifests, []
+        return [], [Caveat("manifests_alone", text), *differences(manifests, [])], manifests, listed.errors
     # A trace's after a memory snapshot's: they can be of different windows, and iterations are the trace's.
     ordered = sorted(found.captures, key=lambda each: each.source != "memory")
     manifests = [each.manifest for each in ordered if each.manifest is not None]
@@ -564,9 +566,3 @@ def _one_of_each_content(read: Sequence[RankResult]) -> list[RankResult]:
             first = replace(first, info=replace(first.info, caveats=[*first.info.caveats, copies]))
         kept.append(first)
     return sorted(kept, key=_rank_and_source)
-
-
-def _manifests_alone(path: Path) -> list[RankCapture]:
-    """The manifests of the last attempt under a directory."""
-    written = max(RunFiles(path).manifests, key=modified_ns, default=None) if path.is_dir() else None
-    return [] if written is None else find_captures(written.parents[2])

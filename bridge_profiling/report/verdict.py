@@ -227,8 +227,8 @@ def verdict(summary: Summary) -> Verdict:
             sentences = [f"Memory was recorded on {words.ranks(summary.snapshots)}.", "A trace shows where the time goes."]
         case Outcome.too_little:
             nothing = list(_nothing_captured(summary))
-            headline = "Nothing was captured." if nothing else "These captures hold too little to judge."
-            sentences = nothing or ["No iteration is marked in them."]
+            headline = nothing[0] if nothing else "These captures hold too little to judge."
+            sentences = nothing[1:] or ["No iteration is marked in them."]
     findings = [finding for finding in findings if finding.id != _OVERHEAD]
     # A device that is not busy is a symptom of the others.
     causes = [finding for finding in findings if finding.id != "low_device_busy"] or findings
@@ -246,7 +246,7 @@ def _iteration(summary: Summary) -> Iterator[str]:
         no_device = summary.without_device and not summary.attribution
         nothing = list(_nothing_captured(summary))
         if nothing:
-            yield f"Nothing was captured. {' '.join(nothing)}"
+            yield " ".join(nothing)
         elif summary.unjudged:
             yield "Where the time goes is unknown: too much of the device work was lost."
         else:
@@ -274,11 +274,14 @@ def _iteration(summary: Summary) -> Iterator[str]:
 
 
 def _nothing_captured(summary: Summary) -> Iterator[str]:
-    """Why manifests are all there is, a sentence for each reason."""
-    if not summary.infos and not summary.snapshots:
+    """That manifests are all there is, and a sentence for each reason."""
+    if summary.manifests and not summary.infos and not summary.snapshots:
         reasons: dict[str, list[int]] = {}
         for each in summary.manifests:
-            reasons.setdefault(each.manifest.reason or "the reason is unknown", []).append(each.rank)
+            reason = "the listed files are not there" if each.artifacts else "the reason is unknown"
+            reasons.setdefault(each.manifest.reason or reason, []).append(each.rank)
+        found = any(each.artifacts for each in summary.manifests)
+        yield "No capture was found." if found else "Nothing was captured."
         for reason, ranks in reasons.items():
             yield words.sentence(f"{words.ranks(ranks)}: {reason}")
 

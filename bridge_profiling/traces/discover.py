@@ -149,7 +149,7 @@ def find_run(root: Path, cycle: int | None = None) -> FoundRun:
     found, differing = _with_ranks(files, manifests, root)
     captures, skipped = _newest(found, root, cycle)
     caveats = [*listed.caveats, *_newer_nothing(written, captures), *skipped, *_several_windows(captures, root)]
-    caveats += [*unusable, *twice, *differing, *_differences(usable, captures)]
+    caveats += [*unusable, *twice, *differing, *differences(usable, captures)]
     guessed = [capture for capture in captures if capture.rank_source == "order"]
     if guessed:
         text = f"nothing names the rank of {len(guessed)} files, such as {guessed[0].path.name}: they are numbered in order"
@@ -331,7 +331,7 @@ def _resolved(path: Path) -> Path:
         return path.absolute()
 
 
-def _differences(manifests: Iterable[RankCapture], captures: list[Capture]) -> list[Caveat]:
+def differences(manifests: Iterable[RankCapture], captures: list[Capture]) -> list[Caveat]:
     """Caveats on files that manifests list and that are not there, and on files that their manifests do not list."""
     shown = {(each.manifest.root, each.manifest.folder) for each in captures if each.manifest is not None}
     present = {(capture.rank, capture.source, _split(capture.path)[0]) for capture in captures}

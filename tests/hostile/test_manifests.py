@@ -120,6 +120,25 @@ def _places(content, place=()):
         yield from _places(value, (*place, key))
 
 
+def test_captures_that_are_out_of_reach_or_gone_were_captured_all_the_same(typed, run, monkeypatch):
+    scandir, closed = os.scandir, f"torch/{FOLDER}"
+
+    def refused(path):
+        if str(path).endswith(closed):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "scandir", refused)
+        done = typed("report", "two", "--no-page")
+        assert (done.returncode, done.stderr) == (1, f"error: two/{closed} cannot be read: Permission denied\n")
+    for rank in (0, 1):
+        trace_of(run, rank).unlink()
+    done = typed("report", "two", "--no-page")
+    assert "No capture was found.\nRanks 0-1: the listed files are not there.\n" in done.stdout
+    assert all(f"rank {rank}: two/manifest/{FOLDER}/rank-{rank}.json lists" in done.stdout for rank in (0, 1))
+
+
 @pytest.mark.parametrize("damage", [b"garbage", b""])
 def test_a_rank_whose_capture_cannot_be_read_is_named_and_the_others_are_answered(typed, run, damage):
     trace_of(run, 1).write_bytes(damage)
