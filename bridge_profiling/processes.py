@@ -7,6 +7,7 @@ import os
 import select
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
@@ -34,9 +35,10 @@ class OwnedProcess(subprocess.Popen[Any]):
         theirs, self._ours = os.pipe()
         try:
             super().__init__(command, stdin=theirs, start_new_session=True, **options)
-            fcntl.fcntl(theirs, fcntl.F_SETOWN, -self.pid)
-            fcntl.fcntl(theirs, fcntl.F_SETSIG, signal.SIGKILL)
-            fcntl.fcntl(theirs, fcntl.F_SETFL, os.O_ASYNC)
+            if sys.platform == "linux":  # macOS can't choose the signal
+                fcntl.fcntl(theirs, fcntl.F_SETOWN, -self.pid)
+                fcntl.fcntl(theirs, fcntl.F_SETSIG, signal.SIGKILL)
+                fcntl.fcntl(theirs, fcntl.F_SETFL, os.O_ASYNC)
         except BaseException:
             os.close(self._ours)
             raise

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from bridge_profiling import processes
-from bridge_profiling.processes import InactivityTimer, cpu_seconds, is_running
+from bridge_profiling.processes import InactivityTimer, cpu_seconds, is_running, run_owned
 
 
 def test_processor_time_is_what_a_process_has_used_and_nothing_where_there_is_none():
@@ -57,3 +57,10 @@ def test_a_process_runs_until_it_has_ended_even_if_nobody_has_waited_for_it():
     assert child.returncode is None, "a zombie"
     child.wait()
     assert not is_running(child.pid)
+
+
+@pytest.mark.integration
+def test_a_command_runs_on_macos_where_no_signal_can_be_chosen(monkeypatch):
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.delattr(processes.fcntl, "F_SETSIG")
+    assert run_owned([sys.executable, "-c", "print(7)"], seconds=60).stdout == "7\n"

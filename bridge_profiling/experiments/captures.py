@@ -88,7 +88,10 @@ def captures_of(
         found = RunFiles(Path(path))
         if found.manifests or any(_CAPTURE.search(file.name) for file in found.files):
             return Path(path)
-        nothing = "captured nothing: the script does not read profiling overrides, or failed early, as its log shows"
+        nothing = (
+            "captured nothing: the script does not read profiling overrides, or failed early, as its log shows. Have it call"
+            " bridge_profiling.overrides.apply_overrides and open a ProfilingHook"
+        )
         reason = nothing if job.has_overrides else f"has written no captures: {path} holds none"
         raise TraceError(f"the job {job.name} of {experiment.name} {reason}")
     folder = job.name.partition("[")[0]

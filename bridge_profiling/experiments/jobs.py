@@ -199,16 +199,21 @@ def read_jobs(experiment: Path) -> list[Job]:
 
 def locate_captures(experiment: Path, job_name: str | None = None) -> tuple[Job, str]:
     """The one job of an experiment that writes captures (`job_name`: its name or directory), and their directory."""
-    jobs = [job for job in read_jobs(experiment) if job_name in (None, job.name, job.directory)]
+    every = read_jobs(experiment)
+    jobs = [job for job in every if job_name in (None, job.name, job.directory)]
+    instead = f"Type {experiment.name}/ and one of {_listing(every)}" if every else _CAPTURES
+    require(jobs or job_name is None, f"the experiment {experiment.name} has no job {job_name!r}", instead=instead)
     profiled = [(job, path) for job in jobs if (path := job.captures_path()) is not None]
-    require(jobs or job_name is None, f"the experiment {experiment.name} has no job {job_name!r}", instead=_CAPTURES)
     unknown = f"no job of the experiment {experiment.name} says where it writes captures"
     require(profiled, unknown, why="none was submitted with a profiler's plugin", instead=_CAPTURES)
-    names = [job.name for job, _ in profiled]
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    several = f"several jobs of {experiment.name} were profiled: {', '.join(names[:_NAMED])}{more}"
-    require(len(profiled) == 1, several, instead=f"Name one of them: {experiment.name}/{names[0]}")
+    several = f"several jobs of {experiment.name} were profiled: {_listing([job for job, _ in profiled])}"
+    require(len(profiled) == 1, several, instead=f"Name one of them: {experiment.name}/{profiled[0][0].name}")
     return profiled[0]
+
+
+def _listing(jobs: list[Job]) -> str:
+    more = f" and {len(jobs) - _NAMED} more" if len(jobs) > _NAMED else ""
+    return ", ".join(job.name for job in jobs[:_NAMED]) + more
 
 
 def load(text: str) -> Any:

@@ -113,7 +113,7 @@ def test_each_job_says_where_it_writes_and_one_must_be_named(home):
     assert jobs[0].ssh_tunnel.get("host") == "login"
     for job, message in (
         (None, r"Name one of them: far_\d+/bare"),
-        ("nobody", "no job 'nobody'"),
+        ("nobody", r"no job 'nobody'. Type far_\d+/ and one of bare, contained, chosen, unprofiled"),
         ("unprofiled", "no job of the"),
     ):
         with pytest.raises(ProfilingConfigError, match=message):
