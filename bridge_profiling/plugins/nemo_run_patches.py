@@ -75,7 +75,8 @@ class LastPlugin(run.Plugin):
 def _add(
     experiment: run.Experiment, task: Any, executor: Any = None, name: str = "", plugins: Any = None, *args: Any, **kwargs: Any
 ) -> str:
-    require(not plugins or isinstance(plugins, Iterable), f"plugins={plugins!r} is not a list", why=_SET_UP, instead=_LIST)
+    is_list = isinstance(plugins, Iterable) and not isinstance(plugins, str)
+    require(not plugins or is_list, f"plugins={plugins!r} is not a list", why=_SET_UP, instead=_LIST)
     given = [_built(plugin) for plugin in plugins or ()]
     ours = any(type(plugin).__module__.startswith("bridge_profiling.") for plugin in given)
     tasks = [_castable(one) for one in (task if isinstance(task, list) else [task])]

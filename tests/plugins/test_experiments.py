@@ -154,7 +154,7 @@ def test_a_plugin_may_still_be_a_config(plugin, script):
         (NsysPlugin, "plugins=<class .* is not a list"),
         ([NsysPlugin], "<class .* is not a plugin"),
         (["nsys"], "'nsys' among the plugins is not a plugin"),
-        ("nsys", "is not a plugin"),
+        ("nsys", "plugins='nsys' is not a list"),
         ([[nsys()]], "is not a plugin"),
         ([None], "None among"),
     ],
