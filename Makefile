@@ -88,7 +88,7 @@ test-versions: $(VENV)/.created
 # The file of tests comes from the checkout named; it is not part of this one.
 test-bridge-plugins: $(VENV)/.installed-dev
 	@mkdir -p $(TMPDIR)
-	@$(BIN)/python tools/bridge_plugin_tests.py $(BRIDGE) $(PYTEST_ARGS)
+	@$(BIN)/python tools/bridge_plugin_tests.py $(if $(BRIDGE),"$(BRIDGE)") $(PYTEST_ARGS)
 
 # A container's own Python, with its own torch: nothing is created or installed. One process: it runs its jobs side by side itself.
 GPU_PYTHON ?= python3
