@@ -529,12 +529,19 @@ def _facts(summary: Summary, iterations: Rows, memory: Rows) -> list[tuple[str, 
     return [pair for pair in found.items() if pair[1]]
 
 
+#: Integrations whose ranks count the parameters of their own part of the model.
+_SHARDED = ("megatron-bridge", "recipe")
+
+
 def _training_facts(run: Run) -> list[tuple[str, str]]:
-    """Sizes of the first rank's model and data."""
+    """Sizes of the first rank's model and data. Megatron's ranks hold parts of the model, and each counts its own."""
     sizes = next(iter(measurements.training_rows(run.manifests)), {})
+    parts = any((each.manifest.framework or {}).get("name") in _SHARDED for each in run.manifests)
+    part = f" of rank {sizes['rank']}" if parts and sizes else ""
     if sizes.get("trainable_parameters") == sizes.get("parameters"):
         sizes = {name: size for name, size in sizes.items() if name != "trainable_parameters"}
-    return [(word, f"{sizes[name]:,}") for name, word in measurements.TRAINING_SIZES.items() if sizes.get(name) is not None]
+    named = {name: word + part * name.endswith("parameters") for name, word in measurements.TRAINING_SIZES.items()}
+    return [(word, f"{sizes[name]:,}") for name, word in named.items() if sizes.get(name) is not None]
 
 
 def _layout(infos: Sequence[RankInfo]) -> str:

@@ -1,8 +1,12 @@
 """What integrations measured, as tables of the page."""
 
 import json
+from types import SimpleNamespace
+
+import pytest
 
 from bridge_profiling.report.measurements import flops_profile, phase_memory, wall_clock
+from bridge_profiling.report.run_view import _training_facts
 from bridge_profiling.run import Run
 from tests.report.summaries import manifest
 from tests.traces.kineto_files import complete, write_capture
@@ -38,3 +42,12 @@ def test_they_are_on_the_page(tmp_path):
         found = json.loads(run.to_json())["measured"]
         assert [len(found[each]) for each in ("phase_memory", "wall_clock", "flops_profile")] == [2, 1, 1]
         assert "wall-clock breakdown" in run.report(tmp_path / "report.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"), [("ddp", "parameters"), ("recipe", "parameters of rank 1"), ("megatron-bridge", "parameters of rank 1")]
+)
+def test_a_part_of_a_model_is_shown_as_that_of_its_rank(name, shown):
+    measured = manifest(1, [100, 100], [90])
+    measured.manifest.framework = {"name": name, "parameters": 1234, "trainable_parameters": 1234, "batch_size": 4}
+    assert _training_facts(SimpleNamespace(manifests=[measured])) == [(shown, "1,234"), ("batch of a rank", "4")]
