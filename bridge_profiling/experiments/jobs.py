@@ -96,8 +96,8 @@ class Job:
 
     @property
     def has_overrides(self) -> bool:
-        """Whether the task is a script that a plugin gave settings, which it may ignore."""
-        return self.task.name == "Script" and any("profiling." in argument for argument in self.arguments)
+        """Whether the task is a script with a setting that switches a profiler on, which it may ignore."""
+        return self.task.name == "Script" and any("_profiler=true" in argument.lower() for argument in self.arguments)
 
     @property
     def arguments(self) -> list[str]:

@@ -176,9 +176,14 @@ def _exclude(plugin: str, other: bool, found: str) -> None:
     )
 
 
+def nsys_disabled(executor: Any) -> bool:
+    """Whether `disable_nsys` has turned nsys off."""
+    return "no nsys" in _asked(executor)
+
+
 def disable_nsys(task: Task, executor: Any) -> None:
     """Turn nsys off in the launcher and the task, with one warning: the fault-tolerance launcher does not support it."""
-    if "no nsys" not in _asked(executor):
+    if not nsys_disabled(executor):
         logger.warning(NSYS_DISABLED)
     note_asked(executor, "nsys")
     note_asked(executor, "no nsys")

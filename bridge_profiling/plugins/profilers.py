@@ -200,8 +200,8 @@ def _announce_empty_captures(task: object, executor: Any) -> None:
 
 
 def _announce(executor: Any, process: int) -> None:
-    # A process that this one forked exits, too.
-    if os.getpid() != process or not executor.job_dir:
+    # A process that this one forked exits, too. Nothing is expected where fault tolerance has switched nsys off.
+    if os.getpid() != process or not executor.job_dir or checks.nsys_disabled(executor):
         return
     job, captures = Path(executor.job_dir), Path(executor.env_vars.get(OUTPUT_DIR_VARIABLE) or "")
     # NeMo-Run writes the file _DONE when the jobs of an experiment are over.

@@ -12,7 +12,7 @@ import pytest
 from bridge_profiling.config import OUTPUT_DIR_VARIABLE, FaultToleranceConfig, ProfilingConfig
 from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.plugins import FaultTolerancePlugin, NsysPlugin, PyTorchProfilerPlugin
-from tests.plugins.conftest import pretrain
+from tests.plugins.conftest import nsys, pretrain, pytorch
 from tests.system.jobs import ended_well
 
 WINDOW = {"profile_step_start": 50, "profile_step_end": 55, "profile_ranks": [0, 1, 2]}
@@ -98,9 +98,19 @@ def test_a_snapshot_path_that_an_override_cannot_carry_is_refused_for_a_script_a
     assert built(partial).profiling.memory_snapshot_path == path
 
 
-@pytest.mark.parametrize(("forked", "file", "says"), [(0, "a", True), (1, "a", False), (0, "manifest/a/rank-0.json", False)])
+@pytest.mark.parametrize(
+    ("forked", "file", "plugins", "says"),
+    [
+        (0, "a", [pytorch], True),
+        (1, "a", [pytorch], False),
+        (0, "manifest/a/rank-0.json", [pytorch], False),
+        (0, "a", [nsys], True),
+        (0, "a", [nsys, FaultTolerancePlugin], False),
+        (0, "a", [FaultTolerancePlugin, nsys], False),
+    ],
+)
 def test_a_script_that_captured_nothing_says_so_when_its_process_ends(
-    forked, file, says, script, local, tmp_path, monkeypatch, capsys
+    forked, file, plugins, says, script, local, tmp_path, monkeypatch, capsys
 ):
     local.job_dir, local.env_vars[OUTPUT_DIR_VARIABLE] = str(tmp_path / "job"), str(tmp_path)
     (tmp_path / "manifest" / "a").mkdir(parents=True)
@@ -108,7 +118,8 @@ def test_a_script_that_captured_nothing_says_so_when_its_process_ends(
         (tmp_path / name).touch()
     registered, process = [], os.getpid()
     monkeypatch.setattr("atexit.register", lambda *call: registered.append(call))
-    PyTorchProfilerPlugin(profile_step_start=1, profile_step_end=2).setup(script, local)
+    for make in plugins:
+        make().setup(script, local)
     monkeypatch.setattr(os, "getpid", lambda: process + forked)
     for function, *arguments in registered:
         function(*arguments)
