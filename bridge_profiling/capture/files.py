@@ -169,12 +169,12 @@ def _agree(store: Any, root: Path, window: Window, rank: int, ranks: set[int]) -
         choice = {"attempt": max(numbers.values()), "held_by": uuid.uuid4().hex, "missing": missing}
         store.compare_set(decided, "", json.dumps(choice))
     choice = json.loads(store.get(decided))
-    absent = set(choice["missing"])
-    if absent and rank == min(ranks - absent, default=rank):
+    silent = set(choice["missing"])
+    if silent and rank == min(ranks - silent, default=rank):
         logger.warning(
             "rank(s) %s opened no ProfilingHook for window %s within %.0f s: the others do not wait for them."
             " Open it on every rank that profile_ranks names, with the same window",
-            ", ".join(map(str, sorted(absent))), window, _AGREE_SECONDS,
+            ", ".join(map(str, sorted(silent))), window, _AGREE_SECONDS,
         )  # fmt: skip
     return choice["attempt"], choice["held_by"]
 
