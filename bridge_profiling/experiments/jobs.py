@@ -216,17 +216,6 @@ def _listing(jobs: list[Job]) -> str:
     return ", ".join(job.name for job in jobs[:_NAMED]) + more
 
 
-def load(text: str) -> Any:
-    """Read a task, executor or job that NeMo-Run serialized: a Built, or a list of them."""
-    try:
-        return _Reader().read(text)
-    except (ValueError, LookupError, RecursionError) as error:
-        raise ProfilingConfigError(
-            f"this is not a task or an executor as NeMo-Run writes it: {str(error)[:200]}",
-            instead="Type the directory of an experiment, or of one of its jobs",
-        ) from error
-
-
 @dataclass(frozen=True)
 class _Object:
     """An object of Fiddle's JSON: its type, and keys with values, each an object of its own or a plain value."""

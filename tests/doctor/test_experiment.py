@@ -6,7 +6,6 @@ import pytest
 
 from bridge_profiling.doctor import find_experiment, read_experiment
 from bridge_profiling.errors import ProfilingConfigError
-from bridge_profiling.experiments.jobs import load
 from bridge_profiling.plugins import NsysPlugin, PyTorchProfilerPlugin
 from tests.batch_scripts import written_experiment
 from tests.plugins.conftest import Container as WithoutModel
@@ -83,16 +82,3 @@ def test_an_experiment_is_found_by_directory_id_and_title(home):
         assert find_experiment(name, environ) == directory
     with pytest.raises(ProfilingConfigError, match="the experiment 'studyy' does not exist"):
         find_experiment("studyy", environ)
-
-
-@pytest.mark.parametrize("text", ["", "not base64 !", "aGVsbG8=", "eJyrVsovLVGyUqpWKkmtKFGyUlIC0bW1AEuFBr4="])
-def test_what_nemo_run_did_not_write_is_refused(text):
-    with pytest.raises(ProfilingConfigError, match="not a task or an executor"):
-        load(text)
-
-
-def test_a_damaged_experiment_is_one_error(tmp_path):
-    for text, why in {'[["abc", "def"]]': None, "{": "_TASKS cannot be read"}.items():
-        (tmp_path / "_TASKS").write_text(text)
-        with pytest.raises(ProfilingConfigError, match=why):
-            read_experiment(tmp_path)
