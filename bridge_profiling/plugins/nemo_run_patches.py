@@ -57,7 +57,7 @@ _LIST = "Pass plugins=[PyTorchProfilerPlugin(profile_step_start=10, profile_step
 class LastPlugin(run.Plugin):
     """The last plugin of each job: applies what holds for every job, however it was set up.
 
-    NeMo-Run saves it with a profiled job, so that whoever loads the experiment to run it again loads this module.
+    NeMo-Run saves it with a profiled job: a process that loads the experiment to run it again then loads this module.
     """
 
     again: bool = False
@@ -150,7 +150,7 @@ def _unassigned(executor: run.Executor) -> run.Executor:
         last = os.path.join(executor.experiment_id.rpartition("_")[0], executor.experiment_id)
         tunnel.job_dir = tunnel.job_dir.removesuffix(f"/{last}")
         if os.path.join(tunnel.job_dir, last) == os.path.dirname(executor.job_dir) and isinstance(tunnel, run.LocalTunnel):
-            tunnel.job_dir = ""  # where NeMo-Run keeps experiments, which need not be there any more
+            tunnel.job_dir = ""  # where NeMo-Run keeps experiments, which may have changed
     return copied
 
 
