@@ -150,7 +150,7 @@ def asked_in_time(seconds: float, ask: Callable[[], Result]) -> Result:
 def _agree(store: Any, root: Path, window: Window, rank: int, ranks: set[int]) -> tuple[int, str]:
     """The number that is free for each rank, and the attempt's holder.
 
-    Each rank stores the number that is free in its directory. The last one decides for all, or the first to run out of time; a
+    Each rank stores the number that is free in its directory. The last one decides for all, or the first to run out of time. A
     rank that comes later finds the decision. No call here waits for a key: it would block the store for the training.
     """
     prefix = f"bridge_profiling/attempt/{window}"
@@ -158,13 +158,13 @@ def _agree(store: Any, root: Path, window: Window, rank: int, ranks: set[int]) -
     prefix += f"/{store.add(f'{prefix}/opened-by-{rank}', 1)}"
     keys, decided = {one: f"{prefix}/rank-{one}" for one in sorted(ranks)}, f"{prefix}/decided"
     store.set(keys[rank], str(_free_attempt(root, window)))
-    deadline, pause = time.monotonic() + _AGREE_SECONDS, 0.005
-    complete = store.check(list(keys.values()))
-    while not complete and not store.check([decided]) and time.monotonic() < deadline:
-        time.sleep(pause)
-        pause = min(2 * pause, 0.1)
+    if store.add(f"{prefix}/arrived", 1) != len(ranks):
+        _await_decision(store, decided, _AGREE_SECONDS)
+        # One asks for the numbers of all: 1,000 ranks that do at once keep the store busy for a minute.
+        if not store.check([decided]) and store.add(f"{prefix}/asks", 1) > 1:
+            _await_decision(store, decided, _ANSWER_SECONDS / 2)
     if not store.check([decided]):
-        numbers = {one: int(store.get(key)) for one, key in keys.items() if complete or store.check([key])}
+        numbers = {one: int(store.get(key)) for one, key in keys.items() if store.check([key])}
         missing = sorted(ranks - numbers.keys())
         choice = {"attempt": max(numbers.values()), "held_by": uuid.uuid4().hex, "missing": missing}
         store.compare_set(decided, "", json.dumps(choice))
@@ -177,6 +177,13 @@ def _agree(store: Any, root: Path, window: Window, rank: int, ranks: set[int]) -
             ", ".join(map(str, sorted(silent))), window, _AGREE_SECONDS,
         )  # fmt: skip
     return choice["attempt"], choice["held_by"]
+
+
+def _await_decision(store: Any, decided: str, seconds: float) -> None:
+    deadline, pause = time.monotonic() + seconds, 0.005
+    while not store.check([decided]) and time.monotonic() < deadline:
+        time.sleep(pause)
+        pause = min(2 * pause, 0.5)
 
 
 def _free_attempt(root: Path, window: Window) -> int:
