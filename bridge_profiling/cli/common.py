@@ -258,7 +258,7 @@ def exit_code(app: typer.Typer) -> int:
 
 
 def _flush_output() -> None:
-    """Write what is left for standard output. What its disk does not take is lost, and the exit code says so already."""
+    """Write the rest of standard output. A full disk loses it, which the exit code says already."""
     try:
         if sys.stdout is not None:
             sys.stdout.flush()
