@@ -63,7 +63,8 @@ def working(folder):
         for rank in range(6):
             write(folder / "run" / f"rank-{rank}.json.gz", rank)
         with started(*arguments, "run", "--workers", 2) as process:
-            wait_until(lambda: len(process.descendants()) == 2)
+            # A process that is stopped before it executes its program also stops the command, which waits for that.
+            wait_until(lambda: sum(each.cpu_times().user > 0.1 for each in process.descendants()) == 2)
             for worker in process.descendants():
                 worker.suspend()
             yield process
