@@ -74,7 +74,13 @@ def programs(tmp_path: Path, monkeypatch):
     def call(*command: str) -> dict[str, list[list[str]]]:
         log, calls = tmp_path / "arguments", {}
         log.write_text("")
-        environ = {"PATH": f"{folder}:/usr/bin:/bin", "ARGUMENTS": log, "SLURM_JOB_NODELIST": "node1", "HOME": tmp_path}
+        environ = {
+            "PATH": f"{folder}:/usr/bin:/bin",
+            "ARGUMENTS": log,
+            "SLURM_JOB_NODELIST": "node1",
+            "HOME": tmp_path,
+            "TMPDIR": tmp_path,
+        }
         done = subprocess.run(command, env=environ, cwd=tmp_path, check=True, capture_output=True, text=True, timeout=120)
         (tmp_path / "stderr").write_text(done.stderr)
         for line in log.read_text().splitlines():
