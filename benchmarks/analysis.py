@@ -75,7 +75,7 @@ def _answers(tables) -> dict[str, float]:
     import numpy as np
     import pyarrow.compute as pc
 
-    from bridge_profiling.analysis.intervals import union, window
+    from bridge_profiling.facts.intervals import union, window
 
     events = tables.device_events
     kind = events["kind"].combine_chunks()
@@ -140,7 +140,7 @@ _OURS = (
     "pyarrow.compute",
     "bridge_profiling.run",
     "bridge_profiling.report.json",
-    "bridge_profiling.analysis.intervals",
+    "bridge_profiling.facts.intervals",
     "bridge_profiling.traces.cache",
     "bridge_profiling.traces.kineto",
 )

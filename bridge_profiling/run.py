@@ -17,8 +17,8 @@ from bridge_profiling.traces.discover import Capture
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-    from bridge_profiling.analysis.findings import Thresholds
     from bridge_profiling.analysis.session import OnProgress
+    from bridge_profiling.findings import Thresholds
 
 
 class Run(analysis.Run):

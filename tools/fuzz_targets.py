@@ -37,7 +37,7 @@ from bridge_profiling.traces import kineto
 from bridge_profiling.traces.discover import find_run
 from bridge_profiling.traces.memory import snapshot
 from bridge_profiling.traces.nsys import tables as nsys
-from tests.analysis.findings.simulated_jobs import Here
+from tests.findings.simulated_jobs import Here
 from tests.hostile.runs import manifest_with_everything
 from tests.hostile.test_kineto import EVENTS
 from tests.traces import nsys_files

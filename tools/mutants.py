@@ -53,9 +53,9 @@ CONCERNS = {
         f"plugins/{name}.py" for name in ("checks", "executors", "fault_tolerance", "preemption", "profilers", "task")
     ],
     "manifest status": ["capture/record.py", "capture/profiler.py", "manifest.py"],
-    "interval arithmetic": ["analysis/intervals.py"],
-    "attribution": ["analysis/attribution/*.py"],
-    "findings' thresholds": ["analysis/findings/*.py"],
+    "interval arithmetic": ["facts/intervals.py"],
+    "facts": ["facts/*.py"],
+    "findings' thresholds": ["findings/*.py"],
     "overrides": ["overrides.py", "values.py"],
     "quoting": ["nsys/command.py", "nsys/launch.py", "plugins/batch_script.py"],
 }

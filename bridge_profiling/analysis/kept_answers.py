@@ -20,10 +20,11 @@ import msgspec
 import pyarrow as pa
 from isal import isal_zlib
 
-from bridge_profiling.analysis.attribution import kernel_groups
-from bridge_profiling.analysis.questions import Answer, Asked, as_stream, table_of
+from bridge_profiling.analysis.questions import Asked
 from bridge_profiling.atomic import write_atomically
 from bridge_profiling.errors import TraceError
+from bridge_profiling.facts import kernel_groups
+from bridge_profiling.facts.types import Answer, as_stream, table_of
 from bridge_profiling.regular_files import read_regular
 from bridge_profiling.traces.discover import Capture
 from bridge_profiling.traces.seal import SEAL, user_secret
@@ -34,6 +35,9 @@ _MAX_BYTES = 1 << 28
 
 #: Answers come from these; another release may compute another last digit.
 _LIBRARIES = ("duckdb", "numpy", "pyarrow")
+
+#: The code that answers come from.
+_FOLDERS = ("analysis", "facts", "findings", "compare", "traces")
 
 #: Digits of the checksum at the begin of a file.
 _CHECKSUM_DIGITS = 8
@@ -134,7 +138,7 @@ def _origin(captures: Sequence[Capture], entries: Sequence[Path]) -> str:
 def _code() -> str:
     """A digest of the code that reads captures and answers questions: 5 ms."""
     package = Path(__file__).parents[1]
-    files = [path for pattern in ("*.py", "analysis/**/*.*", "traces/**/*.*") for path in package.glob(pattern)]
+    files = [path for pattern in ("*.py", *(f"{folder}/**/*.*" for folder in _FOLDERS)) for path in package.glob(pattern)]
     code = [path.read_bytes() for path in sorted(files) if path.suffix in (".py", ".toml")]
     return _digest(*code, *(f"{name} {version(name)}" for name in _LIBRARIES))
 

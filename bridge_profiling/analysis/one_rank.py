@@ -10,9 +10,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from bridge_profiling.analysis.questions import Answer, Blocks, Collected, Columns, Derived, Given, Input
+from bridge_profiling.analysis.questions import Blocks, Collected, Columns, Derived, Given, Input
 from bridge_profiling.analysis.registry import QUESTIONS
 from bridge_profiling.errors import TraceError, shortage
+from bridge_profiling.facts.types import Answer
 from bridge_profiling.regular_files import size_bytes
 from bridge_profiling.traces import cache
 from bridge_profiling.traces.discover import Capture

@@ -9,31 +9,38 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from bridge_profiling.analysis import scorecard
-from bridge_profiling.analysis.attribution import (
+from bridge_profiling.analysis.questions import Blocks, Collected, Columns, Derived, Given, Question, SideTables
+from bridge_profiling.compare import bench, events
+from bridge_profiling.facts import (
+    clocks,
+    communication,
     counters,
     counts,
     device,
     device_roles,
     flame_graph,
     host,
+    host_iterations,
     host_steps,
     idle,
     idle_gaps,
     kernel_groups,
     kernel_times,
+    matching,
+    message_sizes,
     nsys_tables,
     operators,
     parts,
     phases,
+    pipeline,
     products,
     profiler_cost,
+    ranks,
     recording,
 )
-from bridge_profiling.analysis.compare import bench, events
-from bridge_profiling.analysis.memory import tables
-from bridge_profiling.analysis.questions import Answer, Blocks, Chosen, Collected, Columns, Derived, Given, Question, SideTables
-from bridge_profiling.analysis.ranks import clocks, communication, host_iterations, matching, message_sizes, pipeline, ranks
+from bridge_profiling.facts import memory as tables
+from bridge_profiling.facts.types import Answer, Chosen
+from bridge_profiling.findings import scorecard
 
 
 def _chosen(rows: Callable[[pa.Table], NDArray[np.bool_]], *names: str) -> Collected:

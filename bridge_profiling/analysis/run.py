@@ -17,23 +17,23 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from bridge_profiling.analysis.caveats import merged, sentences
-from bridge_profiling.analysis.questions import Answer
 from bridge_profiling.analysis.registry import QUESTIONS, WITH_CAVEATS
 from bridge_profiling.analysis.session import OnProgress, Session
 from bridge_profiling.analysis.workers import Engine, engine_named
 from bridge_profiling.bench import results
 from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.facts.caveats import merged, sentences
+from bridge_profiling.facts.types import Answer
 from bridge_profiling.manifest import RankCapture
 from bridge_profiling.traces.types import Caveat, RankInfo
 
 if TYPE_CHECKING:
-    from bridge_profiling.analysis.compare import Comparison
-    from bridge_profiling.analysis.compare.bench import AgainstBench
-    from bridge_profiling.analysis.compare.events import Noise
-    from bridge_profiling.analysis.compare.steps import ComparedRun
-    from bridge_profiling.analysis.findings import Evidence, Finding, Thresholds
-    from bridge_profiling.analysis.findings.unprofiled import Unprofiled
+    from bridge_profiling.compare import Comparison
+    from bridge_profiling.compare.bench import AgainstBench
+    from bridge_profiling.compare.events import Noise
+    from bridge_profiling.compare.steps import ComparedRun
+    from bridge_profiling.findings import Evidence, Finding, Thresholds
+    from bridge_profiling.findings.unprofiled import Unprofiled
 
 T = TypeVar("T")
 
@@ -323,7 +323,7 @@ class Run:
                 messages alone if benchmarks are known; `by_rank` is ignored.
         """
         if by_size:
-            from bridge_profiling.analysis.compare.bench import with_alone
+            from bridge_profiling.compare.bench import with_alone
 
             infos = [info for info in self.infos if info.source == self.main_source]
             return with_alone(self.ask("communication_by_size"), self._bench, infos)
@@ -368,7 +368,7 @@ class Run:
     @cached_property
     def against_bench(self) -> AgainstBench | None:
         """This run compared with what its links, copies, data loader and step reach alone; None without such results."""
-        from bridge_profiling.analysis.compare.bench import against_bench
+        from bridge_profiling.compare.bench import against_bench
 
         if self._bench is None:
             return None
@@ -411,7 +411,7 @@ class Run:
 
     def memory_difference(self, other: Run) -> pa.Table:
         """Differences from this run's memory to another's, by the place in the program that allocated it."""
-        from bridge_profiling.analysis.memory.tables import difference
+        from bridge_profiling.facts.memory import difference
 
         return difference(self.memory_sites(), other.memory_sites())
 
@@ -429,7 +429,7 @@ class Run:
         Args:
             thresholds: limits beyond which a number becomes a finding; None for the defaults.
         """
-        from bridge_profiling.analysis.findings import Thresholds, find_all
+        from bridge_profiling.findings import Thresholds, find_all
 
         chosen = thresholds or Thresholds()
         if chosen not in self._findings:
@@ -442,8 +442,8 @@ class Run:
         Args:
             thresholds: as of `findings`.
         """
-        from bridge_profiling.analysis.findings import iterations
-        from bridge_profiling.analysis.findings.unprofiled import Unprofiled, usual_cost_us
+        from bridge_profiling.findings import iterations
+        from bridge_profiling.findings.unprofiled import Unprofiled, usual_cost_us
 
         evidence = self.evidence(thresholds)
         slow_us = sum(
@@ -463,7 +463,7 @@ class Run:
         Args:
             thresholds: which ranges count as data loading and as saving; None for the defaults.
         """
-        from bridge_profiling.analysis.findings import Evidence, Thresholds
+        from bridge_profiling.findings import Evidence, Thresholds
 
         chosen = thresholds or Thresholds()
         if chosen in self._evidence:
@@ -501,13 +501,13 @@ class Run:
             other: the run to compare with this one.
             noise: limits above which a difference of an event is a change; None for the defaults.
         """
-        from bridge_profiling.analysis.compare import compare
+        from bridge_profiling.compare import compare
 
         return compare(self, other, noise=noise)
 
     def compared(self) -> ComparedRun:
         """Everything that a comparison needs."""
-        from bridge_profiling.analysis.compare.steps import ComparedRun
+        from bridge_profiling.compare.steps import ComparedRun
 
         self.prefetch(*EVIDENCE_OF_RANKS, "idle_causes", operators={"shapes": True})
         return ComparedRun(

@@ -21,21 +21,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from bridge_profiling.analysis.kept_answers import KeptAnswers
-from bridge_profiling.analysis.numbering import in_sql, offsets, renumbered
 from bridge_profiling.analysis.one_rank import RankResult, RankTask, answer_rank, answers_of, as_answer
-from bridge_profiling.analysis.questions import (
-    Answer,
-    Asked,
-    Derived,
-    Given,
-    Input,
-    Question,
-    SideTables,
-    needed_of_captures,
-)
+from bridge_profiling.analysis.questions import Asked, Derived, Given, Input, Question, SideTables, needed_of_captures
 from bridge_profiling.analysis.registry import WITH_EVERY_PASS
 from bridge_profiling.analysis.workers import Engine, ProcessEngine, here
 from bridge_profiling.errors import TraceError
+from bridge_profiling.facts.numbering import in_sql, offsets, renumbered
+from bridge_profiling.facts.types import Answer
 from bridge_profiling.layout import name_ranks
 from bridge_profiling.manifest import RankCapture, find_captures
 from bridge_profiling.regular_files import modified_ns, size_bytes

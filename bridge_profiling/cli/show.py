@@ -15,7 +15,7 @@ from bridge_profiling.cli import common
 from bridge_profiling.errors import ProfilingConfigError, did_you_mean
 
 if TYPE_CHECKING:
-    from bridge_profiling.analysis.findings import Thresholds
+    from bridge_profiling.findings import Thresholds
 
 # For PyArrow: a single capture is read in this process, and Arrow's own allocator keeps a quarter of the memory.
 os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
@@ -124,7 +124,7 @@ def memory(
 
 def _thresholds(typed: list[str]) -> Thresholds:
     """Thresholds from NAME=VALUE, with defaults for all others."""
-    from bridge_profiling.analysis.findings import Thresholds
+    from bridge_profiling.findings import Thresholds
 
     known = {name: type(value) for name, value in dataclasses.asdict(Thresholds()).items()}
     values: dict[str, Any] = {}

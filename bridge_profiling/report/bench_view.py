@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from bridge_profiling.analysis.compare.bench import AgainstBench
+from bridge_profiling.compare.bench import AgainstBench
 from bridge_profiling.report import words
 from bridge_profiling.report.figures import group_name
 from bridge_profiling.report.tables import most

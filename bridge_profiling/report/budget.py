@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
 
-from bridge_profiling.analysis.attribution.parts import BY_CAUSE
+from bridge_profiling.facts.parts import BY_CAUSE
 
 
 @dataclass(frozen=True)

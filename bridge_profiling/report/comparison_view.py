@@ -8,9 +8,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from bridge_profiling.analysis.compare import Comparison, changed
-from bridge_profiling.analysis.compare.statistics import LEVEL, Change
-from bridge_profiling.analysis.compare.steps import OUTLIERS
+from bridge_profiling.compare import Comparison, changed
+from bridge_profiling.compare.steps import OUTLIERS
+from bridge_profiling.facts.statistics import LEVEL, Change
 from bridge_profiling.report import figures, words
 from bridge_profiling.report.memory_view import signed
 from bridge_profiling.report.tables import copy_kind

@@ -15,8 +15,8 @@ from itertools import accumulate
 from statistics import median
 from typing import Any
 
-from bridge_profiling.analysis.attribution.parts import BY_ACTIVITY, BY_CAUSE
-from bridge_profiling.analysis.compare.statistics import Change, Estimate
+from bridge_profiling.facts.parts import BY_ACTIVITY, BY_CAUSE
+from bridge_profiling.facts.statistics import Change, Estimate
 from bridge_profiling.printable import printable
 from bridge_profiling.report import words
 from bridge_profiling.report.views import Figure, Row

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bridge_profiling.analysis.findings import Event, Finding
+from bridge_profiling.findings import Event, Finding
 from bridge_profiling.report import words
 from bridge_profiling.report.figures import attribution_figure, bars_figure
 from bridge_profiling.report.timeline import Timeline, around_event, iteration_name

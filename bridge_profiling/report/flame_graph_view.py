@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bridge_profiling.analysis import Run
-from bridge_profiling.analysis.caveats import caveat
+from bridge_profiling.facts.caveats import caveat
 from bridge_profiling.printable import shell_path
 from bridge_profiling.report import words
 from bridge_profiling.report.figures import COLORS, figure

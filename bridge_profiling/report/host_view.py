@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from statistics import fmean, median
 from typing import Any
 
-from bridge_profiling.analysis.attribution.host_steps import PARTS
-from bridge_profiling.analysis.attribution.parts import steady
-from bridge_profiling.analysis.intervals import grouped
+from bridge_profiling.facts.host_steps import PARTS
+from bridge_profiling.facts.intervals import grouped
+from bridge_profiling.facts.parts import steady
 from bridge_profiling.report import figures, words
 from bridge_profiling.report.views import Figure, Row, TableView, ms, of, table
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from bridge_profiling.analysis.attribution.parts import BY_CAUSE
+from bridge_profiling.facts.parts import BY_CAUSE
 from bridge_profiling.report import measurements
 from bridge_profiling.report.figures import PARTS
 from bridge_profiling.report.schemas import run as schema
@@ -23,7 +23,7 @@ from bridge_profiling.report.verdict import Summary, outcome, summarize, verdict
 
 if TYPE_CHECKING:
     from bridge_profiling.analysis import Run
-    from bridge_profiling.analysis.findings import Finding, Occurrence, Thresholds
+    from bridge_profiling.findings import Finding, Occurrence, Thresholds
 
 #: Columns that identify an operation in a group.
 _KIND = ("operation", "group", "group_name", "group_ranks")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bridge_profiling.analysis import Run
-from bridge_profiling.analysis.caveats import sentences
+from bridge_profiling.facts.caveats import sentences
 from bridge_profiling.report import tables, words
 from bridge_profiling.report.run_view import memory_over_time_view
 from bridge_profiling.report.views import FigureView, PageView, Row, SectionView, TableView, Verdict, of, table

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from isal import igzip
 
-from bridge_profiling.analysis.findings import Event, Finding
+from bridge_profiling.findings import Event, Finding
 from bridge_profiling.report.page import write_output
 from bridge_profiling.report.timeline import event_length_ns
 from bridge_profiling.traces.types import RankInfo

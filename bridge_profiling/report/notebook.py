@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from bridge_profiling.analysis.ranks.timeline import segments, whole_captures, windows_of
 from bridge_profiling.errors import ProfilingConfigError, did_you_mean, require
+from bridge_profiling.facts.timeline import segments, whole_captures, windows_of
 from bridge_profiling.report import figures
 from bridge_profiling.report.counters_view import counters_figure
 from bridge_profiling.report.flame_graph import Weight

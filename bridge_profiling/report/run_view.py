@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from bridge_profiling.analysis import Run
-from bridge_profiling.analysis.attribution.device import ranks_without_work
-from bridge_profiling.analysis.attribution.parts import BY_ACTIVITY, BY_CAUSE
+from bridge_profiling.facts.device import ranks_without_work
+from bridge_profiling.facts.parts import BY_ACTIVITY, BY_CAUSE
 from bridge_profiling.printable import shell_path
 from bridge_profiling.report import (
     bench_view,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from bridge_profiling.analysis.attribution.parts import BY_CAUSE
-from bridge_profiling.analysis.compare import Comparison
-from bridge_profiling.analysis.compare.series import Series, SeriesRun
-from bridge_profiling.analysis.compare.statistics import LEVEL
+from bridge_profiling.compare import Comparison
+from bridge_profiling.compare.series import Series, SeriesRun
+from bridge_profiling.facts.parts import BY_CAUSE
+from bridge_profiling.facts.statistics import LEVEL
 from bridge_profiling.report import figures, words
 from bridge_profiling.report.comparison_view import PARTS, distinct_names
 from bridge_profiling.report.views import Cell, FigureView, PageView, SectionView, TableView, Verdict

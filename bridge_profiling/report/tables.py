@@ -11,8 +11,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from bridge_profiling.analysis.attribution.operators import MEMORY
-from bridge_profiling.analysis.attribution.parts import BY_ACTIVITY
+from bridge_profiling.facts.operators import MEMORY
+from bridge_profiling.facts.parts import BY_ACTIVITY
 from bridge_profiling.layout import number_ranges
 from bridge_profiling.manifest import RankCapture
 from bridge_profiling.report import words

@@ -261,7 +261,7 @@ def _top_operators(trace: Path) -> list[tuple[str, int, int]]:
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        from bridge_profiling.analysis.intervals import parents, self_times_ns
+        from bridge_profiling.facts.intervals import parents, self_times_ns
         from bridge_profiling.traces import kineto
     except ImportError as error:
         raise ImportError(f"type {install_command('analysis')} to see operators here") from error

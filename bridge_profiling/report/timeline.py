@@ -9,8 +9,8 @@ from statistics import median
 from typing import Any
 
 from bridge_profiling.analysis import Run
-from bridge_profiling.analysis.findings import Event
-from bridge_profiling.analysis.ranks.timeline import KINDS, Segments, Window, segments, whole_captures, windows_of
+from bridge_profiling.facts.timeline import KINDS, Segments, Window, segments, whole_captures, windows_of
+from bridge_profiling.findings import Event
 from bridge_profiling.report import words
 from bridge_profiling.report.figures import COLORS, KIND_NAMES, axis, figure
 from bridge_profiling.report.views import Figure, Target

@@ -12,13 +12,13 @@ from statistics import median
 from typing import Any
 
 from bridge_profiling.analysis import Run
-from bridge_profiling.analysis.attribution.device import ranks_without_work
-from bridge_profiling.analysis.attribution.parts import ENOUGH_ITERATIONS
-from bridge_profiling.analysis.caveats import sentences
-from bridge_profiling.analysis.compare.bench import AgainstBench
-from bridge_profiling.analysis.findings import Confidence, Finding, Thresholds
-from bridge_profiling.analysis.findings.unprofiled import Unprofiled, timed_iterations, usual_cost_us
 from bridge_profiling.analysis.run import EVIDENCE_OF_RANKS
+from bridge_profiling.compare.bench import AgainstBench
+from bridge_profiling.facts.caveats import sentences
+from bridge_profiling.facts.device import ranks_without_work
+from bridge_profiling.facts.parts import ENOUGH_ITERATIONS
+from bridge_profiling.findings import Confidence, Finding, Thresholds
+from bridge_profiling.findings.unprofiled import Unprofiled, timed_iterations, usual_cost_us
 from bridge_profiling.manifest import RankCapture
 from bridge_profiling.report import host_view, words
 from bridge_profiling.report.budget import Budget, budget

@@ -1,40 +1,5 @@
-"""Small ranks made for a claim, and the real captures."""
+"""Runs, and the engines that read them."""
 
-import functools
-from contextlib import ExitStack
-from pathlib import Path
+from tests.facts.conftest import _cached_elsewhere, captures, real, run_of, write_trace
 
-import pytest
-from hypothesis import HealthCheck, settings
-
-from bridge_profiling.run import Run
-from bridge_profiling.traces import cache
-from tests.traces.conftest import captures, write_trace
-
-__all__ = ["captures", "write_trace"]
-
-# A loaded machine is slow, and nothing is wrong.
-settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("untimed")
-
-
-@pytest.fixture(autouse=True)
-def _cached_elsewhere(tmp_path_factory, monkeypatch):
-    """Captures lie in read-only folders, and tests leave nothing in the user's cache."""
-    monkeypatch.setenv(cache.DIRECTORY_VARIABLE, str(tmp_path_factory.getbasetemp() / "analysis-cache"))
-
-
-@pytest.fixture
-def run_of(tmp_path):
-    """Opens runs, and closes them."""
-    with ExitStack() as opened:
-        yield lambda path=tmp_path, **options: opened.enter_context(Run(path, **options))
-
-
-@pytest.fixture(scope="session")
-def real(captures, tmp_path_factory):
-    """Opens each folder of real captures once: all tests share its answers."""
-    with ExitStack() as opened:
-        yield functools.cache(
-            lambda folder: opened.enter_context(Run(captures / folder, parquet=tmp_path_factory.mktemp(Path(folder).name)))
-        )
+__all__ = ["_cached_elsewhere", "captures", "real", "run_of", "write_trace"]

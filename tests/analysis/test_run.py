@@ -8,10 +8,10 @@ import pyarrow as pa
 import pytest
 
 from bridge_profiling.analysis import kept_answers, session
-from bridge_profiling.analysis.attribution import kernel_groups
+from bridge_profiling.facts import kernel_groups
 from bridge_profiling.traces import kineto
-from tests.analysis.findings.simulated_jobs import Here
-from tests.analysis.ranks_in_hand import values
+from tests.facts.ranks_in_hand import values
+from tests.findings.simulated_jobs import Here
 from tests.traces.kineto_files import call, complete, kernel, steps
 
 PER_RANK = ("breakdown", "iterations", "idle_gaps", "copies", "kernels", "operators", "typical_iteration")

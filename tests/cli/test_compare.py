@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests.analysis.compared_runs import WrittenRun, quiet
+from tests.compare.compared_runs import WrittenRun, quiet
 
 
 @pytest.fixture(autouse=True)

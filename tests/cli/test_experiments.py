@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from bridge_profiling.capture.control.protocol import RequestDirectory
-from tests.analysis.compared_runs import WrittenRun
 from tests.capture.control.conftest import STATUS
+from tests.compare.compared_runs import WrittenRun
 from tests.experiments.conftest import home
 
 __all__ = ["home"]

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from bridge_profiling.report.schemas import schema_text
-from tests.analysis.compared_runs import WrittenRun, quiet
 from tests.cli.conftest import write
+from tests.compare.compared_runs import WrittenRun, quiet
 from tests.report.published import problems
 
 

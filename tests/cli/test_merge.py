@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.analysis.simulated_runs import MS, SimulatedRun
 from tests.cli.conftest import write
+from tests.facts.simulated_runs import MS, SimulatedRun
 
 
 @pytest.fixture(autouse=True)

@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from bridge_profiling.analysis import Run
-from bridge_profiling.analysis.findings import Thresholds
-from bridge_profiling.analysis.findings.kernels import function_name
+from bridge_profiling.findings import Thresholds
+from bridge_profiling.findings.kernels import function_name
 
 pytestmark = [
     pytest.mark.needs("cuda"),

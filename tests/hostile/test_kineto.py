@@ -6,12 +6,12 @@ from random import Random
 
 import pytest
 
-from bridge_profiling.analysis.findings import Confidence
 from bridge_profiling.errors import TraceError
+from bridge_profiling.findings import Confidence
 from bridge_profiling.run import Run
 from bridge_profiling.traces import kineto
 from bridge_profiling.traces.kineto.recut import recut
-from tests.analysis.findings.simulated_jobs import Here
+from tests.findings.simulated_jobs import Here
 from tests.traces.conftest import caveats, values
 from tests.traces.kineto_files import call, complete, document, kernel, steps
 

@@ -5,7 +5,7 @@ import functools
 import pytest
 
 from bridge_profiling.analysis import Run
-from tests.analysis.findings.simulated_jobs import Here
+from tests.findings.simulated_jobs import Here
 from tests.planted.cases import CASES
 
 

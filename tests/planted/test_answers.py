@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from bridge_profiling.analysis.attribution.parts import BY_CAUSE
+from bridge_profiling.facts.parts import BY_CAUSE
 from bridge_profiling.report.json import dumps
 from bridge_profiling.traces.cache import open_entry
 from tests.planted.cases import CASES

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.analysis.conftest import _cached_elsewhere, captures, real, run_of, write_trace
+from tests.facts.conftest import _cached_elsewhere, captures, real, run_of, write_trace
 from tests.traces.kineto_files import steps
 
 __all__ = ["_cached_elsewhere", "captures", "real", "run_of", "write_trace"]

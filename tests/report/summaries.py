@@ -6,8 +6,8 @@ from typing import Any
 
 from rich.console import Console
 
-from bridge_profiling.analysis.attribution.parts import BY_ACTIVITY, BY_CAUSE
-from bridge_profiling.analysis.findings import Confidence, Finding
+from bridge_profiling.facts.parts import BY_ACTIVITY, BY_CAUSE
+from bridge_profiling.findings import Confidence, Finding
 from bridge_profiling.manifest import Manifest, RankCapture
 from bridge_profiling.report.run_view import summary_view
 from bridge_profiling.report.terminal import print_report

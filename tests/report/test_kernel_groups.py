@@ -2,9 +2,9 @@
 
 import pytest
 
-from bridge_profiling.analysis.attribution import kernel_groups
-from bridge_profiling.analysis.attribution.kernel_groups import VARIABLE, group_of
 from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.facts import kernel_groups
+from bridge_profiling.facts.kernel_groups import VARIABLE, group_of
 
 ELEMENTWISE = "void at::native::vectorized_elementwise_kernel<8, at::native::{}, std::array<char*, 2ul> >(int)"
 

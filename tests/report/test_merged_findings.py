@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from bridge_profiling.analysis.findings import Event
+from bridge_profiling.findings import Event
 from bridge_profiling.report.merged_trace import write_merged_trace
 from tests.report.summaries import finding
 

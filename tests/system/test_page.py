@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from benchmarks.page_in_browser import lengthened
-from tests.analysis.compared_runs import WrittenRun
+from tests.compare.compared_runs import WrittenRun
 from tests.system.jobs import ROOT, cli
 from tests.traces.conftest import captures
 from tests.traces.kineto_files import write_ranks_called

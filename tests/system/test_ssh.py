@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.analysis.compared_runs import WrittenRun
+from tests.compare.compared_runs import WrittenRun
 from tests.ports import free_port
 from tests.system import debian
 from tests.system.jobs import ROOT, cli, wait_until

@@ -7,9 +7,9 @@ import shutil
 import pytest
 
 from bridge_profiling.analysis import Run
-from bridge_profiling.analysis.findings import Confidence
 from bridge_profiling.errors import TraceError
-from tests.analysis.findings.simulated_jobs import Here
+from bridge_profiling.findings import Confidence
+from tests.findings.simulated_jobs import Here
 from tests.traces.conftest import caveats
 from tests.traces.kineto_files import call, complete, kernel, steps
 from tests.traces.nsys_files import Report

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, TypedDict
 
 from msgspec import Meta, json
 
-from bridge_profiling.analysis.attribution.parts import BY_CAUSE
+from bridge_profiling.facts.parts import BY_CAUSE
 from bridge_profiling.report.schemas.run import Confidence
 from bridge_profiling.report.schemas.units import Bytes, Count, MeanBytes, Microseconds, Nanoseconds, Rank, Share, doc
 

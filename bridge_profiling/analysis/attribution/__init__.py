@@ -1,1 +1,0 @@
-"""Where the time of one rank went: on its device, on its host, and in the iterations of its training."""

@@ -1,1 +1,0 @@
-"""Device memory: bytes over time, and the tables made from them."""

@@ -1,1 +1,0 @@
-"""Questions across ranks: matched operations, clocks, communication, slow ranks, pipelines."""

@@ -1,0 +1,342 @@
+"""A run compared with what its links, copies, data loader and step reach alone, as `bridge-profiling bench` measured.
+
+Communication is compared per operation and size: the time of the run's transfers, without waiting for other ranks, with the
+time of the same transfers alone. Between measured sizes, time is interpolated over size, which is exact for a link with a
+latency and a bandwidth; other sizes are not compared. Results from another device, number of ranks or kind of link are not
+compared.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from bridge_profiling.bench.results import BenchDocument, bus_factor
+from bridge_profiling.facts.intervals import grouped
+from bridge_profiling.manifest import RankCapture
+from bridge_profiling.traces.tables import fields
+from bridge_profiling.traces.types import RankInfo
+
+if TYPE_CHECKING:
+    import duckdb
+
+#: Captured operations that are compared with a measured operation of another name.
+_MEASURED_AS = {"recv": "send"}
+
+#: Operations between two ranks: the size of the group does not matter.
+_PAIRWISE = ("send", "send_recv")
+
+_BY_SIZE = """
+with per_match as (
+    select group_id, operation, match, max(message_bytes) as message_bytes, any_value(transfer_ns) as transfer_ns
+    from waiting group by all
+), named as (
+    select group_id, operation, any_value("group") as "group", any_value(group_name) as group_name,
+        any_value(group_ranks) as group_ranks, max(group_size)::integer as group_size
+    from operations group by group_id, operation
+)
+select operation, "group", group_name, group_ranks, group_size, message_bytes::bigint as message_bytes, count(*) as count,
+    sum(transfer_ns) / 1e3 as transfer_us
+from per_match join named using (group_id, operation) group by all
+order by "group", group_name, group_ranks, operation, message_bytes
+"""
+
+_COPIES = """
+select direction, if(direction = 'HtoD', from_memory, to_memory) as host_memory, bytes::bigint as bytes, count(*) as count,
+    sum(end_ns - start_ns) / 1e3 as copy_us
+from device_events where kind = 'memcpy' and direction in ('HtoD', 'DtoH') and bytes > 0
+group by all order by direction, host_memory, bytes
+"""
+
+_KIND = ("operation", "group", "group_name", "group_ranks", "group_size")
+
+
+def _schema(kind: Sequence[str], time: str, bandwidth: str) -> pa.Schema:
+    return pa.schema(
+        [
+            *((name, pa.int32() if name == "group_size" else pa.string()) for name in kind),
+            *fields(pa.int64(), "count", "compared_count"),
+            *fields(pa.float64(), time, "alone_us", "reached_share", bandwidth, f"alone_{bandwidth}"),
+            ("reason", pa.string()),
+        ]
+    )
+
+
+_COMMUNICATION = _schema(_KIND, "transfer_us", "bus_bandwidth_gbs")
+_COPY = _schema(("direction", "host_memory"), "copy_us", "bandwidth_gbs")
+
+
+@dataclass(frozen=True)
+class AgainstBench:
+    """A run compared with benchmarks."""
+
+    path: str  # file of results
+    found: bool  # whether it was found next to the captures instead of named
+    # A row per operation and group: count, compared_count, transfer_us and alone_us (of those compared), reached_share
+    # (alone_us over transfer_us: 1 is as fast as alone), bus_bandwidth_gbs and alone_bus_bandwidth_gbs (1e9 bytes/s), and
+    # reason (why some or all are not compared, else null).
+    communication: pa.Table
+    copies: pa.Table  # the same for copies, by direction and memory of the host
+    step: dict[str, Any] | None  # the step alone and a captured iteration; None without such a result
+    data_loader: dict[str, Any] | None  # the loader alone and a captured iteration; None without such a result
+
+    def as_plain_data(self) -> dict[str, Any]:
+        """For `analyze --json`."""
+        return {
+            "file": self.path,
+            "found_beside_captures": self.found,
+            "communication": self.communication.to_pylist(),
+            "copies": self.copies.to_pylist(),
+            "step": self.step,
+            "data_loader": self.data_loader,
+        }
+
+
+def transfers_by_size(connection: duckdb.DuckDBPyConnection) -> pa.Table:
+    """Matched operations by group and message size: number and transfer time. Needs `measure_waiting`."""
+    return connection.sql(_BY_SIZE).to_arrow_table()
+
+
+def copies_by_size(connection: duckdb.DuckDBPyConnection) -> pa.Table:
+    """Copies between host and device of all ranks by direction, memory and size: number and time."""
+    return connection.sql(_COPIES).to_arrow_table()
+
+
+def with_alone(sizes: pa.Table, document: BenchDocument | None, infos: Sequence[RankInfo]) -> pa.Table:
+    """Rows of `communication_by_size` with `alone_bus_bandwidth_gbs`: of the same operation and size alone, null if unknown."""
+    device = next((name for info in infos for name in info.devices.values()), None)
+    results = [] if document is None else document.of_kind("collectives")
+    found = []
+    for row in sizes.to_pylist() if results else ():
+        points, _ = _measured(row, _hosts(infos, row["group_ranks"]), device, results)
+        size = row["message_bytes"]
+        one_us = interpolated(points, size) if size else None
+        found.append(bus_factor(row["operation"], row["group_size"] or 2) * size / one_us / 1e3 if one_us else None)
+    return sizes.append_column("alone_bus_bandwidth_gbs", pa.array(found or [None] * len(sizes), pa.float64()))
+
+
+def against_bench(
+    document: BenchDocument,
+    *,
+    found: bool,
+    infos: Sequence[RankInfo],
+    manifests: Sequence[RankCapture],
+    iterations: pa.Table,
+    communication: pa.Table,
+    transfers: pa.Table,
+    copies: pa.Table,
+) -> AgainstBench:
+    """Compare a run with results.
+
+    Args:
+        document: results.
+        found: whether they were found next to the captures instead of named.
+        infos: of the captures that the tables are from.
+        manifests: of each rank.
+        iterations: answer of `Run.iterations`.
+        communication: answer of `Run.communication`.
+        transfers: answer of `transfers_by_size`.
+        copies: answer of `copies_by_size`.
+    """
+    device = next((name for info in infos for name in info.devices.values()), None)
+    unprofiled = [time / 1e3 for manifest in manifests for time in manifest.durations_ns(profiled=False)]
+    times = unprofiled or iterations["duration_us"].to_pylist()
+    iteration = {
+        "iteration_us": median(times) if times else None,
+        "of": "iterations that were not profiled" if unprofiled else "captured iterations",
+    }
+    communicated = _communication(document, communication, transfers, infos, device)
+    return AgainstBench(
+        path=str(document.path),
+        found=found,
+        communication=pa.Table.from_pylist(list(communicated), _COMMUNICATION),
+        copies=pa.Table.from_pylist(list(_copies(document, copies, device)), _COPY),
+        step=_step(document, device, iteration),
+        data_loader=_data_loader(document, iteration),
+    )
+
+
+def interpolated(points: Sequence[tuple[int, float]], size: int) -> float | None:
+    """Microseconds at a size in bytes, linear between the two measured sizes around it; None outside of them.
+
+    Args:
+        points: sizes in bytes with bandwidths in 1e9 bytes/s, in any order.
+        size: in bytes.
+    """
+    times = sorted((measured, measured / gbs / 1e3) for measured, gbs in points if gbs > 0)
+    for measured, time_us in times:
+        if measured == size:
+            return time_us
+    for (low, at_low), (high, at_high) in itertools.pairwise(times):
+        if low < size < high:
+            return at_low + (at_high - at_low) * (size - low) / (high - low)
+    return None
+
+
+def _communication(
+    document: BenchDocument, communication: pa.Table, transfers: pa.Table, infos: Sequence[RankInfo], device: str | None
+) -> Iterator[dict[str, Any]]:
+    results = document.of_kind("collectives")
+    if not results:
+        return
+    by_size = grouped(transfers.to_pylist(), *_KIND)
+    for row in communication.to_pylist():
+        sizes = by_size.get(tuple(row[name] for name in _KIND), [])
+        points, reason = _measured(row, _hosts(infos, row["group_ranks"]), device, results)
+        if not sizes:
+            points, reason = [], "waiting cannot be separated from transfer: fewer than two participants are captured"
+        factor = bus_factor(row["operation"], row["group_size"] or 2)
+        measured = [(each["message_bytes"], each["count"], each["transfer_us"]) for each in sizes]
+        compared = _compared(measured, points, "transfer_us", "bus_bandwidth_gbs", factor)
+        yield {name: row[name] for name in (*_KIND, "count")} | compared | {"reason": reason or compared["reason"]}
+
+
+def _measured(
+    row: Mapping[str, Any], hosts: int | None, device: str | None, results: Sequence[Mapping[str, Any]]
+) -> tuple[list[tuple[int, float]], str | None]:
+    """Sizes and algorithm bandwidths of the result that fits an operation best, or the reason why none fits."""
+    operation = _MEASURED_AS.get(row["operation"], row["operation"])
+    reasons: list[tuple[int, str]] = []
+    # Of several that fit, for example of other element types, the newest, which is last.
+    for result in reversed(results):
+        points = [
+            (each["message_bytes"], each["algorithm_bandwidth_gbs"])
+            for each in result["rows"]
+            if each["operation"] == operation and each["correct"]
+        ]
+        checks = (
+            *_differences(result, row["group_size"], hosts, device, pairwise=operation in _PAIRWISE),
+            None if points else f"{operation} was not measured",
+        )
+        wrong = next(((place, reason) for place, reason in enumerate(checks) if reason is not None), None)
+        if wrong is None:
+            return points, None
+        reasons.append(wrong)
+    # The reason of the result that fits best.
+    return [], max(reasons)[1] if reasons else None
+
+
+def _differences(
+    result: Mapping[str, Any], size: int | None, hosts: int | None, device: str | None, *, pairwise: bool
+) -> Iterator[str | None]:
+    """Reasons against comparing a result with a group, or None: the most important differences first."""
+    measured = result["world_size"], result["hosts"]
+    yield None if result["backend"] == "nccl" else f"{result['backend']} was measured, but nccl captured"
+    yield None if device in (None, result["device"]) else f"{result['device']} was measured, but {device} captured"
+    same_size = pairwise or size in (None, measured[0])
+    yield None if same_size else f"{measured[0]} ranks were measured, but the group has {size}"
+    same_hosts = hosts is None or (measured[1] == 1) == (hosts == 1) if pairwise else hosts in (None, measured[1])
+    mine, theirs = ("one host" if count == 1 else f"{count} hosts" for count in (measured[1], hosts or 1))
+    yield None if same_hosts else f"ranks on {mine} were measured, but the group is on {theirs}"
+
+
+def _hosts(infos: Sequence[RankInfo], group_ranks: str | None) -> int | None:
+    """Number of hosts of a group; None unless the hosts of all its ranks are known."""
+    members = json.loads(group_ranks) if group_ranks else None
+    by_rank = {info.rank: info.host for info in infos}
+    hosts = {by_rank.get(rank) for rank in members} if members else {None}
+    return None if None in hosts else len(hosts)
+
+
+def _copies(document: BenchDocument, copies: pa.Table, device: str | None) -> Iterator[dict[str, Any]]:
+    results = document.of_kind("copies")
+    if not results:
+        return
+    fitting, other_device = _newest(results, device)
+    for (direction, memory), rows in grouped(copies.to_pylist(), "direction", "host_memory").items():
+        points = [
+            (each["bytes"], each["bandwidth_gbs"])
+            for each in (() if other_device else fitting["rows"])
+            if (each["direction"], each["host_memory"]) == (direction, memory) and each["correct"]
+        ]
+        compared = _compared([(row["bytes"], row["count"], row["copy_us"]) for row in rows], points, "copy_us", "bandwidth_gbs")
+        not_measured = None if points else f"{direction} of {memory} memory was not measured"
+        yield {
+            "direction": direction,
+            "host_memory": memory,
+            "count": sum(row["count"] for row in rows),
+            **compared,
+            "reason": other_device or not_measured or compared["reason"],
+        }
+
+
+def _newest(results: Sequence[Mapping[str, Any]], device: str | None) -> tuple[Mapping[str, Any], str | None]:
+    """The newest result of a device; if there is none, the newest one and why it does not count."""
+    found = next((result for result in reversed(results) if device in (None, result["device"])), None)
+    return found or results[-1], None if found else f"{results[-1]['device']} was measured, but {device} captured"
+
+
+def _compared(
+    sizes: Sequence[tuple[int | None, int, float]],
+    points: Sequence[tuple[int, float]],
+    time_name: str,
+    bandwidth_name: str,
+    factor: float = 1.0,
+) -> dict[str, Any]:
+    """Columns of the comparison of transfers with bandwidths by size, and the reason why some are not compared.
+
+    Args:
+        sizes: message bytes, number, and sum of microseconds.
+        points: measured sizes and bandwidths; none if nothing fits.
+        factor: bus over algorithm bandwidth.
+    """
+    count = amount = 0
+    taken_us = alone_us = 0.0
+    outside: list[int] = []
+    unknown = 0
+    for size, transfers, time_us in sizes:
+        one_us = None if size is None else interpolated(points, size)
+        if one_us is not None and size is not None:
+            count, amount = count + transfers, amount + size * transfers
+            taken_us, alone_us = taken_us + time_us, alone_us + transfers * one_us
+        elif size is None:
+            unknown += transfers
+        else:
+            outside.append(size)
+    reasons = []
+    if outside and points:
+        span = f"{min(points)[0]:,} to {max(points)[0]:,} bytes"
+        which = f"{min(outside):,}" if min(outside) == max(outside) else f"{min(outside):,} to {max(outside):,}"
+        reasons.append(f"messages of {which} bytes were sent, but {span} were measured")
+    if unknown:
+        reasons.append(f"the size of {unknown} is unknown")
+    return {
+        "compared_count": count,
+        time_name: taken_us if count else None,
+        "alone_us": alone_us if count else None,
+        "reached_share": alone_us / taken_us if taken_us else None,
+        bandwidth_name: factor * amount / taken_us / 1e3 if taken_us else None,
+        f"alone_{bandwidth_name}": factor * amount / alone_us / 1e3 if alone_us else None,
+        "reason": "; ".join(reasons) or None,
+    }
+
+
+def _step(document: BenchDocument, device: str | None, iteration: dict[str, Any]) -> dict[str, Any] | None:
+    results = [result for result in document.of_kind("step") if result["rows"]]
+    if not results:
+        return None
+    result, reason = _newest(results, device)
+    if iteration["iteration_us"] is None:
+        reason = reason or "no iteration is marked"
+    alone_us = None if reason else result["rows"][0]["time_us"]["median"]
+    return {"subject": result["subject"], "alone_us": alone_us, **iteration, "reason": reason}
+
+
+def _data_loader(document: BenchDocument, iteration: dict[str, Any]) -> dict[str, Any] | None:
+    results = document.of_kind("data_loader")
+    if not results:
+        return None
+    rates = [rate for row in results[-1]["rows"] if (rate := (row["batches_per_s"] or {}).get("mean"))]
+    reason = None if iteration["iteration_us"] is not None else "no iteration is marked"
+    return {
+        "subject": results[-1]["subject"],
+        "batch_us": 1e6 / max(rates) if rates else None,
+        **iteration,
+        "reason": reason if rates else "no rate was measured",
+    }

@@ -1,0 +1,222 @@
+"""Whether two sides did the same work under the same conditions: the differences, and their meaning for a comparison.
+
+From captures and manifests: layout, devices, versions, profiler and its options, window, work per iteration, shapes of matrix
+products, bytes communicated. A property that one side does not record is not compared.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bridge_profiling.compare.events import Events
+from bridge_profiling.compare.steps import ComparedRun, Side
+from bridge_profiling.layout import name_ranks, number_ranges
+from bridge_profiling.manifest import RankCapture
+from bridge_profiling.traces.types import RankInfo
+
+#: Kinds of differences, the most serious first.
+WORK, CONDITIONS, MEASUREMENT = "work", "conditions", "measurement"
+
+#: Most different shapes shown.
+_SHOWN = 4
+
+#: Amounts per iteration that differ by less are equal: an occasional flag is not different work.
+_SAME = 0.01
+
+#: Operators whose shapes are those of the model.
+_PRODUCTS = re.compile(
+    r"^aten::(?:mm|addmm|bmm|baddbmm|_scaled_mm|_grouped_mm|convolution|_flash_attention_forward|_efficient_attention_forward|"
+    r"_scaled_dot_product_\w+|_cudnn_attention_forward)$"
+)
+
+#: Megatron's and torch's names of the groups whose sizes are the layout.
+_GROUPS = {
+    "TENSOR_MODEL_PARALLEL_GROUP": "tp",
+    "PIPELINE_MODEL_PARALLEL_GROUP": "pp",
+    "DATA_PARALLEL_GROUP": "dp",
+    "CONTEXT_PARALLEL_GROUP": "cp",
+    "EXPERT_MODEL_PARALLEL_GROUP": "ep",
+}
+
+#: Settings of a profile that do not change its cost.
+_PLACES = (
+    "profile_step_start",
+    "profile_step_end",
+    "profile_ranks",
+    "output_dir",
+    "memory_snapshot_path",
+    "nsys_export_sqlite",
+    "peak_tflops",
+)
+
+
+_WORDS = {"tokens": "tokens of an iteration", "model_flops": "model FLOPs of an iteration", "precision": "precision"}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Something that differs between the sides.
+
+    Args:
+        topic: "layout", "torch".
+        concerns: `work` (different work is timed), `conditions` (the same work elsewhere or with other software) or
+            `measurement` (the profiler's cost differs).
+        base: value of the base.
+        other: value of the other side.
+        means: consequence for the comparison.
+    """
+
+    topic: str
+    concerns: str
+    base: str
+    other: str
+    means: str
+
+
+_MEANS_WORK = "the work per iteration differs, which may explain a change of its duration"
+_MEANS_SPREAD = "the work is spread over different ranks: compare the throughput of the whole job, not the time of a rank"
+_MEANS_CONDITIONS = "may be the cause of a change without being the intended difference"
+_MEANS_PROFILER = "profilers have different costs: prefer iterations outside the window, and device times, to host times"
+_MEANS_WINDOW = "different iterations are compared: caches, learning-rate warm-up and data may differ"
+_MEANS_RANKS = "only ranks captured on both sides are compared"
+_MEANS_PARTIAL = "an incomplete capture may lack iterations and events"
+_MEANS_BYTES = "different tensors are communicated, or the same ones more or less often"
+
+
+def differences(base: Side, other: Side, communication: tuple[Events, Events]) -> list[Difference]:
+    """All differences, the most serious first: work, then conditions, then measurement.
+
+    Args:
+        base: runs of one side.
+        other: runs of the other side.
+        communication: `events_of` each side.
+    """
+    sides = (base, other)
+    infos = [[info for run, _ in side for info in run.infos] for side in sides]
+    manifests = [[capture for run, _ in side for capture in run.manifests] for side in sides]
+
+    def of_infos(topic: str, concerns: str, values: Callable[[RankInfo], Iterable[Any]], means: str) -> Difference | None:
+        found = [sorted({str(value) for info in each for value in values(info) if value is not None}) for each in infos]
+        return _differs(topic, concerns, [", ".join(each) or None for each in found], means)
+
+    versions = [{name: version for info in side for name, version in info.versions.items()} for side in infos]
+    captured = [name_ranks([info.rank for info in each]) if each else None for each in infos]
+    found = [
+        of_infos("ranks of the job", WORK, lambda info: [info.world_size], _MEANS_SPREAD),
+        _differs("layout", WORK, [_layout(each) for each in infos], _MEANS_SPREAD),
+        *_work_of_manifests(manifests),
+        _products([run for run, _ in base], [run for run, _ in other]),
+        *_bytes_communicated(*communication),
+        _differs("ranks captured", MEASUREMENT, captured, _MEANS_RANKS),
+        of_infos("devices", CONDITIONS, lambda info: info.devices.values(), _MEANS_CONDITIONS),
+        *_settings(CONDITIONS, versions, _MEANS_CONDITIONS),
+        of_infos("hosts", CONDITIONS, lambda info: [info.host], _MEANS_CONDITIONS),
+        of_infos("profiler", MEASUREMENT, lambda info: [info.source], _MEANS_PROFILER),
+        *_settings(MEASUREMENT, [side[0].manifest.config if side else {} for side in manifests], _MEANS_PROFILER),
+        _differs("iterations", MEASUREMENT, [_iterations(side) for side in sides], _MEANS_WINDOW),
+        _differs("completeness", MEASUREMENT, [_completeness(each) for each in infos], _MEANS_PARTIAL),
+    ]
+    order = (WORK, CONDITIONS, MEASUREMENT)
+    return sorted((each for each in found if each is not None), key=lambda each: order.index(each.concerns))
+
+
+def _differs(topic: str, concerns: str, sides: Sequence[str | None], means: str) -> Difference | None:
+    """A difference between two values, unless one is unknown."""
+    base, other = sides
+    return None if base is None or other is None or base == other else Difference(topic, concerns, base, other, means)
+
+
+def _layout(infos: Sequence[RankInfo]) -> str | None:
+    """Parallel sizes from the manifests, else from the process groups: "tp=2 pp=1 dp=2"."""
+    for info in infos:
+        if info.coordinates:
+            sizes = {name: size for name, (_, size) in info.coordinates.items()}
+        else:
+            sizes = {_GROUPS[group.description]: len(group.ranks) for group in info.groups if group.description in _GROUPS}
+        if sizes:
+            return " ".join(f"{name}={sizes[name]}" for name in sorted(sizes, key=lambda name: (len(name), name)))
+    return None
+
+
+def _completeness(infos: Sequence[RankInfo]) -> str:
+    cut = [info.rank for info in infos if info.partial or info.error]
+    return f"{name_ranks(cut)} incomplete" if cut else "complete"
+
+
+def _settings(concerns: str, sides: Sequence[Mapping[str, Any]], means: str) -> list[Difference | None]:
+    """Differences of the named values that both sides have."""
+    names = sorted(sides[0].keys() & sides[1].keys() - set(_PLACES))
+    return [_differs(name, concerns, [str(side[name]) for side in sides], means) for name in names]
+
+
+def _work_of_manifests(manifests: Sequence[Sequence[RankCapture]]) -> Iterator[Difference | None]:
+    """Differences of the work per iteration as the training reported it."""
+    works = [vars(side[0].manifest.work) if side and side[0].manifest.work is not None else {} for side in manifests]
+    for name, topic in _WORDS.items():
+        yield _differs(topic, WORK, [None if work.get(name) is None else _number(work[name]) for work in works], _MEANS_WORK)
+
+
+def _number(value: Any) -> str:
+    return f"{value:.5g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _iterations(side: Side) -> str | None:
+    numbers = dict.fromkeys(number_ranges(steps.iterations) for _, steps in side if steps is not None)
+    return "; ".join(numbers) or None
+
+
+def _products(base: Sequence[ComparedRun], other: Sequence[ComparedRun]) -> Difference | None:
+    """Matrix products and attention by shapes of their inputs, per iteration and rank, if shapes were recorded."""
+    first, second = _shapes(base), _shapes(other)
+    if not first or not second:
+        return None
+    apart = sorted(key for key in first.keys() | second.keys() if not _alike(first.get(key, 0.0), second.get(key, 0.0)))
+    if not apart:
+        return None
+    ratios = {round(second[key] / first[key], 2) for key in first.keys() & second.keys()}
+    if first.keys() == second.keys() and len(ratios) == 1:
+        factor = ratios.pop()
+        means = f"the same shapes {factor:g} times as often: different numbers of microbatches or layers; {_MEANS_WORK}"
+    else:
+        means = _MEANS_WORK
+    return Difference("shapes of matrix products", WORK, _some(apart, first), _some(apart, second), means)
+
+
+def _shapes(side: Sequence[ComparedRun]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for run in side:
+        iterations = max(len(set(run.iterations["iteration"].to_pylist())), 1)
+        amount = iterations * max(len({info.rank for info in run.infos}), 1) * len(side)
+        for row in run.operators.to_pylist():
+            if row["shapes"] and _PRODUCTS.match(row["name"]):
+                key = f"{row['name'].removeprefix('aten::')} {row['shapes']}"
+                found[key] = found.get(key, 0.0) + row["count"] / amount
+    return found
+
+
+def _some(keys: Sequence[str], counts: Mapping[str, float]) -> str:
+    shown = ", ".join(f"{counts.get(key, 0):g} × {key}" for key in keys[:_SHOWN])
+    return f"{shown} and {len(keys) - _SHOWN} more kinds" if len(keys) > _SHOWN else shown
+
+
+def _bytes_communicated(base: Events, other: Events) -> Iterator[Difference]:
+    """Bytes of each operation of each group. The number of messages is not compared: it is not work, but its organization."""
+    sides = [
+        {key: event.extra["bytes"] for key, event in events.items() if event.extra.get("bytes") and key[1]}
+        for events in (base, other)
+    ]
+    if not all(sides):
+        return
+    for key in sorted(sides[0].keys() | sides[1].keys()):
+        amounts = [side.get(key, 0.0) for side in sides]
+        if not _alike(*amounts):
+            operation, group, members = key
+            first, second = (f"{amount / 1e6:.1f} MB an iteration and rank" for amount in amounts)
+            yield Difference(f"bytes of {operation}, {group} of {members}", WORK, first, second, _MEANS_BYTES)
+
+
+def _alike(first: float, second: float) -> bool:
+    return abs(first - second) <= _SAME * max(first, second)

@@ -1,0 +1,236 @@
+"""Waiting for other ranks, and the cost of communication: transfer, waiting, and the part that no compute hides.
+
+The transfer time of a matched operation is the shortest duration among its participants, since the last to arrive does not
+wait. Each rank's excess over it is waiting for the rank that began last on the common clock. So a rank whose communication
+takes long because it waits is not the slow one.
+
+Bandwidths are those of NCCL's own benchmark, of the transfer alone:
+https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md. Algorithm bandwidth is message size over time; the size is
+the larger of one rank's input and output. Bus bandwidth is that times `bus_factor`, comparable with the link's speed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from bridge_profiling.bench.results import BUS_OPERATIONS, bus_factor
+from bridge_profiling.facts.caveats import caveat
+from bridge_profiling.facts.groups import with_dimensions
+from bridge_profiling.facts.types import Answer
+from bridge_profiling.traces.types import Caveat, RankInfo
+
+if TYPE_CHECKING:
+    import duckdb
+
+#: Rows of several ranks that are worked on together. More exceed the processor's cache.
+_SOME_ROWS = 1 << 16
+
+#: Rows per batch of a streamed query.
+_BATCH_ROWS = 1 << 17
+
+_WAITING = """
+create or replace temp table waiting as
+with placed as (
+    select matched.*, start_ns + offset_ns as placed_ns from matched join offsets using (rank)
+), latest as (
+    select match, arg_max(rank, placed_ns) as waits_for, max(placed_ns) as latest_ns, min(placed_ns) as earliest_ns
+    from placed group by match
+)
+select rank, collective, match, group_id, point_to_point, operation, message_bytes, iteration, start_ns, end_ns, participants,
+    transfer_ns, end_ns - start_ns - transfer_ns as wait_ns, waits_for, placed_ns - earliest_ns as late_ns
+from placed join latest using (match)
+-- A kernel that sends and receives is matched twice; it lasts until the later of both partners arrives.
+qualify row_number() over (partition by rank, collective order by latest_ns desc, match) = 1
+order by rank
+"""
+
+# Each send or receive is an operation; of the others, every participant has a row. A send_recv has two.
+_BY_GROUP = """
+with per_rank as (
+    select group_id, operation, rank, count(*) as operations, sum(message_bytes) as bytes,
+        min(message_bytes) as smallest, max(message_bytes) as largest, max(group_size) as size,
+        sum(end_ns - start_ns) / 1e3 as duration_us
+    from operations group by all
+), named as (
+    select group_id, any_value("group") as "group", any_value(group_name) as group_name,
+        any_value(group_ranks) as group_ranks from operations group by all
+), seen as (
+    select group_id, operation, max(size) as size, count(*) as ranks, min(smallest) as smallest, max(largest) as largest,
+        case when operation in ('send', 'recv') then sum(operations)
+            when operation = 'send_recv' then (sum(operations) + 1) // 2 else max(operations) end as operations,
+        case when operation in ('send', 'recv') then sum(bytes)
+            when operation = 'send_recv' then sum(bytes) // 2 else max(bytes) end as bytes,
+        avg(duration_us / operations order by rank) as mean_duration_us
+    from per_rank group by group_id, operation
+), per_match as (
+    select group_id, operation, match, max(message_bytes) as bytes, any_value(transfer_ns) as transfer_ns,
+        sum(wait_ns) as wait_ns
+    from waiting group by all
+), matched_groups as (
+    select group_id, operation, count(*) as matched, sum(bytes) as matched_bytes, sum(transfer_ns) / 1e3 as transfer_us,
+        sum(wait_ns) / 1e3 as wait_us
+    from per_match group by all
+)
+select operation, "group", group_name, group_ranks, size::integer as group_size, ranks::integer as captured_ranks,
+    operations::bigint as count, coalesce(matched, 0)::bigint as matched_count, smallest::bigint as smallest_message_bytes,
+    largest::bigint as largest_message_bytes, bytes::bigint as bytes, mean_duration_us, transfer_us, wait_us,
+    matched_bytes / nullif(transfer_us, 0) / 1e3 as algorithm_bandwidth_gbs
+from seen join named using (group_id) left join matched_groups using (group_id, operation)
+order by "group", group_name, group_ranks, operation
+"""
+
+#: Among fewer operations of one size, the shortest can contain waiting as well.
+_ENOUGH_OF_A_SIZE = 8
+
+_BY_RANK = f"""
+with of_size as (
+    select group_id, operation, rank, message_bytes, min(end_ns - start_ns) * count(*) / 1e3 as shortest_us from operations
+    where message_bytes is not null group by group_id, operation, rank, message_bytes having count(*) >= {_ENOUGH_OF_A_SIZE}
+), shortest as (
+    select group_id, operation, rank, sum(shortest_us order by message_bytes) as shortest_us from of_size group by all
+), rows as (
+    select group_id, operation, rank, count(*) as count, sum(message_bytes)::bigint as bytes,
+        sum(end_ns - start_ns) / 1e3 as duration_us, any_value("group") as "group", any_value(group_name) as group_name,
+        any_value(group_ranks) as group_ranks
+    from operations group by all
+), of_exposure as (
+    select group_id, operation, rank, sum(exposed_us order by message_bytes) as exposed_us,
+        sum(overlapped_us order by message_bytes) as overlapped_us
+    from exposure group by all
+), waits as (
+    select group_id, operation, rank, count(*) as matched_count, sum(transfer_ns) / 1e3 as transfer_us,
+        sum(wait_ns) / 1e3 as wait_us
+    from waiting group by all
+)
+select operation, "group", group_name, group_ranks, rank, count, coalesce(matched_count, 0)::bigint as matched_count, bytes,
+    duration_us, shortest_us, transfer_us, wait_us, exposed_us, overlapped_us
+from rows left join shortest using (group_id, operation, rank) left join waits using (group_id, operation, rank)
+left join of_exposure using (group_id, operation, rank)
+order by "group", group_name, group_ranks, operation, rank
+"""
+
+
+def measure_waiting(connection: duckdb.DuckDBPyConnection, clock_offsets: pa.Table) -> tuple[Caveat, ...]:
+    """Create the table `waiting`, with a row per matched operation of a rank. Needs `matching.match`.
+
+    Columns: rank, collective, match, group_id, point_to_point, operation, message_bytes, iteration, start_ns, end_ns (on the
+    rank's own clock), participants, transfer_ns, wait_ns, waits_for (the rank that began last, possibly the rank itself),
+    late_ns (time from the first participant's start to this one's, on the common clock).
+    """
+    connection.register("offsets", clock_offsets)
+    connection.execute(_WAITING)
+    connection.unregister("offsets")
+    return ()
+
+
+def communication(connection: duckdb.DuckDBPyConnection, infos: Sequence[RankInfo]) -> Answer:
+    """Operations of every group. Needs `measure_waiting`.
+
+    Returns:
+        A row per operation and group: operation, group, group_name, group_ranks, group_size, captured_ranks, count,
+        matched_count (compared with another rank's), smallest_message_bytes, largest_message_bytes, bytes (sum of one rank's
+        messages), mean_duration_us (of a rank's kernel, with waiting), transfer_us, wait_us (sum over ranks),
+        algorithm_bandwidth_gbs and bus_bandwidth_gbs (1e9 bytes/s, of matched operations' transfers). The last four are null
+        where nothing is matched: one rank alone does not show which part is waiting. dimension and link_gbs: see
+        `with_dimensions`.
+    """
+    found = connection.sql(_BY_GROUP).to_arrow_table()
+    columns = (found[name].to_pylist() for name in ("operation", "group_size", "algorithm_bandwidth_gbs"))
+    bus_gbs = [bus_bandwidth(*row) for row in zip(*columns, strict=True)]
+    found = with_dimensions(found.append_column("bus_bandwidth_gbs", pa.array(bus_gbs, pa.float64())), infos)
+    unmatched = found["matched_count"].to_pylist().count(0)
+    return Answer(found, (caveat("waiting_unknown", unmatched=unmatched, total=len(found)),) if unmatched else ())
+
+
+def bus_bandwidth(operation: str, size: int | None, algorithm_gbs: float | None) -> float | None:
+    """Bus bandwidth of an operation among `size` ranks, from its algorithm bandwidth; None where it is not defined."""
+    if algorithm_gbs is None or operation not in BUS_OPERATIONS or (size is None and BUS_OPERATIONS[operation]):
+        return None
+    return algorithm_gbs * bus_factor(operation, size or 1)
+
+
+def communication_by_rank(connection: duckdb.DuckDBPyConnection) -> pa.Table:
+    """Time of each rank in each group's operations. Needs `measure_waiting` and `measure_exposure`.
+
+    Returns:
+        A row per operation, group and rank: operation, group, group_name, group_ranks, rank, count, matched_count, bytes,
+        duration_us (sum of the kernels), shortest_us (the same if each took as long as the shortest of its size on that rank,
+        over sizes that occur often; null without any: an estimate of the transfers if nothing is matched), transfer_us and
+        wait_us (of matched operations, null without any), exposed_us (only communication ran) and overlapped_us (compute ran
+        too). If groups communicate at the same time, their exposed times overlap and add up to more than the rank's.
+    """
+    return connection.sql(_BY_RANK).to_arrow_table()
+
+
+def measure_exposure(
+    connection: duckdb.DuckDBPyConnection, exposure: pa.Table, infos: Sequence[RankInfo]
+) -> tuple[Caveat, ...]:
+    """Create the table `exposure` from the answer of that name: time of each group's communication that nothing else hides.
+
+    Columns: group_id (as of `matching.match`), operation, message_bytes, rank, exposed_us, overlapped_us.
+    """
+    connection.register("exposure_rows", exposure.filter(pc.equal(exposure["source"], source_of(infos))))
+    connection.execute(
+        """create or replace temp table exposure as
+        select hash(group_name, group_ranks) as group_id, operation, message_bytes, rank, exposed_us, overlapped_us
+        from exposure_rows"""
+    )
+    connection.unregister("exposure_rows")
+    return ()
+
+
+def source_of(infos: Sequence[RankInfo]) -> str:
+    """The profiler of the captures that are compared."""
+    return infos[0].source if infos else "kineto"
+
+
+def rank_by_rank(connection: duckdb.DuckDBPyConnection, query: str) -> Iterator[tuple[int, pa.Table]]:
+    """Rows of a query, one rank at a time, so that memory holds one rank's rows.
+
+    Args:
+        connection: runs nothing else until the rows are read; pass a cursor if it does.
+        query: has `rank` as its first column, with the rows of each rank together.
+    """
+    kept: list[pa.RecordBatch] = []
+    rank: int | None = None
+    for batch in connection.sql(query).to_arrow_reader(_BATCH_ROWS):
+        begin = 0
+        ranks = batch.column(0).to_numpy()
+        while begin < len(ranks):
+            if rank is not None and ranks[begin] != rank:
+                yield rank, pa.Table.from_batches(kept)
+                kept = []
+            rank = int(ranks[begin])
+            same = ranks[begin:] == rank
+            length = len(same) if same.all() else int(same.argmin())
+            kept.append(batch.slice(begin, length))
+            begin += length
+    if rank is not None and kept:
+        yield rank, pa.Table.from_batches(kept)
+
+
+def some_ranks(connection: duckdb.DuckDBPyConnection, query: str) -> Iterator[pa.Table]:
+    """Rows of a query, all of some ranks at a time: so many that arrays pay off, and that memory does not grow with the ranks.
+
+    Args:
+        connection: runs nothing else until the rows are read; pass a cursor if it does.
+        query: has `rank` as its first column, with the rows of each rank together.
+    """
+    kept: list[pa.RecordBatch] = []
+    count = 0
+    for batch in connection.sql(query).to_arrow_reader(_BATCH_ROWS):  # a batch is at most one file, thus one rank
+        if count >= _SOME_ROWS:
+            other = batch.column(0).to_numpy() != kept[-1].column(0)[-1].as_py()
+            if other.any():
+                first = int(other.argmax())
+                yield pa.Table.from_batches([*kept, batch.slice(0, first)])
+                kept, count, batch = [], 0, batch.slice(first)
+        if batch.num_rows:
+            kept.append(batch)
+            count += batch.num_rows
+    if kept:
+        yield pa.Table.from_batches(kept)

@@ -1,0 +1,327 @@
+"""What one rank's compute kernels are for, where a change of the program would make them faster or needless.
+
+Roles, by what shows them:
+
+- `optimizer_sweep`: `sweeps.SWEEP` or more kernels in a row, each launched by an operator on one tensor: an optimizer, a moving
+  average of weights or a clipping of gradients that visits one parameter after the other. Outside of an optimizer's range
+  only element-wise operators count; no layer of a network launches so many without a matrix product in between. In a capture
+  without operators, the names of the kernels decide.
+- `attention_other`, `attention_product`: what runs between two batched matrix products and has a softmax in it (scale, mask,
+  dropout, casts), and these products. Fused attention has none of that. In a capture without operators any product counts
+  as batched, if the softmax takes half as long at least: attention has more scores than values. A router's takes far less.
+- `layout`: copies between channels first and channels last, by their names; where convolutions are `_OF_IMAGES` of the compute,
+  all that `contiguous`, `clone` and `to` copy to other strides. `layout_norm`: batch norms in channels first.
+- `fp64`, `fp32`, `tf32`, `reduced`: matrix products and convolutions by precision; `fp64_elementwise`, `fp32_elementwise`.
+  Products of attention are attention's alone if most others are reduced.
+- `recomputation`: kernels of forward operators that ran inside the backward pass.
+
+`own_us` leaves out what an earlier role has that costs time, so that savings of several roles can be added up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from bridge_profiling.facts import kernel_names, sweeps
+from bridge_profiling.facts.compute_kernels import Kernels, between, compute_kernels
+from bridge_profiling.facts.device import IdleGaps
+from bridge_profiling.facts.host import Operators
+from bridge_profiling.facts.intervals import Intervals, Nanoseconds, coded, names_in, outermost, rows_of
+from bridge_profiling.traces.tables import NULL, fields, to_int64
+
+#: The most kernels between a softmax and the products around it: scale, two masks, casts and dropout are eight.
+_NEAR = 16
+
+#: A product of attention's backward pass is at most this many kernels before or after the two around the softmax.
+_NEXT_PRODUCT = 6
+
+#: A kernel takes this long however little it does: 1.5 to 2.5 µs with its start on an H200.
+_LEAST_NS = 2_000
+
+#: Share of the compute in convolutions of a network on images. Patches for a transformer take a hundredth.
+_OF_IMAGES = 0.05
+
+_BATCHED = ("aten::bmm", "aten::baddbmm")
+
+_OPTIMIZER = "Optimizer.step#"
+_BACKWARD = "autograd::engine::evaluate_function"
+
+#: The forward pass of a compiled function whose result needs a gradient.
+_COMPILED = "CompiledFunction"
+
+#: Operators of forward passes that no formula of a backward pass calls.
+_FORWARD = (
+    _COMPILED,
+    *(
+        f"aten::{name}"
+        for name in (
+            *("linear", "conv1d", "conv2d", "conv3d", "layer_norm", "rms_norm", "group_norm", "batch_norm", "embedding"),
+            *("gelu", "silu", "relu", "relu_", "dropout", "softmax", "scaled_dot_product_attention"),
+        )
+    ),
+)
+
+#: Roles that cost nothing by themselves.
+_DESCRIBE = ("reduced", "layout_norm")
+
+#: The name of a sweep that no optimizer's range contains, and of one in a capture without operators.
+OUTSIDE, IN_A_ROW = "outside an optimizer", "in a row"
+
+#: A softmax of attention takes at least this share of the time of the products around it.
+_OF_PRODUCTS = 0.5
+
+_ROLES = pa.schema(
+    [
+        ("iteration", pa.int32()),
+        *fields(pa.string(), "role", "name"),
+        *fields(pa.int64(), "count", "start_ns"),
+        *fields(pa.float64(), "device_us", "own_us", "short_us", "idle_us"),
+    ]
+)
+
+
+def host_rows(host_events: pa.Table) -> NDArray[np.bool_]:
+    """Which host events `device_roles` reads: ranges of optimizers, nodes of the backward pass, forward operators."""
+    names = names_in(host_events["name"])
+    named = [name for name in names if name.startswith((_OPTIMIZER, _BACKWARD))]
+    return rows_of(host_events["category"], "annotation", "operator") & rows_of(host_events["name"], *named, *_FORWARD)
+
+
+def device_roles(
+    device_events: pa.Table, kernel_names: pa.Table, host_events: pa.Table, operators: Operators, gaps: IdleGaps
+) -> pa.Table:
+    """One row per iteration, role and name (of the kernel; of the optimizer for a sweep), most time first.
+
+    Columns: count and start_ns (of the longest) of its kernels; device_us: their durations; own_us: without those of an earlier
+    role; short_us: `_LEAST_NS` for each of its own, as far as it takes so long; idle_us: of a sweep, the device's idle time
+    between its kernels that neither communication nor copies explain; of recomputation, the same without starved time, and the
+    starved time while the host recomputed.
+
+    Args:
+        kernel_names: `name` of each device event.
+        host_events: `host_rows` of them.
+        operators: of the same rank.
+    """
+    kernels = compute_kernels(device_events, kernel_names, operators)
+    if not len(kernels.start_ns):
+        return _ROLES.empty_table()
+    length = kernels.end_ns - kernels.start_ns
+    taken = np.zeros(len(length), bool)
+    found: dict[str, pa.Table] = {}
+    optimizer, optimizers = _optimizers(kernels, host_events)
+    between_ns = {
+        kind: np.sort(to_int64(device_events["start_ns"])[rows])
+        for kind, rows in (
+            ("communicates", rows_of(device_events["kind"], "communication")),
+            ("copies", rows_of(device_events["kind"], "memcpy") & rows_of(device_events["direction"], "DtoH")),
+        )
+    }
+    for role, mine, idle in _roles(kernels, optimizer < len(optimizers) - 1, host_events, gaps, between_ns):
+        own = mine & ~taken
+        taken |= mine & (role not in _DESCRIBE)
+        if not mine.any():
+            continue
+        rows = np.flatnonzero(mine)
+        rows = rows[np.argsort(-length[rows], kind="stable")]
+        columns = {
+            "role": np.full(len(rows), len(found), np.int8),
+            "iteration": kernels.iteration.take(rows),
+            # Optimizers are numbered after the kernels' names: the names themselves, of a million kernels, take 200 MB.
+            "name": optimizer[rows] + len(kernels.names) if role == "optimizer_sweep" else kernels.name[rows],
+            "start_ns": kernels.start_ns[rows],
+            "device": length[rows],
+            "own": np.where(own, length, 0)[rows],
+            "short": np.where(own, np.minimum(length, _LEAST_NS), 0)[rows],
+            "idle": idle[rows],
+        }
+        found[role] = pa.table(columns)
+    if not found:
+        return _ROLES.empty_table()
+    return _summed(pa.concat_tables(found.values()), list(found), [*kernels.names, *optimizers])
+
+
+def _summed(kernels: pa.Table, roles: list[str], names: list[str | None]) -> pa.Table:
+    """Kernels by role and name, indices of `roles` and `names`, and iteration. Of each role, the longest kernel comes first."""
+    times = ("device", "own", "short", "idle")
+    sums = [("device", "count"), ("start_ns", "first"), *((name, "sum") for name in times)]
+    table = kernels.group_by(["role", "iteration", "name"], use_threads=False).aggregate(sums)
+    table = table.sort_by([("role", "ascending"), ("device_sum", "descending"), ("start_ns_first", "ascending")])
+    role = pa.array(roles, pa.string()).take(table["role"].combine_chunks())
+    return pa.table(
+        {"iteration": table["iteration"], "role": role, "name": pa.array(names, pa.string()).take(table["name"])}
+        | {"count": table["device_count"], "start_ns": table["start_ns_first"]}
+        | {f"{name}_us": table[f"{name}_sum"].to_numpy() / 1e3 for name in times}
+    ).cast(_ROLES)
+
+
+def _roles(
+    kernels: Kernels,
+    of_optimizer: NDArray[np.bool_],
+    host_events: pa.Table,
+    gaps: IdleGaps,
+    between_ns: Mapping[str, Nanoseconds],
+) -> Iterator[tuple[str, NDArray[np.bool_], Nanoseconds]]:
+    """Each role, its kernels and the idle time of each kernel.
+
+    Args:
+        of_optimizer: which kernels an optimizer launched.
+        between_ns: when communication and copies to the host started, ascending.
+    """
+    no_idle = np.zeros(len(kernels.start_ns), np.int64)
+    passes = _passes(host_events)
+    products = kernels.named(kernel_names.is_product)
+    if kernels.without_operators:
+        sweep = sweeps.by_names(kernels, **between_ns)
+    else:
+        outside = sweeps.outside_passes(kernels.launch_ns, host_events, *passes)
+        of_one = of_optimizer & ~products & kernels.launched_by_one_tensor
+        sweep = sweeps.of_operators(kernels, of_one, outside, between_ns["communicates"])
+    yield "optimizer_sweep", sweep, _before_ns(kernels, gaps.launch_starved | gaps.dependency_stalled, sweep)
+    batched = products & (kernels.launched_by(*_BATCHED) | (kernels.operator < 0))
+    least_ns = np.where(kernels.operator < 0, _OF_PRODUCTS * (kernels.end_ns - kernels.start_ns), 0)
+    attention = _around_softmax(kernels, kernels.named(kernel_names.is_softmax), products, batched, least_ns)
+    yield "attention_other", attention & ~products, no_idle
+    yield "layout", _layout_copies(kernels), no_idle
+    yield "layout_norm", kernels.named(kernel_names.is_channels_first_norm), no_idle
+    by_precision = {each: kernels.named(partial(_has_precision, each)) for each in (*kernel_names.FULL_PRECISIONS, "reduced")}
+    of_products = [*by_precision.items(), ("attention_product", attention & products)]
+    if _raises_precision(kernels, attention, by_precision):
+        of_products.insert(0, of_products.pop())
+    for role, mine in of_products:
+        yield role, mine, no_idle
+    again, idle = _recomputed(kernels, host_events, *passes, products, gaps)
+    yield "recomputation", again, idle
+    yield "fp64_elementwise", kernels.named(kernel_names.is_fp64_elementwise), no_idle
+    yield "fp32_elementwise", kernels.named(kernel_names.is_fp32_elementwise), no_idle
+
+
+def _layout_copies(kernels: Kernels) -> NDArray[np.bool_]:
+    length = kernels.end_ns - kernels.start_ns
+    of_images = length[kernels.named(kernel_names.is_convolution)].sum() >= _OF_IMAGES * length.sum()
+    found = kernels.named(kernel_names.converts_layout)
+    if of_images:  # Concatenations and slices of channels copy with the same kernel, and keep the format.
+        found |= kernels.named(kernel_names.is_strided_copy) & kernels.launched_by("aten::copy_")
+    return found
+
+
+def _raises_precision(kernels: Kernels, attention: NDArray[np.bool_], by_precision: Mapping[str, NDArray[np.bool_]]) -> bool:
+    """Whether attention alone computes in full precision: fused attention does not, so that its products go as well."""
+    length = kernels.end_ns - kernels.start_ns
+    elsewhere = {name: length[mine & ~attention].sum() for name, mine in by_precision.items()}
+    return bool(elsewhere["reduced"] > sum(elsewhere[name] for name in kernel_names.FULL_PRECISIONS))
+
+
+def _has_precision(precision: str, name: str) -> bool:
+    return kernel_names.product_precision(name) == precision
+
+
+def _passes(host_events: pa.Table) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Which host events are nodes of a backward pass, and which are operators of a forward pass."""
+    operators = rows_of(host_events["category"], "operator")
+    nodes = (name for name in names_in(host_events["name"]) if name.startswith(_BACKWARD))
+    return operators & rows_of(host_events["name"], *nodes), operators & rows_of(host_events["name"], *_FORWARD)
+
+
+def _around_softmax(
+    kernels: Kernels,
+    softmax: NDArray[np.bool_],
+    products: NDArray[np.bool_],
+    batched: NDArray[np.bool_],
+    least_ns: NDArray[np.float64],
+) -> NDArray[np.bool_]:
+    """Attention: from the batched product before each softmax to the one after it, and products next to these.
+
+    Args:
+        least_ns: what a softmax next to each product takes at least, if they belong together.
+    """
+    size = len(softmax)
+    places = np.flatnonzero(products)
+    at = np.flatnonzero(softmax)
+    if not len(places) or not len(at):
+        return np.zeros(size, bool)
+    after = np.searchsorted(places, at)
+    inner = (after > 0) & (after < len(places))
+    at, after = at[inner], after[inner]
+    first, last = places[after - 1], places[after]
+    near = batched[first] & batched[last] & (at - first <= _NEAR) & (last - at <= _NEAR)
+    near &= (kernels.end_ns - kernels.start_ns)[at] >= np.maximum(least_ns[first], least_ns[last])
+    first, last, after = first[near], last[near], after[near]
+    found = between(first, last, size)
+    for edge, other, exists in (
+        (first, places[np.maximum(after - 2, 0)], after >= 2),
+        (last, places[np.minimum(after + 1, len(places) - 1)], after + 1 < len(places)),
+    ):
+        next_to = exists & batched[other] & (np.abs(edge - other) <= _NEXT_PRODUCT)
+        found[other[next_to]] = True
+    return found
+
+
+def _optimizers(kernels: Kernels, host_events: pa.Table) -> tuple[NDArray[np.int64], list[str | None]]:
+    """The index of the optimizer in whose range each kernel was launched, and the names; the last one is `OUTSIDE`."""
+    codes, names = coded(host_events["name"])
+    is_optimizer = np.array([*(bool(name and name.startswith(_OPTIMIZER)) for name in names), False])
+    rows = np.flatnonzero(rows_of(host_events["category"], "annotation", "operator") & is_optimizer[codes])
+    found = np.full(len(kernels.launch_ns), len(names))
+    if len(rows):
+        start, end = (host_events[name].to_numpy()[rows] for name in ("start_ns", "end_ns"))
+        last = np.maximum(np.searchsorted(start, kernels.launch_ns, side="right") - 1, 0)
+        inside = (start[last] <= kernels.launch_ns) & (kernels.launch_ns < end[last])
+        found = np.where(inside, codes[rows][last], found)
+    return found, [*names, IN_A_ROW if kernels.without_operators and not len(rows) else OUTSIDE]
+
+
+def _recomputed(
+    kernels: Kernels,
+    host_events: pa.Table,
+    backward: NDArray[np.bool_],
+    forward: NDArray[np.bool_],
+    products: NDArray[np.bool_],
+    gaps: IdleGaps,
+) -> tuple[NDArray[np.bool_], Nanoseconds]:
+    """Kernels launched from the first to the last forward operator inside one node of the backward pass.
+
+    At least two different forward operators and a matrix product: one alone can be part of a gradient's formula, unless it is a
+    compiled function. The first kernel of a node has the time that the device was idle for want of launches meanwhile.
+    """
+    found, idle = np.zeros(len(products), bool), np.zeros(len(products), np.int64)
+    codes, names = coded(host_events["name"])
+    if not backward.any() or not forward.any():
+        return found, idle
+    compiled = names.index(_COMPILED) if _COMPILED in names else NULL
+    thread, start, end = (host_events[name].to_numpy() for name in ("thread", "start_ns", "end_ns"))
+    for one in np.unique(thread[backward]):
+        nodes = np.flatnonzero(backward & (thread == one))
+        nodes = nodes[outermost(end[nodes])]
+        inside = np.flatnonzero(forward & (thread == one))
+        node = np.searchsorted(start[nodes], start[inside], side="right") - 1
+        within = (node >= 0) & (start[inside] < end[nodes[np.maximum(node, 0)]])
+        node, inside = node[within], inside[within]
+        if not len(node):
+            continue
+        first, last = np.full(len(nodes), np.iinfo(np.int64).max), np.full(len(nodes), NULL)
+        np.minimum.at(first, node, start[inside])
+        np.maximum.at(last, node, end[inside])
+        different = np.bincount(np.unique(np.stack((node, codes[inside])), axis=1)[0], minlength=len(nodes))
+        different[node[codes[inside] == compiled]] += 1
+        chosen = np.flatnonzero(different >= 2)
+        place = np.searchsorted(first[chosen], kernels.launch_ns, side="right") - 1
+        real = chosen[np.maximum(place, 0)] if len(chosen) else np.zeros(len(place), np.int64)
+        again = (place >= 0) & (kernels.thread == one) & (kernels.launch_ns < last[real])
+        with_product = np.bincount(real[again & products], minlength=len(nodes)) > 0
+        mine = again & with_product[real]
+        node, kernel = np.unique(real[mine], return_index=True)
+        idle[np.flatnonzero(mine)[kernel]] = gaps.launch_starved.within_ns(first[node], last[node])
+        found |= mine
+    return found, idle + _before_ns(kernels, gaps.dependency_stalled, found)
+
+
+def _before_ns(kernels: Kernels, idle: Intervals, mine: NDArray[np.bool_]) -> Nanoseconds:
+    """Idle time of the device directly before each kernel that follows another one of some kernels."""
+    before = np.concatenate(([False], mine[:-1])) & mine
+    ends = np.concatenate(([0], np.maximum.accumulate(kernels.end_ns)[:-1]))
+    return idle.within_ns(np.where(before, ends, kernels.start_ns), kernels.start_ns)

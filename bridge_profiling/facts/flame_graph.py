@@ -1,0 +1,269 @@
+"""Flame graph of one rank: how long its host is in each stack, and how long its device works on what was launched there."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from bridge_profiling.facts.caveats import caveat
+from bridge_profiling.facts.intervals import Nanoseconds, coded, rows_of, run_starts
+from bridge_profiling.facts.stacks import DEEPEST, Stacks, stacks
+from bridge_profiling.facts.types import Answer
+from bridge_profiling.traces.joins import rows_by_key, taken
+from bridge_profiling.traces.tables import NULL, Integers, coded_column, integer_column, to_int64
+
+#: Categories of host events that are frames; of equal ranges, the earlier category is the outer frame.
+CATEGORIES = ("python", "annotation", "operator", "runtime")
+
+_PYTHON, _ANNOTATION, _OPERATOR, _RUNTIME = range(len(CATEGORIES))
+
+#: Each object's address would make a frame of its own.
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+
+#: Ranges that mark iterations: their numbers would make stacks of each iteration.
+_ITERATION = re.compile(r"(ProfilerStep|(?:train(?:ing)?[_ -])?(?:iteration|iter|step))[\s_#:-]*\d+", re.IGNORECASE)
+
+
+def flame_graph(host_events: pa.Table, device_events: pa.Table, iterations: pa.Table, *, least_share: float = 0.0) -> Answer:
+    """One row per stack of each thread, within the marked iterations, or the whole capture if none is marked.
+
+    Frames are Python functions, annotations (`record_function`, NVTX), operators and runtime calls. Where Python stacks are
+    recorded, the ranges that mark iterations are not frames. A row comes after that of the stack that it extends; threads, and
+    stacks that extend the same one, are ordered by host time.
+
+    Args:
+        host_events: columns `COLUMNS` of `attribution.host`.
+        device_events: of the same rank.
+        iterations: of the same rank.
+        least_share: leave out stacks with less than this share (0 to 1) of the rank's host time and of its device time.
+
+    Returns:
+        `thread`; `stack`: list of frames, the outermost first; `category` of the last frame, one of `CATEGORIES`; `count`: its
+        calls; `self_us`: host time in it alone; `total_us`: with the frames that it calls; `device_us`: sum of the device
+        events that it launches itself; `device_total_us`: with the frames that it calls. Work that a runtime call launches
+        counts for the frame that makes the call.
+    """
+    frames = _frames(host_events, iterations)
+    calls = _Calls(frames)
+    launches = _launches(host_events, device_events, iterations)
+    tree = _Tree(frames, calls, launches)
+    caveats = []
+    if not (frames.category == _PYTHON).any():
+        caveats.append(caveat("no_python_stacks"))
+    if tree.unattributed_ns:
+        caveats.append(caveat("launching_stack_unknown", time_ms=tree.unattributed_ns / 1e6))
+    if calls.left_out:
+        caveats.append(caveat("stacks_too_deep", count=calls.left_out, depth=DEEPEST))
+    return Answer(tree.table(frames, least_share), tuple(caveats))
+
+
+@dataclass(frozen=True)
+class _Frames:
+    """Host ranges by thread and start, the outermost first, cut to the captured iterations."""
+
+    thread: Integers
+    start_ns: Nanoseconds
+    end_ns: Nanoseconds
+    category: NDArray[np.int8]  # index of CATEGORIES
+    name: Integers  # index of names
+    names: list[str]
+
+
+def _frames(host_events: pa.Table, iterations: pa.Table) -> _Frames:
+    first_ns, last_ns = _window(iterations)
+    code, categories = coded(host_events["category"])
+    category = np.array([*(CATEGORIES.index(each) if each in CATEGORIES else -1 for each in categories), -1], np.int8)[code]
+    thread, start, end = (to_int64(host_events[name]) for name in ("thread", "start_ns", "end_ns"))
+    name, names, marks = _named_alike(host_events["name"])
+    chosen = np.flatnonzero((category >= 0) & (start < last_ns) & (end > first_ns))
+    category, name, thread = category[chosen], name[chosen], thread[chosen]
+    start, end = np.maximum(start[chosen], first_ns), np.minimum(end[chosen], last_ns)
+    rows = np.lexsort((category, -end, start, thread))
+    if (category == _PYTHON).any():
+        rows = rows[~(marks[name] & (category == _ANNOTATION))[rows]]
+    return _Frames(thread[rows], start[rows], end[rows], category[rows], name[rows], names)
+
+
+def _window(iterations: pa.Table) -> tuple[int, int]:
+    """From the first iteration's start to the last one's end; all of time if none is marked."""
+    if not iterations.num_rows:
+        return NULL, np.iinfo(np.int64).max
+    return int(to_int64(iterations["start_ns"]).min()), int(to_int64(iterations["end_ns"]).max())
+
+
+def _named_alike(column: pa.ChunkedArray) -> tuple[Integers, list[str], NDArray[np.bool_]]:
+    """Codes and names of frames, and which names mark iterations. Addresses and the numbers of iterations are left out."""
+    encoded = column.unify_dictionaries().combine_chunks()
+    known: dict[str, int] = {}
+    code_of, marks = [], set()
+    for each in [*encoded.dictionary.to_pylist(), "?"]:
+        name, is_mark = _frame(each or "?")
+        code_of.append(known.setdefault(name, len(known)))
+        if is_mark:
+            marks.add(code_of[-1])
+    codes = np.array(code_of)[encoded.indices.fill_null(len(code_of) - 1).to_numpy(zero_copy_only=False)]
+    return codes, list(known), np.isin(np.arange(len(known)), list(marks))
+
+
+@lru_cache(maxsize=1 << 14)
+def _frame(name: str) -> tuple[str, bool]:
+    """An event's name as a frame, and whether it marks an iteration."""
+    name = _ADDRESS.sub("", name)
+    mark = _ITERATION.fullmatch(name)
+    return (mark[1], True) if mark else (name, False)
+
+
+class _Calls:
+    """The pieces of all threads' ranges, as `analysis.stacks` makes them: a call is a range in its place in a stack."""
+
+    def __init__(self, frames: _Frames) -> None:
+        self._threads: list[tuple[int, int, Stacks]] = []
+        parts: list[tuple[NDArray[Any], ...]] = [(np.zeros(0, np.int32),) * 5]
+        count = 0
+        for rows in np.split(np.arange(len(frames.thread), dtype=np.int32), run_starts(frames.thread)[1:]):
+            if not len(rows):
+                continue
+            found = stacks(frames.start_ns[rows], frames.end_ns[rows])
+            self._threads.append((int(frames.thread[rows[0]]), count, found))
+            parent = np.where(found.parent >= 0, found.parent + np.int32(count), np.int32(-1))
+            parts.append((rows[found.row], parent, found.depth, found.longest, found.self_ns))
+            count += len(found.row)
+        self.row, self.parent, self.depth, longest, self.self_ns = map(np.concatenate, zip(*parts, strict=True))
+        self.longest = longest.astype(bool)
+        self.left_out = sum(found.left_out for _, _, found in self._threads)
+
+    def innermost(self, thread: Integers, time_ns: Nanoseconds) -> Integers:
+        """The innermost call of each thread at each time; -1 for none."""
+        place = np.full(len(time_ns), -1)
+        for each, offset, found in self._threads:
+            rows = np.flatnonzero(thread == each)
+            inner = found.innermost(time_ns[rows])
+            place[rows] = np.where(inner >= 0, inner + offset, -1)
+        return place
+
+
+@dataclass(frozen=True)
+class _Launches:
+    """Where and when device events were launched, NULL where that is unknown, and how long they took."""
+
+    thread: Integers
+    time_ns: Nanoseconds
+    duration_ns: Nanoseconds
+
+
+def _launches(host_events: pa.Table, device_events: pa.Table, iterations: pa.Table) -> _Launches:
+    """Launches within the captured iterations. An event without a launching call counts for its operator."""
+    start, thread, time = (to_int64(device_events[name]).copy() for name in ("start_ns", "launch_thread", "launch_start_ns"))
+    duration = to_int64(device_events["end_ns"]) - start
+    unknown = np.flatnonzero((time == NULL) | (thread == NULL))
+    if len(unknown):
+        operators = host_events.filter(pa.array(rows_of(host_events["category"], "operator", "annotation")))
+        row = rows_by_key(to_int64(operators["operator"]), to_int64(device_events["operator"])[unknown])
+        thread[unknown], time[unknown] = (taken(to_int64(operators[name]), row) for name in ("thread", "start_ns"))
+    first_ns, last_ns = _window(iterations)
+    issued = np.where(time == NULL, start, time)
+    inside = (issued >= first_ns) & (issued < last_ns)
+    return _Launches(thread[inside], time[inside], duration[inside])
+
+
+class _Tree:
+    """The distinct stacks of each thread: a node for each stack that a call is the last frame of, by depth."""
+
+    def __init__(self, frames: _Frames, calls: _Calls, launches: _Launches) -> None:
+        threads, thread = np.unique(frames.thread, return_inverse=True)
+        names = max(len(frames.names), 1)
+        node = np.zeros(len(calls.row), np.int64)
+        by_depth = np.argsort(calls.depth.astype(np.int32), kind="stable")
+        keys, parents = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+        self._levels: list[slice] = []
+        count = 0
+        for depth, mine in enumerate(np.split(by_depth, np.cumsum(np.bincount(calls.depth))[:-1])):
+            row = calls.row[mine]
+            inside = node[calls.parent[mine]] if depth else thread[row]
+            key, place = np.unique(inside * names + frames.name[row], return_inverse=True)
+            node[mine] = count + place
+            keys.append(key)
+            parents.append(key // names if depth else np.full(len(key), -1))
+            self._levels.append(slice(count, count + len(key)))
+            count += len(key)
+        self.name, self.parent = np.concatenate(keys) % names, np.concatenate(parents)
+        self.depth = np.repeat(np.arange(len(keys)) - 1, [len(key) for key in keys])
+        self.category, self.thread = np.zeros(count, np.int8), np.zeros(count, np.int64)
+        self.category[node], self.thread[node] = frames.category[calls.row], threads[thread[calls.row]]
+
+        def total(values: NDArray, of_node: Integers) -> Integers:
+            return np.bincount(of_node, values, minlength=count).astype(np.int64)
+
+        self.count = np.bincount(node[calls.longest], minlength=count)
+        self.self_ns = total(calls.self_ns, node)
+        place = calls.innermost(launches.thread, launches.time_ns)
+        known = place >= 0
+        self.unattributed_ns = int(launches.duration_ns[~known].sum())
+        place = place[known]
+        while (moved := (frames.category[calls.row[place]] == _RUNTIME) & (calls.parent[place] >= 0)).any():
+            place = np.where(moved, calls.parent[place], place)
+        self.device_ns = total(launches.duration_ns[known], node[place])
+        self.total_ns, self.device_total_ns = self._with_calls(self.self_ns), self._with_calls(self.device_ns)
+
+    def _with_calls(self, values: Integers) -> Integers:
+        """Each node's value plus those of all nodes inside."""
+        found = values.copy()
+        for level in self._levels[:0:-1]:
+            np.add.at(found, self.parent[level], found[level])
+        return found
+
+    def _positions(self) -> Integers:
+        """Place of each node in the order of the answer: threads, and nodes inside the same one, by host time."""
+        count = len(self.name)
+        size, position = self._with_calls(np.ones(count, np.int64)), np.zeros(count, np.int64)
+        for depth, level in enumerate(self._levels):
+            if depth:
+                group, before = self.parent[level], position[self.parent[level]] + 1
+            else:
+                _, group = np.unique(self.thread[level], return_inverse=True)
+                by_time = np.argsort(-np.bincount(group, self.total_ns[level]), kind="stable")
+                group, before = np.argsort(by_time)[group], np.zeros(len(group), np.int64)
+            order = np.lexsort((-self.total_ns[level], group))
+            earlier = np.cumsum(size[level][order]) - size[level][order]
+            if depth:
+                _, first, place = np.unique(group[order], return_index=True, return_inverse=True)
+                earlier -= earlier[first][place]
+            position[level.start + order] = earlier
+            position[level] += before
+        return position
+
+    def table(self, frames: _Frames, least_share: float) -> pa.Table:
+        """The answer."""
+        shown = (self.total_ns > 0) | (self.count > 0)
+        if least_share > 0:
+            shares = ((self.total_ns, self.self_ns), (self.device_total_ns, self.device_ns))
+            shown &= np.any([total >= max(least_share * own.sum(), 1) for total, own in shares], axis=0)
+        rows = np.argsort(self._positions())
+        rows = rows[shown[rows]]
+        return pa.table(
+            {
+                "thread": integer_column(self.thread[rows]),
+                "stack": self._stacks(rows, frames.names),
+                "category": coded_column(self.category[rows], CATEGORIES),
+                "count": pa.array(self.count[rows], pa.int64()),
+                "self_us": self.self_ns[rows] / 1e3,
+                "total_us": self.total_ns[rows] / 1e3,
+                "device_us": self.device_ns[rows] / 1e3,
+                "device_total_us": self.device_total_ns[rows] / 1e3,
+            }
+        )
+
+    def _stacks(self, rows: Integers, names: list[str]) -> pa.ListArray:
+        ends = np.cumsum(self.depth[rows] + 1)
+        values, node, place = np.zeros(ends[-1] if len(ends) else 0, np.int64), rows, ends - 1
+        while len(node):
+            values[place] = self.name[node]
+            inside = self.parent[node] >= 0
+            node, place = self.parent[node][inside], place[inside] - 1
+        return pa.ListArray.from_arrays(pa.array(np.append(0, ends), pa.int32()), coded_column(values, names))

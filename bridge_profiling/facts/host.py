@@ -1,0 +1,406 @@
+"""What one rank's host did while it launched nothing: loaded data, saved, waited for the device, copied pageable memory.
+
+Ranges and calls are recognised by name, on the threads that launch compute: another thread, such as a DataLoader's worker,
+delays nothing by itself.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from bridge_profiling.facts.host_names import (
+    ALLOCATING,
+    COMPILING,
+    ENQUEUING,
+    GARBAGE,
+    OPTIMIZING,
+    PREPARING,
+    SYNCHRONIZING,
+)
+from bridge_profiling.facts.intervals import EMPTY, Intervals, Nanoseconds, coded, names_in, outermost, rows_of, union
+from bridge_profiling.facts.preparing import StretchCollector, Stretches, preparing
+from bridge_profiling.facts.types import Chosen
+from bridge_profiling.traces.joins import places, start_order
+from bridge_profiling.traces.tables import NULL, to_int64
+
+#: Columns of host events that this module reads.
+COLUMNS = ("category", "thread", "name", "start_ns", "end_ns", "operator")
+
+#: A pageable copy of at most so many bytes is staged at once: its cost is the wait for the device, not the copy.
+STAGED_BYTES = 1 << 16
+
+#: A host that records no call and no operator for this long is doing something else than continuing after a wait.
+SILENT_NS = 2_000_000
+
+#: An operator pauses if it records nothing for so long, and for so many times what operators of its name take, of which there
+#: are so many. Copies within the host's memory take some milliseconds.
+_STUCK_NS, _STUCK, _ENOUGH_ALIKE = 10_000_000, 10, 4
+
+#: A synchronisation that starts within this time of a copy's call, on the same thread, waits for that copy.
+_AFTER_COPY_NS = 200_000
+
+_RANGES = ("annotation", "operator", "python")
+
+
+@dataclass(frozen=True)
+class Ranges:
+    """Named ranges of the launching threads, by start."""
+
+    name: NDArray[np.object_]
+    start_ns: Nanoseconds
+    end_ns: Nanoseconds
+
+    @property
+    def time(self) -> Intervals:
+        """When the host was in any of them."""
+        return union(self.start_ns, self.end_ns)
+
+    def lasting(self, least_ns: int) -> Ranges:
+        """The ranges that last at least so long."""
+        return self[self.end_ns - self.start_ns >= least_ns]
+
+    def __getitem__(self, rows: NDArray[np.bool_] | NDArray[np.int64]) -> Ranges:
+        return Ranges(self.name[rows], self.start_ns[rows], self.end_ns[rows])
+
+
+NO_RANGES = Ranges(np.empty(0, object), EMPTY.start_ns, EMPTY.end_ns)
+
+
+@dataclass(frozen=True)
+class HostActivity:
+    """What the launching threads did."""
+
+    data_loading: Ranges  # ranges in which the program waited for data; no range is inside another one
+    checkpoint: Ranges  # ranges in which it saved, likewise
+    profiler: Ranges  # the profiler's own work, as the profiler recorded it, likewise
+    collecting: Ranges  # ranges in which Python collected garbage, likewise
+    compiling: Ranges  # ranges in which torch.compile worked, likewise
+    synchronizing: Ranges  # calls that waited for the device
+    allocating: Ranges  # calls that got memory from the driver or gave it back
+    pageable: Ranges  # calls that copied pageable memory, and synchronisations that waited for such a copy
+    pageable_device: Intervals  # when the device carried such copies out
+    silent: Intervals  # when the threads recorded nothing for at least `SILENT_NS`, between or unusually inside operators
+
+
+class Operators:
+    """Names of a rank's operators and annotations by id, as in `host_events.operator`; also collects them."""
+
+    #: Columns of host events that are read.
+    COLUMNS = ("category", "name", "operator")
+
+    def __init__(self) -> None:
+        self._ids: list[NDArray[np.signedinteger]] = [np.empty(0, np.int32)]
+        self._codes = [np.empty(0, np.int32)]
+        self._known: dict[str | None, int] = {}
+
+    def add(self, block: pa.Table) -> None:
+        """Take in the next host events."""
+        ids = to_int64(block["operator"])
+        rows = np.flatnonzero(rows_of(block["category"], "operator", "annotation") & (ids != NULL))
+        ids = ids[rows]
+        narrow = not len(ids) or (ids.min() >= 0 and ids.max() < 1 << 31)
+        codes, names = coded(block["name"])
+        code_of = [*(self._known.setdefault(name, len(self._known)) for name in names), -1]
+        self._ids.append(ids.astype(np.int32) if narrow else ids)
+        self._codes.append(np.array(code_of, np.int32)[codes[rows]])
+
+    def result(self) -> Operators:
+        """The names."""
+        ids, codes = np.concatenate(self._ids), np.concatenate(self._codes)
+        if (ids[1:] < ids[:-1]).any():  # readers number operators by their start
+            order = np.argsort(ids, kind="stable")
+            ids, codes = ids[order], codes[order]
+        self._ids, self._codes = [ids], [codes]
+        return self
+
+    @property
+    def names(self) -> list[str | None]:
+        """The distinct names."""
+        return list(self._known)
+
+    def codes_of(self, wanted: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Index of the name of each wanted operator; -1 for NULL and for an unknown id, or where it has no name."""
+        (ids,), (codes,) = self._ids, self._codes
+        if not len(ids):
+            return np.full(len(wanted), -1)
+        possible = (wanted >= ids[0]) & (wanted <= ids[-1])
+        place = places(ids, np.where(possible, wanted, ids[0]).astype(ids.dtype), "right") - 1
+        return np.where(possible & (ids[place] == wanted), codes[place], -1).astype(np.int64)
+
+    def names_of(self, wanted: NDArray[np.int64]) -> list[str | None]:
+        """The name of each wanted operator; None where there is none."""
+        names = self.names
+        return [names[code] if code >= 0 else None for code in self.codes_of(wanted).tolist()]
+
+
+@dataclass(frozen=True)
+class Activity:
+    """What of the host events `host_activity` reads.
+
+    Args:
+        events: named ranges and calls, those that last long, and what runtime calls and operators record inside of these.
+        pauses: times of at least `SILENT_NS` between the records of launching threads.
+        stretches: operators in a row that launch nothing.
+    """
+
+    events: pa.Table
+    pauses: Intervals
+    stretches: Stretches
+
+
+class ActivityCollector:
+    """Collects that."""
+
+    def __init__(self, device_events: pa.Table, *, data_loading: str, checkpoint: str) -> None:
+        self._threads = launching_threads(device_events)
+        self._expressions = (data_loading, checkpoint, GARBAGE, COMPILING, OPTIMIZING)
+        self._chosen = Chosen(self._rows)
+        self._pauses = [(np.empty(0, np.int64), np.empty(0, np.int64))]
+        self._stretches = StretchCollector()
+        self._last: int | None = None  # until when the launching threads recorded something
+        self._long: dict[int, int] = {}  # the end of each thread's long records so far
+
+    def add(self, block: pa.Table) -> None:
+        """Take in the next host events."""
+        self._chosen.add(block)
+
+    def result(self) -> Activity:
+        """What was collected."""
+        begins, ends = zip(*self._pauses, strict=True)
+        pauses = union(np.concatenate(begins), np.concatenate(ends))
+        return Activity(self._chosen.result(), pauses, self._stretches.result())
+
+    def _rows(self, block: pa.Table) -> NDArray[np.bool_]:
+        category, name, names = block["category"], block["name"], names_in(block["name"])
+        start, end, thread = (to_int64(block[column]) for column in ("start_ns", "end_ns", "thread"))
+        here = on_threads(block, self._threads)
+        records = here & rows_of(category, "runtime", "operator")
+        self._add_pauses(start, end, here, records)
+        runtime = here & rows_of(category, "runtime")
+        enqueues = runtime & rows_of(name, *filter(ENQUEUING.search, names))
+        waits = runtime & rows_of(name, *SYNCHRONIZING, *ALLOCATING)
+        called = enqueues | waits
+        computing = called | (here & rows_of(category, "operator"))
+        self._stretches.add(start[computing], end[computing], called[computing], enqueues[computing])
+        named = [each for each in names if any(_matches(expression, each) for expression in self._expressions)]
+        long = here & (end - start >= _STUCK_NS)
+        chosen = rows_of(category, "overhead") & (here | (thread == 0))
+        chosen |= here & rows_of(category, *_RANGES) & rows_of(name, *named)
+        return chosen | waits | long | self._inside_of_long(start, end, thread, records, long)
+
+    def _add_pauses(self, start: Nanoseconds, end: Nanoseconds, here: NDArray[np.bool_], records: NDArray[np.bool_]) -> None:
+        if self._last is None and here.any():
+            self._last = int(start[here.argmax()])
+        if records.any() and self._last is not None:
+            until = start[records]
+            begin = np.maximum.accumulate(np.concatenate(([self._last], end[records])))
+            self._last, begin = int(begin[-1]), begin[:-1]
+            pauses = until - begin >= SILENT_NS
+            self._pauses.append((begin[pauses], until[pauses]))
+
+    def _inside_of_long(
+        self,
+        start: Nanoseconds,
+        end: Nanoseconds,
+        thread: NDArray[np.int64],
+        records: NDArray[np.bool_],
+        long: NDArray[np.bool_],
+    ) -> NDArray[np.bool_]:
+        found = np.zeros(len(start), bool)
+        for one in np.unique([*self._long, *thread[records & long].tolist()]).tolist():
+            rows = np.flatnonzero(records & (thread == one))
+            ends = np.concatenate(([self._long.get(one, NULL)], np.where(long[rows], end[rows], NULL)))
+            reached = np.maximum.accumulate(ends)
+            found[rows] = start[rows] < reached[1:]
+            self._long[one] = int(reached[-1])
+        return found
+
+
+def host_activity(
+    activity: Activity,
+    operators: Operators,
+    host_events: Callable[[], Iterable[pa.Table]],
+    device_events: pa.Table,
+    *,
+    data_loading: str,
+    checkpoint: str,
+) -> HostActivity:
+    """What a rank's launching threads did besides launching.
+
+    Args:
+        activity: of the same expressions.
+        operators: of the same rank.
+        host_events: all of `COLUMNS`, in blocks; read only if an operator pauses.
+        device_events: of the same rank.
+        data_loading: regular expression, found anywhere in the names of data-loading ranges; case is ignored.
+        checkpoint: the same for saving.
+    """
+    events = activity.events
+    here = on_threads(events, launching_threads(device_events))
+    # Profilers record their own work on thread 0 if they do not know whose time it takes.
+    own = rows_of(events["category"], "overhead") & (here | (to_int64(events["thread"]) == 0))
+    ranges = rows_of(events["category"], *_RANGES) & here
+    runtime = here & rows_of(events["category"], "runtime")
+    calls, call_thread = _calls(events, runtime & rows_of(events["name"], *SYNCHRONIZING), operators)
+    allocating, _ = _calls(events, runtime & rows_of(events["name"], *ALLOCATING), operators)
+    copies, copy_thread, on_device = _pageable_copies(device_events)
+    of_copies = _follow_copies(calls, call_thread, copies, copy_thread)
+    loading = _matching(events, ranges, data_loading)
+    prepared = preparing(activity.stretches, device_events) - _matching(events, ranges, OPTIMIZING).time
+    return HostActivity(
+        data_loading=joined(loading, _named(PREPARING, prepared, besides=loading)),
+        checkpoint=_matching(events, ranges, checkpoint),
+        profiler=outermost_ranges(events, own),
+        collecting=_matching(events, ranges, GARBAGE),
+        compiling=_matching(events, ranges, COMPILING),
+        synchronizing=calls[~of_copies],
+        allocating=allocating,
+        pageable=joined(copies, calls[of_copies]),
+        pageable_device=on_device,
+        silent=activity.pauses | _stuck(events, here, host_events, device_events),
+    )
+
+
+def _named(name: str, time: Intervals, *, besides: Ranges) -> Ranges:
+    """Those of some intervals that no range has a part of, as ranges of that name."""
+    alone = besides.time.within_ns(time.start_ns, time.end_ns) == 0
+    return Ranges(np.full(alone.sum(), name, object), time.start_ns[alone], time.end_ns[alone])
+
+
+def launching_threads(device_events: pa.Table) -> list[int]:
+    """Threads that launch compute; none if no launch is recorded."""
+    computes = rows_of(device_events["kind"], "compute") & device_events["launch_thread"].is_valid().to_numpy()
+    found: list[int] = np.unique(to_int64(device_events["launch_thread"])[computes]).tolist()
+    return found
+
+
+def on_threads(host_events: pa.Table, threads: Sequence[int]) -> NDArray[np.bool_]:
+    """Which host events are on some threads; all of them if there are none."""
+    thread = to_int64(host_events["thread"])
+    # Few threads launch: a comparison with each takes a fifth of `np.isin`.
+    return np.logical_or.reduce([thread == one for one in threads]) if threads else np.ones(len(thread), bool)
+
+
+def _pageable_copies(device_events: pa.Table) -> tuple[Ranges, NDArray[np.int64], Intervals]:
+    """Calls that copied more pageable memory than is staged at once, their threads, and when the device copied."""
+    copies = device_events.filter(pa.array(rows_of(device_events["kind"], "memcpy")))
+    to_device = rows_of(copies["direction"], "HtoD") & rows_of(copies["from_memory"], "pageable")
+    from_device = rows_of(copies["direction"], "DtoH") & rows_of(copies["to_memory"], "pageable")
+    # A copy of unrecorded size counts if it took the device as long as so many bytes would.
+    size = to_int64(copies["bytes"])
+    took = to_int64(copies["end_ns"]) - to_int64(copies["start_ns"])
+    large = np.where(size == NULL, took > STAGED_BYTES // 10, size > STAGED_BYTES)
+    copies = copies.filter(pa.array((to_device | from_device) & large))
+    on_device = union(to_int64(copies["start_ns"]), to_int64(copies["end_ns"]))
+    copies = copies.filter(copies["launch_start_ns"].is_valid())
+    start, end, thread = (to_int64(copies[name]) for name in ("launch_start_ns", "launch_end_ns", "launch_thread"))
+    order = np.argsort(start, kind="stable")
+    names = np.array(["a copy of pageable memory"] * len(start), object)
+    return Ranges(names, start[order], end[order]), thread[order], on_device
+
+
+def _calls(host_events: pa.Table, rows: NDArray[np.bool_], operators: Operators) -> tuple[Ranges, NDArray[np.int64]]:
+    """Some runtime calls, named with the operator that made them, and their threads."""
+    found = host_events.filter(pa.array(rows))
+    callers = operators.names_of(to_int64(found["operator"]))
+    names = [
+        call if operator is None else f"{call} in {operator}"
+        for call, operator in zip(found["name"].to_pylist(), callers, strict=True)
+    ]
+    ranges = Ranges(np.array(names, object), to_int64(found["start_ns"]), to_int64(found["end_ns"]))
+    return ranges, to_int64(found["thread"])
+
+
+def _follow_copies(
+    calls: Ranges, call_thread: NDArray[np.int64], copies: Ranges, copy_thread: NDArray[np.int64]
+) -> NDArray[np.bool_]:
+    """Which synchronisations directly follow a pageable copy on their thread."""
+    found = np.zeros(len(call_thread), bool)
+    for thread in np.unique(copy_thread):
+        ends = np.sort(copies.end_ns[copy_thread == thread])
+        mine = np.flatnonzero(call_thread == thread)
+        start = calls.start_ns[mine]
+        last = np.searchsorted(ends, start, side="right") - 1
+        found[mine] = (last >= 0) & (start - ends[np.maximum(last, 0)] <= _AFTER_COPY_NS)
+    return found
+
+
+def _stuck(
+    host_events: pa.Table,
+    here: NDArray[np.bool_],
+    every_host_event: Callable[[], Iterable[pa.Table]],
+    device_events: pa.Table,
+) -> Intervals:
+    """Pauses directly inside of an operator, with no record for far longer than that operator usually takes as a whole."""
+    rows = here & rows_of(host_events["category"], "runtime", "operator")
+    start, end, thread = (to_int64(host_events[name]) for name in ("start_ns", "end_ns", "thread"))
+    long = np.flatnonzero(rows & (end - start >= _STUCK_NS))
+    found: list[tuple[int, int]] = []
+    durations: dict[str, Nanoseconds] = {}
+    searched = dict.fromkeys(thread[long].tolist(), NULL)
+    for outer in long.tolist():
+        if end[outer] <= searched[thread[outer]]:
+            continue  # inside of the one before
+        searched[thread[outer]] = end[outer]
+        inside = slice(outer, np.searchsorted(start, end[outer]))
+        records = np.flatnonzero(rows[inside] & (thread[inside] == thread[outer])) + outer
+        times = np.sort(np.concatenate((start[records], np.minimum(end[records], end[outer]))))
+        around = long[(long >= outer) & (thread[long] == thread[outer])]
+        for place in np.flatnonzero(np.diff(times) >= _STUCK_NS):
+            begin, until = int(times[place]), int(times[place + 1])
+            # The last one to begin is the innermost. In a call, the host waits for the driver or the device.
+            innermost = around[(start[around] <= begin) & (end[around] >= until)][-1].item()
+            if host_events["category"][innermost].as_py() != "operator":
+                continue
+            name = host_events["name"][innermost].as_py()
+            if name not in durations:
+                durations[name] = _durations_ns(every_host_event(), name, launching_threads(device_events))
+            if len(durations[name]) >= _ENOUGH_ALIKE and until - begin >= _STUCK * np.median(durations[name]):
+                found.append((begin, until))
+    times_ns = np.array(found, np.int64).reshape(-1, 2)
+    return union(times_ns[:, 0], times_ns[:, 1])
+
+
+def _durations_ns(host_events: Iterable[pa.Table], name: str, threads: Sequence[int]) -> Nanoseconds:
+    """Durations of the runtime calls and operators of a name."""
+    found = []
+    for block in host_events:
+        alike = rows_of(block["category"], "runtime", "operator") & rows_of(block["name"], name) & on_threads(block, threads)
+        found.append((to_int64(block["end_ns"]) - to_int64(block["start_ns"]))[alike])
+    return np.concatenate(found)
+
+
+def _matching(host_events: pa.Table, rows: NDArray[np.bool_], expression: str) -> Ranges:
+    """The outermost of the ranges whose name matches. Compares each distinct name once."""
+    matching = [name for name in names_in(host_events["name"]) if _matches(expression, name)]
+    if not matching:
+        return NO_RANGES
+    return outermost_ranges(host_events, rows & rows_of(host_events["name"], *matching))
+
+
+@lru_cache(maxsize=1 << 14)
+def _matches(expression: str, name: str) -> bool:
+    """Whether a name matches. Kept, because the ranks of a run have the same names."""
+    return re.search(expression, name, re.IGNORECASE) is not None
+
+
+def outermost_ranges(host_events: pa.Table, rows: NDArray[np.bool_]) -> Ranges:
+    """The chosen events that are inside no other chosen one."""
+    found = host_events.filter(pa.array(rows))
+    start, end = to_int64(found["start_ns"]), to_int64(found["end_ns"])
+    ranges = Ranges(np.array(found["name"].to_pylist(), object), start, end)[start_order(start, end)]
+    return ranges[outermost(ranges.end_ns)]
+
+
+def joined(one: Ranges, other: Ranges) -> Ranges:
+    """Both, by start."""
+    both = (np.concatenate(pair) for pair in zip(vars(one).values(), vars(other).values(), strict=True))
+    ranges = Ranges(*both)
+    return ranges[np.argsort(ranges.start_ns, kind="stable")]

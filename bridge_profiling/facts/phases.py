@@ -1,0 +1,409 @@
+"""Ranges of one rank by name: host time, and the device time launched inside, descendants included, in an iteration.
+
+Work that autograd's thread launches counts for a range of the loop's thread that is open meanwhile, since the call of
+`backward()` waits for it. The backward pass of the operators in a range is a figure of its own, by sequence number.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from bridge_profiling.facts.counters import MEASURES, Counted, means
+from bridge_profiling.facts.intervals import Nanoseconds, coded, names_in, rows_of
+from bridge_profiling.facts.launches import Threads, sums_inside
+from bridge_profiling.facts.parts import counted_iterations
+from bridge_profiling.traces.tables import NULL, fields, to_int64
+
+#: Names that the hook and its integrations give to the phases of a step.
+PHASES = (
+    "forward",
+    "backward",
+    "forward-backward",
+    "optimizer",
+    "data-loading",
+    "host-to-device",
+    "checkpoint",
+    "evaluation",
+)
+
+#: Kinds of ranges, in the order of rows.
+KINDS = ("phase", "autograd", "range", "library")
+
+#: Ranges that libraries open on their own: torch's around collectives, optimizers, loaders and compiled code, NCCL's, CUB's.
+_LIBRARY = re.compile(
+    r"p?nccl(?:[A-Z]|:)|(?:gloo|mpi|ucc|xccl|c10d):|(?:cub|thrust|FSDP|ZeRO)::|CompiledFxGraph$|Optimizer\.\w+#|"
+    r"enumerate\(DataLoader\)|DistributedDataParallel\.|Torch-Compiled Region|TorchDynamo|Pregraph|.*\(dynamo_timed\)"
+)
+
+#: torch names a compiled graph by its hash, which differs from rank to rank.
+_COMPILED = re.compile(r"## Call (CompiledFxGraph) \S+ ##")
+
+#: Ranges around whole iterations and windows.
+WHOLE = re.compile(r"ProfilerStep|iteration[_ #-]?\d+$|bridge_profiling_window$", re.IGNORECASE)
+
+#: The operator that autograd records around each node, with the name of the function that the node runs.
+_NODE = re.compile(r"autograd::engine::evaluate_function(?:: (.+))?")
+
+#: Operators that have that number because they run the node.
+_OF_NODE = re.compile(r"autograd::|.*Backward\d*$")
+
+_SCHEMA = pa.schema(
+    [
+        *fields(pa.string(), "name", "kind"),
+        *fields(pa.int64(), "iterations", "present"),
+        *fields(pa.float64(), "calls", "host_us", "host_low_us", "host_high_us", "host_share"),
+        *fields(pa.float64(), "device_us", "device_low_us", "device_high_us", "device_share"),
+        *fields(pa.float64(), "compute_us", "communication_us", "kernel_count", "backward_host_us", "backward_device_us"),
+        *fields(pa.float64(), *MEASURES),
+        ("longest_iteration", pa.int32()),
+        ("longest_start_ns", pa.int64()),
+        ("longest_us", pa.float64()),
+    ]
+)
+
+
+class HostRows:
+    """Which host events `phases` reads: annotations, autograd's, and those that show what else there is."""
+
+    def __init__(self) -> None:
+        self._functions: set[str] = set()
+
+    def __call__(self, host_events: pa.Table) -> NDArray[np.bool_]:
+        """Of the next block of them: a node of autograd begins before the function that it runs."""
+        operators = rows_of(host_events["category"], "operator")
+        found = _of_autograd(host_events, self._functions)
+        numbered = np.flatnonzero(found & operators & host_events["sequence"].is_valid().to_numpy())
+        names = names_in(host_events["name"])
+        kept = [name for name in names if _OF_NODE.match(text := _without_hash(name)) or text in self._functions]
+        numbered = numbered[~rows_of(host_events["name"], *kept)[numbered]]
+        # Of a number's operators the last one counts: a fifth of them.
+        found[numbered] = False
+        last = np.unique(to_int64(host_events["sequence"])[numbered][::-1], return_index=True)[1]
+        found[numbered[len(numbered) - 1 - last]] = True
+        found |= rows_of(host_events["category"], "annotation")
+        if len(found):
+            # Whether operators were recorded, and from when to when anything was.
+            found[operators.argmax()] = True
+            found[[host_events["start_ns"].to_numpy().argmin(), host_events["end_ns"].to_numpy().argmax()]] = True
+        return found
+
+
+def phases(host_events: pa.Table, device_events: pa.Table, iterations: pa.Table, counted: Counted) -> pa.Table:
+    """One row per name of an annotation, and one for autograd; by kind, then the most host time first.
+
+    A range belongs to the last iteration that began before it. Of ranges of one name inside each other, the outermost counts.
+
+    Returns:
+        `kind`: `phase` (opened by the hook and its integrations), `autograd` (all that autograd ran), `range` (the program's
+        own) or `library`. `iterations`: how many count; 0 where none is marked, and then times are of the whole capture.
+        `present`: in how many of them the range occurs. `calls`, `host_us`, `device_us`, `compute_us`, `communication_us`,
+        `kernel_count`: means of an iteration; `…_low_us` and `…_high_us`: its smallest and largest; `…_share`: the mean as a
+        share of the iteration's duration. `device_us` adds up the durations of the device events launched inside, `compute_us`
+        and `communication_us` those of the kernels among them. `backward_host_us`, `backward_device_us`: the backward pass of
+        the operators that ran in the range; null where the capture records no sequence numbers. `host_us` of autograd is null
+        where it records no operators. The columns of `counters.MEASURES`: means of hardware counters while the device events
+        launched inside ran; null unless nsys sampled them. `longest_…`: iteration, start and duration of the longest call;
+        null for autograd.
+    """
+    steps, launches = _Steps.of(iterations, host_events), _Launches.of(device_events, counted)
+    annotations, names = _Ranges.of(host_events, "annotation")
+    operators, operator_names = _Ranges.of(host_events, "operator", _of_autograd(host_events, set()))
+    whole = annotations.named(names, WHOLE)
+    nodes = _nodes(operators, operator_names)
+    loop = _loop_thread(annotations, annotations[whole] if iterations.num_rows else annotations)
+    # Autograd has a thread for each device. Without operators, it is every other thread that launches compute.
+    recorded = bool(rows_of(host_events["category"], "operator").any())
+    threads = np.setdiff1d(nodes.thread if recorded else launches.thread[launches.compute], [loop, NULL])
+
+    ranges = annotations[~whole].outermost
+    known = bool((operators.sequence != NULL).any())
+    forward = operators[~operators.named(operator_names, _OF_NODE) & (operators.sequence != NULL)]
+    del operators  # of a large capture, 100 MB
+    launched = launches.also_on(loop, threads).inside(ranges)
+    later = _backward_of(ranges, forward, nodes, launches.inside(nodes)[:, 0])
+    amounts = np.column_stack((np.ones(len(ranges), np.int64), ranges.duration_ns, launched, later))
+    step = steps.holding(ranges.start_ns)
+    named = _means(steps, ranges.code, step, amounts, names, backward_known=known)
+    found = [_with_longest(named, ranges[step >= 0], names, step[step >= 0], iterations)]
+    if len(nodes) or len(threads):
+        found.append(_autograd(steps, nodes, launches, threads, host_known=bool(len(nodes))))
+    table = pa.concat_tables(found)
+    order = pa.table({"kind": [KINDS.index(kind) for kind in table["kind"].to_pylist()]})
+    table = table.append_column("order", order["kind"])
+    return table.sort_by([("order", "ascending"), ("host_us", "descending"), ("name", "ascending")]).drop_columns("order")
+
+
+@dataclass(frozen=True)
+class _Steps:
+    """The iterations, or the whole capture as one."""
+
+    start_ns: Nanoseconds
+    counted: NDArray[np.bool_]
+    mean_us: float  # duration of those that count, with the time until the next one
+    marked: bool
+
+    @classmethod
+    def of(cls, iterations: pa.Table, host_events: pa.Table) -> _Steps:
+        if not iterations.num_rows:
+            start, end = (host_events[name].to_numpy() for name in ("start_ns", "end_ns"))
+            first, last = (int(start.min()), int(end.max())) if len(start) else (0, 0)
+            return cls(np.array([first]), np.ones(1, bool), (last - first) / 1e3, False)
+        number, start, end = (to_int64(iterations[name]) for name in ("iteration", "start_ns", "end_ns"))
+        took = end - start
+        took[:-1] = np.where(np.diff(number) == 1, np.diff(start), took[:-1])
+        counted = counted_iterations(iterations)
+        return cls(start, counted, float(took[counted].mean()) / 1e3, True)
+
+    def holding(self, time_ns: Nanoseconds) -> NDArray[np.int64]:
+        """Place of the last iteration that began before each time; -1 if there is none, or it does not count."""
+        place = np.searchsorted(self.start_ns, time_ns, side="right") - 1
+        return np.where((place >= 0) & self.counted[np.maximum(place, 0)], place, -1)
+
+
+@dataclass(frozen=True)
+class _Ranges:
+    """Ranges of the host by start, each with the code of its name."""
+
+    code: NDArray[np.int64]
+    thread: Threads
+    start_ns: Nanoseconds
+    end_ns: Nanoseconds
+    sequence: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, host_events: pa.Table, category: str, among: NDArray[np.bool_] | bool = True) -> tuple[_Ranges, list[str]]:
+        """The ranges of a category `among` some rows, and the names that their codes stand for."""
+        events = host_events.filter(pa.array(rows_of(host_events["category"], category) & among))
+        code, names = coded(events["name"])
+        columns = (to_int64(events[name]) for name in ("thread", "start_ns", "end_ns", "sequence"))
+        alike = [_without_hash(name or "") for name in names]
+        known = {name: place for place, name in enumerate(dict.fromkeys(alike))}
+        same = np.array([*(known[name] for name in alike), 0], np.int64)
+        return cls(same[code], *columns), list(known)
+
+    def __len__(self) -> int:
+        return len(self.code)
+
+    def __getitem__(self, rows: NDArray[np.bool_] | NDArray[np.int64]) -> _Ranges:
+        return _Ranges(*(column[rows] for column in vars(self).values()))
+
+    @property
+    def duration_ns(self) -> Nanoseconds:
+        return self.end_ns - self.start_ns
+
+    @property
+    def outermost(self) -> _Ranges:
+        """Without ranges inside others of the same name and thread."""
+        order = np.lexsort((-self.end_ns, self.start_ns, self.code, self.thread))
+        code, thread = self.code[order], self.thread[order]
+        first = np.append(True, (code[1:] != code[:-1]) | (thread[1:] != thread[:-1]))[: len(order)]
+        # The rank of each end instead of the end, so that one running maximum serves all groups.
+        end = np.unique(self.end_ns[order], return_inverse=True)[1] + np.cumsum(first) * (len(order) + 1)
+        return self[np.sort(order[end > np.append(-1, np.maximum.accumulate(end))[:-1]])]
+
+    def named(self, names: list[str], pattern: re.Pattern[str]) -> NDArray[np.bool_]:
+        """Which ranges have a name that begins as a pattern says."""
+        return np.array([*(pattern.match(name) is not None for name in names), False], bool)[self.code]
+
+
+@dataclass(frozen=True)
+class _Launches:
+    """Device events by launch.
+
+    `amounts` of each: time, that of compute and of communication, whether it is a kernel, and those of `Counted`.
+    """
+
+    thread: Threads
+    at_ns: Nanoseconds
+    amounts: NDArray[np.int64]
+    compute: NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, device_events: pa.Table, counted: Counted) -> _Launches:
+        duration = to_int64(device_events["end_ns"]) - to_int64(device_events["start_ns"])
+        compute, communication = (rows_of(device_events["kind"], kind) for kind in ("compute", "communication"))
+        amounts = np.column_stack((duration, duration * compute, duration * communication, compute | communication))
+        if counted.amounts.shape[1]:
+            amounts = np.column_stack((amounts, counted.amounts))
+        thread, at_ns = (to_int64(device_events[name]) for name in ("launch_thread", "launch_start_ns"))
+        return cls(thread, at_ns, amounts, compute)
+
+    def __getitem__(self, rows: NDArray[np.bool_]) -> _Launches:
+        return _Launches(*(column[rows] for column in vars(self).values()))
+
+    def also_on(self, thread: int, others: Threads) -> _Launches:
+        """The same, with what some other threads launched counted for this one as well."""
+        more = self[np.isin(self.thread, others)]
+        thread_of_more = np.full(len(more.thread), thread)
+        columns = zip(vars(self).values(), (thread_of_more, *list(vars(more).values())[1:]), strict=True)
+        return _Launches(*(np.concatenate(pair) for pair in columns))
+
+    def inside(self, ranges: _Ranges) -> NDArray[np.int64]:
+        """The amounts of what was launched in each range."""
+        return sums_inside(
+            ranges.thread,
+            ranges.start_ns,
+            ranges.end_ns,
+            at_thread=self.thread,
+            at_ns=self.at_ns,
+            amounts=self.amounts,
+        )
+
+
+@lru_cache(maxsize=1 << 14)
+def _without_hash(name: str) -> str:
+    return _COMPILED.sub(r"\1", name)
+
+
+def _loop_thread(annotations: _Ranges, marks: _Ranges) -> int:
+    """The thread of the training's loop: that of most iterations, else of most annotations; NULL without any."""
+    threads = marks.thread if len(marks) else annotations.thread
+    known, count = np.unique(threads, return_counts=True)
+    return int(known[count.argmax()]) if len(known) else NULL
+
+
+def _nodes(operators: _Ranges, names: list[str]) -> _Ranges:
+    """Autograd's nodes. The sequence number of each is that of the forward operator that made it.
+
+    Kineto's traces have it at the node, NVTX ranges at the function that the node runs.
+    """
+    matches = [_NODE.match(name) for name in names]
+    of_name = np.array([*(match is not None for match in matches), False], bool)
+    nodes = operators[of_name[operators.code]]
+    if not len(nodes) or (nodes.sequence != NULL).any():
+        return nodes
+    functions = {match[1] for match in matches if match and match[1]}
+    run = operators[np.array([*(name in functions for name in names), False], bool)[operators.code]]
+    sequence = nodes.sequence.copy()
+    for thread in np.unique(nodes.thread):
+        mine, inside = np.flatnonzero(nodes.thread == thread), run[run.thread == thread]
+        first = np.searchsorted(inside.start_ns, nodes.start_ns[mine])
+        mine, first = mine[first < len(inside)], first[first < len(inside)]
+        within = inside.end_ns[first] <= nodes.end_ns[mine]
+        sequence[mine[within]] = inside.sequence[first[within]]
+    return replace(nodes, sequence=sequence)
+
+
+def _of_autograd(host_events: pa.Table, functions: set[str]) -> NDArray[np.bool_]:
+    """Which events can be autograd's nodes, what these run, or what made them: a fifth of the operators.
+
+    Args:
+        functions: those that the nodes of earlier events run; these events' are added.
+    """
+    alike = {name: _without_hash(name) for name in names_in(host_events["name"])}
+    matches = [match for name in alike.values() if (match := _NODE.match(name))]
+    functions |= {match[1] for match in matches if match[1]}
+    wanted = {match.string for match in matches} | functions
+    named = [name for name, text in alike.items() if text in wanted]
+    return rows_of(host_events["name"], *named) | host_events["sequence"].is_valid().to_numpy()
+
+
+def _backward_of(ranges: _Ranges, forward: _Ranges, nodes: _Ranges, device_ns: NDArray[np.int64]) -> NDArray[np.int64]:
+    """For each range, host and device time of autograd's nodes of the `forward` operators with a number that ran in it.
+
+    torch counts the number up when an operator makes a node: of all that have a number, the one that began last made it.
+    """
+    numbers, last = np.unique(forward.sequence[::-1], return_index=True)
+    made_by = forward[len(forward) - 1 - last]
+    place = np.minimum(np.searchsorted(numbers, nodes.sequence), max(len(numbers) - 1, 0))
+    known = numbers[place] == nodes.sequence if len(numbers) else np.zeros(len(nodes), bool)
+    place = place[known]
+    return sums_inside(
+        ranges.thread,
+        ranges.start_ns,
+        ranges.end_ns,
+        at_thread=made_by.thread[place],
+        at_ns=made_by.start_ns[place],
+        amounts=np.column_stack((nodes.duration_ns, device_ns))[known],
+    )
+
+
+def _means(
+    steps: _Steps,
+    code: NDArray[np.int64],
+    step: NDArray[np.int64],
+    amounts: NDArray[np.int64],
+    names: list[str],
+    *,
+    backward_known: bool,
+) -> pa.Table:
+    """Rows by name. Amounts of a range: calls, time of the host, those of `_Launches`, host and device time of backward."""
+    counted, mine = int(steps.counted.sum()), step >= 0
+    cells, cell = np.unique(code[mine] * len(steps.start_ns) + step[mine], return_inverse=True)
+    sums = np.column_stack([np.bincount(cell, column[mine], len(cells)) for column in amounts.T])
+    codes, first, present = np.unique(cells // len(steps.start_ns), return_index=True, return_counts=True)
+    totals = np.add.reduceat(sums, first) if len(first) else sums
+    low, high = (each.reduceat(sums, first) if len(first) else sums for each in (np.minimum, np.maximum))
+    low = np.where((present < counted)[:, None], 0.0, low)
+    mean = totals / counted
+    named = [names[place] for place in codes.tolist()]
+    share = 1e-3 / steps.mean_us if steps.mean_us else 0.0
+    columns = {
+        "name": named,
+        "kind": ["phase" if name in PHASES else "library" if _LIBRARY.match(name) else "range" for name in named],
+        "iterations": np.full(len(named), counted if steps.marked else 0),
+        "present": present,
+        "calls": mean[:, 0],
+        "host_us": mean[:, 1] / 1e3,
+        "host_low_us": low[:, 1] / 1e3,
+        "host_high_us": high[:, 1] / 1e3,
+        "host_share": mean[:, 1] * share,
+        "device_us": mean[:, 2] / 1e3,
+        "device_low_us": low[:, 2] / 1e3,
+        "device_high_us": high[:, 2] / 1e3,
+        "device_share": mean[:, 2] * share,
+        "compute_us": mean[:, 3] / 1e3,
+        "communication_us": mean[:, 4] / 1e3,
+        "kernel_count": mean[:, 5],
+        "backward_host_us": mean[:, -2] / 1e3,
+        "backward_device_us": mean[:, -1] / 1e3,
+        **means(totals[:, 6:-2]),
+    }
+    unknown = [] if backward_known else ["backward_host_us", "backward_device_us"]
+    unknown += ["longest_iteration", "longest_start_ns", "longest_us"]
+    return pa.table(columns | {name: pa.nulls(len(named), _SCHEMA.field(name).type) for name in unknown}, schema=_SCHEMA)
+
+
+def _with_longest(
+    table: pa.Table, ranges: _Ranges, names: list[str], step: NDArray[np.int64], iterations: pa.Table
+) -> pa.Table:
+    """The rows with the longest of the ranges that they were made from."""
+    order = np.lexsort((-ranges.duration_ns, ranges.code))
+    codes, first = np.unique(ranges.code[order], return_index=True)
+    longest = {names[code]: row for code, row in zip(codes.tolist(), order[first].tolist(), strict=True)}
+    rows = np.array([longest[name] for name in table["name"].to_pylist()], np.int64)
+    numbers = iterations["iteration"].take(pa.array(step[rows])) if iterations.num_rows else pa.nulls(len(rows), pa.int32())
+    found = {
+        "longest_iteration": numbers,
+        "longest_start_ns": ranges.start_ns[rows],
+        "longest_us": ranges.duration_ns[rows] / 1e3,
+    }
+    return pa.table({name: found.get(name, table[name]) for name in table.column_names}, schema=_SCHEMA)
+
+
+def _autograd(steps: _Steps, nodes: _Ranges, launches: _Launches, threads: Threads, *, host_known: bool) -> pa.Table:
+    """The row of autograd: its nodes on the host, and what they and its threads launched."""
+    on_threads = np.isin(launches.thread, threads)
+    elsewhere = nodes[~np.isin(nodes.thread, threads)].outermost
+    outer = _Ranges(np.zeros(len(nodes), np.int64), *list(vars(nodes).values())[1:]).outermost
+    step = np.concatenate(
+        (steps.holding(launches.at_ns[on_threads]), steps.holding(elsewhere.start_ns), steps.holding(outer.start_ns))
+    )
+    amounts = np.zeros((len(step), 2 + launches.amounts.shape[1] + 2), np.int64)
+    first = on_threads.sum()
+    amounts[:first, 2:-2] = launches.amounts[on_threads]
+    amounts[first : first + len(elsewhere), 2:-2] = launches.inside(elsewhere)
+    amounts[first + len(elsewhere) :, 0] = 1
+    amounts[first + len(elsewhere) :, 1] = outer.duration_ns
+    table = _means(steps, np.zeros(len(step), np.int64), step, amounts, ["autograd"], backward_known=False)
+    columns = {"kind": pa.array(["autograd"] * table.num_rows)}
+    if not host_known:
+        columns |= {name: pa.nulls(table.num_rows, pa.float64()) for name in table.column_names if name.startswith("host_")}
+        columns["calls"] = pa.nulls(table.num_rows, pa.float64())
+    return pa.table({name: columns.get(name, table[name]) for name in table.column_names}, schema=_SCHEMA)

@@ -1,0 +1,418 @@
+"""Pipeline bubbles: how long stages wait for each other, and the schedule's ideal. Needs only sends and receives.
+
+The pipeline of an iteration lasts from the first compute on any of its stages until the last stage to finish its backward
+passes begins what follows: gradient synchronization, recognized as the first group that communicates after the last exchange
+of an activation or gradient and never before. A stage's bubble is the part of it in which the stage has no work and waits for
+another stage: for an activation or a gradient, in a collective across stages, or at the beginning and the end. Idle time for
+other reasons, such as a host that launches late, is separate.
+
+- warm-up: until the first gradient arrives from the next stage; on the last stage, until its first activation arrives.
+- cool-down: after the last activation arrived; on the first stage, after it sent its last one.
+- steady: between them. A schedule without interleaving has no bubble there.
+
+Ideally the bubble is (p - 1) / (m + p - 1) of the pipeline, for p equal stages and m microbatches (Narayanan et al., 2021,
+https://arxiv.org/abs/2104.04473).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Sized
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from bridge_profiling.facts.caveats import caveat
+from bridge_profiling.facts.communication import some_ranks, source_of
+from bridge_profiling.facts.intervals import EMPTY, Intervals, Lanes, grouped, run_starts, union
+from bridge_profiling.facts.matching import POINT_TO_POINT
+from bridge_profiling.facts.types import Answer
+from bridge_profiling.traces.joins import ranks_of
+from bridge_profiling.traces.tables import fields
+from bridge_profiling.traces.types import RankInfo
+
+if TYPE_CHECKING:
+    import duckdb
+
+_EXCHANGES = f"""
+select rank, iteration, collective, operation, peer, "group", group_ranks, start_ns, end_ns from operations
+where operation in {POINT_TO_POINT} and group_ranks is not null and iteration is not null
+order by rank, iteration, start_ns
+"""
+
+# End of each rank's backward passes: a group that communicates only after the last exchange begins.
+_OVER = f"""
+with exchanged as (
+    select rank, iteration, max(end_ns) as last_ns from operations where operation in {POINT_TO_POINT} group by all
+), others as (
+    select rank, iteration, group_id, min(start_ns) as first_ns from operations
+    where operation not in {POINT_TO_POINT} group by all
+)
+select rank, iteration, min(first_ns) filter (first_ns >= last_ns) as over_ns
+from exchanged join others using (rank, iteration) group by all
+"""
+
+_STAGE_WAITS = """
+select rank, waits_for, iteration, count(*), sum(wait_ns)::bigint from waiting
+where point_to_point and rank <> waits_for and wait_ns > 0 group by all
+"""
+
+# One query for all ranks, as the next one: one for each would read the tables of all ranks each time.
+_WAITS = f"""
+select operations.rank, operations.start_ns,
+    operations.start_ns + coalesce(wait_ns, operations.end_ns - operations.start_ns) as end_ns, waits_for,
+    operations.operation in {POINT_TO_POINT} as exchange
+from operations left join waiting using (rank, collective) order by operations.rank
+"""
+
+_EVENTS = """
+select rank, start_ns, end_ns, kind = 'compute' as computing, coalesce(collective, -1) as collective from device_events
+"""
+
+_BETWEEN_STAGES = pa.schema(
+    [
+        *fields(pa.int32(), "stage", "waits_for_stage"),
+        ("ranks", pa.list_(pa.int32())),
+        *fields(pa.float64(), "count", "wait_us"),
+    ]
+)
+
+_TIMES = ("pipeline_us", "compute_us", "bubble_us", "warm_up_us", "steady_us", "cool_down_us", "other_idle_us")
+
+_STAGES = pa.schema(
+    [
+        *fields(pa.int32(), "stage", "stages"),
+        ("ranks", pa.list_(pa.int32())),
+        *fields(pa.int32(), "iterations", "microbatches"),
+        *fields(pa.float64(), *_TIMES[:2], "excess_compute_us", *_TIMES[2:], "bubble_fraction", "ideal_bubble_fraction"),
+    ]
+)
+
+_RANKS = pa.schema(
+    [
+        *fields(pa.int32(), "iteration", "rank", "stage"),
+        ("pipeline", pa.string()),
+        ("boundary", pa.bool_()),
+        ("microbatches", pa.int32()),
+        *fields(pa.float64(), *_TIMES),
+    ]
+)
+
+
+class _Place(NamedTuple):
+    """A rank's pipeline (its ranks, as recorded), its stage, and the last stage."""
+
+    pipeline: str
+    stage: int
+    last: int
+
+
+@dataclass
+class _Exchange:
+    """Sends and receives of one rank in one iteration, in order: stages with times at which they ended."""
+
+    received_from: list[tuple[int, int]] = field(default_factory=list)
+    sent_to: list[tuple[int, int]] = field(default_factory=list)
+    collectives: list[int] = field(default_factory=list)
+
+
+def pipeline(by_rank: pa.Table) -> Answer:
+    """The stages of the run's pipelines, from the answer of `pipeline_by_rank`.
+
+    Returns:
+        A row per stage: stage, stages, ranks (captured), iterations, microbatches (null if unknown), pipeline_us, compute_us,
+        excess_compute_us (beyond the mean stage: uneven stages), bubble_us and its parts warm_up_us, steady_us and
+        cool_down_us, other_idle_us, bubble_fraction (of pipeline_us), ideal_bubble_fraction (null if the microbatches are
+        unknown). Times are means of an iteration of a rank, without boundary iterations if others exist. Empty without a
+        pipeline.
+    """
+    rows = by_rank.to_pylist()
+    steady = [row for row in rows if not row["boundary"]] or rows
+    stages = grouped(steady, "stage")
+    count = 1 + max((len(ranks_of(row["pipeline"]) or ()) - 1 for row in steady), default=0)
+    found = []
+    for stage, mine in sorted(stages.items()):
+        known = {row["microbatches"] for row in mine}
+        number = known.pop() if len(known) == 1 else None
+        mean = {name: float(np.mean([row[name] for row in mine])) for name in _TIMES}
+        found.append(
+            {
+                "stage": stage,
+                "stages": count,
+                "ranks": sorted({row["rank"] for row in mine}),
+                "iterations": len({row["iteration"] for row in mine}),
+                "microbatches": number,
+                **mean,
+                "bubble_fraction": mean["bubble_us"] / mean["pipeline_us"] if mean["pipeline_us"] else None,
+                "ideal_bubble_fraction": (count - 1) / (number + count - 1) if number else None,
+            }
+        )
+    even = float(np.mean([row["compute_us"] for row in found])) if found else 0.0
+    for row in found:
+        row["excess_compute_us"] = row["compute_us"] - even
+    missing = ", ".join(str(stage) for stage in range(count) if found and stage not in stages)
+    caveats = (caveat("stages_not_captured", missing=missing),) if missing else ()
+    return Answer(pa.Table.from_pylist(found, schema=_STAGES), caveats)
+
+
+def pipeline_waits(by_rank: pa.Table, connection: duckdb.DuckDBPyConnection) -> pa.Table:
+    """Which stage waits for which in sends and receives, from the answer of `pipeline_by_rank`. Needs `measure_waiting`.
+
+    Returns:
+        A row per pair of stages, the longest waiting first: stage, waits_for_stage, ranks (captured, of the stage that waits),
+        count (operations that waited) and wait_us, both means of an iteration of a rank, without boundary iterations if others
+        exist. A receipt waits for the stage that computes what it receives; a send waits until the other stage receives.
+    """
+    rows = by_rank.to_pylist()
+    steady = {(row["rank"], row["iteration"]): row["stage"] for row in rows if not row["boundary"]}
+    steady = steady or {(row["rank"], row["iteration"]): row["stage"] for row in rows}
+    stage_of = {row["rank"]: row["stage"] for row in rows}
+    waits = connection.execute(_STAGE_WAITS).fetchall() if rows else []
+    sums: dict[tuple[int, int], list[int]] = {}
+    for rank, waits_for, iteration, count, wait_ns in waits:
+        if (rank, iteration) in steady and stage_of.get(waits_for, stage_of[rank]) != stage_of[rank]:
+            known = sums.setdefault((stage_of[rank], stage_of[waits_for]), [0, 0])
+            known[0], known[1] = known[0] + count, known[1] + wait_ns
+    found = []
+    for (stage, other), (count, wait_ns) in sorted(sums.items(), key=lambda item: (-item[1][1], item[0])):
+        ranks = sorted({rank for (rank, _), each in steady.items() if each == stage})
+        times = sum(each == stage for each in steady.values())
+        amounts = {"count": count / times, "wait_us": wait_ns / 1e3 / times}
+        found.append({"stage": stage, "waits_for_stage": other, "ranks": ranks, **amounts})
+    return pa.Table.from_pylist(found, schema=_BETWEEN_STAGES)
+
+
+def pipeline_by_rank(
+    connection: duckdb.DuckDBPyConnection,
+    infos: Sequence[RankInfo],
+    clock_offsets: pa.Table,
+    kernel_times: pa.Table,
+    *,
+    microbatches: int | None = None,
+) -> Answer:
+    """Each rank's part in its pipeline, per iteration. Needs `measure_waiting`.
+
+    Args:
+        connection: the run's tables.
+        infos: of the ranks.
+        clock_offsets: the answer of that name.
+        kernel_times: the answer of that name.
+        microbatches: per iteration; None counts the messages that the first stage sends.
+
+    Returns:
+        A row per iteration and rank of a pipeline: iteration, rank, stage, pipeline (its ranks), boundary, microbatches,
+        pipeline_us, compute_us, bubble_us, warm_up_us, steady_us, cool_down_us, other_idle_us.
+    """
+    places, exchanges, guessed = _exchanges(connection, infos)
+    if not places:
+        return Answer(_RANKS.empty_table())
+    offsets = dict(zip(clock_offsets["rank"].to_pylist(), clock_offsets["offset_ns"].to_pylist(), strict=True))
+    times = kernel_times.filter(pc.equal(kernel_times["source"], source_of(infos)))
+    spans, unclear = _spans(connection, times.to_pylist(), places, offsets)
+    counts, interleaved = ({}, False) if microbatches else _microbatches(places, exchanges)
+    edge = set(connection.execute("select rank, iteration from iterations where boundary").fetchall())
+    rows: list[dict[str, Any]] = []
+    waiting = _waiting(connection, places)
+    for events in some_ranks(connection.cursor(), _EVENTS):
+        lanes, work = [], _Work.of(events)
+        for rank, place in ((rank, places[rank]) for rank in work.rows if rank in places):
+            shift = offsets.get(rank, 0)
+            lanes += [
+                _Lane(rank, iteration, place, exchanges[rank, iteration], begin_ns - shift, end_ns - shift)
+                for iteration, (begin_ns, end_ns) in spans.get(place.pipeline, {}).items()
+                if (rank, iteration) in exchanges
+            ]
+        for lane, times_us in zip(lanes, _bubbles(work, waiting, lanes), strict=True):
+            rows.append(
+                {
+                    "iteration": lane.iteration,
+                    "rank": lane.rank,
+                    "stage": lane.place.stage,
+                    "pipeline": lane.place.pipeline,
+                    "boundary": (lane.rank, lane.iteration) in edge,
+                    "microbatches": microbatches or counts.get((lane.place.pipeline, lane.iteration)),
+                    **dict(zip(_TIMES, times_us, strict=True)),
+                }
+            )
+    rows.sort(key=lambda row: (row["iteration"], row["pipeline"], row["stage"]))
+    doubts = {
+        "pipeline_groups_guessed": guessed,
+        "pipeline_end_unknown": unclear,
+        "pipeline_interleaved": interleaved,
+        "microbatches_counted": counts,
+    }
+    return Answer(pa.Table.from_pylist(rows, schema=_RANKS), tuple(caveat(code) for code, found in doubts.items() if found))
+
+
+def _exchanges(
+    connection: duckdb.DuckDBPyConnection, infos: Sequence[RankInfo]
+) -> tuple[dict[int, _Place], dict[tuple[int, int], _Exchange], bool]:
+    """Each rank's place, its exchanges by rank and iteration, and whether the pipelines are guessed."""
+    rows = connection.sql(_EXCHANGES).to_arrow_table().to_pylist()
+    members_of = {text: ranks_of(text) or () for text in {row["group_ranks"] for row in rows}}
+    stage_of = {info.rank: info.coordinates["pp"][0] for info in infos if info.coordinates and "pp" in info.coordinates}
+    named = [row for row in rows if "pipeline" in (row["group"] or "").lower()]
+    across = [row for row in rows if len({stage_of[rank] for rank in members_of[row["group_ranks"]] if rank in stage_of}) > 1]
+    chosen = across or named or rows
+    places: dict[int, _Place] = {}
+    exchanges: dict[tuple[int, int], _Exchange] = {}
+    for row in chosen:
+        rank, members = row["rank"], members_of[row["group_ranks"]]
+        if rank not in members:
+            continue
+        places[rank] = _Place(row["group_ranks"], members.index(rank), len(members) - 1)
+        exchange = exchanges.setdefault((rank, row["iteration"]), _Exchange())
+        exchange.collectives.append(row["collective"])
+        peer = row["peer"]
+        if peer is None and len(members) == 2:
+            peer = members[1 - members.index(rank)]
+        if peer not in members:
+            continue
+        if row["operation"] != "send":
+            exchange.received_from.append((members.index(peer), row["end_ns"]))
+        if row["operation"] != "recv":
+            exchange.sent_to.append((members.index(peer), row["end_ns"]))
+    return places, exchanges, bool(chosen) and not across and not named
+
+
+def _spans(
+    connection: duckdb.DuckDBPyConnection,
+    kernel_times: list[dict[str, Any]],
+    places: dict[int, _Place],
+    offsets: dict[int, int],
+) -> tuple[dict[str, dict[int, tuple[int, int]]], bool]:
+    """Begin and end of each pipeline's iterations on the common clock, and whether the end of some rank is unclear."""
+    over = {(rank, iteration): time for rank, iteration, time in connection.execute(_OVER).fetchall() if time is not None}
+    found: dict[str, dict[int, tuple[int, int]]] = {}
+    unclear = False
+    for row in kernel_times:
+        rank, iteration, first_ns, last_ns = (row[name] for name in ("rank", "iteration", "compute_start_ns", "compute_end_ns"))
+        if rank not in places or iteration is None or first_ns is None:
+            continue
+        unclear |= (rank, iteration) not in over
+        begin, end = first_ns + offsets.get(rank, 0), over.get((rank, iteration), last_ns) + offsets.get(rank, 0)
+        mine = found.setdefault(places[rank].pipeline, {})
+        earlier = mine.get(iteration, (begin, end))
+        mine[iteration] = (min(begin, earlier[0]), max(end, earlier[1]))
+    return found, unclear
+
+
+def _microbatches(
+    places: dict[int, _Place], exchanges: dict[tuple[int, int], _Exchange]
+) -> tuple[dict[tuple[str, int], int], bool]:
+    """Messages from the first stage to the second by pipeline and iteration; or none, if the schedule is interleaved."""
+    found: dict[tuple[str, int], int] = {}
+    for (rank, iteration), exchange in exchanges.items():
+        pipeline, stage, last = places[rank]
+        if stage == 0:
+            if last > 1 and any(other == last for other, _ in exchange.sent_to + exchange.received_from):
+                return {}, True
+            sent = sum(1 for target, _ in exchange.sent_to if target == 1)
+            if sent:
+                found[pipeline, iteration] = sent
+    return found, False
+
+
+def _waiting(connection: duckdb.DuckDBPyConnection, places: dict[int, _Place]) -> dict[int, Intervals]:
+    """Each rank's waiting for ranks of other stages. An exchange whose partner is not captured counts as waiting."""
+
+    def across(rank: int, waits_for: int | None, exchange: bool) -> bool:
+        if waits_for is None:
+            return exchange
+        return waits_for != rank and (waits_for not in places or places[waits_for].stage != places[rank].stage)
+
+    rows = connection.sql(_WAITS).to_arrow_table()
+    columns = (rows[name].to_pylist() for name in ("rank", "waits_for", "exchange"))
+    waits = np.array([rank in places and across(rank, *row) for rank, *row in zip(*columns, strict=True)], bool)
+    rank, start, end = (rows[name].to_numpy()[waits] for name in ("rank", "start_ns", "end_ns"))
+    begins = run_starts(rank)
+    pieces = (np.split(times, begins[1:]) for times in (start, end))
+    return {one: union(*times) for one, *times in zip(rank[begins].tolist(), *pieces, strict=True)} if len(rank) else {}
+
+
+class _Lane(NamedTuple):
+    """A rank's part in its pipeline's time of one iteration, on the rank's own clock."""
+
+    rank: int
+    iteration: int
+    place: _Place
+    exchange: _Exchange
+    begin_ns: int
+    end_ns: int
+
+
+class _Work(NamedTuple):
+    """Device events of some ranks."""
+
+    rows: dict[int, slice]  # of each rank
+    start_ns: NDArray[np.int64]
+    end_ns: NDArray[np.int64]
+    computing: NDArray[np.bool_]
+    collective: NDArray[np.int64]  # -1 for other work
+
+    @classmethod
+    def of(cls, events: pa.Table) -> _Work:
+        rank, start, end, computing, collective = (column.to_numpy() for column in events.columns)
+        bounds = [*run_starts(rank).tolist(), len(rank)]
+        rows = {int(rank[begin]): slice(begin, until) for begin, until in pairwise(bounds)}
+        return cls(rows, start, end, computing.astype(bool), collective.astype(np.int64))
+
+    def near(self, lane: _Lane) -> NDArray[np.int64]:
+        """Rows of the lane's rank that overlap its time."""
+        mine = self.rows[lane.rank]
+        found = (self.end_ns[mine] > lane.begin_ns) & (self.start_ns[mine] < lane.end_ns)
+        return np.flatnonzero(found) + mine.start
+
+
+def _bubbles(events: _Work, waits: dict[int, Intervals], lanes: list[_Lane]) -> list[tuple[float, ...]]:
+    """`_TIMES` of each lane. All lanes are computed together: hundreds of ranks have few events each."""
+    if not lanes:
+        return []
+    axis = Lanes(*(np.array([getattr(lane, name) for lane in lanes], np.int64) for name in ("begin_ns", "end_ns")))
+    every = np.arange(len(lanes))
+    begin, end = axis.start_ns, axis.end_ns
+
+    def repeated(pieces: Sequence[Sized]) -> NDArray[np.int64]:
+        return np.repeat(every, [len(piece) for piece in pieces])
+
+    pieces = [events.near(lane) for lane in lanes]
+    rows, of_row = np.concatenate(pieces), repeated(pieces)
+    start, until, computing = events.start_ns[rows], events.end_ns[rows], events.computing[rows]
+    collectives = [lane.exchange.collectives for lane in lanes]
+    # Numbers of a rank's collectives, made different for each lane.
+    numbers = max(int(events.collective.max()), max(max(each) for each in collectives)) + 2
+    exchanges = repeated(collectives) * numbers + np.concatenate([np.array(each, np.int64) for each in collectives])
+    exchanging = np.isin(of_row * numbers + events.collective[rows], exchanges) & (events.collective[rows] >= 0)
+    waited = [waits.get(lane.rank, EMPTY) for lane in lanes]
+    waiting = axis.union(
+        repeated(waited), np.concatenate([each.start_ns for each in waited]), np.concatenate([each.end_ns for each in waited])
+    )
+    compute = axis.union(of_row[computing], start[computing], until[computing])
+    work = (axis.union(of_row[~exchanging], start[~exchanging], until[~exchanging]) - waiting) | compute
+    # Begin of the first and end of the last work; the lane's end without any.
+    bounds = np.searchsorted(work.start_ns, begin), np.searchsorted(work.start_ns, end)
+    some = bounds[1] > bounds[0]
+    first, final = end.copy(), end.copy()
+    first[some], final[some] = work.start_ns[bounds[0][some]], work.end_ns[bounds[1][some] - 1]
+    bubble = (waiting | union(begin, first) | union(final, end)) - work
+    phases = [_phases(lane.exchange, lane.place, lane.begin_ns, lane.end_ns) for lane in lanes]
+    filled, drained = (axis.place(every, np.array(times, np.int64)) for times in zip(*phases, strict=True))
+    spent = [end - begin, compute.within_ns(begin, end), bubble.within_ns(begin, end)]
+    spent += [bubble.within_ns(*part) for part in ((begin, filled), (filled, drained), (drained, end))]
+    spent.append(spent[0] - spent[2] - work.within_ns(begin, end))
+    return list(zip(*((each / 1e3).tolist() for each in spent), strict=True))
+
+
+def _phases(exchange: _Exchange, place: _Place, begin_ns: int, end_ns: int) -> tuple[int, int]:
+    """End of the warm-up and begin of the cool-down."""
+    gradients = [time for source, time in exchange.received_from if source > place.stage]
+    activations = [time for source, time in exchange.received_from if source < place.stage]
+    sent = [time for target, time in exchange.sent_to if target > place.stage]
+    filled = min(activations if place.stage == place.last else gradients, default=begin_ns)
+    drained = max(sent if place.stage == 0 else activations, default=end_ns)
+    filled = min(max(filled, begin_ns), end_ns)
+    return filled, min(max(drained, filled), end_ns)

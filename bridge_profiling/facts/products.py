@@ -1,0 +1,268 @@
+"""Matrix products, convolutions and attention: floating-point operations, from the dimensions of their inputs, and speed."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from math import prod
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from bridge_profiling.facts.counters import MEASURES, Counted, means, memory_tb_s, traffic
+from bridge_profiling.facts.intervals import coded, rows_of
+from bridge_profiling.facts.kernel_names import is_product_or_attention, product_precision
+from bridge_profiling.facts.launches import launched_inside, sums_inside
+from bridge_profiling.peaks import peaks
+from bridge_profiling.traces.tables import NULL, fields, to_int64
+from bridge_profiling.traces.types import RankInfo
+
+Dimensions = Sequence[Sequence[int]]
+
+#: Floating-point operations of a call, and elements that it reads and writes; None if the dimensions do not say.
+Work = tuple[int, int]
+
+_FP8 = re.compile(r"e4m3|e5m2|fp8|nvjet_(?:sm\d+_)?[qo]", re.IGNORECASE)
+_FP16 = re.compile(r"f16|half|nvjet_(?:sm\d+_)?h|hgemm|h1688|h16816", re.IGNORECASE)
+_BF16 = re.compile(r"bf16|bfloat|nvjet_(?:sm\d+_)?t|s16816", re.IGNORECASE)
+
+#: Bytes of an element, by precision.
+_BYTES = {"fp8": 1, "bf16": 2, "fp16": 2, "tf32": 4, "fp32": 4, "fp64": 8}
+
+_SCHEMA = pa.schema(
+    [
+        *fields(pa.string(), "operator", "shapes", "precision", "kernel"),
+        ("count", pa.int64()),
+        *fields(pa.float64(), "device_us", "flops", "tflops", "flops_per_byte", *MEASURES),
+    ]
+)
+
+
+def matrix(m: int, k: int, n: int, batch: int = 1) -> Work:
+    """A product of m x k and k x n: a multiplication and an addition for each pair of factors."""
+    return 2 * batch * m * k * n, batch * (m * k + k * n + m * n)
+
+
+def _mm(first: int) -> Callable[[Dimensions], Work]:
+    def work(shapes: Dimensions) -> Work:
+        (m, k), (_, n) = shapes[first], shapes[first + 1]
+        return matrix(m, k, n)
+
+    return work
+
+
+def _bmm(first: int) -> Callable[[Dimensions], Work]:
+    def work(shapes: Dimensions) -> Work:
+        (batch, m, k), (_, _, n) = shapes[first], shapes[first + 1]
+        return matrix(m, k, n, batch)
+
+    return work
+
+
+def _attention(first: int, products: int) -> Callable[[Dimensions], Work]:
+    """Of queries, keys and values of batch x heads x length x channels; every score counts, a causal mask's too."""
+
+    def work(shapes: Dimensions) -> Work:
+        (batch, heads, queries, channels), keys = shapes[first], shapes[first + 1][-2]
+        elements = sum(prod(shape) for shape in shapes[first : first + 3]) + batch * heads * queries * channels
+        return 2 * products * batch * heads * queries * keys * channels, elements
+
+    return work
+
+
+def _convolution_backward(shapes: Dimensions) -> Work:
+    """Of the output's gradient, the input and the weight: products for the gradients of both."""
+    output, inputs, weight = shapes[:3]
+    return 4 * prod(output) * prod(weight[1:]), prod(output) + 2 * prod(inputs) + 2 * prod(weight)
+
+
+#: Operators that launch the kernels, not those around them: `aten::linear` calls `aten::addmm`.
+_WORK: dict[str, Callable[[Dimensions], Work]] = {
+    "aten::mm": _mm(0),
+    "aten::_scaled_mm": _mm(0),
+    "aten::addmm": _mm(1),
+    "aten::bmm": _bmm(0),
+    "aten::baddbmm": _bmm(1),
+    **{f"aten::_scaled_dot_product_{kind}_attention": _attention(0, 2) for kind in ("flash", "efficient", "cudnn")},
+    # Scores again, and the gradients of values, scores, queries and keys.
+    **{f"aten::_scaled_dot_product_{kind}_attention_backward": _attention(1, 5) for kind in ("flash", "efficient", "cudnn")},
+    "aten::convolution_backward": _convolution_backward,
+}
+
+#: Its dimensions do not say how large the output is; those of its backward pass do.
+_CONVOLUTION = "aten::convolution"
+
+
+def host_rows(host_events: pa.Table) -> NDArray[np.bool_]:
+    """Which host events `products` reads."""
+    rows = rows_of(host_events["name"], *_WORK, _CONVOLUTION) & rows_of(host_events["category"], "operator")
+    found: NDArray[np.bool_] = rows & host_events["shapes"].is_valid().to_numpy()
+    return found
+
+
+def products(host_events: pa.Table, device_events: pa.Table, kernel_names: pa.Table, counted: Counted) -> pa.Table:
+    """One row per operator, input shapes and precision, over the whole capture, most device time first.
+
+    Returns:
+        `count` of calls that launched compute, `device_us` of all of it, `flops` of a call, `tflops` (10¹² per second of
+        device time), `flops_per_byte`: arithmetic intensity, if each input is read once and the output written once.
+        `precision` (fp8, bf16, fp16, tf32, fp32, fp64) is that of `kernel`, the first product that the operator launches; null
+        if its name does not say. `flops` is null where the dimensions do not say. The columns of `counters.MEASURES`: means of
+        hardware counters while its compute ran; null unless nsys sampled them, and where a call takes less than a sample.
+    """
+    calls = host_events.filter(pa.array(host_rows(host_events)))
+    compute = pa.array(rows_of(device_events["kind"], "compute"))
+    events, names = device_events.filter(compute), kernel_names.filter(compute)
+    thread, start, end = (to_int64(calls[name]) for name in ("thread", "start_ns", "end_ns"))
+    launched, device_ns = launched_inside(thread, start, end, events)
+    code, known = coded(names["name"])
+    measured = sums_inside(
+        thread,
+        start,
+        end,
+        at_thread=to_int64(events["launch_thread"]),
+        at_ns=to_int64(events["launch_start_ns"]),
+        amounts=counted.amounts[compute.to_numpy(zero_copy_only=False)],
+    )
+    amounts = {f"amount_{place}": column for place, column in enumerate(measured.T)}
+    table = pa.table(
+        {
+            "operator": calls["name"].cast(pa.string()),
+            "shapes": calls["shapes"].cast(pa.string()),
+            "kernel": _first_products(thread, start, end, events, code, known),
+            "device_ns": device_ns,
+            **amounts,
+        }
+    ).filter(pa.array(launched > 0))
+    table = table.append_column("precision", pa.array([_precision(name) for name in table["kernel"].to_pylist()], pa.string()))
+    sums = [("device_ns", "count"), ("device_ns", "sum"), ("kernel", "first"), *((name, "sum") for name in amounts)]
+    found = table.group_by(["operator", "shapes", "precision"], use_threads=False).aggregate(sums).to_pylist()
+    found.sort(key=lambda row: (-row["device_ns_sum"], row["operator"], row["shapes"]))
+    outputs = _outputs(found)
+    rows_found = []
+    for row in found:
+        work, size = _work(row["operator"], row["shapes"], outputs), _BYTES.get(row["precision"] or "")
+        flops, elements = work or (None, None)
+        rows_found.append(
+            {name: row[name] for name in ("operator", "shapes", "precision")}
+            | {"kernel": row["kernel_first"], "count": row["device_ns_count"], "device_us": row["device_ns_sum"] / 1e3}
+            | {"flops": flops}
+            | {
+                "tflops": flops * row["device_ns_count"] / row["device_ns_sum"] / 1e3
+                if flops and row["device_ns_sum"]
+                else None
+            }
+            | {"flops_per_byte": flops / elements / size if flops and elements and size else None}
+        )
+    # A shorter call's samples also measure what ran before and after it.
+    spent = np.array(
+        [
+            [row[f"{name}_sum"] * (row["device_ns_sum"] >= counted.interval_ns * row["device_ns_count"]) for name in amounts]
+            for row in found
+        ],
+        np.int64,
+    ).reshape(len(found), len(amounts))
+    table = pa.Table.from_pylist(rows_found, schema=_SCHEMA).drop_columns([*MEASURES])
+    return pa.table({name: table[name] for name in table.column_names} | means(spent))
+
+
+def matrix_products(products: pa.Table, infos: list[RankInfo]) -> pa.Table:
+    """The rows of `products`, with what the device could do at most, and what its memory did; null where that is unknown.
+
+    Returns:
+        `peak_tflops`: its dense peak for the precision, and `share_of_peak`. `memory_tb_s`: bandwidth of its memory.
+        `roof_tflops`: the lower of the peak and of `flops_per_byte` times the bandwidth (Williams, Waterman and Patterson:
+        Roofline, 2009), and `share_of_roof`. `dram_tb_s`: bytes read from its memory and written to it, by hardware counters,
+        and `measured_flops_per_byte`: arithmetic intensity with these bytes.
+    """
+    names = {info.rank: next(iter(info.devices.values()), "") for info in infos}
+    peaks_of = {rank: peaks(name) for rank, name in names.items()}
+    bandwidth_of = memory_tb_s(products["rank"], infos)
+    dram = traffic(products, bandwidth_of)
+    columns: dict[str, list[float | None]] = {
+        name: [] for name in ("peak_tflops", "share_of_peak", "memory_tb_s", "roof_tflops", "share_of_roof")
+    }
+    known = products.select(["rank", "precision", "tflops", "flops_per_byte"]).to_pylist()
+    for row, bandwidth in zip(known, bandwidth_of.to_pylist(), strict=True):
+        precision, intensity = row["precision"] or "", row["flops_per_byte"]
+        peak = peaks_of.get(row["rank"], {}).get({"fp16": "bf16"}.get(precision, precision))
+        roof = min(peak, intensity * bandwidth) if peak and intensity and bandwidth else None
+        shares = [row["tflops"] / most if row["tflops"] and most else None for most in (peak, roof)]
+        for name, value in zip(columns, (peak, shares[0], bandwidth, roof, shares[1]), strict=True):
+            columns[name].append(value)
+    for name, values in columns.items():
+        products = products.append_column(name, pa.array(values, pa.float64()))
+    measured = pc.divide(products["tflops"], pc.if_else(pc.greater(dram, 0), dram, None))
+    return products.append_column("dram_tb_s", dram).append_column("measured_flops_per_byte", measured)
+
+
+def _first_products(
+    thread: NDArray[np.int64],
+    start: NDArray[np.int64],
+    end: NDArray[np.int64],
+    events: pa.Table,
+    code: NDArray[np.int64],
+    names: list[str | None],
+) -> pa.Array:
+    """For each call, the name of the first matrix product or fused attention launched in it; null if there is none."""
+    has_product = [bool(name and is_product_or_attention(name)) for name in names]
+    rows = np.flatnonzero(np.array([*has_product, False])[code])
+    at, at_thread = (to_int64(events[name])[rows] for name in ("launch_start_ns", "launch_thread"))
+    found = np.full(len(thread), -1)
+    for one in np.unique(thread):
+        mine, launches = np.flatnonzero(thread == one), np.flatnonzero((at_thread == one) & (at != NULL))
+        launches = launches[np.argsort(at[launches], kind="stable")]
+        place = np.searchsorted(at[launches], start[mine])
+        inside = place < np.searchsorted(at[launches], end[mine])
+        found[mine[inside]] = code[rows[launches[place[inside]]]]
+    return pa.array(names, pa.string()).take(pa.array(found, mask=found < 0))
+
+
+@lru_cache(maxsize=1 << 13)
+def _precision(kernel: str | None) -> str | None:
+    precision = product_precision(kernel) if kernel else None
+    if precision != "reduced" or kernel is None:
+        return precision
+    kinds = (("fp8", _FP8), ("bf16", _BF16), ("fp16", _FP16))
+    return next((name for name, pattern in kinds if pattern.search(kernel)), None)
+
+
+def _dimensions(shapes: str) -> Dimensions:
+    try:
+        found = json.loads(shapes)
+    except (ValueError, RecursionError):
+        return []
+    return found if isinstance(found, list) and all(isinstance(each, list) for each in found) else []
+
+
+def _outputs(rows: Sequence[dict[str, str]]) -> dict[str, list[int]]:
+    """Dimensions of convolutions' outputs by those of input and weight, from the backward pass; without ambiguous ones."""
+    found: dict[str, list[int]] = {}
+    for row in rows:
+        if row["operator"] == "aten::convolution_backward":
+            shapes = _dimensions(row["shapes"])[:3]
+            if len(shapes) == 3 and found.setdefault(str(shapes[1:]), list(shapes[0])) != shapes[0]:
+                found[str(shapes[1:])] = []
+    return found
+
+
+def _work(operator: str, shapes: str, outputs: dict[str, list[int]]) -> tuple[float, float] | None:
+    """Floating-point operations and elements of a call; None if its dimensions do not say."""
+    try:
+        dimensions = _dimensions(shapes)
+        if operator != _CONVOLUTION:
+            flops, elements = _WORK[operator](dimensions)
+        else:
+            inputs, weight = dimensions[:2]
+            output = outputs.get(str([inputs, weight]))
+            if not output:
+                return None
+            flops, elements = 2 * prod(output) * prod(weight[1:]), prod(output) + prod(inputs) + prod(weight)
+        return (float(flops), float(elements)) if flops > 0 and elements > 0 else None
+    # An operator of another version has other inputs, and a damaged file has any.
+    except (ValueError, IndexError, TypeError, OverflowError):
+        return None

@@ -1,0 +1,299 @@
+"""What recording its events costs a rank's host, and how much of the device's idle time that explains.
+
+Without the profiler, the host reaches each launch earlier: by the cost of the events that it recorded until then. The device
+follows as far as it was idle for want of that launch. `replay` moves the launches of one rank earlier and computes both:
+
+- The host's lead at a time is the cost of what it recorded since the capture began, except where it waited for the device:
+  after a synchronization, it cannot be further ahead than the device is, nor than it was plus the time that it waited.
+- The device's lead grows only in launch-starved gaps in which it is idle, and is at most the lead of the host at the launch
+  that ends the gap. Compute, copies and communication take as long as they took.
+
+Communication counts as work, so a rank's own lead is computed without the others. The exception is a stream whose communication
+mostly overlaps kernels that were launched later, such as reductions of gradients in a backward pass: the next kernel does
+not wait for it. The additional gain of waiting ranks is known only across ranks: `findings.evidence` limits it by the slowest
+rank.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from bridge_profiling.facts.caveats import texts
+from bridge_profiling.facts.device import DeviceWork, IdleGaps, Windows
+from bridge_profiling.facts.intervals import EMPTY, Intervals, Nanoseconds, rows_of, union
+from bridge_profiling.facts.recording import CATEGORIES, ENQUEUES, Recording
+from bridge_profiling.traces.joins import places
+from bridge_profiling.traces.tables import NULL, to_int64
+
+#: Columns of `recorded` for the categories of `recording.CATEGORIES`.
+_COUNTS = ("operators", "runtime_calls", "annotations", "python_frames")
+
+#: Three times show how fast this host is: the first quartile of calls that launch a kernel; the first decile of gaps between
+#: operators, in which one record is finished and the next one is begun; and the median time from an operator to the first one
+#: in it. A loop in Python makes the gaps longer, another choice of operators the last one. So many of them are enough, and a
+#: host can be faster or slower than the measured ones by these factors.
+_QUARTER, _TENTH, _HALF, _ENOUGH, _FASTEST, _SLOWEST = 0.25, 0.1, 0.5, 50, 0.4, 3.0
+
+#: A stream's communication overlaps compute if more than this share of it does: of gradients 70% and more, while a reduction
+#: that the next kernel needs never does.
+_MOST = 0.6
+
+_Float = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Host time in microseconds that each recorded event costs.
+
+    On a host that needs `launch_us` to launch a kernel, `gap_us` from one operator to the next, and `entry_us` from the start
+    of an operator to that of the first one in it.
+    """
+
+    operator_us: float
+    runtime_us: float  # of a call that puts work on the device
+    call_us: float  # of any other call
+    annotation_us: float
+    python_us: float
+    shapes_us: float  # what shapes add to an operator
+    launch_us: float
+    gap_us: float
+    entry_us: float
+
+    def on_host(self, recording: Recording) -> Rates:
+        """The rates of the host that recorded this.
+
+        Another process slows the profiler's code more than launches or operators alone, so that both count.
+        """
+        launches = _slower(recording.launches_ns, _QUARTER, self.launch_us)
+        gaps, entries = _slower(recording.gaps_ns, _TENTH, self.gap_us), _slower(recording.entries_ns, _HALF, self.entry_us)
+        factor = min(max(launches * float(np.sqrt(gaps * entries)), _FASTEST), _SLOWEST)
+        return Rates(**{name: rate * factor for name, rate in vars(self).items()})
+
+
+def _slower(times_ns: Nanoseconds, part: float, usual_us: float) -> float:
+    """How many times as long as usual it took a host; 1 if too few show it."""
+    if len(times_ns) < _ENOUGH or not usual_us:
+        return 1.0
+    # A clock of whole microseconds gives gaps of 0: less than it can tell is not known.
+    return max(float(np.quantile(times_ns, part)) / 1e3, 0.1 * usual_us) / usual_us
+
+
+@cache
+def rates(source: str = "kineto") -> Rates:
+    """The rates of a profiler in profiler_cost.toml."""
+    table = texts(__package__, "profiler_cost.toml")
+    own = table | table.get(source, {})
+    return Rates(**{name: own[name] for name in Rates.__annotations__})
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What is needed to launch one rank's work earlier.
+
+    Args:
+        recording: events that cost the host time.
+        cost_ns: of an event, by its kind.
+        ends_ns: of the device's events, ascending.
+        idle: the device's idle time for want of launches.
+        length_ns: of that, in each gap or part of one that has any.
+        end_ns: of each such part, ascending.
+        launched_ns: when the host had launched the kernel or the copy that ends it.
+    """
+
+    recording: Recording
+    cost_ns: _Float
+    ends_ns: Nanoseconds
+    idle: Intervals
+    length_ns: Nanoseconds
+    end_ns: Nanoseconds
+    launched_ns: Nanoseconds
+
+    def explained(self, without: Intervals = EMPTY, *, repeats: bool = False) -> Intervals:
+        """Idle time that ends earlier without the cost: at the end of each gap, as much as the device's lead grows there.
+
+        Args:
+            without: calls that the host makes no longer, and in which it waits no longer.
+            repeats: the capture is of a loop: without the calls, the host is as far ahead of its device when the capture begins
+                as when it ends.
+        """
+        if not len(self.length_ns) or not len(self.recording.start_ns):
+            return EMPTY
+        waits = self.recording.waits - without
+        times_ns = np.concatenate((self.launched_ns, waits.end_ns))
+        rows = np.concatenate([places(self.recording.start_ns, times, "right") for times in (self.launched_ns, waits.end_ns)])
+        spent = self.recording.cost_before(rows, self.cost_ns) + without.before_ns(times_ns)
+        at_launch, at_wait = np.split(spent, [len(self.launched_ns)])
+        gained, ahead_ns = _gained(self, at_launch, waits, at_wait)
+        if repeats:
+            gained, _ = _gained(self, at_launch, waits, at_wait, ahead_ns)
+        until = self.idle.before_ns(self.launched_ns)
+        return self.idle & union(self.idle.when(until - np.rint(gained).astype(np.int64)), self.launched_ns)
+
+
+@dataclass(frozen=True)
+class ProfilerCost:
+    """The profiler's cost on one rank.
+
+    Args:
+        replay: of the launches without the cost.
+        explained: idle time of the device that the cost explains.
+        rates: of this host.
+    """
+
+    replay: Replay
+    explained: Intervals
+    rates: Rates
+
+
+def replay(recording: Recording, device_events: pa.Table, gaps: IdleGaps, work: DeviceWork, source: str) -> ProfilerCost:
+    """What the profiler cost one rank.
+
+    Args:
+        recording: what it recorded on the threads that launch compute.
+        device_events: of the same rank.
+        gaps: in the device's compute.
+        work: of the device.
+        source: the profiler.
+    """
+    each = rates(source).on_host(recording)
+    operator_us = each.operator_us + each.shapes_us * recording.with_shapes
+    # The last one is of the profiler's own work, which costs as long as it took.
+    cost_us = np.array([operator_us, each.call_us, each.annotation_us, each.python_us, each.runtime_us, 0.0])
+    idle = gaps.launch_starved - (work.communication - _beside_compute(device_events)) - work.memcpy - work.memset
+    earlier = _replay(recording, 1e3 * cost_us, device_events, gaps, idle)
+    return ProfilerCost(earlier, earlier.explained(), each)
+
+
+def recorded(cost: ProfilerCost, spans: Windows, iterations: pa.Table) -> pa.Table:
+    """One row per window: events recorded on the launching threads by category, what they cost the host, and where.
+
+    `host_cost_us`: of all events, and of each kind a column of its own; `explained_us`: idle time of the device that the cost
+    explains; `host_own_us`: time of the host in the iteration, without that cost and without waiting for the device.
+    """
+    recording, cost_ns, each = cost.replay.recording, cost.replay.cost_ns, cost.rates
+    first, last = (np.searchsorted(recording.start_ns, time_ns) for time_ns in (spans.start_ns, spans.end_ns))
+    by_kind = recording.counts(first, last)
+    calls = np.isin(np.arange(len(cost_ns) - 1), (CATEGORIES.index("runtime"), ENQUEUES))
+    by_kind[:, CATEGORIES.index("runtime")] += by_kind[:, ENQUEUES]
+    counts = dict(zip(_COUNTS, by_kind.T.astype(np.float64), strict=False))
+    return pa.table(
+        {
+            "iteration": spans.numbers,
+            **{name: pa.array(count, pa.int64()) for name, count in counts.items()},
+            "operators_cost_us": counts["operators"] * each.operator_us,
+            "shapes_cost_us": counts["operators"] * each.shapes_us * recording.with_shapes,
+            "cuda_calls_cost_us": _cost_between(recording, cost_ns[:-1] * calls, first, last) / 1e3,
+            "annotations_cost_us": counts["annotations"] * each.annotation_us,
+            "python_frames_cost_us": counts["python_frames"] * each.python_us,
+            "host_cost_us": _cost_between(recording, cost_ns, first, last) / 1e3,
+            "explained_us": cost.explained.within_ns(spans.start_ns, spans.end_ns) / 1e3,
+            "host_own_us": _host_own_us(cost.replay, spans, iterations),
+        }
+    )
+
+
+def _host_own_us(replay: Replay, spans: Windows, iterations: pa.Table) -> pa.Array:
+    """From an iteration's begin on the host to the next one's, without waits and the cost of recording; null where unknown."""
+    start = dict(zip(iterations["iteration"].to_pylist(), iterations["start_ns"].to_pylist(), strict=True))
+    end = dict(zip(iterations["iteration"].to_pylist(), iterations["end_ns"].to_pylist(), strict=True))
+    begin = np.array([start.get(number, NULL) for number in spans.numbers.to_pylist()])
+    until = np.array([start.get(number + 1, end.get(number, NULL)) for number in spans.numbers.fill_null(-1).to_pylist()])
+    first, last = (np.searchsorted(replay.recording.start_ns, time_ns) for time_ns in (begin, until))
+    cost_ns = _cost_between(replay.recording, replay.cost_ns, first, last)
+    own_ns = until - begin - replay.recording.waits.within_ns(begin, until) - cost_ns
+    return pa.array(own_ns / 1e3, mask=(begin == NULL) | (until == NULL))
+
+
+def _cost_between(recording: Recording, cost_ns: _Float, first: NDArray[np.int64], last: NDArray[np.int64]) -> _Float:
+    until = recording.cost_before(np.concatenate((first, last)), cost_ns)
+    return until[len(first) :] - until[: len(first)]
+
+
+def _replay(recording: Recording, cost_ns: _Float, device_events: pa.Table, gaps: IdleGaps, idle: Intervals) -> Replay:
+    begin, end, event = _parts(gaps, device_events)
+    length = idle.within_ns(begin, end)
+    starved = np.flatnonzero(length)
+    begin, end, event = begin[starved], end[starved], event[starved]
+    launched = np.append(to_int64(device_events["launch_end_ns"]), NULL)[event]
+    # What was launched before waited for something else, until it started.
+    launched = np.where((launched > begin) & (launched < end), launched, end)
+    ends = np.sort(device_events["end_ns"].to_numpy())
+    return Replay(recording, cost_ns, ends, idle, length[starved], end, launched)
+
+
+def _parts(gaps: IdleGaps, device_events: pa.Table) -> tuple[Nanoseconds, Nanoseconds, NDArray[np.int64]]:
+    """Begin and end of each part of a gap, and the row of what ends it; -1 for none.
+
+    A copy to the host ends a part: a host that waits for it waits less if it is launched earlier.
+    """
+    copies = np.flatnonzero(rows_of(device_events["direction"], "DtoH"))
+    began = device_events["start_ns"].to_numpy()[copies]
+    inside = gaps.gaps.within_ns(began, began + 1) > 0
+    end = np.concatenate((gaps.gaps.end_ns, began[inside]))
+    event = np.concatenate((gaps.next_kernel, copies[inside]))
+    order = np.argsort(end, kind="stable")
+    end, event = end[order], event[order]
+    begin = gaps.gaps.start_ns[np.searchsorted(gaps.gaps.end_ns, end)]
+    begin[1:] = np.maximum(begin[1:], end[:-1])
+    return begin, end, event
+
+
+def _beside_compute(device_events: pa.Table) -> Intervals:
+    """Communication of streams on which most of it overlaps kernels that were launched later."""
+    start, end, launched = (to_int64(device_events[name]) for name in ("start_ns", "end_ns", "launch_end_ns"))
+    computes = np.flatnonzero(rows_of(device_events["kind"], "compute"))
+    own = np.flatnonzero(rows_of(device_events["kind"], "communication") & (launched != NULL))
+    if not len(own) or not len(computes):
+        return EMPTY
+    computes = computes[np.argsort(start[computes], kind="stable")]
+    last_launched = np.maximum.accumulate(launched[computes])
+    first, until = (np.searchsorted(start[computes], time_ns[own]) for time_ns in (start, end))
+    overlaps = (until > first) & (last_launched[np.maximum(until - 1, 0)] > launched[own])
+    streams, place = np.unique(to_int64(device_events["stream"])[own], return_inverse=True)
+    mostly = np.bincount(place, overlaps) > _MOST * np.bincount(place)
+    mostly &= ~np.isin(streams, to_int64(device_events["stream"])[computes])
+    rows = own[mostly[place]]
+    return union(start[rows], end[rows])
+
+
+def _gained(
+    replay: Replay, spent_at_launch: _Float, waits: Intervals, spent_at_wait: _Float, ahead_ns: float = 0.0
+) -> tuple[_Float, float]:
+    """By how much the device's lead grows in each gap, from what the host had spent at its launch and at the end of each wait.
+
+    And how far the host is ahead of the device at the end, if it is `ahead_ns` at the beginning.
+
+    Between two waits, lead[n] = min(lead[n - 1] + length[n], host's lead at launch n). With `total`, the sum of lengths, that
+    is a running minimum of the host's lead minus `total`.
+    """
+    length, end, launched, ends = replay.length_ns, replay.end_ns, replay.launched_ns, replay.ends_ns
+    lead = np.zeros(len(length))
+    total = np.concatenate(([0.0], np.cumsum(length)))
+    # What each wait waited for, as far as the capture shows: the last event on the device that ended before the wait did.
+    # The rest of the call takes as long as it took.
+    last = np.searchsorted(ends, waits.end_ns, side="right") - 1
+    until_ns = np.where(last >= 0, ends[last], waits.start_ns) if len(ends) else waits.start_ns
+    waited_ns, slack_ns = np.maximum(until_ns - waits.start_ns, 0), np.maximum(waits.start_ns - until_ns, 0)
+    # The host's lead at a time is what it had spent then plus this, by the number of waits before.
+    base = np.full(len(waits) + 1, ahead_ns)
+    waits_before = np.searchsorted(waits.end_ns, launched, side="right")
+    done = np.searchsorted(end, until_ns, side="right")
+    bounds = np.concatenate(([0], np.maximum.accumulate(done), [len(length)])).astype(np.int64)
+    device_lead, host_lead = 0.0, 0.0
+    for wait, (first, until) in enumerate(pairwise(bounds.tolist())):
+        if until > first:
+            gaps = slice(first, until)
+            of_host = base[waits_before[gaps]] + spent_at_launch[gaps] + (end[gaps] - launched[gaps])
+            so_far = total[first + 1 : until + 1]
+            lead[gaps] = so_far + np.minimum(device_lead - total[first], np.minimum.accumulate(of_host - so_far))
+            device_lead, host_lead = lead[until - 1], of_host[-1]
+        if wait < len(waits):
+            of_host_then = base[wait] + spent_at_wait[wait]
+            base[wait + 1] = min(of_host_then + waited_ns[wait], device_lead + slack_ns[wait]) - spent_at_wait[wait]
+    return np.clip(np.diff(lead, prepend=0.0), 0.0, length), max(host_lead - device_lead, 0.0)

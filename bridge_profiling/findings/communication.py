@@ -1,0 +1,362 @@
+"""Findings about communication that nothing hides. Waiting for other ranks does not count: it is a finding of the late rank."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bridge_profiling.facts.idle import Cause
+from bridge_profiling.findings.evidence import Evidence
+from bridge_profiling.findings.ledger import Found, Grid, Ledger
+from bridge_profiling.findings.types import Confidence, Event, Finding, Thresholds, advice, ms, ranks_in_words
+
+#: Names of groups in Megatron and other frameworks; the first match counts.
+_DIMENSIONS = (
+    ("pp", r"pipeline|\bpp\b|embedding"),
+    ("dp", r"data.?parallel|distributed_optimizer|\bd?dp\b|fsdp|replicate"),
+    ("ep", r"expert|\bep\b|moe"),
+    ("cp", r"context|\bcp\b"),
+    ("tp", r"tensor|model.?parallel|\btp\b"),
+)
+
+#: NCCL takes about 20 µs for the smallest message, in which NVLink moves megabytes: below the first size, size hardly matters.
+#: From the second on, bandwidth decides on NVLink too.
+LATENCY_BOUND_BYTES, BANDWIDTH_BOUND_BYTES = 1 << 20, 1 << 21
+
+#: A link below this bus bandwidth in GB/s is slow: between hosts the rate of a 200 Gbit/s card or PCIe 4.0; within a host the
+#: best rate of PCIe 5.0, which means that NVLink is not used.
+_SLOW_GBS, _SLOW_IN_ONE_HOST_GBS = 25.0, 60.0
+
+#: From this share of the benchmark's bandwidth on, other load on the link is not the cause.
+_AS_FAST_AS_ALONE = 0.85
+
+#: Overlapped to this share, overlapping is on and works: only the first and the last bucket are left.
+_MOSTLY_HIDDEN = 0.5
+
+#: Operations of data parallelism that can overlap. Smaller messages are norms, flags and losses, which depend on all of
+#: the backward pass.
+_OVERLAPPING, _SMALLEST_BYTES = ("all_reduce", "reduce_scatter", "all_gather"), 1 << 20
+
+_UNMATCHED = "communication is not matched between ranks, so transfers are estimated from the shortest operation of each size"
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """One operation of one group on one rank, per captured iteration; None for unknown values."""
+
+    rank: int
+    dimension: str | None  # tp, dp, pp, ep or cp
+    group: str | None  # its name in the program
+    operation: str
+    count: float
+    message_bytes: float | None  # mean
+    exposed_us: float  # of the transfer, without waiting
+    overlapped_us: float
+    matched: bool  # measured between ranks, not estimated
+    members: frozenset[int]  # ranks of the group; empty if unknown
+    bus_bandwidth_gbs: float | None
+    slow_gbs: float  # a link with less bus bandwidth is slow
+    reached_share: float | None  # of the benchmark's bandwidth
+
+    @property
+    def limited_by(self) -> str | None:
+        """`latency`: many small messages; `link`: large messages over a slow link."""
+        if self.message_bytes is None:
+            return None
+        if self.message_bytes < LATENCY_BOUND_BYTES:
+            return "latency"
+        slow = self.bus_bandwidth_gbs is not None and self.bus_bandwidth_gbs < self.slow_gbs
+        return "link" if slow and self.message_bytes >= BANDWIDTH_BOUND_BYTES else None
+
+    @property
+    def slow_link_us(self) -> float:
+        """Exposed time that a link at `slow_gbs` would save at least; 0 for links that are not slow."""
+        if self.limited_by != "link" or self.bus_bandwidth_gbs is None:
+            return 0.0
+        return self.exposed_us * (1 - self.bus_bandwidth_gbs / self.slow_gbs)
+
+
+def exposed_communication(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
+    """Data is transferred while the next kernel is already launched and waits for it.
+
+    A slow link can be fixed: it is reported from the threshold of other causes on, with the time that a faster one would save.
+    """
+    every = transfers(evidence) if evidence.ranks else []
+    exposed = _exposed(evidence, ledger, every)
+    if exposed is None:
+        return [], ledger
+    typical = evidence.typical_us(exposed)
+    ranks = [rank for rank in evidence.ranks if evidence.share(typical.get(rank, 0.0)) > thresholds.communication]
+    if not ranks:
+        exposed = np.minimum(exposed, _by_rank(evidence, [(each.rank, each.slow_link_us) for each in every]))
+        saved = evidence.typical_us(exposed)
+        ranks = [rank for rank in evidence.ranks if evidence.share(saved.get(rank, 0.0)) > thresholds.cause]
+    if not ranks:
+        return [], ledger
+    groups = _by_group(each for each in every if each.rank in ranks)
+    worst_us = max(typical[rank] for rank in ranks)
+    share = evidence.share(worst_us)
+    known = evidence.waiting_is_known
+    confidence, reason = evidence.confidence() if known else (Confidence.low, _UNMATCHED)
+    slow = [row["bus_bandwidth_gbs"] for row in groups if row["limited_by"] == "link"]
+    saving_us, ledger = ledger.attribute(exposed, (Cause.blocked_by_communication,), waited=not known)
+    finding = Finding(
+        id="exposed_communication",
+        title=f"{ranks_in_words(ranks, evidence.ranks).capitalize()}: exposed communication takes {ms(worst_us)} of each "
+        f"{evidence.per} ({share:.0%}), excluding waiting for other ranks"
+        + (f", over a slow link ({min(slow):.0f} GB/s)" if slow else ""),
+        ranks=ranks,
+        evidence={
+            "exposed_transfer_us": {str(rank): typical[rank] for rank in ranks},
+            "share_of_iteration": share,
+            "estimated": not known,
+            "groups": groups,
+        },
+        recoverable_us_per_iteration=saving_us,
+        confidence=confidence,
+        confidence_reason=reason,
+        action=_action(groups),
+        events=_events(groups),
+        severe=share > 2 * thresholds.communication,
+    )
+    return [finding], ledger
+
+
+def low_overlap(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
+    """Reductions of gradients and gathers of parameters do not overlap compute.
+
+    Each depends on one layer only, so the exposed time can be hidden as far as there is compute that overlaps nothing yet.
+    """
+    chosen = [each for each in transfers(evidence) if _can_overlap(each)] if evidence.ranks else []
+    compute = evidence.typical_us(evidence.compute_us)
+    exposed_us: dict[int, float] = defaultdict(float)
+    overlapped_us: dict[int, float] = defaultdict(float)
+    for each in chosen:
+        exposed_us[each.rank] += each.exposed_us
+        overlapped_us[each.rank] += each.overlapped_us
+    # Communication that runs while the device waits for its host is exposed too, and hiding it saves nothing.
+    blocked = (Cause.blocked_by_communication,)
+    blocked_us = evidence.typical_us(evidence.idle_us(*blocked))
+    hideable, hidden = {}, {}
+    for rank in evidence.ranks:
+        exposed, overlapped = exposed_us[rank], overlapped_us[rank]
+        hideable[rank] = min(exposed, max(compute.get(rank, 0.0) - overlapped, 0.0), blocked_us.get(rank, 0.0))
+        hidden[rank] = overlapped / (exposed + overlapped) if exposed else 1.0
+    # All members of a group go on together: hiding a transfer saves what the member loses that it blocks least.
+    members = {rank: {rank}.union(*(each.members for each in chosen if each.rank == rank)) for rank in evidence.ranks}
+    hideable = {rank: min(hideable[each] for each in members[rank] if each in hideable) for rank in evidence.ranks}
+    ranks = [
+        rank for rank in evidence.ranks if hidden[rank] < _MOSTLY_HIDDEN and evidence.share(hideable[rank]) > thresholds.cause
+    ]
+    if not ranks:
+        return [], ledger
+    lost = np.minimum(ledger.left_us(*blocked), np.array([hideable[rank] for rank in evidence.ranks]))
+    saving_us, ledger = ledger.attribute(lost, blocked, waited=not evidence.waiting_is_known)
+    worst = max(ranks, key=lambda rank: hideable[rank])
+    groups = _by_group(each for each in chosen if each.rank in ranks)
+    matched = all(each.matched for each in chosen)
+    confidence, reason = evidence.confidence() if matched else (Confidence.low, _UNMATCHED)
+    finding = Finding(
+        id="low_overlap",
+        title=f"{ranks_in_words(ranks, evidence.ranks).capitalize()}: {ms(hideable[worst])} of data-parallel communication per "
+        f"{evidence.per} could overlap compute; {hidden[worst]:.0%} of it does",
+        ranks=ranks,
+        evidence={
+            "could_hide_us": {str(rank): hideable[rank] for rank in ranks},
+            "hidden_share": {str(rank): hidden[rank] for rank in ranks},
+            "groups": groups,
+        },
+        recoverable_us_per_iteration=saving_us,
+        confidence=confidence,
+        confidence_reason=reason,
+        action=advice("low_overlap"),
+        events=_events(groups),
+    )
+    return [finding], ledger
+
+
+def unmatched_communication(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
+    """Communication takes much of an iteration, and captures of other ranks would show how much of it is waiting for them."""
+    world_size = max((info.world_size or 0 for info in evidence.infos), default=0)
+    if evidence.waiting_is_known or not evidence.ranks or 0 < world_size <= len(evidence.infos):
+        return [], ledger
+    blocked = ledger.left_us(Cause.blocked_by_communication)
+    mean = evidence.mean_us(blocked)
+    ranks = [rank for rank in evidence.ranks if evidence.share(mean.get(rank, 0.0)) > thresholds.communication]
+    if not ranks:
+        return [], ledger
+    saving_us, ledger = ledger.attribute(blocked, (Cause.blocked_by_communication,), waited=True)
+    worst_us, named = max(mean[rank] for rank in ranks), ranks_in_words(ranks, evidence.ranks).capitalize()
+    rows = [row for row in evidence.communication_by_rank.to_pylist() if row["rank"] in ranks and (row["exposed_us"] or 0) > 0]
+    longest = sorted(rows, key=lambda row: -row["exposed_us"])[:5]
+    times = [evidence.captured_iterations.get(row["rank"], 1) for row in longest]
+    finding = Finding(
+        id="unmatched_communication",
+        title=f"{named}: communication takes {ms(worst_us)} of each {evidence.per} ({evidence.share(worst_us):.0%}), and the "
+        "capture does not show how much of it is waiting for other ranks",
+        ranks=ranks,
+        evidence={
+            "exposed_us": {str(rank): mean[rank] for rank in ranks},
+            "share_of_iteration": evidence.share(worst_us),
+            "ranks_captured": len(evidence.infos),
+            "world_size": world_size or None,
+        },
+        recoverable_us_per_iteration=saving_us,
+        confidence=Confidence.low,
+        confidence_reason="a late rank and a slow link look the same on a rank that waits",
+        action=advice("unmatched_communication"),
+        events=[
+            _event(row, row["exposed_us"] / iterations, row["count"] / iterations)
+            for row, iterations in zip(longest, times, strict=True)
+        ],
+    )
+    return [finding], ledger
+
+
+def transfers(evidence: Evidence) -> list[Transfer]:
+    """Every operation of every rank whose transfer is known apart from waiting, or can be estimated.
+
+    A matched transfer takes as long as the last participant needs, any other as long as the shortest one of its size.
+    """
+
+    def key(row: dict[str, Any]) -> tuple[str, str | None, str | None]:
+        return row["operation"], row["group_name"], row["group_ranks"]
+
+    bandwidths = {key(row): row["bus_bandwidth_gbs"] for row in evidence.communication.to_pylist()}
+    reached = {key(row): row["reached_share"] for row in (() if evidence.alone is None else evidence.alone.to_pylist())}
+    groups: dict[tuple[str | None, str | None], tuple[str | None, float]] = {}
+    found = []
+    for row in evidence.communication_by_rank.to_pylist():
+        group = row["group"], row["group_ranks"]
+        if group not in groups:
+            groups[group] = _group(evidence, *group)
+        matched = bool(row["matched_count"])
+        transfer = row["transfer_us"] if matched else row["shortest_us"]
+        if transfer is None or row["exposed_us"] is None:
+            continue
+        iterations = evidence.captured_iterations.get(row["rank"], 1)
+        exposed = max(row["exposed_us"] - (row["wait_us"] if matched else 0.0), 0.0)
+        dimension, slow_gbs = groups[group]
+        found.append(
+            Transfer(
+                rank=row["rank"],
+                dimension=dimension,
+                group=row["group"],
+                operation=row["operation"],
+                count=row["count"] / iterations,
+                message_bytes=None if row["bytes"] is None else row["bytes"] / row["count"],
+                exposed_us=min(exposed, transfer) / iterations,
+                overlapped_us=row["overlapped_us"] / iterations,
+                matched=matched,
+                members=frozenset(json.loads(row["group_ranks"] or "[]")),
+                bus_bandwidth_gbs=bandwidths.get(key(row)),
+                slow_gbs=slow_gbs,
+                reached_share=reached.get(key(row)),
+            )
+        )
+    return found
+
+
+def _group(evidence: Evidence, group: str | None, group_ranks: str | None) -> tuple[str | None, float]:
+    """The parallel dimension of a group, by its name or else by its ranks' coordinates, and its slow bandwidth."""
+    members = set(json.loads(group_ranks)) if group_ranks else set()
+    infos = [info for info in evidence.infos if info.rank in members]
+    hosts = {info.host for info in infos}
+    if None in hosts:  # the job is on one host if it is not larger than the host
+        in_one_host = any(info.world_size is not None and info.world_size <= len(info.device_bytes) for info in infos)
+    else:
+        in_one_host = len(hosts) == 1
+    slow_gbs = _SLOW_IN_ONE_HOST_GBS if in_one_host else _SLOW_GBS
+    for name, pattern in _DIMENSIONS:
+        if group and re.search(pattern, group, re.IGNORECASE):
+            return name, slow_gbs
+    places = [info.coordinates for info in infos if info.coordinates]
+    if len(places) < 2:
+        return None, slow_gbs
+    differ = [name for name in places[0] if len({place[name] for place in places if name in place}) > 1]
+    return differ[0] if len(differ) == 1 else None, slow_gbs
+
+
+def _can_overlap(each: Transfer) -> bool:
+    large = each.message_bytes is not None and each.message_bytes >= _SMALLEST_BYTES
+    return large and each.dimension == "dp" and each.operation in _OVERLAPPING
+
+
+def _exposed(evidence: Evidence, ledger: Ledger, every: Sequence[Transfer]) -> Grid | None:
+    """Exposed transfers in each rank's iterations; None when not even an estimate is possible."""
+    if not evidence.ranks:
+        return None
+    blocked = ledger.left_us(Cause.blocked_by_communication)
+    transfers_us = _by_rank(evidence, [(each.rank, each.exposed_us) for each in every])
+    if evidence.waiting_is_known:
+        # A kernel that another process interrupts, or one behind others that wait for a late rank, ends later than its transfer
+        # would, and does not wait for a rank either.
+        return np.minimum(np.maximum(blocked - evidence.waiting_us, 0.0), transfers_us)
+    return np.minimum(blocked, transfers_us) if every else None
+
+
+def _by_rank(evidence: Evidence, times_us: list[tuple[int, float]]) -> NDArray[np.float64]:
+    """Times added up by rank, as a row of a grid."""
+    found = dict.fromkeys(evidence.ranks, 0.0)
+    for rank, time_us in times_us:
+        found[rank] += time_us
+    return np.array([found[rank] for rank in evidence.ranks])
+
+
+def _by_group(chosen: Iterable[Transfer]) -> list[dict[str, Any]]:
+    """Operations by group as evidence, most exposed first, each of the rank with the most exposed time."""
+    worst: dict[tuple[str, str | None], Transfer] = {}
+    for each in chosen:
+        kept = worst.setdefault((each.operation, each.group), each)
+        if each.exposed_us > kept.exposed_us:
+            worst[each.operation, each.group] = each
+    return [
+        {
+            "group": each.group,
+            "dimension": each.dimension,
+            "operation": each.operation,
+            "rank": each.rank,
+            "exposed_us": each.exposed_us,
+            "overlapped_us": each.overlapped_us,
+            "operations": each.count,
+            "mean_message_bytes": each.message_bytes,
+            "bus_bandwidth_gbs": each.bus_bandwidth_gbs,
+            "limited_by": each.limited_by,
+            **({} if each.reached_share is None else {"reached_share_of_alone": each.reached_share}),
+        }
+        for each in sorted(worst.values(), key=lambda each: -each.exposed_us)
+    ]
+
+
+def _events(groups: Sequence[dict[str, Any]]) -> list[Event]:
+    return [_event(row, row["exposed_us"], row["operations"]) for row in groups[:5]]
+
+
+def _event(row: dict[str, Any], exposed_us: float, count: float) -> Event:
+    """The operations of a group on a rank, in an iteration."""
+    name = f"{row['operation']} of {row['group'] or 'an unnamed group'}"
+    return Event(row["rank"], name, duration_us=exposed_us, count=max(round(count), 1))
+
+
+def _action(groups: Sequence[dict[str, Any]]) -> str:
+    """Advice for the group with the most exposed time, after that for a slow link of any group."""
+    first = groups[0] if groups else {}
+    slow = [row for row in groups if row["limited_by"] == "link"]
+    entries = []
+    if slow:
+        entries.append(advice("exposed_communication", "link"))
+        share = next((row["reached_share_of_alone"] for row in slow if "reached_share_of_alone" in row), None)
+        if share is not None:
+            case = "slow_alone" if share >= _AS_FAST_AS_ALONE else "slow_here"
+            entries.append(advice("exposed_communication", case, share=f"{share:.0%}"))
+    if first.get("limited_by") == "latency":
+        entries.append(advice("exposed_communication", "latency"))
+    dimension = first.get("dimension")
+    return " ".join([*entries, advice("exposed_communication", dimension if dimension in dict(_DIMENSIONS) else "unknown")])

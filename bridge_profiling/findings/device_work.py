@@ -1,0 +1,373 @@
+"""Findings about device work that a change of the program makes faster or needless: precision, fusion, layouts, recomputation.
+
+Each knows from `device_roles` how long the kernels of one role take, and which part of that a change saves at most. A kernel
+counts for one role, so their potential savings add up. They are compute, and the ledger holds time without compute: only idle
+time between a role's kernels is attributed there. An iteration does not get shorter than its hosts need, which bounds
+each of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from bridge_profiling.facts.device_roles import IN_A_ROW, OUTSIDE
+from bridge_profiling.facts.idle import Cause
+from bridge_profiling.facts.kernel_names import FULL_PRECISIONS, is_strided_copy
+from bridge_profiling.findings.evidence import Evidence
+from bridge_profiling.findings.ledger import Found, Grid, Ledger
+from bridge_profiling.findings.losses import responsible
+from bridge_profiling.findings.types import Confidence, Event, Finding, Thresholds, advice, by_rank, ms, ranks_in_words
+from bridge_profiling.peaks import peaks
+
+#: The time of bf16 as a share of that of a slower precision, where the device's peaks are unknown: those of an A100.
+_OF_FP32, _OF_TF32 = 19.5 / 312, 156 / 312
+
+#: Memory bounds element-wise kernels: half of the bytes take half of the time.
+_OF_ELEMENTWISE = 0.5
+
+#: Fused attention computes the same products, but writes no scores, and skips what a causal mask hides.
+_OF_ATTENTION_PRODUCTS = 0.3
+
+#: Batch norms in channels last, on an H100.
+_OF_NORMS = 0.6
+
+#: A fused optimizer reads and writes each value once: 7 times per parameter for Adam, where single operators do it 30 times.
+_OF_SWEEP = 0.25
+
+#: A loop that waits for each parameter launches at most so many kernels for it.
+_OF_ONE_PARAMETER = 8
+
+#: Causes of the device's idle time between kernels that the host launches one by one.
+_BETWEEN = (Cause.small_kernels, Cause.host_launch, Cause.dependency_stalled)
+
+
+def full_precision_matmul(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
+    """Matrix products and convolutions run in fp64, fp32 or TF32, where bf16 takes a fraction of the time.
+
+    Element-wise kernels on fp32 get faster too: they count by the share of the products' time that is not in bf16. Those on
+    fp64 count where products are in fp64.
+    """
+    roles = (*FULL_PRECISIONS, "reduced", "fp32_elementwise", "fp64_elementwise")
+    rows = {role: _rows(evidence, role) for role in roles}
+    own = {role: _grid(evidence, rows[role], "own_us") for role in rows}
+    of_bf16 = _of_bf16(evidence)
+    slow_us = own["fp64"] + own["fp32"] + own["tf32"]
+    products_us = sum((own[name] * (1 - of_bf16[name]) for name in FULL_PRECISIONS), np.zeros_like(slow_us))
+    if evidence.share(_saving_us(evidence, products_us)) < thresholds.device_work:
+        return [], ledger
+    part = slow_us / np.maximum(slow_us + own["reduced"], 1e-9)
+    elementwise_us = own["fp32_elementwise"] * part * (1 - _OF_ELEMENTWISE)
+    elementwise_us += np.where(own["fp64"] > 0, own["fp64_elementwise"], 0.0) * (1 - _OF_ELEMENTWISE**2)
+    saving_us = _saving_us(evidence, products_us + elementwise_us)
+    by_precision = {role.upper(): max(evidence.mean_us(own[role]).values(), default=0.0) for role in FULL_PRECISIONS}
+    main = max(by_precision, key=lambda name: by_precision[name])
+    device, known = _device(evidence), bool(peaks(_device(evidence)))
+    half = _half(evidence)
+    compute = evidence.mean_us(evidence.compute_us)
+    slow = evidence.mean_us(slow_us)
+    share = {rank: time / compute[rank] for rank, time in slow.items() if compute.get(rank)}
+    least = {rank: slow[rank] - time for rank, time in evidence.mean_us(products_us).items()}
+    unknown = "" if known else f"the peaks of {device or 'the device'} are unknown, so those of an A100 are used"
+    finding = _finding(
+        evidence,
+        "full_precision_matmul",
+        pa.concat_tables([rows[name] for name in FULL_PRECISIONS]),
+        min(saving_us, evidence.room_us),
+        slow,
+        title=f"Matrix products of {{ranks}} run in {main} and take {max(share.values(), default=0.0):.0%} of the compute: "
+        f"{{time}} of each {{per}}, in {half} about {ms(max(least.values()))}",
+        numbers={
+            "matrix_products_us": {name: round(time, 3) for name, time in by_precision.items() if time},
+            "share_of_compute": by_rank(share, 4),
+            "in_bf16_us": by_rank(least),
+            "peak_ratio_to_bf16": {
+                name: round(1 / of_bf16[name], 2) for name in FULL_PRECISIONS if name != "fp64" or np.nansum(own[name])
+            },
+        },
+        case="fp16" if half == "fp16" else main.lower(),
+        reason=unknown,
+    )
+    return [finding], ledger
+
+
+def unfused_attention(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
+    """Softmax, mask and scale run as kernels of their own between the batched products of attention."""
+    other, products = (_rows(evidence, role) for role in ("attention_other", "attention_product"))
+    other_us, products_us = _grid(evidence, other, "own_us"), _grid(evidence, products, "own_us")
+    saving_us = _saving_us(evidence, other_us + products_us * (1 - _OF_ATTENTION_PRODUCTS))
+    if evidence.share(saving_us) < thresholds.device_work:
+        return [], ledger
+    attention = evidence.mean_us(other_us + _grid(evidence, products, "device_us"))
+    compute = evidence.mean_us(evidence.compute_us)
+    share = {rank: time / compute[rank] for rank, time in attention.items() if compute.get(rank)}
+    finding = _finding(
+        evidence,
+        "unfused_attention",
+        other,
+        min(saving_us, evidence.room_us),
+        attention,
+        title="Attention of {ranks} is not fused: softmax, masks and products take {time} of each {per}, "
+        f"{max(share.values(), default=0.0):.0%} of the compute",
+        numbers={
+            "attention_us": by_rank(attention),
+            "softmax_and_mask_us": by_rank(evidence.mean_us(other_us)),
+            "share_of_compute": by_rank(share, 4),
+            "kernels": _per_iteration(evidence, other),
+        },
+    )
+    return [finding], ledger
+
+
+#: Where a sweep over parameters is that no optimizer's range contains.
+_WHERE = {
+    OUTSIDE: "outside the optimizer, as in a moving average of weights or in clipping,",
+    IN_A_ROW: "in a row, as an optimizer, a moving average of weights or clipping launches them,",
+}
+
+
+def unfused_optimizer(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
+    """An optimizer, a moving average of weights or a clipping of gradients launches kernels for each parameter."""
+    rows = _rows(evidence, "optimizer_sweep")
+    own_us, idle_us = (_grid(evidence, rows, name) for name in ("own_us", "idle_us"))
+    of_kernels, of_idle, attributed = _of_sweeps(evidence, ledger)
+    if evidence.share(of_kernels + of_idle) < thresholds.device_work:
+        return [], ledger
+    of_kernels = min(of_kernels, evidence.room_us)
+    time = evidence.mean_us(own_us + idle_us)
+    count = _per_iteration(evidence, rows)
+    names = {row["name"]: row["own_us_sum"] for row in rows.group_by("name").aggregate([("own_us", "sum")]).to_pylist()}
+    name = max(names, key=lambda each: names[each])
+    where = _WHERE.get(name, f"in {name}")
+    finding = _finding(
+        evidence,
+        "unfused_optimizer",
+        rows,
+        of_idle + of_kernels,
+        time,
+        title=f"{{ranks}}: {max(count.values(), default=0.0):,.0f} kernels for single parameters {where} take {{time}} of each "
+        "{per}",
+        numbers={
+            "kernels": count,
+            "kernels_us": by_rank(evidence.mean_us(own_us)),
+            "idle_us": by_rank(evidence.mean_us(idle_us)),
+        },
+        case="outside" if name == OUTSIDE else "default",
+    )
+    return [finding], attributed
+
+
+def _of_sweeps(evidence: Evidence, ledger: Ledger) -> tuple[float, float, Ledger]:
+    """What fused kernels for all parameters save: of kernels, of the idle time between them, and the ledger with the latter."""
+    rows = _rows(evidence, "optimizer_sweep")
+    own_us, short_us, idle_us = (_grid(evidence, rows, name) for name in ("own_us", "short_us", "idle_us"))
+    of_kernels = _saving_us(evidence, short_us + (own_us - short_us) * (1 - _OF_SWEEP))
+    of_launches, attributed = ledger.attribute(_between_us(evidence, ledger, idle_us), _BETWEEN)
+    after_waits, attributed = attributed.attribute(_after_waits_us(evidence, ledger), (Cause.host_sync,))
+    return of_kernels, of_launches + after_waits, attributed
+
+
+def after_waits_in_sweeps_us(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Grid:
+    """What `unfused_optimizer` takes of the idle time after a host's waits; 0 if it is no finding."""
+    of_kernels, of_idle, _ = _of_sweeps(evidence, ledger)
+    after_us = _after_waits_us(evidence, ledger)
+    return after_us if evidence.share(of_kernels + of_idle) >= thresholds.device_work else np.zeros_like(after_us)
+
+
+def _after_waits_us(evidence: Evidence, ledger: Ledger) -> Grid:
+    """Idle time after a host's waits, between kernels for single parameters, as far as late launches do not explain it.
+
+    A host that has waited has no lead left. The next kernels of ordinary length restore it; these do not.
+    """
+    explained_us = sum((evidence.profiler.explained_us[cause] for cause in _BETWEEN), ledger.left_us(*_BETWEEN))
+    idle_us = _usual_us(evidence, _grid(evidence, _rows(evidence, "optimizer_sweep"), "idle_us"))
+    return np.clip(idle_us - np.nan_to_num(explained_us), 0.0, np.nan_to_num(ledger.left_us(Cause.host_sync)))
+
+
+def in_waiting_sweeps_us(evidence: Evidence, ledger: Ledger, waits: float) -> Grid:
+    """Idle time between kernels for single parameters, if the host waits so often in an iteration that it waits for each."""
+    rows = _rows(evidence, "optimizer_sweep")
+    kernels = max(evidence.mean_us(_grid(evidence, rows, "count")).values(), default=0.0)
+    idle_us = _between_us(evidence, ledger, _grid(evidence, rows, "idle_us"))
+    return idle_us if kernels <= _OF_ONE_PARAMETER * waits else np.zeros_like(idle_us)
+
+
+def layout_conversion(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
+    """Convolutions copy their images between channels first and channels last."""
+    rows = _rows(evidence, "layout")
+    own_us = _grid(evidence, rows, "own_us")
+    norms_us = _grid(evidence, _rows(evidence, "layout_norm"), "device_us") * (own_us > 0)
+    saving_us = _saving_us(evidence, own_us + norms_us * (1 - _OF_NORMS))
+    if evidence.share(_saving_us(evidence, own_us)) < thresholds.device_work:
+        return [], ledger
+    count = _per_iteration(evidence, rows)
+    copies = rows.filter(pa.array([is_strided_copy(name) for name in rows["name"].to_pylist()], pa.bool_()))
+    inferred = "copies to other strides count as conversions, because the network has convolutions"
+    finding = _finding(
+        evidence,
+        "layout_conversion",
+        rows,
+        min(saving_us, evidence.room_us),
+        evidence.mean_us(own_us),
+        title=f"{{ranks}}: {max(count.values(), default=0.0):,.0f} conversions between channels first and channels last take "
+        "{time} of each {per}",
+        numbers={
+            "conversions_us": by_rank(evidence.mean_us(own_us)),
+            "batch_norms_us": by_rank(evidence.mean_us(norms_us)),
+            "kernels": count,
+        },
+        reason=inferred if copies.num_rows else "",
+    )
+    return [finding], ledger
+
+
+def recomputation(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
+    """The backward pass computes activations again, which is needless while memory is free."""
+    rows = _rows(evidence, "recomputation")
+    again_us, own_us = _grid(evidence, rows, "device_us"), _grid(evidence, rows, "own_us")
+    free = _free_memory(evidence)
+    if free is not None and free < thresholds.free_for_activations:
+        return [], ledger
+    idle_us = _between_us(evidence, ledger, _grid(evidence, rows, "idle_us"))
+    of_idle, attributed = ledger.attribute(idle_us, _BETWEEN)
+    saving_us = min(_saving_us(evidence, own_us), evidence.room_us) + of_idle
+    if evidence.share(saving_us) < thresholds.device_work:
+        return [], ledger
+    memory = "" if free is None else f", with {free:.0%} of the memory free at the peak"
+    finding = _finding(
+        evidence,
+        "recomputation",
+        rows,
+        saving_us,
+        evidence.mean_us(again_us),
+        title=f"{{ranks}}: the backward pass computes {{time}} of activations again in each {{per}}{memory}",
+        numbers={
+            "recomputed_us": by_rank(evidence.mean_us(again_us)),
+            "idle_us": by_rank(evidence.mean_us(idle_us)),
+            "free_share": free,
+            "kernels": _per_iteration(evidence, rows),
+        },
+        confidence=Confidence.low if free is None else Confidence.medium,
+        reason="free memory is unknown" if free is None else "how much memory the activations need is unknown",
+    )
+    return [finding], attributed
+
+
+def _between_us(evidence: Evidence, ledger: Ledger, idle_us: Grid) -> Grid:
+    """Idle time between kernels that is left of its causes. It is alike in all iterations: an excess has other reasons."""
+    left_us = np.maximum(np.nan_to_num(ledger.left_us(*_BETWEEN)), 0.0)
+    return np.minimum(_usual_us(evidence, idle_us), left_us)
+
+
+def _usual_us(evidence: Evidence, times_us: Grid) -> Grid:
+    """Times, each as far as it is in the median iteration as well."""
+    typical_us = evidence.typical_us(times_us)
+    return np.minimum(times_us, [typical_us.get(rank, 0.0) for rank in evidence.ranks])
+
+
+def _rows(evidence: Evidence, role: str) -> pa.Table:
+    return evidence.device_roles.filter(pc.equal(evidence.device_roles["role"], role))
+
+
+def _grid(evidence: Evidence, rows: pa.Table, column: str) -> Grid:
+    """A column by iteration and rank; 0 in captured iterations without the role."""
+    grid = evidence.grid(rows, column)
+    return np.where(np.isnan(evidence.duration_us), np.nan, np.nan_to_num(grid))
+
+
+def _per_iteration(evidence: Evidence, rows: pa.Table) -> dict[str, float]:
+    return by_rank(evidence.mean_us(_grid(evidence, rows, "count")), 1)
+
+
+def _saving_us(evidence: Evidence, lost_us: Grid) -> float:
+    """How much shorter a mean iteration is without some compute: a rank that has less of it waits less for the others."""
+    captured = ~np.isnan(evidence.duration_us)
+    counted = captured.any(axis=1)
+    if not counted.any():
+        return 0.0
+    lost_us = np.where(captured, np.nan_to_num(np.clip(lost_us, 0.0, evidence.compute_us)), 0.0)
+    path_us = np.where(captured, lost_us + np.nan_to_num(evidence.waiting_us), np.inf).min(axis=1)
+    return float(np.minimum(lost_us.max(axis=1), path_us)[counted].mean())
+
+
+def _device(evidence: Evidence) -> str:
+    return next((name for info in evidence.infos for name in info.devices.values()), "")
+
+
+def _half(evidence: Evidence) -> str:
+    """The 16-bit precision of the device: `fp16` on those before Ampere, whose tensor cores have no bf16."""
+    known = peaks(_device(evidence))
+    return "fp16" if known and "bf16" not in known else "bf16"
+
+
+def _of_bf16(evidence: Evidence) -> dict[str, float]:
+    """The time of bf16, or fp16, as a share of that of fp64, fp32 and TF32, by the device's peaks.
+
+    fp64 counts as fp32: tensor cores of an A100 and an H100 are as fast in it, all other GPUs slower.
+    """
+    known = peaks(_device(evidence))
+    if not known:
+        return {"fp64": _OF_FP32, "fp32": _OF_FP32, "tf32": _OF_TF32}
+    return {name: known.get(name, known["fp32"]) / known[_half(evidence)] for name in FULL_PRECISIONS}
+
+
+def _free_memory(evidence: Evidence) -> float | None:
+    """The share of the fullest device's memory that is free at its peak; None when unknown."""
+    sizes = {(info.rank, device): size for info in evidence.every_info for device, size in info.device_bytes.items()}
+    found = []
+    for row in evidence.memory.to_pylist():
+        size, peak = sizes.get((row["rank"], row["device"])), row["peak_reserved_bytes"] or row["peak_bytes"]
+        if size and peak:
+            found.append(max(1 - peak / size, 0.0))
+    return min(found, default=None)
+
+
+def _finding(
+    evidence: Evidence,
+    id: str,
+    rows: pa.Table,
+    saving_us: float,
+    time_us: Mapping[int, float],
+    *,
+    title: str,
+    numbers: Mapping[str, Any],
+    case: str = "default",
+    confidence: Confidence | None = None,
+    reason: str = "",
+) -> Finding:
+    """The finding of a role; `title` names {ranks}, {time} and {per}."""
+    # Ranks that run as many of these kernels are as responsible, also those that lose less because they wait for others.
+    count = evidence.mean_us(_grid(evidence, rows, "count"))
+    ranks = sorted({*responsible(time_us), *responsible(count)})
+    sure, why = evidence.confidence()
+    if confidence is not None or (reason and sure is Confidence.high):
+        sure = confidence or Confidence.medium
+    named = title.format(ranks=ranks_in_words(ranks, evidence.ranks), time=ms(max(time_us.values())), per=evidence.per)
+    return Finding(
+        id=id,
+        title=named[0].upper() + named[1:],
+        ranks=ranks,
+        evidence={"share_of_iteration": round(evidence.share(saving_us), 4), **numbers},
+        recoverable_us_per_iteration=saving_us,
+        confidence=sure,
+        confidence_reason="; ".join(filter(None, (why, reason))),
+        action=advice(id, case),
+        events=_events(evidence, rows, ranks),
+    )
+
+
+def _events(evidence: Evidence, rows: pa.Table, ranks: Sequence[int]) -> list[Event]:
+    """The names with most time in one iteration, each once."""
+    counted = [row for row in rows.to_pylist() if row["rank"] in ranks and row["iteration"] in evidence.lines]
+    counted.sort(key=lambda row: (-row["device_us"], row["rank"], row["iteration"] or 0))
+    first: dict[str, dict[str, Any]] = {}
+    for row in counted:
+        first.setdefault(row["name"], row)
+    return [
+        Event(row["rank"], row["name"], row["iteration"], row["start_ns"], row["device_us"], row["count"])
+        for row in list(first.values())[:5]
+    ]

@@ -1,0 +1,429 @@
+"""The tables that findings read, as arrays of iterations by ranks."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from bridge_profiling.facts.device import ranks_without_work
+from bridge_profiling.facts.idle import Cause
+from bridge_profiling.facts.parts import ENOUGH_ITERATIONS
+from bridge_profiling.facts.ranks import steady_iterations
+from bridge_profiling.findings.ledger import Grid, Ledger
+from bridge_profiling.findings.types import Confidence, Event
+from bridge_profiling.findings.unprofiled import (
+    LAUNCHING,
+    ProfilerTime,
+    TimedIterations,
+    longer_than_any_us,
+    timed_iterations,
+    total_us,
+)
+from bridge_profiling.manifest import RankCapture
+from bridge_profiling.traces.types import RankInfo
+
+#: Hosts differ in what recording costs them: the profiler's part of a cause can be wrong by this share. On most of eighteen
+#: trainings on H200s, an event cost 1.7 to 2.6 µs.
+DOUBT = 0.25
+
+#: A cause is in no doubt if the profiler explains less than this share of what is left of it.
+_HARDLY = 0.05
+
+#: The same records can cost one host so many times as much as another one. Manifests time the job's iterations, not each host.
+_APART = 1.5
+
+#: Causes of idle time for which the capture shows no reason.
+_UNRECORDED = (Cause.host_pause, Cause.host_launch)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """Answers of the methods of `Run`, from the traces of the profiler that captured most ranks.
+
+    Grids have a row for each of `numbers` and a column for each of `ranks`; NaN where a rank did not capture an iteration.
+    """
+
+    infos: list[RankInfo]
+    every_info: list[RankInfo]  # traces of other profilers included
+    manifests: list[RankCapture]  # empty for captures of other origin
+    breakdown: pa.Table
+    iterations: pa.Table
+    idle_gaps: pa.Table
+    idle_causes: pa.Table
+    host_iterations: pa.Table  # of ranks without device work
+    launch_statistics: pa.Table
+    profiler_cost: pa.Table
+    kernels: pa.Table
+    device_roles: pa.Table
+    collective_sizes: pa.Table
+    loop_counts: pa.Table
+    units: pa.Table
+    copies: pa.Table
+    communication: pa.Table
+    communication_by_rank: pa.Table
+    rank_iterations: pa.Table  # Run.ranks
+    pipeline: pa.Table
+    pipeline_by_rank: pa.Table
+    memory: pa.Table
+    memory_growth: pa.Table
+    memory_sites: pa.Table
+    out_of_memory: pa.Table
+    alone: pa.Table | None  # communication of Run.against_bench
+    unjudged: tuple[int, ...] = ()  # ranks that lost too much of their device work, and that no other field has
+
+    @cached_property
+    def doubts(self) -> dict[str, list[int]]:
+        """What is wrong with the times of captures, and the ranks of each."""
+        found: dict[str, list[int]] = {}
+        for info in self.infos:
+            for doubt in dict.fromkeys(info.doubts):
+                found.setdefault(doubt, []).append(info.rank)
+        return found
+
+    @cached_property
+    def compute_kernels(self) -> list[dict[str, Any]]:
+        """The rows of `kernels` that are compute."""
+        return [row for row in self.kernels.to_pylist() if row["kind"] == "compute"]
+
+    # Rows and columns of grids.
+
+    @cached_property
+    def ranks(self) -> list[int]:
+        """Captured ranks, ascending; without ranks whose trace shows no device, unless that is all of them."""
+        captured = set(self.idle_gaps["rank"].to_pylist())
+        return sorted(captured.difference(self._without_device) or captured)
+
+    @property
+    def has_device(self) -> bool:
+        """Whether any trace shows work on a device."""
+        return not set(self.ranks) <= set(self._without_device)
+
+    @cached_property
+    def _without_device(self) -> list[int]:
+        return ranks_without_work(self.breakdown, self.infos[0].source) if self.infos else []
+
+    @cached_property
+    def numbers(self) -> list[int | None]:
+        """Iterations that count, ascending, without boundary iterations if possible; [None] when none is marked."""
+        boundary: dict[int, bool] = {}
+        for row in self.iterations.select(["iteration", "boundary"]).to_pylist() if self.iterations.num_rows else ():
+            boundary[row["iteration"]] = boundary.get(row["iteration"], False) or row["boundary"]
+        if boundary:
+            steady = steady_iterations(boundary)
+            usual = [number for number in steady if number not in self.chance]
+            return list(usual if len(usual) >= ENOUGH_ITERATIONS else steady)
+        return [None] if self.idle_gaps.num_rows else []
+
+    @cached_property
+    def lines(self) -> dict[int | None, int]:
+        """The line of grids of each iteration that counts."""
+        return {number: line for line, number in enumerate(self.numbers)}
+
+    @cached_property
+    def chance(self) -> frozenset[int]:
+        """Captured iterations that a pause without a recorded reason makes longer than every unprofiled one.
+
+        Their share of the captured iterations says little about the run, and the pause may be the profiler's.
+        """
+        rows = [
+            row for cause in _UNRECORDED for between in (False, True) for row in self._rows(cause, between=between).to_pylist()
+        ]
+        unrecorded: Counter[tuple[int, int]] = Counter()
+        for row in rows:
+            unrecorded[row["iteration"], row["rank"]] += row["lost_us"]
+        return frozenset(
+            number
+            for number, excess_us in longer_than_any_us(self.manifests).items()
+            if any(time_us >= excess_us / 2 for (iteration, _), time_us in unrecorded.items() if iteration == number)
+        )
+
+    @cached_property
+    def left_out_us(self) -> dict[int, float]:
+        """Duration of each captured iteration that does not count, without the profiler's recorded work; of the longest rank.
+
+        The capture does not say how long the profiler takes to start and to stop.
+        """
+        rows = self.iterations.select(["rank", "iteration", "duration_us"]).to_pylist() if self.iterations.num_rows else []
+        own: Counter[tuple[int, int]] = Counter()
+        for row in self._rows(Cause.profiler).to_pylist():
+            own[row["rank"], row["iteration"]] += row["lost_us"]
+        found: dict[int, float] = {}
+        for row in rows:
+            number = row["iteration"]
+            if number not in self.lines:
+                found[number] = max(found.get(number, 0.0), row["duration_us"] - own[row["rank"], number])
+        return found
+
+    @property
+    def per(self) -> str:
+        """The unit that times refer to: `iteration`, or `capture` where no iteration is marked."""
+        return "capture" if self.numbers == [None] else "iteration"
+
+    @cached_property
+    def captured_iterations(self) -> Counter[int]:
+        """Iterations in each rank's capture, boundary iterations included."""
+        return Counter(self.iterations["rank"].to_pylist() if self.iterations.num_rows else [])
+
+    def grid(self, table: pa.Table, column: str) -> Grid:
+        """A column of a table with `rank` and `iteration` as a grid; values of the same rank and iteration are added up."""
+        grid = np.full((len(self.numbers), len(self.ranks)), np.nan)
+        lines = self.lines
+        places = {rank: place for place, rank in enumerate(self.ranks)}
+        columns = [table[name].to_pylist() for name in ("rank", "iteration", column)] if table.num_rows else [[], [], []]
+        for rank, number, value in zip(*columns, strict=True):
+            line, place = lines.get(number), places.get(rank)
+            if line is not None and place is not None and value is not None:
+                before = grid[line, place]
+                grid[line, place] = value if before != before else before + value  # NaN is unequal to itself
+        return grid
+
+    def column(self, grid: Grid, rank: int) -> list[float | None]:
+        """A rank's values in a grid, by iteration."""
+        return [None if np.isnan(value) else float(value) for value in grid[:, self.ranks.index(rank)]]
+
+    def typical_us(self, grid: Grid) -> dict[int, float]:
+        """The median over iterations, by rank."""
+        seen = ~np.isnan(grid)
+        if seen.all() and grid.size:
+            # A call for each rank took 5 ms a rank in all findings together.
+            return dict(zip(self.ranks, np.median(grid, axis=0).tolist(), strict=True))
+        return {rank: float(np.median(grid[seen[:, at], at])) for at, rank in enumerate(self.ranks) if seen[:, at].any()}
+
+    def mean_us(self, grid: Grid) -> dict[int, float]:
+        """The mean over iterations, by rank."""
+        seen = ~np.isnan(grid)
+        return {rank: float(grid[seen[:, at], at].mean()) for at, rank in enumerate(self.ranks) if seen[:, at].any()}
+
+    # Times of iterations.
+
+    @cached_property
+    def duration_us(self) -> Grid:
+        """Duration of each iteration on each rank's device, with the profiler's cost."""
+        return self.grid(self.idle_gaps, "duration_us")
+
+    @cached_property
+    def compute_us(self) -> Grid:
+        """Compute of each iteration."""
+        return self.duration_us - self.grid(self.idle_gaps, "non_compute_us")
+
+    @cached_property
+    def communicating_us(self) -> Grid:
+        """Non-compute time in which communication ran: transfer and waiting."""
+        return self.idle_us(Cause.blocked_by_communication, Cause.starved_beside_communication, with_profiler=True)
+
+    @cached_property
+    def overlapped_us(self) -> Grid:
+        """Communication that overlaps with compute."""
+        name = "overlapped_communication_us"
+        if self.iterations.num_rows:
+            return self.grid(self.iterations, name)
+        whole = pa.array([None] * self.breakdown.num_rows, pa.int32())
+        return self.grid(self.breakdown.append_column("iteration", whole), name)
+
+    @cached_property
+    def waiting_us(self) -> Grid:
+        """Non-compute time in which a rank waits for others; where that is unknown, all communication as an upper bound."""
+        if len(self.ranks) < 2:
+            return self.communicating_us
+        if not self.has_device:
+            return self._zero + np.nan_to_num(self.grid(self.host_iterations, "waiting_us"))
+        known = self.grid(self.rank_iterations, "waiting_us")
+        return np.where(np.isnan(known), self.communicating_us, np.minimum(known, self.communicating_us))
+
+    @cached_property
+    def waiting_is_known(self) -> bool:
+        """Whether waiting is known apart from transfers, for every rank."""
+        if len(self.ranks) < 2 or not self.has_device:
+            return len(self.ranks) > 1 and bool(self.host_iterations.num_rows)
+        known = self.grid(self.rank_iterations, "waiting_us")
+        return not bool((np.isnan(known) & ~np.isnan(self.duration_us)).any())
+
+    @cached_property
+    def captured_iterations_us(self) -> Grid:
+        """Each iteration as captured, with the time until the next one."""
+        between = [self.of_cause(cause, "lost_us", between=True) for cause in Cause if cause is not Cause.profiler]
+        return sum(between, self.duration_us)
+
+    @cached_property
+    def captured_iteration_us(self) -> float:
+        """A mean iteration of the job as captured, with the time until the next one; 0 without any."""
+        if not self.numbers:
+            return 0.0
+        each_us = self.captured_iterations_us
+        if self.iterations.num_rows:
+            # Captures need not begin together: in their first iteration, ranks wait for the one whose capture begins last.
+            begin_ns = self.grid(self.iterations, "start_ns")[0]
+            early_us = (np.nanmax(begin_ns) - begin_ns) / 1e3
+            each_us = np.vstack((each_us[:1] - np.where(early_us < each_us[0], early_us, 0.0), each_us[1:]))
+        return float(np.mean(np.nanmedian(each_us, axis=1)))
+
+    @cached_property
+    def iteration_us(self) -> float:
+        """A mean iteration of the job without the profiler's cost; 0 without any."""
+        cost_us = float(np.mean(np.nanmedian(self.profiler.cost_us, axis=1))) if self.numbers else 0.0
+        return max(self.captured_iteration_us - cost_us, *self.mean_us(self.compute_us).values(), 0.0)
+
+    @cached_property
+    def _least_compute_us(self) -> float:
+        """The mean compute of the rank that computes least in each iteration: ranks can take turns."""
+        captured = self.compute_us[~np.isnan(self.compute_us).all(axis=1)]
+        return float(np.nanmin(captured, axis=1).mean()) if captured.size else 0.0
+
+    def share(self, time_us: float) -> float:
+        """A time as a share of a mean iteration without the profiler's cost."""
+        return time_us / self.iteration_us if self.iteration_us else 0.0
+
+    # The profiler's cost.
+
+    @cached_property
+    def timed_iterations(self) -> dict[int, TimedIterations]:
+        """Iterations with and without the profiler by rank, as far as manifests show both."""
+        return timed_iterations(self.manifests, self.typical_us(self.compute_us), self.typical_us(self.duration_us))
+
+    @property
+    def profiler_us(self) -> dict[int, float]:
+        """The profiler's cost by rank, as far as manifests show it."""
+        return {rank: timed.cost_us for rank, timed in self.timed_iterations.items()}
+
+    @cached_property
+    def profiler(self) -> ProfilerTime:
+        """The profiler's part of each iteration."""
+        explained = {cause: np.minimum(self.of_cause(cause, "profiler_us"), self._captured_us[cause]) for cause in Cause}
+        return ProfilerTime.of(self._captured_us, explained, self.waiting_us, self.ranks, self.profiler_us)
+
+    @cached_property
+    def profiler_of_host_us(self) -> dict[int, float]:
+        """How late the profiler can make each rank. Hosts pay differently for the same records: ranks can differ by it."""
+        return {rank: _APART * time_us for rank, time_us in self.typical_us(total_us(self.profiler.explained_us)).items()}
+
+    def is_doubtful(self, *causes: Cause) -> bool:
+        """Whether the remaining time of some causes can still be the profiler's, in a mean iteration of the worst rank.
+
+        How much of a gap in which the host launches on is due to which cause is uncertain. So these are judged together, unless
+        the profiler explains hardly any of theirs.
+        """
+        if not self.numbers:
+            return False
+        together = (*causes, *(cause for cause in LAUNCHING if cause not in causes)) if set(causes) & set(LAUNCHING) else causes
+
+        def left_and_explained_us(*some: Cause) -> tuple[float, float]:
+            explained = sum((self.profiler.explained_us[cause] for cause in some), self._zero)
+            return float(np.mean(np.nanmax(self.idle_us(*some), axis=1))), float(np.mean(np.nanmax(explained, axis=1)))
+
+        (left_us, explained_us), (own_us, own_explained_us) = left_and_explained_us(*together), left_and_explained_us(*causes)
+        return left_us < DOUBT * explained_us and own_explained_us >= _HARDLY * own_us
+
+    def confidence(self, *, of_host: bool = False) -> tuple[Confidence, str]:
+        """How certain a finding about lost time can be, and why not more; the profiler's cost matters to times of the host."""
+        if of_host and not self.profiler_us:
+            return Confidence.low, "profiler overhead is estimated, not measured (no unprofiled iteration is recorded)"
+        if len(self.numbers) >= ENOUGH_ITERATIONS:
+            return Confidence.high, ""
+        if self.per == "capture":
+            return Confidence.medium, "no iterations are marked, so changes between iterations are unknown"
+        return Confidence.medium, f"it is based on only {len(self.numbers)} iteration{'s' if len(self.numbers) > 1 else ''}"
+
+    # Non-compute time by cause.
+
+    def idle_us(self, *causes: Cause, with_profiler: bool = False) -> Grid:
+        """Non-compute time within iterations of some causes together, without the profiler's cost unless asked for."""
+        times = self._captured_us if with_profiler else self._idle_us
+        return sum((times[cause] for cause in causes), self._zero)
+
+    def of_cause(self, cause: Cause, column: str, *, between: bool = False) -> Grid:
+        """A column of a cause, within iterations or after each and before the next.
+
+        `lost_us`: non-compute time; `host_us`: time of the launching threads in its ranges or calls, whether the device
+        computed meanwhile or not; `calls`: number of ranges or calls that began.
+        """
+        return self._zero + np.nan_to_num(self.grid(self._rows(cause, between=between), column))
+
+    def in_turns_us(self, cause: Cause) -> NDArray[np.float64]:
+        """Cost of a cause in each iteration when its ranges follow one another: the rank that loses most in each range."""
+        cost = np.zeros(len(self.numbers))
+        for between in (False, True):
+            most: dict[int, list[float]] = {line: [] for line in range(len(self.numbers))}
+            rows = self._rows(cause, between=between)
+            for row in rows.select(["iteration", "lost_each_us"]).to_pylist() if rows.num_rows else ():
+                if row["iteration"] in self.lines and row["lost_each_us"]:
+                    line = self.lines[row["iteration"]]
+                    pairs = itertools.zip_longest(most[line], row["lost_each_us"], fillvalue=0.0)
+                    most[line] = [max(pair) for pair in pairs]
+            cost += [sum(most[line]) for line in range(len(self.numbers))]
+        return cost
+
+    def events(self, *causes: Cause, ranks: Sequence[int] | None = None, between: bool = False, limit: int = 5) -> list[Event]:
+        """Events of some causes in the iterations that count, most lost time first, unnamed ones last."""
+        rows = [
+            row
+            for cause in causes
+            for row in self._rows(cause, between=between).to_pylist()
+            if row["iteration"] in self.lines and row["lost_us"] > 0 and (ranks is None or row["rank"] in ranks)
+        ]
+        rows.sort(key=lambda row: (row["name"] is None, -row["lost_us"], row["rank"], row["start_ns"]))
+        return [
+            Event(
+                rank=row["rank"],
+                name=row["name"] or "others and unnamed",
+                iteration=row["iteration"],
+                start_ns=row["start_ns"],
+                duration_us=row["lost_us"],
+                count=row["count"],
+            )
+            for row in rows[:limit]
+        ]
+
+    def ledger(self) -> Ledger:
+        """The ledger before any finding. The profiler's part counts as waiting, because it is gone without the profiler.
+
+        All savings together are at most what an iteration without the profiler has besides its compute: in each iteration that
+        of the rank that computes least, so that ranks which compute more in turns can lose all of that.
+        """
+        free_us = self.waiting_us + total_us(self.profiler.explained_us)
+        return Ledger.empty(
+            free_us, self._idle_us, numbers=self.numbers, most_us=max(self.iteration_us - self._least_compute_us, 0.0)
+        )
+
+    @cached_property
+    def room_us(self) -> float:
+        """The most that less work for devices saves, before the slowest host, never waiting for its device, limits it.
+
+        What recording costs a host is an estimate, even where manifests measure what of it the job's iteration shows.
+        """
+        own_us = self.grid(self.profiler_cost, "host_own_us") - DOUBT * self.grid(self.profiler_cost, "host_cost_us")
+        return max(self.iteration_us - max(self.typical_us(own_us).values(), default=0.0), 0.0)
+
+    @cached_property
+    def _zero(self) -> Grid:
+        return np.where(np.isnan(self.duration_us), np.nan, 0.0)
+
+    def _rows(self, cause: Cause, *, between: bool = False) -> pa.Table:
+        rows = self.idle_causes
+        if not rows.num_rows:
+            return rows
+        return rows.filter(pc.and_(pc.equal(rows["cause"], str(cause)), pc.equal(rows["between"], between)))
+
+    @cached_property
+    def _captured_us(self) -> Mapping[Cause, Grid]:
+        found = {cause: self.of_cause(cause, "lost_us") for cause in Cause}
+        if not self.has_device and self.host_iterations.num_rows:
+            # Nothing is recorded on the loop's thread while a collective on a CPU blocks it.
+            blocked = sum(np.nan_to_num(self.grid(self.host_iterations, f"{part}_us")) for part in ("communication", "waiting"))
+            found[Cause.host_pause] = np.maximum(found[Cause.host_pause] - blocked, 0.0)
+        return found
+
+    @cached_property
+    def _idle_us(self) -> Mapping[Cause, Grid]:
+        """Captured time without the profiler's part."""
+        return {
+            cause: np.maximum(time_us - self.profiler.explained_us[cause], 0.0) for cause, time_us in self._captured_us.items()
+        }

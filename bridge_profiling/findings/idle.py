@@ -1,0 +1,327 @@
+"""Findings about devices that do not compute: each takes what earlier findings left of one cause of non-compute time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from bridge_profiling.facts.host_names import PREPARING
+from bridge_profiling.facts.idle import LAUNCH_NS, SEVERAL, Cause
+from bridge_profiling.facts.saving import COPIES
+from bridge_profiling.findings import device_work
+from bridge_profiling.findings.evidence import Evidence
+from bridge_profiling.findings.ledger import Found, Ledger
+from bridge_profiling.findings.losses import (
+    advice_on_short_pauses,
+    attributed,
+    finding_of,
+    in_left_out,
+    lost,
+    lost_in_ranges,
+    responsible,
+)
+from bridge_profiling.findings.types import Confidence, Finding, Thresholds, advice, by_rank, ms, ranks_in_words
+from bridge_profiling.findings.unprofiled import seldom_us
+
+#: Ranks that launch this share fewer kernels do less.
+_AS_MANY = 0.1
+
+#: Many synchronizations are a finding at a fifth of the threshold; fewer than `SEVERAL` at twice the threshold.
+_OF_MANY, _OF_FEW = 0.2, 2.0
+
+#: Advice for certain calls: a part of the event's name, and the entry in advice.toml.
+_CALLS = {"cudaDeviceSynchronize": "cudaDeviceSynchronize", "aten::nonzero": "nonzero"}
+
+#: Causes of idle devices, in words.
+_WAITS_FOR = {
+    Cause.data_loading: "data loading",
+    Cause.host_sync: "host synchronization",
+    Cause.pageable_copy: "copies of pageable memory",
+    Cause.checkpoint_stall: "saving a checkpoint",
+    Cause.garbage_collection: "Python's garbage collection",
+    Cause.recompilation: "compilation",
+    Cause.initialization: "the driver and libraries to be set up",
+    Cause.allocator_churn: "memory from the driver",
+    Cause.small_kernels: "launches of small kernels",
+    Cause.host_pause: "a host that does something unrecorded",
+    Cause.host_launch: "launches",
+    Cause.dependency_stalled: "an unknown dependency between launched kernels",
+}
+
+
+def data_loading(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
+    """The launching thread waits for its next batch. Loading while the device computes costs nothing and does not count."""
+    cause = Cause.data_loading
+    loss, ledger = lost_in_ranges(evidence, ledger, cause, thresholds.data_loading)
+    if loss is None:
+        return [], ledger
+    numbers = {"idle_us": by_rank(loss.lost_us), "in_data_loading_us": by_rank(loss.host_us)}
+    title, action = "Data loading stalls {ranks} for {cost}", None
+    if [event.name for event in evidence.events(cause, ranks=loss.ranks, limit=1)] == [PREPARING]:
+        title, action = "Preparing data with operators on the CPU stalls {ranks} for {cost}", advice("data_loading", "prepared")
+    return [finding_of(evidence, cause, loss, title, numbers, action=action, severe=3 * thresholds.data_loading)], ledger
+
+
+def host_sync(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
+    """Hosts wait for their device and then launch too late: the device's idle time afterwards counts, not the wait."""
+    cause = Cause.host_sync
+    calls = evidence.mean_us(evidence.of_cause(cause, "calls"))
+    number = max(calls.values(), default=0.0)
+    factor = _OF_MANY if number >= thresholds.synchronizations else _OF_FEW if number < SEVERAL else 1.0
+    lost_us, causes = ledger.left_us(cause), [cause]
+    if number < SEVERAL:
+        lost_us = lost_us - device_work.after_waits_in_sweeps_us(evidence, thresholds, ledger)
+    if number >= thresholds.synchronizations:
+        # A host that waits so often starts again each time. Where it takes longer than in its fastest iteration to launch the
+        # same, it would have been ahead without the waits.
+        launching_us = ledger.left_us(Cause.host_launch)
+        fastest_us = np.nan_to_num(launching_us, nan=np.inf).min(axis=0)
+        looped_us = device_work.in_waiting_sweeps_us(evidence, ledger, number)
+        lost_us = lost_us + np.maximum(launching_us - fastest_us, looped_us)
+        causes += [Cause.host_launch, Cause.small_kernels, Cause.dependency_stalled]
+    loss, ledger = attributed(evidence, ledger, lost_us, causes, thresholds.cause * factor)
+    if loss is None:
+        return [], ledger
+    # Ranks that synchronize as often are as responsible, also those that lose less because they wait for others.
+    # How many of a rank's waits stall its device is partly chance.
+    alike = {rank: time_us for rank, time_us in loss.lost_us.items() if calls.get(rank, 0.0) > 0}
+    ranks = sorted({*responsible(calls), *responsible(alike)}) or loss.ranks
+    names = {event.name for event in evidence.events(cause, ranks=ranks)}
+    hints = [advice("host_sync", entry) for call, entry in _CALLS.items() if any(call in name for name in names)]
+    numbers = {
+        "idle_after_us": by_rank(loss.lost_us),
+        "host_waits_us": by_rank(evidence.mean_us(evidence.of_cause(cause, "host_us"))),
+        "synchronizations": by_rank(calls, 2),
+    }
+    often = f"{number:.0f} times" if round(number) != 1 else "once"
+    title = f"{{ranks}}: the host waits for the device {often} per {evidence.per}, and the late launches cost {{cost}}"
+    action = " ".join([*([advice("host_sync", "few")] if number < SEVERAL else []), advice("host_sync"), *hints])
+    return [finding_of(evidence, cause, loss, title, numbers, ranks=ranks, action=action, severe=0.25)], ledger
+
+
+def pageable_copy(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
+    """Copies of pageable host memory: they block the host until staged, and reach a fraction of the link's bandwidth."""
+    cause = Cause.pageable_copy
+    loss, ledger = lost(evidence, ledger, cause, thresholds.cause)
+    if loss is None:
+        return [], ledger
+    numbers = {
+        "lost_us": by_rank(loss.lost_us),
+        "host_held_us": by_rank(evidence.mean_us(evidence.of_cause(cause, "host_us"))),
+        "copies": _copies(evidence, loss.ranks, pageable=True),
+    }
+    title = "Copies of pageable memory stall {ranks} for {cost}"
+    return [finding_of(evidence, cause, loss, title, numbers)], ledger
+
+
+def checkpoint_stall(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
+    """Devices idle while a checkpoint is saved, within iterations or between them."""
+    cause = Cause.checkpoint_stall
+    loss, ledger = lost_in_ranges(evidence, ledger, cause, thresholds.cause)
+    if loss is None:
+        return in_left_out(evidence, thresholds, cause, "Saving a checkpoint stalls"), ledger
+    saving = np.nanmax(evidence.of_cause(cause, "host_us") + evidence.of_cause(cause, "host_us", between=True), axis=1)
+    times, of = int((saving > 0).sum()), len(evidence.numbers)
+    numbers = {
+        "idle_us": by_rank(loss.lost_us),
+        "in_checkpoint_us": by_rank(loss.host_us),
+        "iterations": [number for number, time_us in zip(evidence.numbers, saving.tolist(), strict=True) if time_us > 0],
+        "iterations_captured": of,
+    }
+    often = "each captured iteration" if times == of else f"{times} of {of} captured iterations"
+    title = f"Saving a checkpoint stalls {{ranks}} for {ms(loss.saving_us * of / times)} in {often}"
+    rare = "the saving applies to the captured iterations, and over the whole run it depends on save_interval"
+    found = finding_of(evidence, cause, loss, title, numbers, reason=rare)
+    if found.events and all(event.name == COPIES for event in found.events):
+        inferred = "saving is inferred from many copies to the host in a row, which no range names"
+        found = replace(found, confidence=Confidence.low, confidence_reason=f"{inferred}; {found.confidence_reason}")
+    return [found], ledger
+
+
+def garbage_collection(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
+    """Python collects garbage on the launching thread, and the device runs out of work."""
+    cause, before = Cause.garbage_collection, ledger
+    loss, ledger = lost_in_ranges(evidence, ledger, cause, thresholds.cause)
+    if loss is None:
+        return in_left_out(evidence, thresholds, cause, "Python's garbage collection stops"), ledger
+    seldom = seldom_us(evidence.manifests, loss.occurrence) if loss.occurrence else None
+    if seldom is not None and evidence.share(seldom) < thresholds.cause:
+        return [], before  # one of the collections that every program has now and then
+    numbers = {
+        "idle_us": by_rank(loss.lost_us),
+        "in_garbage_collection_us": by_rank(loss.host_us),
+        "collections": by_rank(evidence.mean_us(evidence.of_cause(cause, "calls")), 2),
+    }
+    title = "Python's garbage collection stops {ranks} for {cost}"
+    return [finding_of(evidence, cause, loss, title, numbers)], ledger
+
+
+def recompilation(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
+    """torch.compile compiles within the window, because shapes, types or guarded values change."""
+    cause = Cause.recompilation
+    loss, ledger = lost_in_ranges(evidence, ledger, cause, thresholds.cause)
+    if loss is None:
+        return in_left_out(evidence, thresholds, cause, "torch.compile compiles on"), ledger
+    numbers = {
+        "idle_us": by_rank(loss.lost_us),
+        "in_compilation_us": by_rank(loss.host_us),
+        "compilations": by_rank(evidence.mean_us(evidence.of_cause(cause, "calls")), 2),
+    }
+    title = "torch.compile compiles in the window and stops {ranks} for {cost}"
+    return [finding_of(evidence, cause, loss, title, numbers, severe=0.25)], ledger
+
+
+def allocator_churn(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
+    """The allocator gets memory from the driver and gives it back, which holds the host and waits for the device."""
+    cause = Cause.allocator_churn
+    loss, ledger = lost(evidence, ledger, cause, thresholds.cause)
+    if loss is None:
+        return [], ledger
+    host, calls = (evidence.mean_us(evidence.of_cause(cause, name)) for name in ("host_us", "calls"))
+    # Ranks that call as often are as responsible, also those that lose less because they wait for others.
+    ranks = responsible(calls)
+    names = {event.name for event in evidence.events(cause, ranks=ranks)}
+    pinned = any("Host" in name for name in names) and not any("cudaMalloc" in name or "cudaFree " in name for name in names)
+    numbers = {"idle_us": by_rank(loss.lost_us), "in_calls_us": by_rank(host), "calls": by_rank(calls, 2)}
+    often = f"{max(calls.values()):,.1f} times per {evidence.per}"
+    title = f"{{ranks}}: the allocator calls the driver {often}, which costs {{cost}}"
+    action = advice("allocator_churn", "pinned" if pinned else "default")
+    return [finding_of(evidence, cause, loss, title, numbers, ranks=ranks, action=action)], ledger
+
+
+def host_pause(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
+    """The host launches and calls nothing for a while, and the capture does not show what it does instead."""
+    if not evidence.has_device:
+        return [], ledger
+    cause = Cause.host_pause
+    loss, ledger = lost(evidence, ledger, cause, thresholds.cause)
+    if loss is None:
+        return [], ledger
+    numbers = {"idle_us": by_rank(loss.lost_us)}
+    title = "The host of {ranks} pauses for {cost}, for no recorded reason"
+    reason = "the capture does not show what the host does in the pauses"
+    action = " ".join([*advice_on_short_pauses(evidence, loss.ranks), advice("host_pause")])
+    found = finding_of(evidence, cause, loss, title, numbers, reason=reason, action=action)
+    return [replace(found, confidence=Confidence.low)], ledger
+
+
+def copy_bound(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
+    """Compute waits for copies of pinned memory."""
+    cause = Cause.blocked_by_copy
+    loss, ledger = lost(evidence, ledger, cause, thresholds.cause)
+    if loss is None:
+        return [], ledger
+    numbers = {"blocked_us": by_rank(loss.lost_us), "copies": _copies(evidence, loss.ranks, pageable=False)}
+    title = "Compute on {ranks} waits for copies for {cost}"
+    return [finding_of(evidence, cause, loss, title, numbers, id="copy_bound", of_host=False)], ledger
+
+
+def small_kernels(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
+    """Runs of kernels so short that the host cannot launch them as fast as the device finishes them."""
+    cause = Cause.small_kernels
+    loss, ledger = lost(evidence, ledger, cause, thresholds.cause)
+    if loss is None:
+        return [], ledger
+    ranks = _launching_as_many(evidence, loss.ranks)
+    numbers = {"idle_us": by_rank(loss.lost_us), **_launches(evidence, ranks)}
+    shorter = f"Kernels shorter than their launches ({LAUNCH_NS / 1e3:.0f} µs)"
+    title = f"{shorter} leave {{ranks}} idle for {{cost}}"
+    return [finding_of(evidence, cause, loss, title, numbers, ranks=ranks)], ledger
+
+
+def host_launch_bound(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
+    """Devices wait for launches for no more specific reason: Python, the framework, garbage collection, the CPU."""
+    if not evidence.has_device:
+        return [], ledger
+    cause = Cause.host_launch
+    loss, ledger = lost(evidence, ledger, cause, thresholds.cause)
+    if loss is None:
+        return [], ledger
+    starved = evidence.mean_us(evidence.idle_us(cause))
+    profiler_us = max(evidence.profiler_of_host_us.values(), default=0.0)
+    differ = max(starved.values()) - min(starved.values()) > profiler_us
+    late = sorted({*responsible(starved), *_as_slow(evidence, loss.saving_us)}) if differ else evidence.ranks
+    numbers = {"idle_us": by_rank(starved), "profiler_us": by_rank(evidence.profiler_us), **_launches(evidence, late)}
+    besides = ", in addition to single late ranks" if max(starved.values()) > max(loss.lost_us.values()) + 1 else ""
+    title = f"{{ranks}}: the device waits for launches for {{cost}}{besides}"
+    return [finding_of(evidence, cause, loss, title, numbers, id="host_launch_bound", ranks=late, severe=0.30)], ledger
+
+
+def low_device_busy(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
+    """Devices run no kernel, copy or memset for much of an iteration; saves time only when no finding names a cause."""
+    busy = _busy(evidence) if evidence.has_device else {}
+    low = sorted(rank for rank, share in busy.items() if share < thresholds.device_busy)
+    if not low:
+        return [], ledger
+    idle = {cause: evidence.mean_us(evidence.idle_us(cause)) for cause in _WAITS_FOR}
+    least = min(low, key=lambda rank: busy[rank])
+    main, *others = sorted(_WAITS_FOR, key=lambda cause: -idle[cause].get(least, 0.0))
+    causes = tuple(_WAITS_FOR)
+    # In addition to findings about causes, the rest is many small losses, which no single change recovers.
+    alone = ledger.is_empty
+    loss, ledger = attributed(evidence, ledger, ledger.left_us(*causes), causes, 0.0) if alone else (None, ledger)
+    lost_us = idle[main].get(least, 0.0)
+    confidence, reason = evidence.confidence(of_host=main is not Cause.dependency_stalled)
+    finding = Finding(
+        id="low_device_busy",
+        title=f"{ranks_in_words(low, evidence.ranks).capitalize()}: the device is busy for only {busy[least]:.0%} of each "
+        f"{evidence.per}, and mostly waits for {_WAITS_FOR[main]}",
+        ranks=low,
+        evidence={
+            "busy_share": by_rank(busy, 4),
+            "idle_us": {str(cause): by_rank({rank: idle[cause][rank] for rank in low}) for cause in (main, *others[:3])},
+        },
+        recoverable_us_per_iteration=loss.saving_us if loss else None,
+        confidence=confidence,
+        confidence_reason=reason,
+        action=f"{advice('low_device_busy', 'alone' if alone else 'follow')} "
+        f"On rank {least}, the device waits {ms(lost_us)} of each {evidence.per} for {_WAITS_FOR[main]}.",
+        events=evidence.events(main, ranks=responsible({rank: idle[main].get(rank, 0.0) for rank in low})),
+        severe=busy[least] < thresholds.device_busy_severe,
+    )
+    return [finding], ledger
+
+
+def _busy(evidence: Evidence) -> dict[int, float]:
+    """The share of an iteration without the profiler's cost in which each device is busy."""
+    if evidence.iterations.num_rows:
+        busy = evidence.duration_us - evidence.grid(evidence.iterations, "idle_us")
+        return evidence.typical_us(busy / np.maximum(np.maximum(evidence.duration_us - evidence.profiler.cost_us, busy), 1e-9))
+    return {row["rank"]: row["busy_us"] / row["span_us"] for row in evidence.breakdown.to_pylist() if row["span_us"]}
+
+
+def _copies(evidence: Evidence, ranks: Sequence[int], *, pageable: bool) -> list[dict[str, Any]]:
+    """Kinds of copies over the whole capture, most time first."""
+    rows = [
+        row
+        for row in evidence.copies.to_pylist()
+        if row["kind"] == "memcpy" and row["rank"] in ranks and (row["host_memory"] == "pageable") == pageable
+    ]
+    rows.sort(key=lambda row: (-row["total_us"], row["rank"]))
+    names = ("rank", "direction", "host_memory", "count", "bytes", "total_us", "bandwidth_gbs")
+    return [{name: row[name] for name in names} for row in rows[:8]]
+
+
+def _launching_as_many(evidence: Evidence, ranks: Sequence[int]) -> list[int]:
+    """Some ranks, and those that launch as many kernels: which of them idles, and which waits for it, is chance."""
+    count = evidence.typical_us(evidence.grid(evidence.launch_statistics, "kernel_count"))
+    least = (1 - _AS_MANY) * min((count.get(rank, 0.0) for rank in ranks), default=0.0)
+    return sorted({*ranks, *(rank for rank in evidence.ranks if count.get(rank, -1.0) >= least)})
+
+
+def _as_slow(evidence: Evidence, saving_us: float) -> list[int]:
+    """Ranks whose own host would leave less than half of a saving, if only other hosts launched sooner."""
+    own = evidence.typical_us(evidence.grid(evidence.profiler_cost, "host_own_us"))
+    return [rank for rank, own_us in own.items() if evidence.iteration_us - own_us < saving_us / 2]
+
+
+def _launches(evidence: Evidence, ranks: Sequence[int]) -> dict[str, Any]:
+    """Kernels of a typical iteration and the cost of launching them."""
+    found = {}
+    for name in ("kernel_count", "mean_kernel_us", "launch_call_us", "graph_kernel_count"):
+        values = evidence.typical_us(evidence.grid(evidence.launch_statistics, name))
+        found[name] = by_rank({rank: values[rank] for rank in ranks if rank in values})
+    return found

@@ -1,0 +1,241 @@
+"""Iterations that are far longer than usual, outside the capture or in it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from bridge_profiling.facts.idle import Cause
+from bridge_profiling.findings.evidence import Evidence
+from bridge_profiling.findings.ledger import Found, Ledger
+from bridge_profiling.findings.losses import responsible
+from bridge_profiling.findings.occurrences import cost_in_words, occurrence
+from bridge_profiling.findings.types import (
+    Confidence,
+    Event,
+    Finding,
+    Occurrence,
+    Thresholds,
+    advice,
+    ms,
+    ranks_in_words,
+)
+from bridge_profiling.slow_iterations import slow_threshold
+
+#: Fewer iterations do not show the usual duration.
+_ENOUGH = 10
+
+#: How many times longer than usual the first or last captured iteration must be: the profiler starts or stops in it.
+_AT_AN_EDGE = 5.0
+
+#: Causes of idle time that other ranks can have.
+_OF_OTHERS = (Cause.blocked_by_communication, Cause.starved_beside_communication)
+
+#: Why a captured iteration that does not count says less than others.
+_STARTED_THERE = "the profiler also started, stopped or flushed there, and medians leave it out"
+
+#: This many slow iterations at one distance occur at a configured interval.
+_REGULAR = 3
+
+
+def slow_iterations(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
+    """Iterations that are far longer than usual: unprofiled ones, which need not be in a capture, and captured ones.
+
+    Captured iterations that count in means and lose time are not repeated here: the findings about their causes name them.
+    """
+    unprofiled = _unprofiled(evidence, thresholds, ledger)
+    captured = [*_left_out(evidence, thresholds), *_computing(evidence, thresholds)]
+    # Unprofiled ones show better what the same pauses cost the whole run.
+    if any(finding.recoverable_us_per_iteration is not None for finding in unprofiled):
+        captured = [replace(finding, recoverable_us_per_iteration=None) for finding in captured]
+    return [*unprofiled, *captured], ledger
+
+
+def _unprofiled(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> list[Finding]:
+    slow: dict[int, dict[int, float]] = {}
+    lost, typical, ranks = [], [], []
+    compute = evidence.typical_us(evidence.compute_us)
+    for manifest in evidence.manifests:
+        durations = {number: time_ns / 1e3 for number, time_ns in manifest.durations_by_iteration(profiled=False).items()}
+        threshold = slow_threshold(list(durations.values()), factor=thresholds.slow_iteration, at_least=_ENOUGH)
+        # A host that launches several iterations ahead catches up in one of them. That iteration is not slow.
+        if threshold is None or threshold.median < compute.get(manifest.rank, 0.0):
+            continue
+        excess = {number: time - threshold.median for number, time in durations.items() if time > threshold.above}
+        # What the profiler frees: of 82 healthy trainings, it was slow 13 times as often as an iteration before the window.
+        if (window := manifest.manifest.window) and set(excess) == {window.end + 1}:
+            continue
+        net = {number: time - _regained(durations, number, threshold.median) for number, time in excess.items()}
+        beyond = {number: time for number, time in net.items() if time > threshold.above - threshold.median}
+        if beyond:
+            ranks.append(manifest.rank)
+        for number, time in beyond.items():
+            slow.setdefault(number, {})[manifest.rank] = time
+        lost.append(sum(beyond.values()) / len(durations))
+        typical.append(threshold.median)
+    # Ranks agree on durations, because a rank that is not slow waits: at once, or in the next iteration.
+    if 2 * len(ranks) >= len(lost):
+        ranks = [manifest.rank for manifest in evidence.manifests]
+    saving_us, usual = (float(np.median(values)) if values else 0.0 for values in (lost, typical))
+    if not slow or saving_us < thresholds.cause * usual:
+        return []
+    # The same pauses in the window are in the savings of other findings.
+    saving_us = max(saving_us - ledger.sporadic_us, 0.0)
+    numbers = sorted(slow)
+    distances = set(np.diff(numbers).tolist())
+    every = distances.pop() if len(numbers) >= _REGULAR and len(distances) == 1 and 1 not in distances else None
+    longest = {number: max(slow[number].values()) for number in numbers}
+    worst = max(numbers, key=lambda number: longest[number])
+    confidence, reason = Confidence.high, ""
+    if once := numbers[-1] - numbers[0] < len(numbers):
+        confidence, reason = Confidence.low, "one such pause can be chance, and does not show how often others follow"
+    elif len(numbers) < _REGULAR:
+        confidence, reason = Confidence.medium, f"only {len(numbers)} such iterations, which can be chance"
+    named = ranks_in_words(sorted(ranks), [manifest.rank for manifest in evidence.manifests])
+    counted = "1 iteration is" if len(numbers) == 1 else f"{len(numbers)} iterations are up to"
+    action = [
+        advice("slow_iterations", ranks=named, start=worst, end=worst + 1),
+        advice("slow_iterations", "regular" if every else "irregular", every=every),
+    ]
+    finding = Finding(
+        id="slow_iterations",
+        title=f"{counted} {ms(longest[worst])} longer than the usual {ms(usual)}"
+        + (f", every {every} iterations" if every else ""),
+        ranks=sorted(ranks),
+        evidence={
+            "iterations": numbers[:50],
+            "usual_us": round(usual, 3),
+            "beyond_usual_us": {str(number): round(longest[number], 3) for number in numbers[:50]},
+            "every": every,
+        },
+        recoverable_us_per_iteration=None if once else saving_us,
+        confidence=confidence,
+        confidence_reason=reason,
+        action=" ".join(action),
+        events=[
+            Event(max(slow[number], key=lambda rank: slow[number][rank]), f"iteration {number}", number, None, longest[number])
+            for number in sorted(slow, key=lambda number: -longest[number])[:5]
+        ],
+    )
+    return [finding]
+
+
+def _regained(durations: Mapping[int, float], number: int, usual: float) -> float:
+    """By how much the iterations after a slow one are shorter than usual, up to the first that is not.
+
+    A host that was ahead of its device loses its lead in the slow iteration, and gets ahead again in those after it: what they
+    are shorter by, the device did not wait.
+    """
+    regained = 0.0
+    while (duration := durations.get(number := number + 1, usual)) < usual:
+        regained += usual - duration
+    return regained
+
+
+def _left_out(evidence: Evidence, thresholds: Thresholds) -> list[Finding]:
+    """Captured iterations in which the profiler also started, stopped or flushed, but that are far longer for other reasons."""
+    usual_us = evidence.captured_iteration_us
+    durations_us = evidence.left_out_us
+    captured = {*durations_us, *(number for number in evidence.numbers if number is not None)}
+    if not usual_us or not captured:
+        return []
+    edges = {min(captured), max(captured)}
+    beyond_us = {
+        number: duration_us - usual_us
+        for number, duration_us in durations_us.items()
+        if duration_us > (_AT_AN_EDGE if number in edges else thresholds.slow_iteration) * usual_us
+    }
+    if not beyond_us:
+        return []
+    numbers = sorted(beyond_us)
+    worst = max(numbers, key=lambda number: beyond_us[number])
+    ranks, lasting = _longest(evidence, worst)
+    named = _named(numbers)
+    if len(numbers) > 1:
+        named += f", {len(numbers)} of {len(captured)} captured iterations, take up to"
+    else:
+        named += " takes"
+    title = f"{named} {ms(durations_us[worst])}, {durations_us[worst] / usual_us:.3g} times the usual {ms(usual_us)}"
+    timed, confidence, reason = len(captured), Confidence.medium, _STARTED_THERE
+    if evidence.chance.issuperset(numbers):
+        others = max(len(manifest.durations_by_iteration(profiled=False)) for manifest in evidence.manifests)
+        title += f", and none of {others} unprofiled iterations is as long"
+        timed, confidence, reason = len(captured) + others, Confidence.low, "it can be the profiler's, or chance"
+    finding = Finding(
+        id="slow_iterations",
+        title=title,
+        ranks=ranks,
+        evidence={
+            "iterations": numbers[:50],
+            "usual_us": round(usual_us, 3),
+            "beyond_usual_us": {str(number): round(beyond_us[number], 3) for number in numbers[:50]},
+            "idle_us": lasting,
+            "iterations_captured": len(captured),
+        },
+        recoverable_us_per_iteration=sum(beyond_us.values()) / timed,
+        confidence=confidence,
+        confidence_reason=reason,
+        action=advice("slow_iterations", "captured"),
+        events=[Event(ranks[0], f"iteration {number}", number, None, beyond_us[number]) for number in numbers[:5]],
+        occurrence=Occurrence(tuple(numbers), timed, sum(beyond_us.values()) / len(numbers)),
+    )
+    return [finding]
+
+
+def _computing(evidence: Evidence, thresholds: Thresholds) -> list[Finding]:
+    """Captured iterations that are far longer because every rank computes more: evaluation, a metric, an image to look at."""
+    if not evidence.has_device or not evidence.captured_iteration_us:
+        return []
+    # The least of all ranks that captured the iteration.
+    each_us = [np.nan_to_num(grid, nan=np.inf).min(axis=1) for grid in (evidence.compute_us, evidence.duration_us)]
+    compute_us, duration_us = (np.where(np.isfinite(least_us), least_us, 0.0) for least_us in each_us)
+    usual_us = float(np.median(duration_us))
+    beyond_us = np.maximum(np.minimum(compute_us - np.median(compute_us), duration_us - usual_us), 0.0)
+    struck = occurrence(evidence.numbers, beyond_us)
+    if struck is None or struck.each_us < (thresholds.slow_iteration - 1) * usual_us:
+        return []
+    longest_us = dict(zip(evidence.numbers, beyond_us.tolist(), strict=True))
+    verb = "computes" if len(struck.iterations) == 1 else "compute"
+    saving_us = struck.each_us * len(struck.iterations) / struck.of
+    cost = cost_in_words(saving_us, evidence.share(saving_us), evidence.per, struck)
+    finding = Finding(
+        id="slow_iterations",
+        title=f"{_named(list(struck.iterations))} {verb} more than the others, by {cost}",
+        ranks=evidence.ranks,
+        evidence={
+            "iterations": list(struck.iterations[:50]),
+            "usual_us": round(usual_us, 3),
+            "beyond_usual_us": {str(number): round(longest_us[number], 3) for number in struck.iterations[:50]},
+            "iterations_captured": struck.of,
+        },
+        recoverable_us_per_iteration=saving_us,
+        confidence=Confidence.medium,
+        confidence_reason="the capture does not show whether this work is needed, nor how often it comes",
+        action=advice("slow_iterations", "computing"),
+        events=[
+            Event(evidence.ranks[0], f"iteration {number}", number, None, longest_us[number])
+            for number in struck.iterations[:5]
+        ],
+        occurrence=struck,
+    )
+    return [finding]
+
+
+def _longest(evidence: Evidence, number: int) -> tuple[list[int], dict[str, float]]:
+    """The ranks that lose most time in an iteration for reasons of their own, and the time that they lose by cause."""
+    lost: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for row in evidence.idle_causes.to_pylist():
+        if row["iteration"] == number and not row["between"] and row["cause"] != Cause.profiler:
+            lost[row["rank"]][row["cause"]] += row["lost_us"]
+    own = {rank: sum(time_us for cause, time_us in causes.items() if cause not in _OF_OTHERS) for rank, causes in lost.items()}
+    ranks = responsible(own) or evidence.ranks
+    causes = lost[max(ranks, key=lambda rank: own.get(rank, 0.0))]
+    return ranks, {cause: round(causes[cause], 3) for cause in sorted(causes, key=lambda cause: -causes[cause])[:3]}
+
+
+def _named(numbers: list[int]) -> str:
+    """`Iteration 12`, or `Iterations 12, 15`."""
+    return f"Iteration{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers[:5]))}{', …' if len(numbers) > 5 else ''}"

@@ -1,0 +1,277 @@
+"""Ranks with the same work, and how one differs from the others: in compute, in kernels, in single iterations."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bridge_profiling.facts.idle import Cause
+from bridge_profiling.facts.kernel_names import is_convolution
+from bridge_profiling.facts.matching import POINT_TO_POINT
+from bridge_profiling.findings.evidence import Evidence
+from bridge_profiling.findings.ledger import Grid
+from bridge_profiling.findings.types import Thresholds
+
+#: A kernel with a smaller share of a rank's excess is noise.
+_WORTH_SHOWING = 0.01
+
+#: A difference between ranks must exceed the usual change from iteration to iteration this many times, and that between peers.
+_OF_ITERATIONS, _OF_PEERS = 2.0, 3.0
+
+#: A process that shares a GPU interrupts whichever kernel runs, for a slice of 1 to 3 ms: the longest execution of a kernel
+#: is then this many times as long as on other ranks, and this much longer. So many different kernels rule out coincidence.
+#: One is enough on a rank whose device also idles between launched kernels for this share of an iteration more than its peers':
+#: slices begin there too. Without another process the difference is below 0.01.
+_SLICED, _SLICE_US, _SLICED_KERNELS, _STALLED = 3.0, 1_000.0, 3, 0.03
+
+#: Ranks that launch as many kernels, to this share, do the same on data of another size.
+_AS_MANY = 0.02
+
+#: Captures without iterations cover different parts of the training where this share of the kernels runs more often on a rank.
+#: Where they cover the same part, what a rank does in addition is of few kernels.
+_OTHER_PART = 0.1
+
+#: A rank that convolves with other kernels lacks this share of the executions that it has beyond its peers. Captures begin and
+#: end within iterations, so that the numbers differ.
+_SWAPPED = 0.5
+
+#: Communication slows compute that it overlaps by at most this share of the overlap.
+CONTENTION = 0.5
+
+#: Turns cost at most this many times their median.
+_TURNS_ALIKE = 3.0
+
+#: A rank takes turns if it is the slowest in at least this many iterations.
+_TURNS = 2
+
+#: One is enough if in each of more iterations one rank alone is slow, and costs as much as in the others up to this share:
+#: neither chance nor a rank that is always slow does that. A rank is slow alone if the next one costs less than this share.
+_EQUAL, _ALONE = 0.25, 0.5
+
+
+@dataclass(frozen=True)
+class ExtraKernel:
+    """What a rank has of a kernel beyond its peers, per iteration; `of_count_us` is the time of additional executions."""
+
+    name: str
+    extra_us: float
+    extra_count: float
+    of_count_us: float
+
+
+def peers_of(evidence: Evidence) -> list[list[int]]:
+    """Sets of ranks with the same work, as columns of grids: ranks of one pipeline stage; ranks of unknown work are alone."""
+    places = {info.rank: (info.coordinates or {}).get("pp") for info in evidence.infos}
+    stages: dict[int, int | str] = {rank: place[0] for rank, place in places.items() if place is not None}
+    if len(stages) < len(evidence.ranks):
+        stages |= {row["rank"]: row["stage"] for row in evidence.pipeline_by_rank.to_pylist()}
+    # Sends and receives without a group show that there are stages, but not which.
+    unknown = not stages and any(
+        row["operation"] in POINT_TO_POINT and row["group_ranks"] is None
+        for row in evidence.communication.select(["operation", "group_ranks"]).to_pylist()
+    )
+    sets: dict[int | str | None, list[int]] = {}
+    for place, rank in enumerate(evidence.ranks):
+        sets.setdefault(f"rank {rank}" if unknown else stages.get(rank), []).append(place)
+    return list(sets.values())
+
+
+def beyond_peers(grid: Grid, peers: list[list[int]]) -> Grid:
+    """The difference to the median of the peers; NaN without a captured peer.
+
+    The lower of two middle values is taken, so that a slow half of the ranks is still found.
+    """
+    found = np.full(grid.shape, np.nan)
+    for places in peers:
+        mine = grid[:, places]
+        captured = (~np.isnan(mine)).sum(axis=1)
+        middle = np.sort(mine, axis=1)[np.arange(len(mine)), np.maximum(captured - 1, 0) // 2]  # NaN is sorted last
+        found[:, places] = np.where(captured[:, None] > 1, mine - middle[:, None], np.nan)
+    return found
+
+
+def kernels_beyond_peers(evidence: Evidence, peers: list[list[int]], rank: int) -> list[ExtraKernel]:
+    """Kernels that take longer on a rank than on its peers, most first, from whole captures."""
+    mine = next(places for places in peers if evidence.ranks.index(rank) in places)
+    others = [evidence.ranks[place] for place in mine if evidence.ranks[place] != rank]
+    by_name: dict[str, dict[int, tuple[float, float]]] = defaultdict(dict)
+    compared = {rank, *others}
+    for row in evidence.compute_kernels:
+        if row["rank"] in compared:
+            iterations = evidence.captured_iterations.get(row["rank"], 1)
+            by_name[row["name"]][row["rank"]] = row["count"] / iterations, row["total_us"] / iterations
+    found = []
+    for name, ranks in by_name.items():
+        count, total = ranks.get(rank, (0.0, 0.0))
+        usual_count, usual = (float(np.median([ranks.get(other, (0.0, 0.0))[each] for other in others])) for each in (0, 1))
+        each_us = usual / usual_count if usual_count else total / count if count else 0.0
+        # Additional executions can have other sizes, so all of the additional time is theirs.
+        more_us = total - usual if count > usual_count else (count - usual_count) * each_us
+        found.append(ExtraKernel(name, total - usual, count - usual_count, more_us))
+    found.sort(key=lambda each: (-each.extra_us, each.name))
+    enough = _WORTH_SHOWING * sum(max(each.extra_us, 0.0) for each in found)
+    return [each for each in found if each.extra_us > enough]
+
+
+def other_convolutions(evidence: Evidence, peers: list[list[int]], rank: int) -> bool:
+    """Whether a rank convolves with other kernels than its peers: it lacks some of theirs where it has more of its own."""
+    mine = evidence.ranks.index(rank)
+    others = [place for places in peers if mine in places for place in places if place != mine]
+    names, count, _ = _executions(evidence)
+    count = count[[is_convolution(name) for name in names]]
+    differ = np.rint(count[:, mine] - np.median(count[:, others], axis=1))
+    more, fewer = differ[differ > 0].sum(), -differ[differ < 0].sum()
+    return bool(fewer > 0 and fewer >= _SWAPPED * more)
+
+
+def unlike_peers(evidence: Evidence, excess: Grid, peers: list[list[int]]) -> list[int]:
+    """Ranks with more than their peers have, beyond the changes between iterations and the differences among the peers."""
+    typical = evidence.typical_us(excess)
+    found = []
+    for places in peers:
+        ranks = [evidence.ranks[place] for place in places if evidence.ranks[place] in typical]
+        differences = sorted(abs(typical[rank]) for rank in ranks)
+        usual_us = differences[(len(differences) - 1) // 2] if differences else 0.0
+        for rank in ranks:
+            by_iteration = excess[:, evidence.ranks.index(rank)]
+            change_us = float(np.nanmedian(np.abs(by_iteration - typical[rank])))
+            if typical[rank] > max(_OF_ITERATIONS * change_us, _OF_PEERS * usual_us):
+                found.append(rank)
+    return sorted(found)
+
+
+def computes_more(kernels: list[ExtraKernel]) -> bool:
+    """Whether a rank's excess is mostly of additional executions."""
+    return sum(max(each.of_count_us, 0.0) for each in kernels) > 0.5 * sum(max(each.extra_us, 0.0) for each in kernels)
+
+
+def excess_compute_us(evidence: Evidence, peers: list[list[int]]) -> Grid:
+    """Compute beyond the peers'.
+
+    Communication of a rank that waits slows its compute: half of that overlap is not its own. Executions of kernels beyond the
+    peers' are, even where the peers compute as long because they are slowed, unless the captures differ in their part of the
+    training.
+    """
+    excess = beyond_peers(evidence.compute_us, peers)
+    if differ_in_part(evidence, peers):
+        return excess - _of_more_executions_us(evidence, peers)
+    if evidence.has_device:
+        overlapped = evidence.overlapped_us
+        mine, theirs = (CONTENTION * np.maximum(np.nan_to_num(beyond_peers(sign * overlapped, peers)), 0.0) for sign in (1, -1))
+        more = beyond_peers(evidence.grid(evidence.launch_statistics, "kernel_count"), peers) > 0
+        own = np.where(more, np.minimum(_of_more_executions_us(evidence, peers), excess + theirs), -np.inf)
+        excess = np.maximum(excess - np.minimum(mine, np.maximum(excess, 0.0)), own)
+    return excess
+
+
+def differ_in_part(evidence: Evidence, peers: list[list[int]]) -> bool:
+    """Whether peers captured different parts of the training, which only captures without iterations do."""
+    if evidence.per != "capture":
+        return False
+    _, count, _ = _executions(evidence)
+    more = np.nan_to_num(beyond_peers(count, peers)) != 0
+    return bool(len(more)) and float(more.any(axis=1).mean()) > _OTHER_PART
+
+
+def _executions(evidence: Evidence) -> tuple[list[str], Grid, Grid]:
+    """Names of kernels; of each one (rows) on each rank (columns), per iteration, executions and their time in microseconds."""
+    places = {rank: place for place, rank in enumerate(evidence.ranks)}
+    lines = {name: line for line, name in enumerate(dict.fromkeys(row["name"] for row in evidence.compute_kernels))}
+    count, total_us = (np.zeros((len(lines), len(places))) for _ in range(2))
+    for row in evidence.compute_kernels:
+        if row["rank"] in places:
+            at = lines[row["name"]], places[row["rank"]]
+            iterations = evidence.captured_iterations.get(row["rank"], 1)
+            count[at] = row["count"] / iterations
+            total_us[at] = row["total_us"] / iterations
+    return list(lines), count, total_us
+
+
+def _of_more_executions_us(evidence: Evidence, peers: list[list[int]]) -> NDArray[np.float64]:
+    """Time per iteration of each rank's executions of kernels beyond its peers', less that of those that it lacks."""
+    _, count, total_us = _executions(evidence)
+    more, more_us = (np.nan_to_num(beyond_peers(grid, peers)) for grid in (count, total_us))
+    fewer = more < 0
+    more_us[fewer] = (more * (total_us - more_us) / np.maximum(count - more, 1e-9))[fewer]
+    more_us[more == 0] = 0.0
+    return more_us.sum(axis=0)
+
+
+def take_turns(
+    evidence: Evidence, excess_us: Grid, least_us: float, *, alike: float = 0.0, often: float = 0.5
+) -> dict[int, float]:
+    """The share of iterations in which each of two or more ranks is the slowest; empty unless two or more take turns.
+
+    Args:
+        least_us: a smaller excess does not make a rank slow.
+        alike: the least share of the median excess that makes a rank slow.
+        often: in a larger share of iterations one must be.
+    """
+    if excess_us.size == 0 or evidence.per == "capture":
+        return {}
+    filled = np.nan_to_num(excess_us)
+    following, most = np.sort(filled, axis=1)[:, -2:].T
+    # Turns are alike: what strikes one of them far more is another cause.
+    struck = (most > max(least_us, alike * np.median(most))) & (most < _TURNS_ALIKE * np.median(most))
+    slowest = filled.argmax(axis=1)[struck]
+    count = {rank: int((slowest == place).sum()) for place, rank in enumerate(evidence.ranks)}
+    equal = (np.abs(most - np.median(most)) < _EQUAL * np.median(most)) & (following < _ALONE * most) & struck
+    least = 1 if len(equal) > _TURNS and equal.all() else _TURNS
+    turns = {rank: times / len(evidence.numbers) for rank, times in count.items() if times >= least}
+    return turns if len(turns) > 1 and struck.mean() > often else {}
+
+
+def contended_ranks(evidence: Evidence, peers: Sequence[Sequence[int]]) -> list[int]:
+    """Ranks whose kernels are interrupted for slices of time, as another process on the GPU does."""
+    longest: dict[str, dict[int, dict[str, Any]]] = defaultdict(dict)
+    for row in evidence.compute_kernels:
+        longest[row["name"]][row["rank"]] = row
+    stalled = beyond_peers(evidence.idle_us(Cause.dependency_stalled), [list(places) for places in peers])
+    usual = evidence.typical_us(stalled)
+    stalling = [rank for rank in unlike_peers(evidence, stalled, [*map(list, peers)]) if evidence.share(usual[rank]) > _STALLED]
+    found = []
+    for places in peers:
+        members = [evidence.ranks[place] for place in places]
+        sliced = dict.fromkeys(members, 0)
+        for rows in longest.values():
+            present = [rank for rank in members if rank in rows]
+            if len(present) > 1:
+                most, mean = (np.array([rows[rank][name] for rank in present]) for name in ("max_us", "mean_us"))
+                others = _median_of_others(most)
+                # Not a kernel with executions of several sizes: the mean stays below a slice.
+                hit = (most > np.maximum(_SLICED * others, others + _SLICE_US)) & (mean < most / 2)
+                for place in np.flatnonzero(hit):
+                    sliced[present[place]] += 1
+        found += [rank for rank in members if sliced[rank] >= (1 if rank in stalling else _SLICED_KERNELS)]
+    return found
+
+
+def _median_of_others(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """For each of two or more values the median of all the others."""
+    order = np.argsort(values)
+    ascending, place = values[order], np.argsort(order)
+    others = len(values) - 1
+
+    def kth(k: int) -> NDArray[np.float64]:
+        return ascending[k + (k >= place)]
+
+    return (kth((others - 1) // 2) + kth(others // 2)) / 2
+
+
+def differ_in_size(evidence: Evidence, peers: Sequence[Sequence[int]], thresholds: Thresholds) -> dict[int, float]:
+    """Ranks that take turns in computing longer with as many kernels, with their shares: their data differ in size."""
+    excess = excess_compute_us(evidence, [list(places) for places in peers])
+    turns = take_turns(evidence, excess, thresholds.cause * evidence.iteration_us)
+    if not turns or set(turns) & set(contended_ranks(evidence, peers)):
+        return {}
+    count = evidence.grid(evidence.launch_statistics, "kernel_count")
+    for places in peers:
+        mine = count[:, list(places)]
+        if np.nanmax(np.nanmax(mine, axis=1) / np.maximum(np.nanmin(mine, axis=1), 1.0)) > 1 + _AS_MANY:
+            return {}
+    return turns

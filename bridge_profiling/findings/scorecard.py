@@ -1,0 +1,205 @@
+"""The checklist of a fast training: nine questions, each answered with yes, no or unknown, and the number that says so."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from bridge_profiling.facts.kernel_names import FULL_PRECISIONS, FUSED_ATTENTION
+from bridge_profiling.traces.tables import fields
+from bridge_profiling.traces.types import RankInfo
+
+Rows = Sequence[dict[str, Any]]
+
+#: Of each check: the limit of its value, and whether the value must be at least or at most that.
+LIMITS: dict[str, tuple[float, bool]] = {
+    "device_busy": (0.80, True),
+    "memory_headroom": (0.10, True),
+    "data_loading": (0.10, False),
+    "mixed_precision": (0.80, True),
+    "fused_attention": (0.50, True),
+    "fused_optimizer": (0.50, True),
+    "compiled_or_graphed": (0.10, True),
+    "overlapped_communication": (0.50, True),
+    "gradient_accumulation": (0.10, False),
+}
+
+#: Why the answer is unknown.
+_UNKNOWN = {
+    "device_busy": "no iteration with device work is marked",
+    "memory_headroom": "no memory was recorded, or the size of the device is unknown",
+    "data_loading": "no iteration is marked",
+    "mixed_precision": "no matrix product was recognized",
+    "fused_attention": "no attention was recognized",
+    "fused_optimizer": "no optimizer was recognized",
+    "compiled_or_graphed": "no kernel was captured",
+    "overlapped_communication": "no communication on a device was captured",
+    "gradient_accumulation": "no optimizer was recognized in a marked iteration",
+}
+
+#: Exposed communication that is a smaller share of an iteration counts as hidden.
+_NEGLIGIBLE = 0.01
+
+_SCHEMA = pa.schema(
+    [
+        *fields(pa.string(), "check", "answer"),
+        *fields(pa.float64(), "value", "limit"),
+        ("rank", pa.int32()),
+        ("reason", pa.string()),
+    ]
+)
+
+
+def scorecard(
+    attribution: pa.Table,
+    host_iterations: pa.Table,
+    iterations: pa.Table,
+    roles: pa.Table,
+    kernels: pa.Table,
+    launches: pa.Table,
+    memory: pa.Table,
+    infos: list[RankInfo],
+) -> pa.Table:
+    """One row per check of `LIMITS`; of a training on CPUs, data loading alone.
+
+    Returns:
+        `answer`: yes, no or unknown. `value`: a share, of the rank that does worst; `limit`: what it is compared with. `rank`:
+        that rank; null for a share of the whole run. `reason`: why the answer is unknown; empty if it is known.
+    """
+    source, judged = infos[0].source if infos else "kineto", {info.rank for info in infos if info.judged}
+    mine = {
+        name: [row for row in table.filter(pc.equal(table["source"], source)).to_pylist() if row["rank"] in judged]
+        for name, table in (
+            ("attribution", attribution),
+            ("iterations", iterations),
+            ("kernels", kernels.select(["rank", "source", "kind", "name", "group", "total_us"])),
+            ("launches", launches),
+        )
+    }
+    # Rank by rank, and without threads: a sum in another order has another last digit.
+    of_roles = roles.filter(pc.equal(roles["source"], source)).group_by(["rank", "role"], use_threads=False)
+    role_us: dict[str, float] = defaultdict(float)
+    for row in of_roles.aggregate([("device_us", "sum")]).to_pylist():
+        role_us[row["role"]] += row["device_us_sum"]
+    hosts = host_iterations.to_pylist()
+    if hosts and not mine["kernels"]:
+        return pa.Table.from_pylist(
+            [_row("data_loading", *_worst("data_loading", _shares(hosts, "data_loading_us")))], schema=_SCHEMA
+        )
+    working = [row for row in mine["attribution"] if row["idle_us"] < row["duration_us"]]
+    compute = [row for row in mine["kernels"] if row["kind"] == "compute"]
+    # Each distinct name is searched once: every rank has the same ones.
+    fused = {name for name in {row["name"] for row in compute} if FUSED_ATTENTION.search(name or "")}
+    by_rank = {
+        "device_busy": {row["rank"]: 1 - row["idle_us"] / row["duration_us"] for row in working if row["duration_us"]},
+        "memory_headroom": _free(memory.to_pylist(), infos),
+        "data_loading": _shares(working, "data_loading_us"),
+        "overlapped_communication": dict(_overlapped(working, mine["iterations"])),
+    }
+    fused_us = _time(compute, lambda row: row["group"] == "optimizer")
+    of_run = {
+        "mixed_precision": _part(role_us.get("reduced", 0.0), sum(role_us.get(name, 0.0) for name in FULL_PRECISIONS)),
+        "fused_attention": _part(
+            _time(compute, lambda row: row["name"] in fused),
+            role_us.get("attention_other", 0.0) + role_us.get("attention_product", 0.0),
+        ),
+        "fused_optimizer": _part(fused_us, role_us.get("optimizer_sweep", 0.0)),
+        "compiled_or_graphed": _compiled(compute, mine["launches"]),
+        "gradient_accumulation": _once_a_step(
+            fused_us + role_us.get("optimizer_sweep", 0.0), mine["iterations"], working if _only_data_parallel(infos) else []
+        ),
+    }
+    answers = {check: (value, None) for check, value in of_run.items()} | {
+        check: _worst(check, values) for check, values in by_rank.items()
+    }
+    return pa.Table.from_pylist([_row(check, *answers[check]) for check in LIMITS], schema=_SCHEMA)
+
+
+def _row(check: str, value: float | None, rank: int | None) -> dict[str, Any]:
+    limit, at_least = LIMITS[check]
+    known = {
+        "check": check,
+        "value": value,
+        "limit": limit,
+        "rank": rank,
+        "reason": "" if value is not None else _UNKNOWN[check],
+    }
+    if value is None:
+        return known | {"answer": "unknown"}
+    return known | {"answer": "yes" if (value >= limit if at_least else value < limit) else "no"}
+
+
+def _worst(check: str, by_rank: dict[int, float]) -> tuple[float | None, int | None]:
+    """The value of the rank that does worst, and that rank; of several, the first."""
+    sign = 1 if LIMITS[check][1] else -1
+    rank = min(by_rank, key=lambda rank: (sign * by_rank[rank], rank), default=None)
+    return (None, None) if rank is None else (by_rank[rank], rank)
+
+
+def _part(wanted: float, other: float) -> float | None:
+    return wanted / (wanted + other) if wanted + other else None
+
+
+def _time(kernels: Rows, judge: Callable[[dict[str, Any]], bool]) -> float:
+    return sum(row["total_us"] for row in kernels if judge(row))
+
+
+def _shares(rows: Rows, column: str) -> dict[int, float]:
+    """A time as a share of the duration, by rank, over all its rows."""
+    times: dict[int, list[float]] = {}
+    for row in rows:
+        sums = times.setdefault(row["rank"], [0.0, 0.0])
+        sums[0] += row[column]
+        sums[1] += row["duration_us"]
+    return {rank: time / whole for rank, (time, whole) in times.items() if whole}
+
+
+def _once_a_step(optimizer_us: float, iterations: Rows, communicating: Rows) -> float | None:
+    """The share of the iterations that accumulation pays once for several micro-batches: the optimizer, exposed reductions."""
+    whole_us = sum(row["duration_us"] for row in iterations)
+    if not optimizer_us or not whole_us:
+        return None
+    exposed = _shares(communicating, "communication_us").values()
+    return min(optimizer_us / whole_us + (sum(exposed) / len(exposed) if exposed else 0.0), 1.0)
+
+
+def _only_data_parallel(infos: Sequence[RankInfo]) -> bool:
+    """Whether all communication is of gradients and parameters; other dimensions communicate in each micro-batch."""
+    return all(size == 1 for info in infos for name, (_, size) in (info.coordinates or {}).items() if name != "dp")
+
+
+def _free(memory: Rows, infos: Sequence[RankInfo]) -> dict[int, float]:
+    """The share of each rank's device that is free at the peak."""
+    sizes = {info.rank: info.device_bytes for info in infos}
+    found: dict[int, float] = {}
+    for row in memory:
+        size, peak = sizes.get(row["rank"], {}).get(row["device"]), row["peak_reserved_bytes"] or row["peak_bytes"]
+        if size and peak:
+            found[row["rank"]] = min(found.get(row["rank"], 1.0), max(1 - peak / size, 0.0))
+    return found
+
+
+def _compiled(compute: Rows, launches: Rows) -> float | None:
+    """The larger of two shares: kernels that CUDA graphs launch, and compute time in kernels that torch.compile generates."""
+    count, graphed = (sum(row[name] for row in launches) for name in ("kernel_count", "graph_kernel_count"))
+    whole_us = _time(compute, lambda row: True)
+    if not whole_us:
+        return None
+    generated = _time(compute, lambda row: (row["name"] or "").startswith("triton_")) / whole_us
+    return max(generated, graphed / count if count else 0.0)
+
+
+def _overlapped(working: Rows, iterations: Rows) -> Iterator[tuple[int, float]]:
+    """The share of communication that compute hides, by rank; waiting for other ranks is not communication."""
+    hidden = _shares(iterations, "overlapped_communication_us")
+    for row in working:
+        if row["duration_us"] and row["rank"] in hidden:
+            exposed = row["communication_us"] / row["duration_us"]
+            if exposed < _NEGLIGIBLE:
+                exposed = 0.0
+            if exposed + hidden[row["rank"]]:
+                yield row["rank"], hidden[row["rank"]] / (exposed + hidden[row["rank"]])

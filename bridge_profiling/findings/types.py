@@ -1,0 +1,193 @@
+"""Findings, the thresholds above which a number becomes one, and the wording that findings share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from bridge_profiling.facts.caveats import texts
+from bridge_profiling.facts.host_names import CHECKPOINT, DATA_LOADING
+from bridge_profiling.facts.idle import OFTEN
+from bridge_profiling.layout import name_ranks
+
+
+class Confidence(StrEnum):
+    """How certain a finding is."""
+
+    high = "high"
+    medium = "medium"
+    low = "low"
+
+    @property
+    def lowered(self) -> Confidence:
+        """The next lower one."""
+        return Confidence.medium if self is Confidence.high else Confidence.low
+
+
+@dataclass(frozen=True)
+class Event:
+    """A place in a capture that shows a finding.
+
+    Args:
+        rank: the rank whose capture contains it.
+        name: a kernel, an operator, a range or an allocation site.
+        iteration: None for events outside of iterations, and for several iterations together.
+        start_ns: on the rank's clock; of the longest one when the event stands for several; None when unknown.
+        duration_us: total of all that it stands for.
+        count: how many it stands for.
+    """
+
+    rank: int
+    name: str
+    iteration: int | None = None
+    start_ns: int | None = None
+    duration_us: float | None = None
+    count: int = 1
+
+
+@dataclass(frozen=True)
+class Occurrence:
+    """The captured iterations that a cause strikes, where these are not most of them.
+
+    Args:
+        iterations: ascending.
+        of: how many iterations they are compared with, and themselves.
+        each_us: mean time that one of them loses, on the rank that loses most.
+    """
+
+    iterations: tuple[int, ...]
+    of: int
+    each_us: float
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A cause of lost time or of memory trouble.
+
+    Args:
+        id: one of `findings.ORDER`.
+        title: one sentence with the most important number.
+        ranks: the responsible ranks, ascending; not the ranks that wait for them.
+        evidence: numbers by name, with units in the names.
+        events: the places that show it best, most telling first.
+        recoverable_us_per_iteration: estimate of how much shorter an iteration of the job could be. Only critical-path time
+            counts, and no time counts for two findings. None when the finding costs no time or its cost is unknown.
+        at_most_us_per_iteration: upper bound of the same, whatever else is found. None when the saving is unknown or the
+            finding costs no time.
+        confidence: how certain the finding is.
+        confidence_reason: why confidence is not high, as the end of a sentence; "" when it is.
+        action: what to change, in imperative sentences, the first step first.
+        severe: past the threshold for trouble, not only for attention.
+        occurrence: which iterations it strikes; None when it is about all of them.
+    """
+
+    id: str
+    title: str
+    ranks: list[int]
+    evidence: Mapping[str, Any]
+    confidence: Confidence
+    action: str
+    recoverable_us_per_iteration: float | None = None
+    at_most_us_per_iteration: float | None = None
+    confidence_reason: str = ""
+    events: list[Event] = field(default_factory=list)
+    severe: bool = False
+    occurrence: Occurrence | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Thresholds:
+    """When a number becomes a finding. Shares are of a typical iteration's duration unless stated otherwise."""
+
+    device_busy: float = 0.80
+    """A device that is busy for a smaller share is a finding."""
+
+    device_busy_severe: float = 0.50
+    """A device that is busy for a smaller share is a severe finding."""
+
+    data_loading: float = 0.10
+    """Share of an iteration spent waiting for data."""
+
+    communication: float = 0.20
+    """Share of an iteration in exposed communication, without waiting for other ranks."""
+
+    dominant_kernel: float = 0.30
+    """Share of a rank's compute in one kernel."""
+
+    memory_headroom: float = 0.10
+    """Share of the device's memory that is free at the peak."""
+
+    memory_growth_bytes: int = 1_000_000
+    """Growth of allocated memory per iteration."""
+
+    memory_fragmentation: float = 0.20
+    """Share of the reserved memory that was reserved while as much was free in holes too small to use."""
+
+    cause: float = 0.03
+    """Share of an iteration that any other cause must cost."""
+
+    device_work: float = 0.05
+    """Share of an iteration that other kernels for the same work must save: such times differ by a few percent between runs."""
+
+    free_for_activations: float = 0.30
+    """Share of the device's memory that must be free at the peak before activations could be kept instead of recomputed."""
+
+    collectives: int = 30
+    """So many collectives of data parallelism in an iteration are many: more than one per block of a model of 24 blocks."""
+
+    small_collectives: float = 1 / 3
+    """Share of them that must be small."""
+
+    synchronizations: int = OFTEN
+    """From this many waits of a host for its device per iteration, a fifth of `cause` is enough: the host never gets ahead."""
+
+    slow_iteration: float = 1.5
+    """An iteration that takes this many medians is slow."""
+
+    profiler: float = 0.10
+    """Share of an unprofiled iteration that the profiler adds."""
+
+    data_loading_ranges: str = DATA_LOADING
+    """Regular expression for names of ranges (annotations, NVTX ranges, Python frames) in which the program waits for data."""
+
+    checkpoint_ranges: str = CHECKPOINT
+    """Regular expression for names of ranges in which the program saves a checkpoint."""
+
+    def range_names(self) -> dict[str, str]:
+        """The expressions that differ from the defaults, as options of `Run.idle_causes`."""
+        chosen = {"data_loading": (self.data_loading_ranges, DATA_LOADING), "checkpoint": (self.checkpoint_ranges, CHECKPOINT)}
+        return {name: expression for name, (expression, default) in chosen.items() if expression != default}
+
+
+def ms(time_us: float) -> str:
+    """A time with three digits, in milliseconds."""
+    return f"{time_us / 1e3:.3g} ms" if time_us < 1e6 else f"{time_us / 1e3:,.0f} ms"
+
+
+def gigabytes(size: float) -> str:
+    """A large number of bytes."""
+    return f"{size / 1e9:.1f} GB"
+
+
+def megabytes(size: float) -> str:
+    """A number of bytes per iteration."""
+    return f"{size / 1e6:,.1f} MB" if size < 1e9 else gigabytes(size)
+
+
+def ranks_in_words(ranks: Sequence[int], everyone: Sequence[int]) -> str:
+    """Ranks out of all captured ones: `both ranks`, `all 4 ranks`, `rank 2`, `ranks 1, 3`."""
+    if len(ranks) == len(everyone) > 1:
+        return "both ranks" if len(ranks) == 2 else f"all {len(ranks)} ranks"
+    return name_ranks(ranks)
+
+
+def by_rank(values: Mapping[int, float], digits: int = 3) -> dict[str, float]:
+    """Rounded values by rank, as evidence holds them."""
+    return {str(rank): round(value, digits) for rank, value in values.items()}
+
+
+def advice(finding: str, case: str = "default", **values: object) -> str:
+    """What to change: an entry of advice.toml with values filled in."""
+    return " ".join(texts(__package__, "advice.toml")[finding][case].split()).format_map(values)

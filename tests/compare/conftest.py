@@ -1,0 +1,5 @@
+"""Comparisons of written runs and of real captures."""
+
+from tests.facts.conftest import _cached_elsewhere, captures, real, run_of, write_trace
+
+__all__ = ["_cached_elsewhere", "captures", "real", "run_of", "write_trace"]

@@ -1,0 +1,128 @@
+"""What operators and the units of a sharded model cost, and how fast copies are."""
+
+from functools import partial
+
+import pytest
+import torch
+
+from bridge_profiling.facts.device import breakdown, copies, device_work
+from bridge_profiling.facts.operators import operators, units
+from bridge_profiling.run import Run
+from tests.facts.ranks_in_hand import answer, rank, span, table, values, work
+
+
+@pytest.mark.parametrize("rows", [1, 1 << 20])
+def test_own_time_is_without_operators_inside(monkeypatch, rows):
+    """However many calls are summed up at a time."""
+    monkeypatch.setattr("bridge_profiling.facts.operators._BLOCK_ROWS", rows)
+    events = [
+        span("aten::linear", 0, 10_000, "operator", operator=1),
+        span("aten::mm", 2000, 8000, "operator", operator=2),
+        span("aten::mm", 0, 1000, "operator", operator=3, thread=2),
+        span("cudaLaunchKernel", 3000, 4000, "runtime", operator=2),
+        span("aten::add", 10_000, 11_000, "operator", operator=4),
+        span("aten::mul", 10_500, 11_000, "operator", operator=5),
+        span("aten::add", 11_000, 13_000, "operator", operator=6),
+    ]
+    launch = {"launch_thread": 1, "launch_start_ns": 3000}
+    launched = [
+        work("compute", 5000, 9000, operator=2, **launch),
+        work("compute", 9000, 9500, operator=3),
+        work("compute", 9500, 9600),
+        work("compute", 9600, 9700, operator=6, launch_thread=1, launch_start_ns=12_000),
+    ]
+    found = answer(rank(host_events=events, device_events=launched), "operators")
+    of_add, of_mul = ("aten::add", 2, 2.5, 3, 0.1, 0.1), ("aten::mul", 1, 0.5, 0.5, 0, 0)
+    expected = [("aten::mm", 2, 7, 7, 4.5, 4.5), ("aten::linear", 1, 4, 10, 0, 4), of_add, of_mul]
+    assert values(found, "name", "count", "self_us", "total_us", "device_self_us", "device_total_us") == expected
+    of_each = [("aten::mm", 3.5, 6), ("aten::linear", 10, 10), ("aten::add", 1.5, 2), ("aten::mul", 0.5, 0.5)]
+    assert values(found, "name", "mean_us", "max_us") == of_each
+
+
+def test_calls_are_separated_by_shapes_or_call_stacks_and_other_ranges_counted_when_asked():
+    shapes, stack = "[[2,3],[3,4]]", "forward model.py:7\nmain train.py:3"
+    events = [
+        span("aten::mm", 0, 1000, "operator", shapes=shapes, stack=stack),
+        span("aten::mm", 2000, 3000, "operator", shapes="[[9,9],[9,9]]", stack=stack),
+        span("aten::mm", 4000, 5000, "operator"),
+        span("dataloader", 6000, 11_000, "annotation"),
+    ]
+    found = partial(operators, lambda: [table("host_events", events)], table("device_events", []), table("memory_events", []))
+    assert found()["count"].to_pylist() == [3]
+    assert dict(values(found(shapes=True), "shapes", "count")) == {shapes: 1, "[[9,9],[9,9]]": 1, None: 1}
+    assert dict(values(found(stacks=True), "stack", "count")) == {stack: 2, None: 1}
+    assert values(found(category="annotation"), "name", "self_us") == [("dataloader", 5)]
+
+
+def test_modules_are_those_of_torch(tmp_path):
+    model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 64))
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], with_stack=True) as used:
+        model(torch.randn(32, 64)).backward(torch.ones(32, 64))
+    used.export_chrome_trace(str(tmp_path / "rank-0.json"))
+    with Run(tmp_path, parquet=tmp_path) as run:
+        found = values(run.operators(modules=True), "name", "module", "count")
+    assert set(found) >= {("aten::addmm", "Linear_0", 1), ("aten::addmm", "Linear_1", 1), ("aten::relu", "ReLU_0", 1)}
+
+
+def test_copies_by_direction_and_memory_with_their_bandwidth():
+    def copy(direction, source, start_ns, size):
+        known = {"direction": direction, "from_memory": source, "to_memory": "device", "bytes": size}
+        return work("memcpy", start_ns, start_ns + 1000, **known)
+
+    events = [
+        copy("HtoD", "pageable", 0, 4000),
+        copy("HtoD", "pageable", 2000, 6000),
+        # Its bytes are unknown: it takes no part in the bandwidth.
+        copy("HtoD", "pageable", 3000, None),
+        copy("HtoD", "pinned", 4000, 50_000),
+        copy("DtoD", "device", 6000, 900_000),
+        work("memset", 0, 500, bytes=7000),
+    ]
+    names = ("kind", "direction", "from_memory", "host_memory", "count", "bytes", "total_us", "bandwidth_gbs")
+    assert sorted(values(copies(table("device_events", events)), *names)) == [
+        ("memcpy", "DtoD", "device", None, 1, 900_000, 1, pytest.approx(900)),
+        ("memcpy", "HtoD", "pageable", "pageable", 3, 10_000, 3, pytest.approx(5)),
+        ("memcpy", "HtoD", "pinned", "pinned", 1, 50_000, 1, pytest.approx(50)),
+        ("memset", None, None, None, 1, 7000, 0.5, pytest.approx(14)),
+    ]
+
+
+def test_work_on_several_devices_is_counted_as_that_of_one():
+    busy = [work("compute", 0, 15_000), work("compute", 10_000, 20_000, device=1)]
+    one, both = (breakdown(device_work(table("device_events", events))) for events in (busy[:1], busy))
+    assert (values(both.table, "busy_us"), one.caveats, both.caveats[0].code) == ([(20,)], (), "several_devices")
+
+
+def test_a_collective_belongs_to_the_unit_whose_range_it_was_launched_in():
+    def found(ranges, events):
+        rows = units(table("host_events", ranges), table("device_events", events))
+        return values(rows, "unit", "step", "count", "host_us", "communication_count", "device_us")
+
+    ranges = [
+        span("FSDP::all_gather (layers.0)", 0, 10_000, thread=1),
+        span("FSDP::all_gather (layers.1)", 20_000, 30_000, thread=1),
+        span("FSDP::all_gather_copy_out (layers.1)", 40_000, 50_000, thread=1),
+        # The backward pass of a device has a thread of its own.
+        span("FSDP::all_gather (layers.1) [pg=4]", 100_000, 110_000, thread=2),
+        span("FSDP::post_backward_reduce (layers.1)", 120_000, 135_000, thread=2),
+        span("FSDP::all_gather (layers.0)", 0, 10_000, "operator", thread=1),
+    ]
+    events = [
+        work("communication", 100_000, 140_000, launch_thread=1, launch_start_ns=5000),
+        work("communication", 140_000, 150_000, launch_thread=1, launch_start_ns=25_000),
+        work("compute", 150_000, 900_000, launch_thread=1, launch_start_ns=26_000),
+        work("communication", 160_000, 900_000, launch_thread=1, launch_start_ns=45_000),
+        work("communication", 200_000, 300_000, launch_thread=2, launch_start_ns=105_000),
+        work("communication", 300_000, 307_000, launch_thread=2, launch_start_ns=125_000),
+        # Launched before any of the thread's ranges, and one whose launch was not recorded.
+        work("communication", 0, 900_000, launch_thread=2, launch_start_ns=50_000),
+        work("communication", 0, 900_000),
+    ]
+    assert found(ranges, events) == [
+        ("layers.1", "all_gather", 2, 20, 2, 110),
+        ("layers.0", "all_gather", 1, 10, 1, 40),
+        ("layers.1", "reduce", 1, 15, 1, 7),
+    ]
+    # Without a device the host's time is known, and the device's is not zero.
+    ranges = [span("ZeRO::reduce", 0, 3000, thread=1), span("FSDP::all_gather", 5000, 6000, thread=1)]
+    assert found(ranges, []) == [("", "reduce", 1, 3, 0, None), ("", "all_gather", 1, 1, 0, None)]

@@ -1,0 +1,66 @@
+"""Savings add up, and time that a waiting rank loses saves nothing."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bridge_profiling.findings import Ledger
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("waiting", "lost", "cost", "saving"),
+    [
+        ([[0, 0, 0]], [[10, 10, 10]], None, 10),  # at once
+        ([[30, 0, 30]], [[0, 30, 0]], None, 30),  # one, while the others wait
+        ([[30, 0]], [[10, 0]], None, 0),  # rank 1 neither waits nor has the cause: the iteration takes as long as before
+        ([[20, 20]], [[20, 20]], None, 20),
+        ([[20, 20]], [[20, 20]], [40], 40),  # in turns, where the capture shows it
+        ([[0, 0], [NAN, 0]], [[10, 10], [NAN, 30]], None, 20),  # a rank without a capture of an iteration does not limit it
+        ([[0, 0], [0, 30]], [[20, 0], [0, 0]], None, 10),  # the other rank is in its next iteration when it waits
+        ([[0, 30], [0, 0]], [[0, 0], [20, 0]], None, 10),  # or in its previous one
+        ([[0, 30], [0, 0], [0, 30]], [[0, 0], [80, 0], [0, 0]], None, 20),
+        ([[0, 0], [0, 30]], [[20, 0], [30, 0]], None, 15),  # which it waits for one of them only
+        ([[0, 30], [0, 0], [0, 0]], [[0, 0], [0, 0], [45, 0]], None, 10),  # or after the last one, as in the first one
+        (np.zeros((0, 0)), np.zeros((0, 0)), None, 0),
+    ],
+)
+def test_time_that_every_rank_loses_or_waits_is_saved(waiting, lost, cost, saving):
+    how = {} if cost is None else {"cost_us": np.array(cost, float)}
+    found, ledger = Ledger.empty(np.array(waiting, float)).attribute(np.array(lost, float), **how)
+    assert found == pytest.approx(saving)
+    assert not np.isnan(ledger.attributed_us).any()
+
+
+@pytest.mark.parametrize(("numbers", "saving"), [([10, 11], 10), ([10, 12], 0), ([None, 11], 0)])
+def test_waiting_counts_in_the_next_iteration_and_not_in_a_later_one(numbers, saving):
+    ledger = Ledger.empty(np.array([[0.0, 0.0], [0.0, 30.0]]), numbers=numbers)
+    assert ledger.attribute(np.array([[20.0, 0.0], [0.0, 0.0]]))[0] == saving
+
+
+def test_two_late_ranks_save_what_both_of_them_lose():
+    first, ledger = Ledger.empty(np.array([[50.0, 0, 0]])).attribute(np.array([[0, 40.0, 0]]))
+    assert (first, ledger.attribute(np.array([[0, 0, 50.0]]))[0]) == (0, 40)
+
+
+def test_time_below_the_threshold_is_left_for_later_findings():
+    empty = Ledger.empty(np.zeros((1, 1)))
+    assert empty.attribute(np.array([[2.0]]), at_least_us=5) == (0, empty)
+    assert empty.attribute(np.array([[5.0]]), at_least_us=5)[1].attributed_us[0, 0] == 5
+
+
+_TIMES = st.lists(st.lists(st.floats(0, 1e6), min_size=3, max_size=3), min_size=2, max_size=2)
+
+
+@settings(deadline=None)  # a loaded machine fails no test
+@given(_TIMES, st.lists(st.tuples(_TIMES, st.booleans()), min_size=1, max_size=5))
+def test_savings_add_up_to_no_more_than_any_rank_waits_and_loses(waiting, losses):
+    ledger, savings = Ledger.empty(np.array(waiting)), []
+    for lost, waited in losses:
+        saving, ledger = ledger.attribute(np.array(lost), waited=waited)
+        savings.append(saving)
+    assert all(saving >= 0 for saving in savings)
+    most = np.array(waiting) + sum(np.array(lost) for lost, _ in losses)
+    assert sum(savings) <= most.mean(axis=0).min() * (1 + 1e-9) + 1e-6

@@ -1,0 +1,219 @@
+"""What recording costs a simulated host, and what is left of the findings about it."""
+
+import pytest
+
+from bridge_profiling.facts import profiler_cost
+from bridge_profiling.facts.profiler_cost import Rates
+from bridge_profiling.facts.recording import COLUMNS, Recorded
+from bridge_profiling.findings.unprofiled import LAUNCHING
+from tests.facts.ranks_in_hand import span, table
+from tests.findings.simulated_jobs import LAUNCH_NS, MS, US, SimulatedJob
+
+approx = pytest.approx
+
+#: Each operator costs 20 µs, and the 20 µs that are left of a launch are the host's own.
+_COST_US, _OWN_NS = 20, 20 * US
+
+
+@pytest.fixture
+def run_job(tmp_path_factory, run_of, monkeypatch):
+    """Opens a simulated job whose recorded operators, and what their shapes add, cost so much."""
+
+    def opened(job, shapes_us=0.0, launch_us=LAUNCH_NS / US):
+        monkeypatch.setattr(
+            profiler_cost, "rates", lambda source: Rates(_COST_US, 0.0, 0.0, 0.0, 0.0, shapes_us, launch_us, 0.0, 0.0)
+        )
+        return run_of(job.write(tmp_path_factory.mktemp("job")))
+
+    return opened
+
+
+def _job(step, own_ns=_OWN_NS, ranks=1):
+    return SimulatedJob(step, ranks, pause_ns=own_ns + _COST_US * US - LAUNCH_NS)
+
+
+def _kernels(took_ns, count=100):
+    return lambda job, _: job.launch(job.all, took_ns, count=count)
+
+
+def test_a_device_that_waits_for_recording_alone_is_not_launch_bound(run_job):
+    # A launch takes 40 µs with recording and 20 without, as long as a kernel.
+    run = run_job(_job(_kernels(20 * US)))
+    assert run.evidence().profiler.estimated_us == approx(100 * _COST_US, rel=0.05)
+    assert all(run.evidence().is_doubtful(cause) for cause in LAUNCHING)  # which of them is uncertain
+    found = {finding.id: finding for finding in run.findings()}
+    assert found.keys() == {"profiler_overhead", "dominant_kernel"}
+    overhead = found["profiler_overhead"]
+    assert overhead.evidence["unprofiled_iteration_us"] == {"0": approx(2_000, rel=0.05)}
+    assert overhead.evidence["host_cost_us"] == {"operators": 100 * _COST_US}
+
+
+def test_waits_that_recording_does_not_prolong_are_in_no_doubt(run_job):
+    def step(job, _):
+        job.launch(0, 10 * US, count=200)
+        for _ in range(4):
+            job.wait(0)
+            job.be_in(0, "thinking", 190 * US)
+            job.launch(0, 10 * US, None)
+
+    assert "host_sync" in {finding.id for finding in run_job(_job(step)).findings()}
+
+
+@pytest.mark.parametrize("iterations", [1, 4])
+def test_without_waits_a_host_is_ahead_in_the_first_captured_iteration_as_in_any_other(run_job, iterations):
+    def step(job, _):
+        job.launch(0, 10 * US, count=200)  # the host needs 60 µs for each
+        for _ in range(8):
+            job.wait(0)
+            job.busy(kernels=5)
+
+    job = SimulatedJob(step, iterations=iterations, pause_ns=60 * US - LAUNCH_NS)
+    lost_us = {}
+    for row in run_job(job).idle_causes().to_pylist():
+        if row["cause"] == "host_sync":
+            lost_us[row["iteration"]] = lost_us.get(row["iteration"], 0) + row["lost_us"]
+    first, *others = lost_us.values()
+    # A single iteration does not say that the loop goes on.
+    assert (first > 5_000) == (iterations > 1)
+    assert others == [approx(first, rel=0.15)] * (iterations - 1)
+
+
+def test_what_recording_does_not_explain_is_a_finding(run_job):
+    # A launch takes 90 µs with recording and 70 without.
+    run = run_job(_job(_kernels(10 * US), own_ns=70 * US))
+    found = {finding.id: finding for finding in run.findings()}
+    assert found["host_launch_bound"].recoverable_us_per_iteration == approx(100 * 60, rel=0.05)
+    assert run.unprofiled().iteration_us == approx(100 * 70, rel=0.05)
+    assert found["host_launch_bound"].evidence["share_of_iteration"] == approx(6 / 7, rel=0.05)
+
+
+def _gaining_while_the_device_is_busy(job, _):
+    """What the host gains shortens every later gap."""
+    job.launch(0, 10 * US, count=100)
+    job.launch(0, 100 * US)
+    job.launch(0, 5 * MS)
+    job.call(0, "cudaFree", 200 * US, "aten::empty")  # a wait that ends while the device is busy
+    job.launch(0, 10 * US, count=50)  # recorded for 1 ms beside the same kernel
+    job.be_in(0, "thinking", 4_400 * US)
+    job.launch(0, 10 * US)  # 0.56 ms late
+    job.be_in(0, "thinking", 370 * US)
+    job.launch(0, 10 * US)  # 0.39 ms late
+
+
+def _reducing_beside_later_kernels(job, _):
+    job.meet(2 * MS, overlaps=True)
+    job.launch(job.all, 10 * US, count=100)  # 2 of 3 ms beside the reduction
+
+
+def _waiting_on_rank_0(job, _):
+    job.launch(0, 10 * US, count=100)
+    job.launch(1, 1 * MS, count=20)
+    job.meet()
+
+
+def _reading_after_each_kernel(job, _):
+    for _ in range(50):
+        job.launch(0, 10 * US)
+        job.copy(0, 2 * US, memory="pinned", size=8, out=True)
+        job.wait(0, operator="aten::item")
+
+
+@pytest.mark.parametrize(
+    ("step", "how", "launch_us", "estimated_us"),
+    [
+        (_kernels(100 * US), {}, 5, approx(0, abs=2 * _COST_US)),  # nothing while the host is ahead
+        (_gaining_while_the_device_is_busy, {"own_ns": 10 * US}, 5, approx(101 * _COST_US + 950, rel=0.01)),
+        (_reducing_beside_later_kernels, {"ranks": 2}, 5, approx(100 * _COST_US, rel=0.05)),
+        (_waiting_on_rank_0, {"ranks": 2}, 5, approx(0, abs=3 * _COST_US)),
+        # A host that is earlier at a copy waits less for it. The last part of each gap is in doubt.
+        (_reading_after_each_kernel, {}, 5, approx(3 * 50 * _COST_US, rel=0.25)),
+        # A slower host pays more for the same records.
+        (_kernels(10 * US), {"own_ns": 100 * US}, 2.5, approx(200 * _COST_US, rel=0.05)),
+        (_kernels(10 * US), {"own_ns": 100 * US}, 0.1, approx(300 * _COST_US, rel=0.05)),
+        # What records nothing but operators needs about as long without the profiler as that costs.
+        (_kernels(10 * US, 1000), {"own_ns": 5 * US}, 5, approx(0.55 * 25 * 1000, rel=0.05)),
+    ],
+)
+def test_recording_costs_what_it_delays_the_device(run_job, step, how, launch_us, estimated_us):
+    assert run_job(_job(step, **how), launch_us=launch_us).evidence().profiler.estimated_us == estimated_us
+
+
+@pytest.mark.parametrize("slow", [[10], [10, 11]])
+def test_a_first_iteration_that_launches_slowly_is_the_profilers(run_job, slow):
+    def step(job, number):
+        job.pause_ns = (100 if number in slow else 35) * US
+        job.launch(0, 20 * US, count=100)
+
+    run = run_job(SimulatedJob(step))
+    bound = {"host_launch_bound", "low_device_busy"} if len(slow) > 1 else set()
+    assert {finding.id for finding in run.findings()} == {"profiler_overhead", "dominant_kernel"} | bound
+    assert bound or run.unprofiled().iteration_us == approx(2_000, rel=0.05)
+
+
+def test_faster_kernels_do_not_make_an_iteration_shorter_than_its_host_needs(run_job):
+    def step(job, _):
+        job.launch(0, 75 * US, count=100, name="ampere_sgemm_128x64_tn")
+
+    # In bf16 the device needs 0.5 ms, and the host 7 without the profiler.
+    (finding,) = (each for each in run_job(_job(step, own_ns=70 * US)).findings() if each.id == "full_precision_matmul")
+    assert finding.recoverable_us_per_iteration < 0.2 * finding.evidence["matrix_products_us"]["FP32"]
+
+
+def test_shapes_cost_more(run_job):
+    job = _job(_kernels(10 * US), own_ns=70 * US)
+    for row in job.rows[0]["host_events"]:
+        row["shapes"] = "[[16, 16]]" if row["category"] == "operator" else None
+    run = run_job(job, shapes_us=30)
+    assert run.evidence().profiler.estimated_us == approx(100 * (_COST_US + 30), rel=0.05)
+    found = {finding.id: finding for finding in run.findings()}
+    assert found["profiler_overhead"].evidence["host_cost_us"] == {"operators": 2_000, "shapes": 3_000}
+
+
+def test_a_host_that_recording_slows_is_no_straggler(run_job):
+    def step(job, _):
+        job.pause_ns = 25 * US
+        job.launch(0, 10 * US, count=300)
+        job.pause_ns = 31 * US  # the same records cost this host a quarter more
+        job.launch(1, 10 * US, count=300)
+        job.meet()
+
+    assert "straggler_host" not in {finding.id for finding in run_job(SimulatedJob(step, 2)).findings()}
+
+
+def test_savings_are_less_than_the_unprofiled_iteration_has_besides_compute(run_job):
+    def step(job, number):
+        if number == 12:
+            job.be_in(job.all, "checkpoint", 500 * MS)
+        job.be_in(0, "data-loading", 5 * MS)
+        job.launch(job.all, 10 * US, count=200)
+        job.wait(1, operator="aten::item")
+        job.launch(1, 100 * US, count=20)
+        job.meet(1 * MS)
+
+    run = run_job(_job(step, ranks=2))
+    compute_us = min(run.iterations()["compute_us"].to_pylist())
+    savings = [finding.recoverable_us_per_iteration or 0.0 for finding in run.findings()]
+    assert sum(savings) > 0.9 * 500_000 / 4
+    assert sum(savings) <= run.unprofiled().iteration_us - compute_us + 1e-6
+
+
+@pytest.mark.parametrize(
+    ("gap_us", "entry_us", "times_as_slow"),
+    [
+        (1, 1, 1.0),
+        (4, 1, 2.0),  # a loop in Python makes gaps longer, and not what is within an operator
+        (2, 2, 2.0),
+        (4, 4, 3.0),  # as slow as a host can be
+    ],
+)
+def test_gaps_between_operators_alone_show_half_of_how_slow_a_host_is(gap_us, entry_us, times_as_slow):
+    rows, now_ns = [], 0
+    for _ in range(100):
+        inner_ns = now_ns + entry_us * US
+        rows.append(span("aten::linear", now_ns, inner_ns + 2 * US, "operator", thread=1))
+        rows.append(span("aten::addmm", inner_ns, inner_ns + US, "operator", thread=1))
+        now_ns = rows[-1]["end_ns"] + gap_us * US
+    recorded = Recorded(table("device_events", []))
+    recorded.add(table("host_events", rows).select(COLUMNS))
+    usual = Rates(*[1.0] * 6, launch_us=5.0, gap_us=1.0, entry_us=1.0)
+    assert usual.on_host(recorded.result()).operator_us == approx(times_as_slow)
