@@ -26,10 +26,10 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from bridge_profiling.analysis import Run
-from bridge_profiling.analysis.session import connect
 from bridge_profiling.facts import clocks, communication, matching, ranks
+from bridge_profiling.facts.database import connect
 from bridge_profiling.facts.device import kernels
+from bridge_profiling.run import Run
 from bridge_profiling.traces import cache
 from bridge_profiling.traces.cache import load
 from bridge_profiling.traces.discover import find_run

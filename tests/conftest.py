@@ -236,12 +236,12 @@ _LEFT = pytest.StashKey[list[str]]()
 def _captures_are_read_in_this_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Unit tests start no workers, which takes longer than reading captures this small."""
     if _tier(request.node) is None and importlib.util.find_spec("pyarrow") is not None:
-        from bridge_profiling.analysis import workers
+        from bridge_profiling import engines
 
-        def read_here(engine: object, function: Callable[[Any], Any], tasks: Sequence[Any]) -> Iterator[workers.Outcome[Any]]:
-            yield from (workers.Outcome(place, *workers.call(function, task)) for place, task in enumerate(tasks))
+        def read_here(engine: object, function: Callable[[Any], Any], tasks: Sequence[Any]) -> Iterator[engines.Outcome[Any]]:
+            yield from (engines.Outcome(place, *engines.call(function, task)) for place, task in enumerate(tasks))
 
-        monkeypatch.setattr(workers.ProcessEngine, "map", read_here)
+        monkeypatch.setattr(engines.ProcessEngine, "map", read_here)
 
 
 @pytest.fixture(autouse=True)

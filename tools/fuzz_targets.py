@@ -21,7 +21,6 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from bridge_profiling.analysis import Run
 from bridge_profiling.capture.control.protocol import (
     AcceptedCapture,
     CaptureRequest,
@@ -33,6 +32,7 @@ from bridge_profiling.config import ProfilingConfig
 from bridge_profiling.errors import ProfilingConfigError, TraceError
 from bridge_profiling.manifest import RankCapture, read_manifest
 from bridge_profiling.overrides import apply_overrides
+from bridge_profiling.run import Run
 from bridge_profiling.traces import kineto
 from bridge_profiling.traces.discover import find_run
 from bridge_profiling.traces.memory import snapshot

@@ -30,7 +30,7 @@ from bridge_profiling.printable import printable
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from bridge_profiling.analysis.session import OnProgress
+    from bridge_profiling.facts.captures import OnProgress
     from bridge_profiling.report.views import PageView
     from bridge_profiling.run import Run
 
@@ -391,7 +391,7 @@ def open_runs(*paths: Path, output: Path | None = None, fetch: bool = False, **o
     check_output(output)
     located = [_locate(path, fetch) for path in paths]
     # Imported here: `--help` and other commands start faster without it.
-    from bridge_profiling.analysis.workers import without_pandas
+    from bridge_profiling.engines import without_pandas
     from bridge_profiling.run import Run
 
     with ExitStack() as stack:

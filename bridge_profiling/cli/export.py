@@ -77,8 +77,8 @@ def flamegraph(
         from bridge_profiling.facts.caveats import sentences
 
         # Everything is computed before anything is printed: a progress bar would overwrite the answer.
-        found.prefetch("flame_graph")
-        errors, limitations = found.errors, sentences(found.caveats("flame_graph"))
+        limitations = sentences(found.caveats("flame_graph"))
+        errors = found.errors
         if not found.infos:
             common.finish([*errors, f"{run} holds no trace"])
         count = found.write_flame_graph(

@@ -51,7 +51,7 @@ def report(
         from bridge_profiling.report.verdict import summarize
 
         # Everything is computed before anything is printed: a progress bar would overwrite the answer.
-        summary = summarize(found, thresholds, **(run_view.ALSO_ASKED if output else {}))
+        summary = summarize(found, thresholds)
         readable, errors = found.readable, found.errors
         if output is not None and readable:
             write_page(found.undisturbed(lambda: run_view.page_view(found, summary, output)), output)

@@ -157,19 +157,36 @@ def unit_rows(host_events: pa.Table) -> NDArray[np.bool_]:
     return rows_of(host_events["category"], "annotation") & rows_of(host_events["name"], *names)
 
 
-def longest_calls(host_events: pa.Table) -> pa.Table:
-    """The longest call of each operator: `name`, `start_ns` and `duration_us`."""
-    named = pc.and_(pa.array(rows_of(host_events["category"], "operator")), host_events["name"].is_valid())
-    events = host_events.filter(named)
-    code, names = coded(events["name"])
-    start = events["start_ns"].to_numpy()
-    duration = events["end_ns"].to_numpy() - start
+class LongestCalls:
+    """Collects the longest call of each operator."""
+
+    def __init__(self) -> None:
+        self._found: list[pa.Table] = []
+
+    def add(self, block: pa.Table) -> None:
+        """Take in the next host events."""
+        named = pc.and_(pa.array(rows_of(block["category"], "operator")), block["name"].is_valid())
+        events = block.filter(named)
+        start = events["start_ns"].to_numpy()
+        self._found.append(_longest(events["name"], start, events["end_ns"].to_numpy() - start))
+
+    def result(self) -> pa.Table:
+        """`name`, `start_ns` and `duration_us`, by name; of several calls that take as long, the first."""
+        found = pa.concat_tables(self._found)
+        longest = _longest(found["name"], found["start_ns"].to_numpy(), found["duration_ns"].to_numpy())
+        longest = longest.sort_by("name")
+        duration_us = longest["duration_ns"].to_numpy() / 1e3
+        return longest.drop_columns(["duration_ns"]).append_column("duration_us", pa.array(duration_us, pa.float64()))
+
+
+def _longest(name: pa.ChunkedArray, start: NDArray[np.int64], duration: NDArray[np.int64]) -> pa.Table:
+    code, names = coded(name)
     longest = np.zeros(len(names), np.int64)
     np.maximum.at(longest, code, duration)
     rows = np.flatnonzero(duration == longest[code])
     rows = rows[np.unique(code[rows], return_index=True)[1]]
     called = pa.array([names[each] for each in code[rows].tolist()], pa.string())
-    return pa.table({"name": called, "start_ns": start[rows], "duration_us": duration[rows] / 1e3})
+    return pa.table({"name": called, "start_ns": start[rows], "duration_ns": duration[rows]})
 
 
 def _modules(host_events: pa.Table, operators: NDArray[np.bool_]) -> pa.Array:

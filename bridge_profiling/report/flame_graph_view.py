@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from bridge_profiling.analysis import Run
 from bridge_profiling.facts.caveats import caveat
 from bridge_profiling.printable import shell_path
 from bridge_profiling.report import words
@@ -14,6 +13,9 @@ from bridge_profiling.report.figures import COLORS, figure
 from bridge_profiling.report.flame_graph import OWN_US, TOTAL_US, Weight, short_name
 from bridge_profiling.report.verdict import Summary
 from bridge_profiling.report.views import Figure, FigureView, Row, SectionView
+
+if TYPE_CHECKING:
+    from bridge_profiling.run import Run
 
 #: Frames below this share of the rank's time are not drawn, so a page stays small.
 LEAST_SHARE = 0.005
@@ -47,7 +49,7 @@ def flame_graph_section(run: Run, summary: Summary, iterations: Sequence[Row]) -
     slowest = next((row["rank"] for row in summary.stragglers if row["verdict"] != "no"), None)
     rank = slowest if slowest is not None else min((info.rank for info in summary.infos), default=None)
     # Of this rank alone: those of all ranks took a twelfth of the time of a report.
-    rows = [] if rank is None else run.ask_of(rank, "flame_graph", least_share=LEAST_SHARE).to_pylist()
+    rows = [] if rank is None else run.facts.flame_graph_of(rank, LEAST_SHARE).to_pylist()
     if all(len(row["stack"]) < 2 for row in rows):
         return []
     count = len({row["iteration"] for row in iterations if row["rank"] == rank})

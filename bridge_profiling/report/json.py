@@ -22,8 +22,8 @@ from bridge_profiling.report.schemas import run as schema
 from bridge_profiling.report.verdict import Summary, outcome, summarize, verdict
 
 if TYPE_CHECKING:
-    from bridge_profiling.analysis import Run
     from bridge_profiling.findings import Finding, Occurrence, Thresholds
+    from bridge_profiling.run import Run
 
 #: Columns that identify an operation in a group.
 _KIND = ("operation", "group", "group_name", "group_ranks")

@@ -7,13 +7,15 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from bridge_profiling.analysis import Run
 from bridge_profiling.facts.caveats import sentences
 from bridge_profiling.report import tables, words
 from bridge_profiling.report.run_view import memory_over_time_view
 from bridge_profiling.report.views import FigureView, PageView, Row, SectionView, TableView, Verdict, of, table
+
+if TYPE_CHECKING:
+    from bridge_profiling.run import Run
 
 SCHEMA_VERSION = 1
 

@@ -22,7 +22,7 @@ from bridge_profiling.report.views import Figure
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure as PlotlyFigure
 
-    from bridge_profiling.analysis import Run
+    from bridge_profiling.run import Run
 
 #: Rows of a table, from its beginning and from its end.
 _ROWS = 10
@@ -122,7 +122,7 @@ def _memory(run: Run, rank: int | None = None, device: int = 0) -> Figure:
         known = f"one of {held}" if held else "a run whose memory was recorded"
         raise ProfilingConfigError("no memory of that rank was recorded", instead=f"Name {known}")
     rank = held[0] if rank is None else rank
-    by_site = run.ask("memory_over_time", ranks=(rank,)).to_pylist()
+    by_site = run.facts.memory_over_time((rank,)).to_pylist()
     mine = [row for row in run.memory_timeline().to_pylist() if row["rank"] == rank and row["device"] == device]
     return figures.memory_figure([row for row in by_site if row["device"] == device], mine)
 

@@ -8,13 +8,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from bridge_profiling.analysis import Run
 from bridge_profiling.facts.device import ranks_without_work
 from bridge_profiling.facts.parts import BY_ACTIVITY, BY_CAUSE
 from bridge_profiling.printable import shell_path
@@ -38,8 +37,8 @@ from bridge_profiling.report.verdict import Summary, verdict
 from bridge_profiling.report.views import Cell, FigureView, FindingView, PageView, SectionView, TableView, Target
 from bridge_profiling.traces.types import RankInfo
 
-#: Questions of a page to each capture in addition to those of `summarize`, with options.
-ALSO_ASKED: dict[str, dict[str, Any]] = {"longest_calls": {}}
+if TYPE_CHECKING:
+    from bridge_profiling.run import Run
 
 Rows = list[dict[str, Any]]
 
@@ -258,7 +257,7 @@ def _longest_calls(run: Run, timeline: Timeline) -> dict[str, Target]:
     found: dict[str, Target] = {}
     if not timeline.segments:
         return found
-    calls = run.ask("longest_calls")
+    calls = run.facts.longest_calls
     shown = pc.is_in(calls["rank"], pa.array(timeline.ranks, pa.int32()))
     rows = calls.filter(pc.and_(pc.equal(calls["source"], run.main_source), shown)).to_pylist()
     for row in sorted(rows, key=lambda row: -row["duration_us"]):
@@ -431,7 +430,7 @@ def _gpu_metrics(run: Run, shown: Sequence[int]) -> list[SectionView]:
     if not rows:
         return []
     courses: dict[tuple[int, int], Rows] = defaultdict(list)
-    for row in run.ask("gpu_metrics_over_time").to_pylist():
+    for row in run.facts.gpu_metrics_over_time().to_pylist():
         if row["rank"] in shown[:_ON_A_SCREEN] and "%" in row["metric"]:
             courses[row["rank"], row["device"]].append(row)
     variants = {
@@ -461,7 +460,7 @@ def memory_over_time_view(run: Run, ranks: set[int], id: str) -> list[FigureView
     """Memory over time of the devices of some ranks; none if none was recorded."""
     by_site: dict[Any, Rows] = defaultdict(list)
     timeline: dict[Any, Rows] = defaultdict(list)
-    sites = run.ask("memory_over_time", ranks=tuple(sorted(ranks)))
+    sites = run.facts.memory_over_time(tuple(sorted(ranks)))
     for found, rows in ((by_site, sites), (timeline, run.memory_timeline())):
         for row in rows.to_pylist():
             if row["rank"] in ranks:

@@ -6,14 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from bridge_profiling.analysis import Run
 from bridge_profiling.facts.timeline import KINDS, Segments, Window, segments, whole_captures, windows_of
 from bridge_profiling.findings import Event
 from bridge_profiling.report import words
 from bridge_profiling.report.figures import COLORS, KIND_NAMES, axis, figure
 from bridge_profiling.report.views import Figure, Target
+
+if TYPE_CHECKING:
+    from bridge_profiling.run import Run
 
 #: The lane of a finding's own events.
 _EVIDENCE = "evidence"

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from bridge_profiling.analysis import Run
-from bridge_profiling.analysis.run import EVIDENCE_OF_RANKS
 from bridge_profiling.compare.bench import AgainstBench
 from bridge_profiling.facts.caveats import sentences
 from bridge_profiling.facts.device import ranks_without_work
@@ -26,6 +24,9 @@ from bridge_profiling.report.figures import PARTS
 from bridge_profiling.report.views import Verdict
 from bridge_profiling.traces.discover import ABOUT_MANIFESTS, WHICH_WINDOW
 from bridge_profiling.traces.types import Caveat, RankInfo
+
+if TYPE_CHECKING:
+    from bridge_profiling.run import Run
 
 #: Durations, and shares, of ranks that differ by more than this are given as a range.
 _ALIKE, _SHARES_ALIKE = 0.02, 0.05
@@ -130,14 +131,8 @@ class Summary:
         return time_us / whole_us if time_us is not None and whole_us else None
 
 
-def summarize(run: Run, thresholds: Thresholds | None = None, **also: Mapping[str, Any]) -> Summary:
-    """Ask what the verdict needs; None stands for the default thresholds.
-
-    `also` are questions to answer in the same pass over the captures, with their options.
-    """
-    names = (thresholds or Thresholds()).range_names()
-    asked = ("phases", "operators", "products", "system_calls", "cuda_memory")
-    run.prefetch(*EVIDENCE_OF_RANKS, *asked, idle_causes=names, **also)
+def summarize(run: Run, thresholds: Thresholds | None = None) -> Summary:
+    """Ask what the verdict needs; None stands for the default thresholds."""
     findings = run.findings(thresholds)
     source = run.main_source
     infos = [info for info in run.infos if info.source == source]

@@ -9,11 +9,11 @@ import shutil
 
 import pytest
 
-from bridge_profiling.analysis import Run
 from bridge_profiling.bench import results as bench_results
 from bridge_profiling.compare.bench import interpolated
 from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.report.bench_view import section
+from bridge_profiling.run import Run
 from tests.planted.cases import CASES
 from tests.report.published import problems
 

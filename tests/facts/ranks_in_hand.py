@@ -2,7 +2,7 @@
 
 import pyarrow as pa
 
-from bridge_profiling.analysis.one_rank import RankQuestions
+from bridge_profiling.facts.rank import FactOptions, operators_by, rank_facts, stacks_of
 from bridge_profiling.traces import cache
 from bridge_profiling.traces.tables import SCHEMAS, build
 from bridge_profiling.traces.types import RankInfo, RankTables
@@ -37,9 +37,16 @@ def rank(*, source="kineto", **tables):
     return RankTables(info, {name: table(name, rows) for name, rows in tables.items()})
 
 
-def answer(tables, question, **options):
-    """The answer to a question about one rank."""
-    return RankQuestions(tables).answer(question, **options).table
+def facts(tables, **options):
+    """All facts about one rank, with their caveats."""
+    return rank_facts(tables, FactOptions(**options))
+
+
+def answer(tables, name, **options):
+    """A fact about one rank."""
+    if name == "flame_graph":
+        return stacks_of(tables, **options)[name].table
+    return (operators_by if name == "operators" else facts)(tables, **options)[name].table
 
 
 def values(found, *names):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from operator import itemgetter
 
-from bridge_profiling.analysis import Run
+from bridge_profiling.run import Run
 from tests.facts.ranks_in_hand import write_rank
 
 US = 1_000

@@ -8,13 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge_profiling.analysis.one_rank import RankQuestions
 from bridge_profiling.facts.device import Windows, device_work
 from bridge_profiling.facts.idle import Cause
 from bridge_profiling.facts.idle_gaps import PROMPT_NS, gaps
 from bridge_profiling.facts.intervals import Lanes, parents, union
 from bridge_profiling.facts.parts import attribution, steady, typical_iteration
-from tests.facts.ranks_in_hand import answer, rank, span, values, work
+from tests.facts.ranks_in_hand import answer, facts, rank, span, values, work
 
 _BOUND = 40
 _RANGES = st.lists(st.tuples(st.integers(-_BOUND, _BOUND), st.integers(-_BOUND, _BOUND)), max_size=12)
@@ -207,7 +206,7 @@ def test_communication_on_another_stream_blocks_only_what_waits_for_it(recorded,
 @pytest.mark.parametrize(("stream", "caveats"), [(7, []), (20, ["stream_waits_unrecorded"])])
 def test_unrecorded_waits_between_streams_have_a_caveat(stream, caveats):
     tables = rank(device_events=[work("compute", 0, 10), work("compute", 20, 30, stream=stream)])
-    assert [caveat.code for caveat in RankQuestions(tables).answer("idle_gaps").caveats] == caveats
+    assert [caveat.code for caveat in facts(tables)["idle_gaps"].caveats] == caveats
 
 
 def _in_order(rows):

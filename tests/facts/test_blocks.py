@@ -4,18 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from bridge_profiling.analysis.one_rank import RankQuestions
-from bridge_profiling.analysis.registry import QUESTIONS
 from bridge_profiling.traces import cache
 from bridge_profiling.traces.discover import find_run
-from tests.facts.ranks_in_hand import rank, span, work
+from tests.facts.ranks_in_hand import answer, facts, rank, span, work
 
 _PLANTED = Path(__file__).parents[1] / "planted"
-_ASKED = [(name, {}) for name, question in QUESTIONS.items() if question.scope == "rank"]
 
 
 def answers(tables):
-    return [answer.table.to_pylist() for answer in RankQuestions(tables).answers(_ASKED)]
+    return {name: fact.table.to_pylist() for name, fact in facts(tables).items()}
 
 
 @pytest.mark.parametrize("capture", ["host_sync_2_nsys/nsys", "checkpoint_2"])
@@ -34,7 +31,7 @@ def test_a_pause_in_an_operator_is_found_across_blocks(tmp_path, monkeypatch):
     launch = span("cudaLaunchKernel", 30_000_000, 30_001_000, "runtime")
     device = [work("compute", 0, 10_000, 1), work("compute", 30_002_000, 30_012_000, 30_001_000)]
     tables = rank(host_events=[*calls, stuck, launch], device_events=device)
-    pauses = [row for row in RankQuestions(tables).answer("idle_causes").table.to_pylist() if row["cause"] == "host_pause"]
+    pauses = [row for row in answer(tables, "idle_causes").to_pylist() if row["cause"] == "host_pause"]
     assert [row["lost_us"] for row in pauses] == [pytest.approx(29_000, rel=0.01)]
     monkeypatch.setattr(cache, "ROW_GROUP_ROWS", 2)
     cache.write(tables, tmp_path / "entry")

@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge_profiling.analysis.one_rank import RankQuestions
 from bridge_profiling.facts import stacks as stacks_module
+from bridge_profiling.facts.rank import stacks_of
 from bridge_profiling.facts.stacks import stacks
 from tests.facts.ranks_in_hand import answer, rank, values, work
 
@@ -79,7 +79,7 @@ MODULE, STEP = "train.py(1): <module>", "train.py(9): step"
 
 def test_each_stack_has_the_time_it_was_open_without_and_with_its_callees_and_the_device_time_it_launched():
     tables = rank(host_events=HOST, device_events=DEVICE, iterations=ITERATIONS)
-    found = RankQuestions(tables).answer("flame_graph")
+    found = stacks_of(tables)["flame_graph"]
     enter, forward = "profiler.py(7): __enter__", "forward"
     assert values(found.table, *NAMES) == [
         (1, [MODULE], "python", 1, 50, 90, 0, 7),

@@ -34,7 +34,7 @@ def test_levels_are_those_of_the_marked_iterations(tmp_path, run_of):
     assert (active["rank"], active["source"], active["device"], active["mean"]) == (0, "nsys", 0, 60)
     assert (read["metric"], read["mean"], read["p95"]) == (READ, 10, 10)
     # Over time, means of equal intervals.
-    found = sampled.ask("gpu_metrics_over_time", intervals=2).to_pylist()
+    found = sampled.facts.gpu_metrics_over_time(2).to_pylist()
     values = [(row["metric"], round(row["time_us"], 2), row["value"]) for row in found]
     assert values == [(READ, 0.48, 10), (READ, 1.43, 10), (ACTIVE, 0.48, 80), (ACTIVE, 1.43, 40)]
     # On the terminal and in JSON.

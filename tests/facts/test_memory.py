@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bridge_profiling.analysis.session import connect
+from bridge_profiling.facts.database import connect
 from bridge_profiling.facts.memory import difference, memory_tables
 from bridge_profiling.facts.memory_series import UNRECORDED, site
 from bridge_profiling.traces import cache

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bridge_profiling.analysis.session import connect
+from bridge_profiling.facts.database import connect
 from bridge_profiling.traces.types import Caveat
 from tests.facts.ranks_in_hand import values, work, write_rank
 

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from contextlib import contextmanager
 
-from bridge_profiling.analysis.workers import Outcome, call
+from bridge_profiling.engines import Outcome, call
 from bridge_profiling.findings import Thresholds
 from tests.facts.ranks_in_hand import span, write_rank
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from bridge_profiling.analysis import Run
+from bridge_profiling.run import Run
 from tests.findings.simulated_jobs import Here
 from tests.planted.cases import CASES
 

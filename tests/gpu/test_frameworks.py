@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from bridge_profiling.analysis import Run
+from bridge_profiling.run import Run
 from bridge_profiling.traces.cache import load
 from bridge_profiling.traces.discover import find_run
 

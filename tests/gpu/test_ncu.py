@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
-from bridge_profiling.analysis import Run
 from bridge_profiling.findings import Thresholds
 from bridge_profiling.findings.kernels import function_name
+from bridge_profiling.run import Run
 
 pytestmark = [
     pytest.mark.needs("cuda"),

@@ -9,10 +9,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from bridge_profiling.analysis import one_rank
-from bridge_profiling.analysis.one_rank import RankTask
-from bridge_profiling.analysis.session import connect
 from bridge_profiling.errors import TraceError
+from bridge_profiling.facts import captures
+from bridge_profiling.facts.database import connect
+from bridge_profiling.facts.rank import DEFAULT_OPTIONS, RankTask, rank_facts, read_rank
 from bridge_profiling.run import Run
 from bridge_profiling.traces import cache, kineto
 from bridge_profiling.traces.cache import load
@@ -77,7 +77,7 @@ DAMAGE = {
 
 
 #: The kept answers, next to an entry.
-ANSWERS = "../answers-*.arrow"
+ANSWERS = "../facts-*.arrow"
 ANSWERS_DAMAGE = [
     _edit(ANSWERS, lambda raw: raw[:-9]),
     _edit(ANSWERS, lambda raw: raw.replace(b'"caveats":[', b'"caveats":[{"code":"x","text":"x"}', 1)),
@@ -296,49 +296,53 @@ def test_a_cache_that_disappears_while_it_is_used_changes_no_answer(folder, monk
 
     def answers(goes=lambda entry: None):
         with Run("run") as run:
-            run.ask(after)
+            getattr(run.facts, after)
             goes(next((folder / "cache").glob("*/")))
             count = run.merge("merged.json", findings=False)
-            return [count, (folder / "merged.json").read_text(), run.errors, run.capture_caveats, *map(run.ask, names)]
+            return [
+                count,
+                (folder / "merged.json").read_text(),
+                run.errors,
+                run.capture_caveats,
+                *(getattr(run.facts, name) for name in names),
+            ]
 
     expected = answers()
-    (next((folder / "cache").glob("answers-*"))).unlink()
+    (next((folder / "cache").glob("facts-*"))).unlink()
     assert answers(goes) == expected
 
 
 @pytest.mark.parametrize("goes", [GOES["an entry"], GOES["a table"]])
-def test_a_worker_whose_tables_disappear_reads_the_capture_again(capture, tmp_path, monkeypatch, goes):
-    task = RankTask(capture, (("breakdown", {}),), tmp_path / "cache", tmp_path / "scratch")
-    expected = one_rank.answer_rank(task).answers
-    answers_of = one_rank.answers_of
-
-    def late(tables, questions):
-        if tables.entry.parent.name == "cache":
+def test_a_worker_whose_tables_disappear_reads_the_capture_again(capture, tmp_path, goes):
+    def late(tables):
+        if tables.entry.parent.name == "cache" and expected:
             goes(tables.entry)
-        return answers_of(tables, questions)
+        return rank_facts(tables, DEFAULT_OPTIONS)
 
-    monkeypatch.setattr(one_rank, "answers_of", late)
-    found = one_rank.answer_rank(task)
-    assert (found.answers, found.entry.parent.name) == (expected, "scratch")
+    expected = None
+    task = RankTask(capture, late, tmp_path / "cache", tmp_path / "scratch")
+    expected = read_rank(task).facts
+    found = read_rank(task)
+    assert (found.facts, found.entry.parent.name) == (expected, "scratch")
 
 
 @pytest.mark.parametrize("path", ["run", "tables"])
 def test_a_question_that_fails_about_one_rank_is_answered_about_the_others(typed, folder, monkeypatch, path):
     write(folder / "run" / "rank-1.json.gz", 1)
     typed("analyze", "run", "--parquet", "tables")
-    answers_of, asked = one_rank.answers_of, []
+    asked = []
 
-    def failing(tables, questions):
+    def failing(tables, options):
         asked.append(tables.info.rank)
         if tables.info.rank == 1:
             raise ZeroDivisionError
-        return answers_of(tables, questions)
+        return rank_facts(tables, options)
 
-    monkeypatch.setattr(one_rank, "answers_of", failing)
-    (next((folder / "tables").glob("answers-*"))).unlink()
+    monkeypatch.setattr(captures, "rank_facts", failing)
+    (next((folder / "tables").glob("facts-*"))).unlink()
     with Run(path, parquet="tables") as run:
         assert [info.rank for info in run.infos] == [0, 1]
-        assert set(run.ask("breakdown")["rank"].to_pylist()) == {0}
+        assert set(run.facts.breakdown["rank"].to_pylist()) == {0}
         assert ["ZeroDivisionError" in error and "rank-1" in error for error in run.errors] == [True]
         assert asked == [0, 1], "nothing was read again"
         assert (1,) in [each.ranks for each in run.caveats() if each.code == "rank_unreadable"]

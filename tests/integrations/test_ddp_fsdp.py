@@ -2,7 +2,7 @@
 
 import pytest
 
-from bridge_profiling.analysis import Run
+from bridge_profiling.run import Run
 from tests.integrations.example_run import ExampleRun
 
 pytestmark = pytest.mark.system

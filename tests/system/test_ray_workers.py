@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
-from bridge_profiling.analysis.workers import RayEngine
+from bridge_profiling.engines import RayEngine
 from bridge_profiling.integrations.ray import worker_runtime_env
 from bridge_profiling.manifest import Manifest, find_captures
 from bridge_profiling.run import Run

@@ -6,9 +6,9 @@ import shutil
 
 import pytest
 
-from bridge_profiling.analysis import Run
 from bridge_profiling.errors import TraceError
 from bridge_profiling.findings import Confidence
+from bridge_profiling.run import Run
 from tests.findings.simulated_jobs import Here
 from tests.traces.conftest import caveats
 from tests.traces.kineto_files import call, complete, kernel, steps

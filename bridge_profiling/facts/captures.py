@@ -1,32 +1,28 @@
-"""Evaluates questions: workers load each capture once and answer what concerns it alone, a database of all ranks the rest.
+"""A run's captures: finds them, has workers read each and compute its facts, and connects a database of all ranks.
 
-This process holds answers, never a rank's tables.
+This process holds facts, never a rank's tables.
 """
 
 from __future__ import annotations
 
 import contextlib
-import mmap
 import os
 import tempfile
-import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from bridge_profiling.analysis.kept_answers import KeptAnswers
-from bridge_profiling.analysis.one_rank import RankResult, RankTask, answer_rank, answers_of, as_answer
-from bridge_profiling.analysis.questions import Asked, Derived, Given, Input, Question, SideTables, needed_of_captures
-from bridge_profiling.analysis.registry import WITH_EVERY_PASS
-from bridge_profiling.analysis.workers import Engine, ProcessEngine, here
+from bridge_profiling.engines import Engine, ProcessEngine, here
 from bridge_profiling.errors import TraceError
-from bridge_profiling.facts.numbering import in_sql, offsets, renumbered
+from bridge_profiling.facts.database import connect
+from bridge_profiling.facts.numbering import offsets, renumbered
+from bridge_profiling.facts.rank import DEFAULT_OPTIONS, Compute, FactOptions, RankResult, RankTask, rank_facts, read_rank
+from bridge_profiling.facts.store import KeptFacts
 from bridge_profiling.facts.types import Answer
 from bridge_profiling.layout import name_ranks
 from bridge_profiling.manifest import RankCapture, find_captures
@@ -35,7 +31,6 @@ from bridge_profiling.traces import cache
 from bridge_profiling.traces.discover import Capture, differences, find_run
 from bridge_profiling.traces.run_files import RunFiles
 from bridge_profiling.traces.seal import is_whole
-from bridge_profiling.traces.tables import SCHEMAS
 from bridge_profiling.traces.types import Caveat, RankInfo, RankTables
 
 if TYPE_CHECKING:
@@ -46,23 +41,20 @@ T = TypeVar("T")
 #: Called with the number of captures that are done, and their total number.
 OnProgress = Callable[[int, int], None]
 
-
-#: Address space that DuckDB's threads reserve, more or less.
-_DATABASE_BYTES = 1 << 28
-
 #: Up to so many captures, or their tables, of so many bytes together are read in this process: starting a worker takes as long
 #: as reading 2 MB.
 _FEW_TASKS, _SMALL_BYTES = 4, 5_000_000
 
 
-class Session:
-    """A run's captures and the answers so far.
+class Captures:
+    """A run's captures, and the facts about them so far.
 
     Args:
         path: a directory of captures, a capture, or a directory of Parquet tables.
-        engine: maps `answer_rank` over the captures.
+        engine: maps `read_rank` over the captures.
         parquet: where their tables go; None for the default places of `traces.cache`.
         on_progress: called as captures are done.
+        cycle: of a profiler's schedule that repeats, from 1 for the oldest; None for the newest.
 
     Raises:
         TraceError: the path does not exist or holds no capture.
@@ -81,16 +73,16 @@ class Session:
         self._begin()
 
     def _begin(self) -> None:
-        """Forget what was read and answered."""
+        """Forget what was read and computed."""
         self._readings += 1
         self._found_caveats, self._errors = list(self._caveats_of_search), list(self._errors_of_search)
         self._loaded: list[RankResult] | None = None
         #: The folders of the cache that are in use, each with the time of its last change.
         self._in_use: dict[Path, int | None] = {}
-        self._answers: dict[Asked, Answer] = {}
-        self._kept: KeptAnswers | None = None
-        self._side_tables: dict[SideTables, tuple[Caveat, ...]] = {}
-        self._derived: dict[Derived, Any] = {}
+        #: Facts about the run by name, for each set of options; and what else is computed once, by name.
+        self._facts: dict[FactOptions, dict[str, Answer]] = {}
+        self._once: dict[str, Any] = {}
+        self._kept: KeptFacts | None = None
         for connection in self._connections.values():
             connection.close()
         self._connections.clear()
@@ -98,12 +90,12 @@ class Session:
             vars(self).pop(name, None)
 
     def close(self) -> None:
-        """End the workers, keep the answers, close the database and delete scratch files."""
+        """End the workers, keep the facts, close the database and delete scratch files."""
         if isinstance(self._engine, ProcessEngine):
             self._engine.close()
         cache.remove_unfinished(self._captures, self._parquet, Path(self._scratch.name).name)
         if self._kept is not None:
-            self._kept.add(self._answers)
+            self._kept.add(self._facts)
         for connection in self._connections.values():
             connection.close()
         self._connections.clear()
@@ -151,7 +143,12 @@ class Session:
     @property
     def results(self) -> list[RankResult]:
         """Each capture that could be read, by rank."""
-        return self._load([])
+        if self._loaded is None and not self._cached:
+            if self._captures:
+                self.facts(DEFAULT_OPTIONS)
+            else:
+                self._open(list(self._opened()))
+        return self._loaded or []
 
     @property
     def traces(self) -> list[RankResult]:
@@ -161,7 +158,7 @@ class Session:
     @property
     def errors(self) -> list[str]:
         """A sentence for each capture that could not be read completely."""
-        self._load([])
+        _ = self.results
         return list(self._errors)
 
     @property
@@ -198,113 +195,67 @@ class Session:
             found += [replace(caveat, ranks=caveat.ranks or (result.info.rank,)) for caveat in result.info.caveats]
         return found
 
-    # Answers.
+    # Facts.
 
-    def prefetch(self, asked: Iterable[Asked]) -> None:
-        """Compute what some questions need of single captures, in one pass over these."""
-        questions = list(asked)
-        self.undisturbed(lambda: self._prefetch(questions))
+    def known(self, options: FactOptions) -> dict[str, Answer]:
+        """The facts about the run so far, those kept by an earlier command included; others can be added."""
+        if options not in self._facts:
+            self._facts[options] = self._kept.get(options) if self._cached and self._kept is not None else {}
+        return self._facts[options]
 
-    def _prefetch(self, asked: Iterable[Asked]) -> None:
-        wanted = needed_of_captures(asked)
-        if not wanted:
-            return
-        wanted = list(dict.fromkeys([*(question.with_options() for question in WITH_EVERY_PASS), *wanted]))
-        self._load(wanted)
-        missing = [each for each in wanted if not self._is_answered(each)]
-        if missing:
-            tasks = [RankTask(result.entry, _names(missing)) for result in self.traces if result.entry is not None]
-            self._keep(missing, self._work(tasks))
+    def facts(self, options: FactOptions) -> Mapping[str, Answer]:
+        """The same, with the facts about each rank."""
+        if "breakdown" not in self.known(options):
+            found = self.of_ranks(partial(rank_facts, options=options))
+            self.known(options).update(found)
+        return self.known(options)
 
-    def answer(self, asked: Asked) -> Answer:
-        """The answer to a question; its caveats include those of the questions and side tables that it depends on."""
-        return self._answers[asked] if asked in self._answers else self.undisturbed(lambda: self._answer(asked))
+    def once(self, name: str, make: Callable[[], T]) -> T:
+        """What a function returns, which is called once for each reading of the captures."""
+        if name not in self._once:
+            self._once[name] = make()
+        return self._once[name]
 
-    def _answer(self, asked: Asked) -> Answer:
-        if not self._is_answered(asked):
-            self._prefetch([asked])
-        if asked not in self._answers:
-            of_each_source = asked.question.scope == "source"
-            self._answers[asked] = self._of_each_source(asked) if of_each_source else self._evaluate(asked)
-        return self._answers[asked]
-
-    def answer_of_rank(self, asked: Asked, info: RankInfo) -> Answer:
-        """The answer about one capture, by a question of scope `rank`. The other captures are not asked."""
-        return self.undisturbed(lambda: self._answer_of_rank(asked, info))
-
-    def _answer_of_rank(self, asked: Asked, info: RankInfo) -> Answer:
-        if self._is_answered(asked):
-            table, caveats = self._answers[asked].table, self._answers[asked].caveats
-            mine = pc.and_(pc.equal(table["rank"], info.rank), pc.equal(table["source"], info.source))
-            return Answer(table.filter(mine), tuple(each for each in caveats if info.rank in each.ranks))
+    def of_rank(self, info: RankInfo, compute: Compute) -> dict[str, Answer]:
+        """What is computed from one capture. The other captures are not read."""
         this = (info.rank, info.source)
         entry = next((result.entry for result in self.traces if (result.info.rank, result.info.source) == this), None)
         readable = entry if entry is not None and entry.is_dir() else None
         # A capture's rank can turn out to be another one when it is read; a file of several processes has several captures.
         captures = [each for each in self._captures if str(each.path.absolute()) in info.files]
         source = readable or next((each for each in captures if each.rank == info.rank), next(iter(captures), None))
-        tasks = [] if source is None else [RankTask(source, _names([asked]), self._parquet, Path(self._scratch.name))]
-        return self._all_of(0, asked, self._work(tasks))
+        tasks = [] if source is None else [RankTask(source, compute, self._parquet, Path(self._scratch.name))]
+        return self._stacked(self._work(tasks), compute)
 
-    def _is_answered(self, asked: Asked) -> bool:
-        """Whether the answer is known, now or from an earlier run of a command."""
-        if asked not in self._answers and self._cached and (kept := self._kept and self._kept.get(asked)):
-            self._answers[asked] = kept
-        return asked in self._answers
-
-    def _evaluate(self, asked: Asked, sources: tuple[str, ...] | None = None) -> Answer:
-        values, caveats = self._inputs(asked.question.inputs, sources)
-        own = as_answer(asked.question.function(*values, **dict(asked.options)))
-        return replace(own, caveats=(*caveats, *own.caveats))
-
-    def _inputs(self, inputs: Sequence[Input], sources: tuple[str, ...] | None = None) -> tuple[list[Any], list[Caveat]]:
-        """Values of the inputs, and their caveats; `sources` are those of the database's tables, by default the main ones."""
-        values: list[Any] = []
-        caveats: list[Caveat] = []
-        for item in inputs:
-            if isinstance(item, SideTables):
-                caveats += self._made(item)
-            elif isinstance(item, Question):
-                answer = self._answer(item.with_options())
-                values.append(answer.table)
-                caveats += answer.caveats
-            elif isinstance(item, Derived):
-                if item not in self._derived:
-                    self._derived[item] = item.function(*self._inputs(item.inputs, sources)[0])
-                values.append(self._derived[item])
-            elif item is Given.DATABASE:
-                # Traces and memory snapshots have no table in common.
-                values.append(self._connected(*(sources or (self.main_source, "memory"))))
-            elif isinstance(item, Given):
-                values.append([result.info for result in self.traces if result.info.source == self.main_source])
-            else:
-                raise TypeError(f"{item} is an input of questions about one capture")
-        return values, caveats
-
-    def _made(self, tables: SideTables) -> tuple[Caveat, ...]:
-        if tables not in self._side_tables:
-            values, caveats = self._inputs(tables.inputs)
-            self._side_tables[tables] = (*caveats, *tables.function(*values))
-        return self._side_tables[tables]
-
-    def _of_each_source(self, asked: Asked) -> Answer:
-        tables = []
-        for source in sorted({result.info.source for result in self.traces}) or ["kineto"]:
-            sources = (source, "memory") if source == self.main_source else (source,)
-            table = self._evaluate(asked, sources).table
-            column = pa.repeat(pa.scalar(source), table.num_rows)
-            tables.append(table.add_column(1 if "rank" in table.column_names else 0, "source", column))
-        return Answer(pa.concat_tables(tables))
+    def of_ranks(self, compute: Compute) -> dict[str, Answer]:
+        """What is computed from each trace, while it is read if it was not yet."""
+        if self._loaded is None and not self._cached and self._captures:
+            self._load(partial(_of_trace, compute=compute))
+            found = self._stacked(self.traces, compute)
+            self._loaded = [replace(result, facts={}) for result in self._loaded or []]
+            return found
+        entries = [result.entry for result in self.traces if result.entry is not None]
+        return self._stacked(self._work([RankTask(entry, compute) for entry in entries]), compute)
 
     # The database.
 
-    def _connected(self, *sources: str) -> duckdb.DuckDBPyConnection:
+    def database(self, source: str | None = None) -> duckdb.DuckDBPyConnection:
+        """A view of each table in `traces.tables.SCHEMAS` over the ranks' traces of a profiler, by default the main one.
+
+        Traces and memory snapshots have no table in common: those of the main profiler have the snapshots' too.
+        """
+        sources = (self.main_source, "memory") if source in (None, self.main_source) else (source,)
         if sources not in self._connections:
             entries = [result.entry for result in self.results if result.info.source in sources]
             folders = [entry for entry in entries if entry is not None and entry.is_dir()]
             numbers = next((self._offsets[source] for source in sources if self._offsets.get(source)), {})
             self._connections[sources] = connect(folders, numbers)
         return self._connections[sources]
+
+    @property
+    def sources_of_traces(self) -> list[str]:
+        """The profilers whose traces there are; a run without any has those of the first."""
+        return sorted({result.info.source for result in self.traces}) or ["kineto"]
 
     # Reading captures.
 
@@ -326,24 +277,21 @@ class Session:
             self._open(found)
         return bool(found)
 
-    def _load(self, asked: Sequence[Asked]) -> list[RankResult]:
-        """Read each capture, unless that is done, and answer questions about each trace on the way. Tables are only opened."""
-        if self._loaded is not None or self._cached:
-            return self._loaded or []
+    def _load(self, compute: Compute) -> None:
+        """Read each capture, and compute something on the way; folders of tables are only opened."""
         # The largest first, so that no worker is left with it at the end.
         captures = sorted(self._captures, key=lambda capture: size_bytes(capture.path), reverse=True)
         scratch, cached = Path(self._scratch.name), self._readings == 1
-        tasks = [RankTask(capture, _names(asked), self._parquet, scratch, cached) for capture in captures]
-        loaded = self._open([*self._opened(), *self._work(tasks)])
-        if captures:
-            self._keep(asked, self.traces)
-        return loaded
+        tasks = [RankTask(capture, compute, self._parquet, scratch, cached) for capture in captures]
+        self._open([*self._opened(), *self._work(tasks)])
+        if self._loaded is None:
+            self._load(compute)
 
     @property
     def _captures(self) -> list[Capture]:
         return [source for source in self.sources if isinstance(source, Capture)]
 
-    def _open(self, read: Sequence[RankResult]) -> list[RankResult]:
+    def _open(self, read: Sequence[RankResult]) -> None:
         self._errors += [result.info.error for result in read if result.info.error is not None]
         unkept = {result.info.rank: result.unkept for result in read if result.unkept is not None}
         if self._parquet is not None and unkept:
@@ -356,12 +304,11 @@ class Session:
         # On other machines, tables may be out of reach.
         if isinstance(self._engine, ProcessEngine) and not all(map(is_whole, entries)):
             self._read_again()
-            return self._load([])
+            return
         # Otherwise one has an error, or cannot be cached.
         if captures and len(entries) == len(captures):
             with contextlib.suppress(OSError):
-                self._kept = KeptAnswers(captures, entries)
-        return self._loaded
+                self._kept = KeptFacts(captures, entries)
 
     def _one_of_each(self, read: Sequence[RankResult]) -> list[RankResult]:
         """One result of each rank and profiler, whole captures first: a copied file says that it is of another one's rank."""
@@ -390,7 +337,7 @@ class Session:
         self._on_progress(0, len(tasks))
         few = isinstance(self._engine, ProcessEngine) and len(tasks) <= _FEW_TASKS
         small = few and sum(task.packed_bytes for task in tasks) <= _SMALL_BYTES
-        outcomes = here(answer_rank, tasks) if small else self._engine.map(answer_rank, tasks)
+        outcomes = here(read_rank, tasks) if small else self._engine.map(read_rank, tasks)
         for count, outcome in enumerate(outcomes, 1):
             source = tasks[outcome.task].source
             if isinstance(outcome.answer, RankResult):
@@ -412,10 +359,6 @@ class Session:
         info = next(result.info for result in self._loaded or () if result.entry == source)
         return info.rank, info.files[0], "some answers are not"
 
-    def _keep(self, asked: Sequence[Asked], results: Sequence[RankResult]) -> None:
-        for place, each in enumerate(asked):
-            self._answers[each] = self._all_of(place, each, results)
-
     @cached_property
     def _offsets(self) -> dict[str, dict[int, int]]:
         """By profiler, what each rank's numbers of inferred iterations lack to be those of the others."""
@@ -423,59 +366,30 @@ class Session:
         sources = {info.source for info, _ in readable} - {"memory"}
         return {source: offsets([each for each in readable if each[0].source == source]) for source in sorted(sources)}
 
-    def _all_of(self, place: int, asked: Asked, results: Sequence[RankResult]) -> Answer:
-        """The answers of the results at a place as one."""
+    def _stacked(self, results: Sequence[RankResult], compute: Compute) -> dict[str, Answer]:
+        """What was computed from each capture as one table each; what would be, if there is none."""
         if not results:  # the columns are those of a capture without events
-            (empty,) = answers_of(RankTables(_NO_CAPTURE, {}), _names([asked]))
-            return Answer(_together([_NO_CAPTURE], [empty.table]).slice(0, 0))
-        answers = [result.answers[place] for result in results]
-        if self._loaded is not None:
-            numbers = [self._offsets.get(result.info.source, {}).get(result.info.rank, 0) for result in results]
-            answers = [
-                replace(answer, table=renumbered(answer.table, offset)) for answer, offset in zip(answers, numbers, strict=True)
-            ]
-        table = _together([result.info for result in results], [answer.table for answer in answers])
-        caveats = (
-            replace(caveat, ranks=(result.info.rank,))
-            for result, answer in zip(results, answers, strict=True)
-            for caveat in answer.caveats
-        )
-        return Answer(table, tuple(caveats))
+            empty = compute(RankTables(_NO_CAPTURE, {}))
+            return {name: Answer(_together([_NO_CAPTURE], [each.table]).slice(0, 0)) for name, each in empty.items()}
+        infos = [result.info for result in results]
+        known = self._offsets if self._loaded is not None else {}
+        numbers = [known.get(info.source, {}).get(info.rank, 0) for info in infos]
+        found = {}
+        for name in results[0].facts:
+            answers = [result.facts[name] for result in results]
+            tables = [renumbered(answer.table, offset) for answer, offset in zip(answers, numbers, strict=True)]
+            caveats = (
+                replace(caveat, ranks=(info.rank,))
+                for info, answer in zip(infos, answers, strict=True)
+                for caveat in answer.caveats
+            )
+            found[name] = Answer(_together(infos, tables), tuple(caveats))
+        return found
 
 
-def connect(
-    entries: Sequence[Path], numbers: Mapping[int, int] | None = None, *, memory_limit: str = "1GB"
-) -> duckdb.DuckDBPyConnection:
-    """A database in memory with one view for each table of `traces.tables.SCHEMAS`, over the rows of all ranks.
-
-    Nothing is copied: a query reads the columns it names, a row group at a time, so memory does not grow with the ranks.
-
-    Args:
-        entries: folders of the ranks' Parquet, whose order the rows keep.
-        numbers: what to add to each rank's numbers of iterations (`numbering`).
-        memory_limit: size at which queries spill to the machine's temporary directory.
-    """
-    import duckdb  # workers never need it, and it takes 0.09 s to import
-
-    # DuckDB ends in a segmentation fault where its threads find no memory: this raises an error.
-    mmap.mmap(-1, _DATABASE_BYTES).close()
-    spill = Path(tempfile.gettempdir(), f"bridge_profiling-{uuid.uuid4().hex}")  # created when needed, removed on close
-    connection = duckdb.connect(config={"memory_limit": memory_limit, "temp_directory": str(spill)})
-    # Its progress bar would be written into a notebook, or over ours. Off is refused where a notebook cannot show it anyway.
-    if connection.sql("select current_setting('enable_progress_bar')").fetchall()[0][0]:
-        connection.execute("set enable_progress_bar = false")
-    # Each folder is listed once: to look for each table of a thousand ranks takes a second.
-    listed = [(str(entry), frozenset(os.listdir(entry))) for entry in entries]
-    for name, schema in SCHEMAS.items():
-        files = [os.path.join(entry, f"{name}.parquet") for entry, names in listed if f"{name}.parquet" in names]
-        if files:
-            rows = connection.read_parquet(files)
-            (rows.project(in_sql(numbers)) if numbers and "iteration" in schema.names else rows).create_view(name)
-        else:
-            # Parquet has no dictionary type, and to DuckDB it would be another one.
-            plain = [(each.name, getattr(each.type, "value_type", each.type)) for each in schema]
-            connection.from_arrow(pa.schema(plain).empty_table()).create(name)
-    return connection
+def _of_trace(tables: RankTables, compute: Compute) -> Mapping[str, Answer]:
+    """What is computed from a trace; of a memory snapshot, nothing."""
+    return {} if tables.info.source == "memory" else compute(tables)
 
 
 def _changed_ns(entry: Path) -> int | None:
@@ -497,10 +411,6 @@ def _is_unreadable(error: Exception) -> bool:
 
 #: Stands for the capture of a run without any.
 _NO_CAPTURE = RankInfo(0, "order", "kineto", [])
-
-
-def _names(asked: Iterable[Asked]) -> tuple[tuple[str, dict[str, Any]], ...]:
-    return tuple((each.question.name, dict(each.options)) for each in asked)
 
 
 def _together(infos: Sequence[RankInfo], tables: Sequence[pa.Table]) -> pa.Table:

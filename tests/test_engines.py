@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bridge_profiling.analysis.workers import ProcessEngine
+from bridge_profiling.engines import ProcessEngine
 
 pytestmark = pytest.mark.integration
 
@@ -87,7 +87,7 @@ def test_a_script_without_a_main_guard_reads_a_run_with_several_processes(tmp_pa
     (tmp_path / "script.py").write_text(
         textwrap.dedent("""
             import sys
-            from bridge_profiling.analysis import Run
+            from bridge_profiling.run import Run
             print({"torch", "duckdb", "ray", "rich", "pandas", "nemo_run"} & set(sys.modules))
             print(Run(".", workers=2).breakdown()["compute_us"].to_pylist())
         """)

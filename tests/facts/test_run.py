@@ -7,8 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from bridge_profiling.analysis import kept_answers, session
-from bridge_profiling.facts import kernel_groups
+from bridge_profiling.facts import captures, kernel_groups, store
 from bridge_profiling.traces import kineto
 from tests.facts.ranks_in_hand import values
 from tests.findings.simulated_jobs import Here
@@ -100,7 +99,7 @@ def test_every_rank_is_answered_for_in_order_with_units_in_the_names_of_columns(
 @pytest.mark.parametrize(
     "change",
     [
-        lambda patch, folder: patch.setattr(kept_answers, "_code", lambda: "another release"),
+        lambda patch, folder: patch.setattr(store, "_code", lambda: "another release"),
         lambda patch, folder: patch.setenv(kernel_groups.VARIABLE, str(Path(__file__))),
         lambda patch, folder: (folder / "rank-1.json.gz").write_bytes((folder / "rank-0.json.gz").read_bytes()),
     ],
@@ -110,7 +109,7 @@ def test_answers_are_kept_until_something_that_they_depend_on_changes(write_rank
     write_ranks(2)
     with run_of() as run:
         expected = answers(run)
-    monkeypatch.setattr(session, "connect", None)
+    monkeypatch.setattr(captures, "connect", None)
     with run_of() as again:
         assert answers(again) == expected
     change(monkeypatch, tmp_path)
@@ -119,9 +118,9 @@ def test_answers_are_kept_until_something_that_they_depend_on_changes(write_rank
 
 
 @pytest.mark.parametrize("origin", ["x" * length for length in range(8)], ids=len)
-def test_kept_answers_begin_where_arrow_wants_them_however_long_the_header_is(write_ranks, run_of, monkeypatch, origin):
+def test_store_begin_where_arrow_wants_them_however_long_the_header_is(write_ranks, run_of, monkeypatch, origin):
     write_ranks(2)
-    monkeypatch.setattr(kept_answers, "_origin", lambda *captures: origin)
+    monkeypatch.setattr(store, "_origin", lambda *captures: origin)
     for _ in range(2):
         with run_of() as run:
             tables = [run.iterations(), run.kernels()]

@@ -1,7 +1,7 @@
-"""Keeps the answers about a run, so that a second command on the same captures computes none again.
+"""Keeps the facts about a run, so that a second command on the same captures computes none again.
 
 One file in the folder of the captures' tables: a checksum, a header and each table as an Arrow stream. It is only a shortcut:
-the header says what the answers were computed from, and a file that is damaged or of anything else is computed again.
+the header says what they were computed from, and a file that is damaged or of anything else is computed again.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ import msgspec
 import pyarrow as pa
 from isal import isal_zlib
 
-from bridge_profiling.analysis.questions import Asked
 from bridge_profiling.atomic import write_atomically
 from bridge_profiling.errors import TraceError
 from bridge_profiling.facts import kernel_groups
+from bridge_profiling.facts.rank import FactOptions
 from bridge_profiling.facts.types import Answer, as_stream, table_of
 from bridge_profiling.regular_files import read_regular
 from bridge_profiling.traces.discover import Capture
 from bridge_profiling.traces.seal import SEAL, user_secret
 from bridge_profiling.traces.types import Caveat
 
-#: A run of 256 ranks has answers of a tenth of this. Larger ones are not kept.
+#: A run of 256 ranks has facts of a tenth of this. Larger ones are not kept.
 _MAX_BYTES = 1 << 28
 
-#: Answers come from these; another release may compute another last digit.
+#: Facts come from these; another release may compute another last digit.
 _LIBRARIES = ("duckdb", "numpy", "pyarrow")
 
-#: The code that answers come from.
-_FOLDERS = ("analysis", "facts", "findings", "compare", "traces")
+#: The code that facts come from.
+_FOLDERS = ("facts", "traces")
 
 #: Digits of the checksum at the begin of a file.
 _CHECKSUM_DIGITS = 8
@@ -47,7 +47,7 @@ _ALIGNMENT = 64
 
 
 class _Kept(msgspec.Struct, frozen=True):
-    """An answer in the file: its caveats, and where its table begins and ends after the header."""
+    """A fact in the file: its caveats, and where its table begins and ends after the header."""
 
     caveats: tuple[Caveat, ...]
     begin: int
@@ -55,14 +55,14 @@ class _Kept(msgspec.Struct, frozen=True):
 
 
 class _Header(msgspec.Struct, frozen=True):
-    """What the answers were computed from, and each by its question and options."""
+    """What the facts were computed from, and each by its name and options."""
 
     origin: str
-    answers: dict[str, _Kept]
+    facts: dict[str, _Kept]
 
 
-class KeptAnswers:
-    """The answers about a run that are kept in a file.
+class KeptFacts:
+    """The facts about a run that are kept in a file.
 
     Args:
         captures: all of the run's.
@@ -75,21 +75,22 @@ class KeptAnswers:
     def __init__(self, captures: Sequence[Capture], entries: Sequence[Path]) -> None:
         self._origin = _origin(captures, entries)
         names = [f"{capture.rank} {capture.path.absolute()}" for capture in captures]
-        self._path = entries[0].parent / f"answers-{_digest(*names)}.arrow"
-        self._answers, self._tables = self._read()
+        self._path = entries[0].parent / f"facts-{_digest(*names)}.arrow"
+        self._facts, self._tables = self._read()
 
-    def get(self, asked: Asked) -> Answer | None:
-        """The answer to a question with these options; None if it is not kept."""
-        kept = self._answers.get(_key(asked))
-        return None if kept is None else Answer(table_of(self._stream(kept)), kept.caveats)
+    def get(self, options: FactOptions) -> dict[str, Answer]:
+        """The facts with these options by name; empty if none are kept."""
+        found = ((msgspec.json.decode(key), kept) for key, kept in self._facts.items())
+        mine = list(vars(options).values())
+        return {name: Answer(table_of(self._stream(kept)), kept.caveats) for (name, *given), kept in found if given == mine}
 
-    def add(self, answers: Mapping[Asked, Answer]) -> None:
-        """Keep these answers too. Without space or permission, the file stays as it is."""
-        added = {_key(asked): answer for asked, answer in answers.items()}
-        if added.keys() <= self._answers.keys():
+    def add(self, facts: Mapping[FactOptions, Mapping[str, Answer]]) -> None:
+        """Keep these facts too. Without space or permission, the file stays as it is."""
+        added = {_key(name, options): fact for options, named in facts.items() for name, fact in named.items()}
+        if added.keys() <= self._facts.keys():
             return
-        streams = {key: (kept.caveats, self._stream(kept)) for key, kept in self._answers.items() if key not in added}
-        streams |= {key: (answer.caveats, as_stream(answer.table)) for key, answer in added.items()}
+        streams = {key: (kept.caveats, self._stream(kept)) for key, kept in self._facts.items() if key not in added}
+        streams |= {key: (fact.caveats, as_stream(fact.table)) for key, fact in added.items()}
         ends = itertools.accumulate(len(stream) for _, stream in streams.values())
         places = zip(streams.items(), ends, strict=True)
         kept = {key: _Kept(caveats, end - len(stream), end) for (key, (caveats, stream)), end in places}
@@ -111,14 +112,14 @@ class KeptAnswers:
                 end = content.index(b"\n")  # JSON holds none
                 header = msgspec.json.decode(content[_CHECKSUM_DIGITS:end], type=_Header)
                 if header.origin == self._origin:
-                    return header.answers, pa.py_buffer(content).slice(end + 1)
+                    return header.facts, pa.py_buffer(content).slice(end + 1)
         except (OSError, TraceError, ValueError):
             pass
         return {}, pa.py_buffer(b"")
 
 
-def _key(asked: Asked) -> str:
-    return json.dumps([asked.question.name, *sorted(asked.options)])
+def _key(name: str, options: FactOptions) -> str:
+    return json.dumps([name, *vars(options).values()])
 
 
 def _checksum(content: bytes | memoryview) -> bytes:
@@ -126,17 +127,17 @@ def _checksum(content: bytes | memoryview) -> bytes:
 
 
 def _origin(captures: Sequence[Capture], entries: Sequence[Path]) -> str:
-    """A digest of what the answers depend on: tables, manifests, this code, its libraries, and a user's patterns of names."""
+    """A digest of what the facts depend on: tables, manifests, this code, its libraries, and a user's patterns of names."""
     found = [repr((capture.source, capture.rank, capture.rank_source, capture.manifest)) for capture in captures]
     tables = [(entry / SEAL).read_bytes() for entry in entries]
     patterns = os.environ.get(kernel_groups.VARIABLE)
-    # The secret: answers that came with the captures are not this user's.
+    # The secret: facts that came with the captures are not this user's.
     return _digest(_code(), user_secret(), *found, *tables, Path(patterns).read_bytes() if patterns else "")
 
 
 @cache
 def _code() -> str:
-    """A digest of the code that reads captures and answers questions: 5 ms."""
+    """A digest of the code that reads captures and computes facts: 5 ms."""
     package = Path(__file__).parents[1]
     files = [path for pattern in ("*.py", *(f"{folder}/**/*.*" for folder in _FOLDERS)) for path in package.glob(pattern)]
     code = [path.read_bytes() for path in sorted(files) if path.suffix in (".py", ".toml")]

@@ -271,7 +271,7 @@ for name in sys.argv[3:]:
     del os.environ[name]
 sys.path[:] = json.loads(sys.argv[1])
 try:
-    from bridge_profiling.analysis.workers import serve
+    from bridge_profiling.engines import serve
 except Exception as error:
     from multiprocessing.connection import Connection
     from bridge_profiling.errors import shortage

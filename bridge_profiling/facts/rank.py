@@ -1,0 +1,272 @@
+"""Facts about one capture: its events are read in one pass, and what is collected is freed after its last use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from bridge_profiling.errors import TraceError, shortage
+from bridge_profiling.facts import (
+    counters,
+    counts,
+    device,
+    device_roles,
+    flame_graph,
+    host,
+    host_names,
+    host_steps,
+    idle,
+    idle_gaps,
+    kernel_times,
+    nsys_tables,
+    operators,
+    phases,
+    products,
+    profiler_cost,
+    recording,
+)
+from bridge_profiling.facts.types import Answer, Chosen, Collector
+from bridge_profiling.regular_files import size_bytes
+from bridge_profiling.traces import cache
+from bridge_profiling.traces.discover import Capture
+from bridge_profiling.traces.seal import is_whole
+from bridge_profiling.traces.tables import give_memory_back
+from bridge_profiling.traces.types import RankInfo, RankTables
+
+#: Of Parquet of so many bytes, facts take some 100 MB.
+_LARGE_BYTES = 50_000_000
+
+_DEVICE_EVENTS = (
+    *("kind", "device", "stream", "start_ns", "end_ns", "iteration"),
+    *("correlation", "operator", "launch_start_ns", "launch_end_ns", "launch_thread"),
+    *("bytes", "direction", "from_memory", "to_memory", "collective"),
+)
+_OPERATORS = ("category", "thread", "name", "start_ns", "end_ns", "operator")
+
+
+@dataclass(frozen=True)
+class FactOptions:
+    """What changes the facts about a capture besides its events.
+
+    Args:
+        data_loading: regular expression for names of ranges that load data.
+        checkpoint: regular expression for names of ranges that save a checkpoint.
+    """
+
+    data_loading: str = host_names.DATA_LOADING
+    checkpoint: str = host_names.CHECKPOINT
+
+
+#: The default names of ranges.
+DEFAULT_OPTIONS = FactOptions()
+
+#: What is computed from a capture's tables: facts by name.
+Compute = Callable[[RankTables], Mapping[str, Answer]]
+
+
+@dataclass(frozen=True)
+class RankTask:
+    """A capture, or the folder of its Parquet, and what to compute from it."""
+
+    source: Capture | Path  # what to read
+    compute: Compute
+    cache_directory: Path | None = None  # where to keep its Parquet; None for the default places
+    scratch: Path | None = None  # where to write its Parquet if the cache cannot be written
+    cached: bool = True  # False reads the capture itself, and writes to `scratch` alone
+
+    @property
+    def path(self) -> Path:
+        """The file or folder."""
+        return self.source if isinstance(self.source, Path) else self.source.path
+
+    @property
+    def packed_bytes(self) -> int:
+        """The size of the file, or of the folder's files."""
+        return sum(map(size_bytes, self.path.iterdir() if self.path.is_dir() else [self.path]))
+
+
+@dataclass(frozen=True)
+class RankResult:
+    """What is known about one capture."""
+
+    info: RankInfo
+    entry: Path | None  # the folder of its Parquet; None if it could not be written
+    facts: Mapping[str, Answer] = field(default_factory=dict)
+    unkept: str | None = None  # why its Parquet could not be written where it was to be kept
+
+
+def read_rank(task: RankTask) -> RankResult | str:
+    """Read a capture and compute facts, in a worker. Returns an error that names the file if it cannot be read.
+
+    If its tables in the cache disappear meanwhile, the capture is read again.
+    """
+    try:
+        tables, entry = _load(task)
+    except TraceError as error:
+        return str(error)
+    except OSError as error:
+        return f"{task.path} cannot be read: {shortage(error) or error.strerror or error}"
+    except Exception as error:  # a bug of a reader must name the file too
+        return f"{task.path} cannot be read: {shortage(error) or f'{type(error).__name__}: {error}'}"
+    try:
+        facts = task.compute(tables)
+    except Exception:
+        if not _has_gone(task, entry):
+            raise
+    else:
+        if not _has_gone(task, entry):
+            return RankResult(tables.info, entry, facts, tables.unkept)
+    return read_rank(replace(task, cached=False))
+
+
+def _has_gone(task: RankTask, entry: Path | None) -> bool:
+    """Whether another process has removed files of an entry of the cache."""
+    return task.cached and isinstance(task.source, Capture) and entry is not None and not is_whole(entry)
+
+
+def _load(task: RankTask) -> tuple[RankTables, Path | None]:
+    if isinstance(task.source, Path):
+        kept = cache.open_entry(task.source)
+        if kept is None:
+            raise TraceError(f"{task.source} holds no tables of a capture")
+        return kept, kept.entry
+    writer = "" if task.scratch is None else task.scratch.name
+    tables = cache.load(task.source, directory=task.cache_directory, cached=task.cached, writer=writer)
+    if tables.entry is not None or task.scratch is None:
+        return tables, tables.entry
+    # Facts across ranks need Parquet even if nothing can be cached.
+    entry = task.scratch / f"{tables.info.source}{tables.info.rank}-scratch"
+    try:
+        cache.write(tables, entry)
+    except OSError:
+        return tables, None
+    return replace(cache.reopened(tables, entry), unkept=tables.unkept), entry
+
+
+def rank_facts(tables: RankTables, options: FactOptions) -> dict[str, Answer]:
+    """All facts about a capture, by name."""
+    events = tables.columns("device_events", _DEVICE_EVENTS)
+    iterations = tables.columns("iterations", ("iteration", "start_ns", "end_ns", "boundary"))
+    is_large = tables.entry is not None and sum(map(size_bytes, tables.entry.iterdir())) >= _LARGE_BYTES
+    free = give_memory_back if is_large else lambda: None
+    hosts = _collected(tables, _collectors(events, options))
+    free()
+    host_events = partial(tables.blocks, "host_events", host.COLUMNS)
+    waits = tables.columns("synchronizations", ("kind", "stream", "correlation", "producer_stream", "producer_correlation"))
+    work, windows = device.device_work(events), device.windows(iterations, events)
+    spans = device.spans(windows, work)
+    gaps = idle_gaps.gaps(events, hosts.pop("waits"), waits, work, windows)
+    cost = profiler_cost.replay(hosts.pop("recorded"), events, gaps, work, tables.info.source)
+    names = hosts["operator_names"]
+    activity = hosts.pop("activity")
+    found: dict[str, Answer | pa.Table] = {
+        "idle_causes": idle.idle_causes(gaps, events, activity, names, host_events, spans, cost, **vars(options))
+    }
+    del activity
+    free()
+    found["device_roles"] = device_roles.device_roles(
+        events, _kernel_names(tables), hosts.pop("roles"), hosts.pop("operator_names"), gaps
+    )
+    del names
+    found["profiler_cost"] = profiler_cost.recorded(cost, spans, iterations)
+    found["idle_gaps"] = idle_gaps.idle_gaps(gaps, spans)
+    found["iterations"] = device.iterations(windows, work, gaps)
+    del gaps, cost, windows
+    free()
+    counted = counters.counted(tables.columns("gpu_metrics", ("device", "metric", "time_ns", "value")), events)
+    found["phases"] = phases.phases(hosts.pop("timed"), events, iterations, counted)
+    found["products"] = products.products(hosts.pop("shaped"), events, _kernel_names(tables), counted)
+    found["counters_by_kernel"] = counters.by_kernel(counted, events, _kernel_names(tables))
+    del counted
+    free()
+    found["host_steps"] = host_steps.host_steps(host_events, events, iterations)
+    found["operators"] = operators.operators(_operator_events(tables), events, _memory_events(tables))
+    free()
+    found["longest_calls"] = hosts.pop("longest_calls")
+    found["units"] = operators.units(hosts.pop("annotations"), events)
+    found["loop_counts"] = counts.loop_counts(hosts.pop("ranges"), iterations)
+    collectives = tables.columns(
+        "collectives", ("iteration", "operation", "group", "group_name", "group_ranks", "message_bytes", "collective")
+    )
+    found["collective_sizes"] = counts.collective_sizes(collectives)
+    found["exposure"] = kernel_times.exposure(events, collectives, work)
+    found["kernel_times"] = kernel_times.kernel_times(events)
+    found["launch_statistics"] = device.launch_statistics(events, spans)
+    found["copies"] = device.copies(events)
+    found["breakdown"] = device.breakdown(work)
+    calls = tables.columns("system_calls", ("thread", "name", "start_ns", "end_ns"))
+    found["system_calls"] = nsys_tables.system_calls(calls, events, iterations)
+    memory = tables.columns("cuda_memory", ("time_ns", "device", "memory", "bytes"))
+    found["cuda_memory"] = nsys_tables.cuda_memory(memory, iterations)
+    free()
+    return {name: each if isinstance(each, Answer) else Answer(each) for name, each in found.items()}
+
+
+def operators_by(tables: RankTables, **by: Any) -> dict[str, Answer]:
+    """Host operators by shapes, stack or module, or other host ranges: the options of `operators.operators`."""
+    names = {"shapes": "shapes", "stacks": "stack"}
+    more = [column for option, column in names.items() if by.get(option)]
+    events = tables.columns("device_events", _DEVICE_EVENTS)
+    return {"operators": Answer(operators.operators(_operator_events(tables, *more), events, _memory_events(tables), **by))}
+
+
+def stacks_of(tables: RankTables, least_share: float = 0.0) -> dict[str, Answer]:
+    """Stacks of each thread: see `flame_graph.flame_graph`."""
+    iterations = tables.columns("iterations", ("iteration", "start_ns", "end_ns", "boundary"))
+    events, frames = tables.columns("device_events", _DEVICE_EVENTS), tables.columns("host_events", host.COLUMNS)
+    return {"flame_graph": flame_graph.flame_graph(frames, events, iterations, least_share=least_share)}
+
+
+def _kernel_names(tables: RankTables) -> pa.Table:
+    return tables.columns("device_events", ("name",))
+
+
+def _memory_events(tables: RankTables) -> pa.Table:
+    return tables.columns("memory_events", ("time_ns", "thread", "device_type", "bytes"))
+
+
+def _operator_events(tables: RankTables, *more: str) -> Callable[[], Iterable[pa.Table]]:
+    return partial(tables.blocks, "host_events", (*_OPERATORS, *more))
+
+
+@dataclass(frozen=True)
+class _Collected:
+    """A collector of host events, and the columns that it reads."""
+
+    collector: Collector
+    columns: tuple[str, ...]
+
+
+def _collectors(events: pa.Table, options: FactOptions) -> dict[str, _Collected]:
+    def chosen(rows: Callable[[pa.Table], NDArray[np.bool_]], *columns: str) -> _Collected:
+        return _Collected(Chosen(rows), columns)
+
+    range_columns = ("category", "thread", "name", "start_ns", "end_ns")
+    return {
+        "waits": chosen(idle_gaps.host_rows, "name", "start_ns", "correlation"),
+        "activity": _Collected(host.ActivityCollector(events, **vars(options)), host.COLUMNS),
+        "operator_names": _Collected(host.Operators(), host.Operators.COLUMNS),
+        "recorded": _Collected(recording.Recorded(events), recording.COLUMNS),
+        "roles": chosen(device_roles.host_rows, *range_columns),
+        "ranges": chosen(counts.host_rows, "category", "name", "start_ns", "end_ns"),
+        "timed": chosen(phases.HostRows(), *range_columns, "sequence"),
+        "shaped": chosen(products.host_rows, *range_columns, "shapes"),
+        "annotations": chosen(operators.unit_rows, *range_columns),
+        "longest_calls": _Collected(operators.LongestCalls(), ("category", "name", "start_ns", "end_ns")),
+    }
+
+
+def _collected(tables: RankTables, collectors: dict[str, _Collected]) -> dict[str, Any]:
+    """What the collectors come to, in one pass over the host events."""
+    columns = list(dict.fromkeys(column for each in collectors.values() for column in each.columns))
+    for block in tables.blocks("host_events", columns):
+        for each in collectors.values():
+            each.collector.add(block)
+    return {name: collectors.pop(name).collector.result() for name in list(collectors)}

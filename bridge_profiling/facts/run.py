@@ -1,0 +1,427 @@
+"""Facts about a run: tables of all ranks together, and those across ranks. Each is computed when it is first read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from bridge_profiling.compare import bench, events
+from bridge_profiling.facts import (
+    clocks,
+    communication,
+    counters,
+    device,
+    host_iterations,
+    kernel_groups,
+    matching,
+    memory,
+    message_sizes,
+    parts,
+    pipeline,
+    products,
+    ranks,
+)
+from bridge_profiling.facts.captures import Captures
+from bridge_profiling.facts.caveats import merged, sentences
+from bridge_profiling.facts.memory import MemoryTables
+from bridge_profiling.facts.rank import DEFAULT_OPTIONS, FactOptions, operators_by, stacks_of
+from bridge_profiling.facts.types import Answer
+from bridge_profiling.manifest import RankCapture
+from bridge_profiling.traces.types import Caveat, RankInfo
+
+if TYPE_CHECKING:
+    import duckdb
+
+#: Facts whose caveats are those of a run as a whole.
+_WITH_CAVEATS = ("breakdown", "idle_gaps", "typical_iteration", "communication", "stragglers", "pipeline", "memory")
+
+#: Caveats about devices, which a training on CPUs does not have.
+_ABOUT_DEVICES = ("no_device_work", "ranks_without_work", "ranks_not_comparable", "clocks_unrelated")
+
+
+class Fact:
+    """A table of `RunFacts`, declared by the function that computes it."""
+
+    def __init__(self, compute: Callable[[Any], Answer | pa.Table], doc: str | None = None) -> None:
+        self.compute, self.__doc__ = compute, doc or compute.__doc__
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, facts: RunFacts, owner: type | None = None) -> pa.Table:
+        return facts.answer(self.name, self.compute).table
+
+
+class RankFact(Fact):
+    """A table of each capture's rows, with its rank and source as the first columns, that `facts.rank` computes."""
+
+    def __init__(self, doc: str) -> None:
+        super().__init__(lambda facts: facts._captures.facts(facts._options)[self.name], doc)
+
+
+class RunFacts:
+    """Facts about a run as tables with units in their column names. The order in which they are read changes none of them.
+
+    Args:
+        captures: of the run.
+        options: what changes the facts besides the captures.
+        caveats: about what else is known of the run.
+    """
+
+    def __init__(self, captures: Captures, options: FactOptions = DEFAULT_OPTIONS, caveats: Sequence[Caveat] = ()) -> None:
+        self._captures, self._options, self._own_caveats = captures, options, caveats
+        #: Caveats of the facts that each fact reads which is now being computed.
+        self._read: list[list[Caveat]] = []
+
+    # What was captured.
+
+    @property
+    def infos(self) -> list[RankInfo]:
+        """Each rank's trace by the main source, by rank."""
+        return [info for info in self.every_info if info.source == self.source]
+
+    @property
+    def every_info(self) -> list[RankInfo]:
+        """Each rank's traces, by rank."""
+        return [result.info for result in self._captures.traces]
+
+    @property
+    def source(self) -> str:
+        """The profiler that captured the most ranks, `kineto` or `nsys`: facts across ranks are from its traces."""
+        return self._captures.main_source
+
+    @property
+    def manifests(self) -> list[RankCapture]:
+        """Each rank's manifest, by rank. Empty for captures of other origin, and for Parquet alone."""
+        return self._captures.manifests
+
+    @property
+    def errors(self) -> list[str]:
+        """A sentence for each capture that could not be read completely; it names the file."""
+        return self._captures.errors
+
+    @property
+    def unjudged(self) -> list[int]:
+        """Ranks that no finding or verdict is about: their trace lost more than 1% of its device events."""
+        return [info.rank for info in self.infos if not info.judged]
+
+    # Each rank.
+
+    breakdown = RankFact("Device time over the whole capture: busy, compute, communication exposed and overlapped, idle.")
+    iterations = RankFact("The same for each iteration, with its duration, and whether it is at the profiler's start or stop.")
+    idle_gaps = RankFact("Time without compute on each device: launch-starved, blocked, dependency-stalled.")
+    idle_causes = RankFact("Time without compute by iteration, cause and name of what shows it.")
+    launch_statistics = RankFact("Kernels of each iteration: number, durations, and the host's time to launch them.")
+    kernel_times = RankFact("Device times of kernels, for facts across ranks.")
+    exposure = RankFact("Exposed and overlapped time of communication.")
+    profiler_cost = RankFact("What recording cost the host in each iteration.")
+    device_roles = RankFact("Device time by the role of kernels: optimizer, attention and others.")
+    collective_sizes = RankFact("Communication of each iteration by operation, group and size.")
+    loop_counts = RankFact("How often a loop's own ranges and calls occur in an iteration.")
+    copies = RankFact("Copies and memsets: direction, pinned or pageable, bytes, bandwidth.")
+    host_steps = RankFact("Iterations of a host whose trace has no device work.")
+    phases = RankFact("Ranges by name: host time, device time launched inside, spread.")
+    operators = RankFact("Host operators: own and total time, the device time that they launched, memory, and module.")
+    longest_calls = RankFact("The longest call of each operator.")
+    products = RankFact("Matrix products, convolutions and attention by operator and input shapes.")
+    counters_by_kernel = RankFact("Hardware counters while each kernel ran.")
+    system_calls = RankFact("System calls that nsys recorded on the threads that launch work.")
+    cuda_memory = RankFact("Memory that CUDA allocated, as nsys recorded it.")
+    units = RankFact("Communication of a sharded model by FSDP unit or ZeRO step.")
+
+    def operators_by(self, **by: Any) -> pa.Table:
+        """`operators` by the options of `facts.operators.operators`."""
+        name, compute = f"operators {sorted(by.items())}", partial(operators_by, **by)
+        return self.answer(name, lambda facts: facts._captures.of_ranks(compute)["operators"]).table
+
+    @Fact
+    def flame_graph(self) -> Answer:
+        """Stacks of each thread: host time in each, and device time launched from it, outermost frame first."""
+        return self._captures.of_ranks(stacks_of)["flame_graph"]
+
+    def larger_stacks(self, least_share: float) -> pa.Table:
+        """The same without stacks that have less than this share of the rank's time on host and device."""
+        compute = partial(stacks_of, least_share=least_share)
+        name = f"flame_graph {least_share}"
+        return self.answer(name, lambda facts: facts._captures.of_ranks(compute)["flame_graph"]).table
+
+    def flame_graph_of(self, rank: int, least_share: float) -> pa.Table:
+        """The same of one rank. The other captures are not read."""
+        info = next(info for info in self.infos if info.rank == rank)
+        compute = partial(stacks_of, least_share=least_share)
+        return self._captures.undisturbed(lambda: self._captures.of_rank(info, compute))["flame_graph"].table
+
+    # All ranks.
+
+    @Fact
+    def typical_iteration(self) -> Answer:
+        """Medians over each rank's iterations, without boundary ones if at least three were captured."""
+        return parts.typical_iteration(self.iterations)
+
+    @Fact
+    def attribution(self) -> pa.Table:
+        """The parts of each rank's median iteration: compute, and the rest by cause; they add up to its duration."""
+        return parts.attribution(self.iterations, self.idle_causes, self.ranks)
+
+    @Fact
+    def host_iterations(self) -> pa.Table:
+        """Iterations of ranks without device work, as on CPUs: data loading, communication, waiting, operators, the rest."""
+        return host_iterations.host_iterations(self.host_steps)
+
+    @Fact
+    def kernels_by_rank(self) -> pa.Table:
+        """Kernel statistics per rank and name: group, count, total, mean, shortest and longest."""
+        return self._of_each_source(device.kernels)
+
+    @Fact
+    def kernels(self) -> pa.Table:
+        """Kernel statistics per name, of all ranks."""
+        return self._of_each_source(partial(device.kernels, by_rank=False))
+
+    @Fact
+    def kernel_groups(self) -> pa.Table:
+        """Kernels and copies by what they do."""
+        return kernel_groups.kernel_groups(self.kernels_by_rank, self.copies)
+
+    @Fact
+    def matrix_products(self) -> pa.Table:
+        """Matrix products, convolutions and attention: FLOPs, TFLOP/s, share of the device's peak."""
+        return products.matrix_products(self.products, self.infos)
+
+    @Fact
+    def kernel_counters(self) -> pa.Table:
+        """Hardware counters while each kernel ran, of all ranks."""
+        return counters.kernel_counters(self.counters_by_kernel, self.infos)
+
+    @Fact
+    def gpu_metrics(self) -> pa.Table:
+        """Hardware counters that nsys sampled: mean, 95th percentile, maximum."""
+        return self._of_each_source(device.gpu_metrics)
+
+    def gpu_metrics_over_time(self, intervals: int = 300) -> pa.Table:
+        """Those counters over time."""
+        compute = partial(device.gpu_metrics_over_time, intervals=intervals)
+        return self.answer(f"gpu_metrics_over_time {intervals}", lambda facts: facts._of_each_source(compute)).table
+
+    # Communication.
+
+    @Fact
+    def clock_offsets(self) -> Answer:
+        """Offsets that put each rank's times on one clock, from matched collectives, with residuals."""
+        return clocks.clock_offsets(self._matched, self.infos)
+
+    @Fact
+    def communication(self) -> Answer:
+        """Communication per operation and group: bytes, transfer and waiting, algorithm and bus bandwidth."""
+        return communication.communication(self._waiting, self.infos)
+
+    @Fact
+    def communication_by_rank(self) -> pa.Table:
+        """The same by rank as well, with its waiting, and its exposed and overlapped time."""
+        return communication.communication_by_rank(self._exposed)
+
+    @Fact
+    def communication_by_size(self) -> pa.Table:
+        """Communication per operation, group and size of message."""
+        return message_sizes.communication_by_size(self._exposed, self.infos)
+
+    @Fact
+    def ranks(self) -> Answer:
+        """Each rank in each iteration: its own time, its waiting, and whether it was the slowest or the fastest."""
+        return ranks.ranks(self._waiting, self.infos, self.iterations, self.kernel_times)
+
+    @Fact
+    def waits(self) -> pa.Table:
+        """Which rank waits for which, and how long, in each iteration."""
+        return ranks.waits(self._waiting)
+
+    @Fact
+    def stragglers(self) -> Answer:
+        """One row per rank, the slowest first: whether it is slow always, sometimes or never, and with which confidence."""
+        return ranks.stragglers(self.ranks, self.infos)
+
+    @Fact
+    def start_skew(self) -> pa.Table:
+        """How late each rank's capture starts, separate from how late the rank is in its operations."""
+        return ranks.start_skew(self._waiting, self.clock_offsets)
+
+    @Fact
+    def pipeline_by_rank(self) -> Answer:
+        """Pipeline bubbles per rank and iteration."""
+        return pipeline.pipeline_by_rank(self._waiting, self.infos, self.clock_offsets, self.kernel_times)
+
+    @Fact
+    def pipeline(self) -> Answer:
+        """Pipeline bubbles per stage."""
+        return pipeline.pipeline(self.pipeline_by_rank)
+
+    @Fact
+    def pipeline_waits(self) -> pa.Table:
+        """Which pipeline stage waits for which in sends and receives, and how long in an iteration."""
+        return pipeline.pipeline_waits(self.pipeline_by_rank, self._waiting)
+
+    def event_cells(self, **options: Any) -> pa.Table:
+        """Events of all ranks, for comparisons: the options are those of `facts.events.event_cells`."""
+        name = f"event_cells {sorted(options.items())}"
+        return self.answer(name, lambda facts: events.event_cells(facts._waiting, **options)).table
+
+    @Fact
+    def transfers_by_size(self) -> pa.Table:
+        """Transfers of communication by size, to compare with benchmarks."""
+        return bench.transfers_by_size(self._waiting)
+
+    @Fact
+    def copies_by_size(self) -> pa.Table:
+        """Copies by size, to compare with benchmarks."""
+        return bench.copies_by_size(self._database)
+
+    # Memory.
+
+    @Fact
+    def memory(self) -> Answer:
+        """Memory per rank and device: peak, growth per iteration, fragmentation."""
+        return self._memory_fact("summary")
+
+    @Fact
+    def memory_timeline(self) -> Answer:
+        """Allocated and reserved memory over time."""
+        return self._memory_fact("timeline")
+
+    @Fact
+    def memory_sites(self) -> Answer:
+        """Memory by the place in the program that allocated it."""
+        return self._memory_fact("sites")
+
+    @Fact
+    def memory_at_peak(self) -> Answer:
+        """Every allocation that was live at each device's peak, the largest first."""
+        return self._memory_fact("at_peak")
+
+    @Fact
+    def memory_growth(self) -> Answer:
+        """Memory in use at the end of each iteration."""
+        return self._memory_fact("growth")
+
+    def memory_over_time(self, ranks: tuple[int, ...] | None = None) -> pa.Table:
+        """Memory of each device's largest sites over time, of some ranks; None for all."""
+        name = f"memory_over_time {ranks}"
+        return self.answer(name, lambda facts: memory.memory_over_time(facts._memory, ranks=ranks)).table
+
+    @Fact
+    def out_of_memory(self) -> pa.Table:
+        """Each out-of-memory error: requested and free bytes, and the place in the program."""
+        return memory.out_of_memory(self._database)
+
+    # Caveats.
+
+    def caveats(self, *names: str) -> list[Caveat]:
+        """What the captures cannot show, or what was read differently than written.
+
+        Args:
+            names: of facts, for their caveats only. None for those of the captures and of the run as a whole.
+        """
+        general = () if names else self.capture_caveats
+        answers = [self.answer(name) for name in names or _WITH_CAVEATS]
+        found = merged([*general, *(caveat for answer in answers for caveat in answer.caveats)])
+        if names or any(info.devices or info.has_unread_events for info in self.every_info):
+            return found
+        # A training on CPUs: no rank has device work, and each has iterations.
+        on_cpus = {info.rank for info in self.every_info} <= set(self.host_iterations["rank"].to_pylist())
+        return [caveat for caveat in found if not (on_cpus and caveat.code in _ABOUT_DEVICES)]
+
+    @property
+    def capture_caveats(self) -> list[Caveat]:
+        """Caveats about the captures, found when they were searched for and read."""
+        return [*self._own_caveats, *self._captures.caveats]
+
+    @property
+    def limitations(self) -> list[str]:
+        """All caveats as sentences that name the ranks."""
+        return sentences(self.caveats())
+
+    # How facts are computed.
+
+    def answer(self, name: str, compute: Callable[[RunFacts], Answer | pa.Table] | None = None) -> Answer:
+        """A fact with its caveats, which are also those of the facts that it reads.
+
+        Args:
+            name: an attribute, unless `compute` is given.
+            compute: computes the fact; it is kept by its name.
+        """
+        if compute is None:
+            compute = type(self).__dict__[name].compute
+        found = self._captures.known(self._options).get(name) or self._captures.undisturbed(
+            lambda: self._computed(name, compute)
+        )
+        if self._read:
+            self._read[-1].extend(found.caveats)
+        return found
+
+    def _computed(self, name: str, compute: Callable[[RunFacts], Answer | pa.Table]) -> Answer:
+        found: list[Answer] = []
+
+        def create() -> tuple[Caveat, ...]:
+            own = compute(self)
+            found.append(own if isinstance(own, Answer) else Answer(own))
+            return found[0].caveats
+
+        caveats = tuple(self._tracked(create))
+        return self._captures.known(self._options).setdefault(name, Answer(found[0].table, caveats))
+
+    @property
+    def _database(self) -> duckdb.DuckDBPyConnection:
+        return self._captures.database()
+
+    @property
+    def _matched(self) -> duckdb.DuckDBPyConnection:
+        """The database with tables of matched operations."""
+        return self._with_tables("matched", lambda: matching.match(self._database))
+
+    @property
+    def _waiting(self) -> duckdb.DuckDBPyConnection:
+        """The database with a table of waiting."""
+        return self._with_tables("waiting", lambda: communication.measure_waiting(self._matched, self.clock_offsets))
+
+    @property
+    def _exposed(self) -> duckdb.DuckDBPyConnection:
+        """The database with tables of waiting and of exposed communication."""
+
+        def measure() -> tuple[Caveat, ...]:
+            waiting = self._waiting
+            return communication.measure_exposure(waiting, self.exposure, self.infos)
+
+        return self._with_tables("exposed", measure)
+
+    def _with_tables(self, name: str, create: Callable[[], Iterable[Caveat]]) -> duckdb.DuckDBPyConnection:
+        """The database with tables that are created once."""
+        caveats = self._captures.once(name, lambda: self._tracked(create))
+        if self._read:
+            self._read[-1].extend(caveats)
+        return self._database
+
+    def _tracked(self, create: Callable[[], Iterable[Caveat]]) -> list[Caveat]:
+        """Caveats of the facts that are read, and those that a function returns."""
+        self._read.append([])
+        try:
+            own = create()
+        finally:
+            read = self._read.pop()
+        return [*read, *own]
+
+    @property
+    def _memory(self) -> MemoryTables:
+        return self._captures.once("memory", lambda: memory.memory_tables(self._database))
+
+    def _memory_fact(self, name: str) -> Answer:
+        return Answer(getattr(self._memory, name), self._memory.caveats)
+
+    def _of_each_source(self, function: Callable[[duckdb.DuckDBPyConnection], pa.Table]) -> pa.Table:
+        tables = []
+        for source in self._captures.sources_of_traces:
+            table = function(self._captures.database(source))
+            column = pa.repeat(pa.scalar(source), table.num_rows)
+            tables.append(table.add_column(1 if "rank" in table.column_names else 0, "source", column))
+        return pa.concat_tables(tables)
