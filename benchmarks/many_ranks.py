@@ -28,7 +28,7 @@ import pyarrow.compute as pc
 
 from bridge_profiling.facts import clocks, communication, matching, ranks
 from bridge_profiling.facts.database import connect
-from bridge_profiling.facts.device import kernels
+from bridge_profiling.facts.kernels import kernels
 from bridge_profiling.run import Run
 from bridge_profiling.traces import cache
 from bridge_profiling.traces.cache import load

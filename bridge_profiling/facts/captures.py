@@ -19,8 +19,8 @@ import pyarrow as pa
 
 from bridge_profiling.engines import Engine, ProcessEngine, here
 from bridge_profiling.errors import TraceError
+from bridge_profiling.facts.clocks import offsets, renumbered
 from bridge_profiling.facts.database import connect
-from bridge_profiling.facts.numbering import offsets, renumbered
 from bridge_profiling.facts.rank import DEFAULT_OPTIONS, Compute, FactOptions, RankResult, RankTask, rank_facts, read_rank
 from bridge_profiling.facts.store import KeptFacts
 from bridge_profiling.facts.types import Answer
@@ -232,7 +232,7 @@ class Captures:
         if self._loaded is None and not self._cached and self._captures:
             self._load(partial(_of_trace, compute=compute))
             found = self._stacked(self.traces, compute)
-            self._loaded = [replace(result, facts={}) for result in self._loaded or []]
+            self._loaded = [replace(result, facts={}) for result in self.results]
             return found
         entries = [result.entry for result in self.traces if result.entry is not None]
         return self._stacked(self._work([RankTask(entry, compute) for entry in entries]), compute)

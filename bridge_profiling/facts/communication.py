@@ -11,6 +11,7 @@ the larger of one rank's input and output. Bus bandwidth is that times `bus_fact
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -19,8 +20,9 @@ import pyarrow.compute as pc
 
 from bridge_profiling.bench.results import BUS_OPERATIONS, bus_factor
 from bridge_profiling.facts.caveats import caveat
-from bridge_profiling.facts.groups import with_dimensions
 from bridge_profiling.facts.types import Answer
+from bridge_profiling.peaks import link_gbs
+from bridge_profiling.traces.joins import ranks_of
 from bridge_profiling.traces.types import Caveat, RankInfo
 
 if TYPE_CHECKING:
@@ -234,3 +236,113 @@ def some_ranks(connection: duckdb.DuckDBPyConnection, query: str) -> Iterator[pa
             count += batch.num_rows
     if kept:
         yield pa.Table.from_batches(kept)
+
+
+# Sums of fractions are in the order of ranks: threads would add them in any order, and the last digit would differ.
+# Of a group, each rank has a row for an operation. Sends and receipts are operations of their own.
+_BY_SIZE = """
+with per_rank as (
+    select group_id, operation, message_bytes, rank, count(*) as operations, max(group_size) as size,
+        sum(end_ns - start_ns) / 1e3 as duration_us, any_value("group") as "group", any_value(group_name) as group_name,
+        any_value(group_ranks) as group_ranks
+    from operations group by group_id, operation, message_bytes, rank
+), of_exposure as (
+    select group_id, operation, message_bytes, sum(exposed_us order by rank) as exposed_us,
+        sum(overlapped_us order by rank) as overlapped_us
+    from exposure group by all
+), seen as (
+    select group_id, operation, message_bytes, any_value("group") as "group", any_value(group_name) as group_name,
+        any_value(group_ranks) as group_ranks, max(size)::integer as group_size, count(*)::integer as captured_ranks,
+        case when operation in ('send', 'recv') then sum(operations)
+            when operation = 'send_recv' then (sum(operations) + 1) // 2 else max(operations) end as count,
+        sum(duration_us order by rank) / sum(operations) as mean_us, sum(duration_us order by rank) as duration_us
+    from per_rank group by group_id, operation, message_bytes
+), per_match as (
+    select group_id, operation, match, max(message_bytes) as message_bytes, any_value(transfer_ns) as transfer_ns,
+        sum(wait_ns) as wait_ns
+    from waiting group by all
+), matched as (
+    select group_id, operation, message_bytes, count(*) as matched_count, sum(transfer_ns) / 1e3 as transfer_us,
+        sum(wait_ns) / 1e3 as wait_us
+    from per_match group by all
+)
+select operation, "group", group_name, group_ranks, group_size, captured_ranks, message_bytes::bigint as message_bytes,
+    count::bigint as count, coalesce(matched_count, 0)::bigint as matched_count, mean_us, duration_us, transfer_us, wait_us,
+    exposed_us, overlapped_us, matched_count * message_bytes / nullif(transfer_us, 0) / 1e3 as algorithm_bandwidth_gbs
+from seen left join matched using (group_id, operation, message_bytes)
+left join of_exposure on seen.group_id = of_exposure.group_id and seen.operation = of_exposure.operation
+    and seen.message_bytes is not distinct from of_exposure.message_bytes
+order by duration_us desc, "group", group_name, group_ranks, operation, message_bytes, seen.group_id
+"""
+
+
+def communication_by_size(connection: duckdb.DuckDBPyConnection, infos: Sequence[RankInfo]) -> pa.Table:
+    """Operations of every group by size of message, most time first. Needs `measure_waiting` and `measure_exposure`.
+
+    Returns:
+        A row per operation, group and message size (null where it is unknown): count, matched_count, mean_us (of a rank's
+        kernel, with waiting); sums over the captured ranks: duration_us, wait_us, exposed_us (nothing else ran) and
+        overlapped_us (compute ran too); transfer_us of the matched ones, and their algorithm_bandwidth_gbs and
+        bus_bandwidth_gbs. Waiting, transfer and bandwidths are null where nothing is matched. dimension and link_gbs: see
+        `with_dimensions`.
+    """
+    found = connection.sql(_BY_SIZE).to_arrow_table()
+    columns = (found[name].to_pylist() for name in ("operation", "group_size", "algorithm_bandwidth_gbs"))
+    bus_gbs = [bus_bandwidth(*row) for row in zip(*columns, strict=True)]
+    return with_dimensions(found.append_column("bus_bandwidth_gbs", pa.array(bus_gbs, pa.float64())), infos)
+
+
+#: Dimensions of the dense layout, in the order that names have. Expert parallelism is a second layout of the same ranks.
+_DENSE = ("tp", "cp", "dp", "pp")
+
+#: Words for expert parallelism in a program's name of a group.
+_EXPERT = ("expert", "ep")
+
+
+def with_dimensions(table: pa.Table, infos: Sequence[RankInfo]) -> pa.Table:
+    """Rows of groups, with columns `dimension` and `link_gbs` from the columns `group` and `group_ranks`.
+
+    `dimension`: `tp`, `cp`, `dp`, `pp` or `ep`; several joined, as in `cp-dp`; `all` for every rank. Null unless the
+    coordinates of all of the group's ranks are known. `link_gbs`: the stated bandwidth of NVLink, one direction of one device,
+    in 1e9 bytes/s; null unless all ranks of the group are known to be on one host with such a link.
+    """
+    by_rank = {info.rank: info for info in infos}
+    kinds = list(zip(table["group"].to_pylist(), table["group_ranks"].to_pylist(), strict=True))
+    known = {kind: _dimension_and_link(*kind, by_rank) for kind in set(kinds)}
+    found = table.append_column("dimension", pa.array([known[kind][0] for kind in kinds], pa.string()))
+    return found.append_column("link_gbs", pa.array([known[kind][1] for kind in kinds], pa.float64()))
+
+
+def _dimension_and_link(
+    group: str | None, group_ranks: str | None, by_rank: dict[int, RankInfo]
+) -> tuple[str | None, float | None]:
+    members = ranks_of(group_ranks) or ()
+    infos = [by_rank[rank] for rank in members if rank in by_rank]
+    if len(infos) < len(members) or len(members) < 2:
+        return None, None
+    places = [info.coordinates or {} for info in infos]
+    return _dimension(group or "", places), _link(infos)
+
+
+def _dimension(group: str, places: Sequence[dict[str, tuple[int, int]]]) -> str | None:
+    """The dimensions in which the ranks differ, if the group holds every combination of them."""
+    sizes = {name: size for name, (_, size) in places[0].items()}
+    differing = [name for name in sizes if len({place.get(name) for place in places}) > 1]
+    expert = "ep" in differing and sizes["ep"] == len(places)
+    named = any(word in group.lower().split("_") for word in _EXPERT)
+    dense = [name for name in _DENSE if name in differing]
+    complete = math.prod(sizes[name] for name in dense) == len(places)
+    if expert and (named or not complete):
+        return "ep"
+    if not dense or not complete:
+        return None
+    used = [name for name in _DENSE if sizes.get(name, 1) > 1]
+    return "all" if dense == used and len(used) > 1 else "-".join(dense)
+
+
+def _link(infos: Sequence[RankInfo]) -> float | None:
+    hosts = {info.host for info in infos}
+    if len(hosts) > 1 or None in hosts:
+        return None
+    links = {link_gbs(name) for info in infos for name in info.devices.values()}
+    return links.pop() if len(links) == 1 else None

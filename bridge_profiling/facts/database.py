@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from bridge_profiling.facts.numbering import in_sql
+from bridge_profiling.facts.clocks import in_sql
 from bridge_profiling.traces.tables import SCHEMAS
 
 if TYPE_CHECKING:

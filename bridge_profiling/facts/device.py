@@ -1,14 +1,26 @@
-"""One rank's device: when it computed, communicated and copied, over the capture and in each iteration, and its counters.
+"""One rank's device: when it computed, communicated and copied, in each iteration, and what delayed it when it did not compute.
 
 Times are unions over all streams, never sums. An iteration's window on the device is its host range, moved to the work that it
 launched: it ends when the host range and the last compute kernel launched in it have ended, and starts where the window before
 it ends, or where its own host range starts if that is later. Windows never overlap, so their times can be added up. What was
 launched before the first iteration is in none.
+
+`gaps` judges each gap between compute by the compute kernel that ends it:
+
+- launch-starved: until the host call that launches that kernel returns, or until the kernel starts if that is earlier. A gap
+  that no compute kernel ends is starved to its end. A kernel without a recorded launch never starves.
+- blocked: the rest of the gap, if the kernel had to wait for something that ended after the gap started: communication or a
+  copy before it on its own stream, or on a stream that its stream waited for.
+- dependency-stalled: the rest of the gap otherwise.
+
+nsys records in part which stream waits for which; Kineto only with CUDA synchronisation events. Without a record, a kernel is
+assumed to have waited for the communication or copy that ended last before it started, if that was within `PROMPT_NS`, and if
+the host made some stream wait after it launched the one and before it launched the other.
 """
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -18,15 +30,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from bridge_profiling.facts.intervals import Intervals, Nanoseconds, rows_of, union, window
-from bridge_profiling.facts.kernel_groups import group_of
+from bridge_profiling.facts.intervals import EMPTY, Intervals, Nanoseconds, rows_of, union, window
 from bridge_profiling.facts.types import Answer
-from bridge_profiling.traces.tables import NULL, fields, to_int64
+from bridge_profiling.traces.joins import taken
+from bridge_profiling.traces.tables import NULL, to_int64
 from bridge_profiling.traces.types import Caveat
 
 if TYPE_CHECKING:
-    import duckdb
-
+    pass
 
 #: Number of the window that is the whole capture, where no iteration is marked.
 WHOLE_CAPTURE = -1
@@ -196,194 +207,9 @@ def iterations(windows: Windows, work: DeviceWork, gaps: IdleGaps) -> pa.Table:
     )
 
 
-def launch_statistics(device_events: pa.Table, spans: Windows) -> pa.Table:
-    """One row per window: its compute kernels, by their start, and the calls that launched them. Null where there are none.
-
-    `launch_count`: calls that launched one kernel; `launch_call_us`: their median duration; `graph_kernel_count`: kernels
-    launched together by one call, as in a CUDA graph.
-    """
-    names = ["start_ns", "end_ns", "correlation", "launch_start_ns", "launch_end_ns"]
-    kernels = device_events.select(names).filter(pa.array(rows_of(device_events["kind"], "compute")))
-    start, end = (kernels[name].to_numpy() for name in ("start_ns", "end_ns"))
-    call, called, returned = (to_int64(kernels[name], -1) for name in ("correlation", "launch_start_ns", "launch_end_ns"))
-    duration, call_duration = end - start, returned - called
-    rows = []
-    for begin, stop in zip(spans.start_ns.tolist(), spans.end_ns.tolist(), strict=True):
-        mine = slice(*np.searchsorted(start, (begin, stop)))  # device events are by start
-        took, launched = duration[mine], called[mine] >= 0
-        _, first, together = np.unique(call[mine][launched], return_index=True, return_counts=True)
-        calls = call_duration[mine][launched][first][together == 1]
-        rows.append(
-            {
-                "kernel_count": len(took),
-                "mean_kernel_us": float(took.mean()) / 1e3 if len(took) else None,
-                "median_kernel_us": float(np.median(took)) / 1e3 if len(took) else None,
-                "launch_count": len(calls),
-                "launch_call_us": float(np.median(calls)) / 1e3 if len(calls) else None,
-                "graph_kernel_count": int(together[together > 1].sum()),
-            }
-        )
-    return pa.Table.from_pylist(rows, schema=_LAUNCH_STATISTICS).add_column(0, "iteration", spans.numbers)
-
-
-_LAUNCH_STATISTICS = pa.schema(
-    [
-        ("kernel_count", pa.int64()),
-        *fields(pa.float64(), "mean_kernel_us", "median_kernel_us"),
-        ("launch_count", pa.int64()),
-        ("launch_call_us", pa.float64()),
-        ("graph_kernel_count", pa.int64()),
-    ]
-)
-
-_PATH = ("direction", "from_memory", "to_memory")
-
-
-def copies(device_events: pa.Table) -> pa.Table:
-    """One row per direction and pair of memories, and one of memsets, most time first.
-
-    `kind`: `memcpy` or `memset`, which has no direction and no memories. `host_memory`: `pinned` or `pageable` for a copy from
-    or to the host, else null. `bandwidth_gbs`: 10⁹ bytes/s during the copies whose size the capture records; null if it records
-    none.
-    """
-    kinds = device_events["kind"]
-    events = device_events.filter(pa.array(rows_of(kinds, "memcpy") | rows_of(kinds, "memset")))
-    duration = pc.subtract(events["end_ns"], events["start_ns"])
-    table = pa.table(
-        {name: events[name].cast(pa.string()) for name in ("kind", *_PATH)}
-        | {
-            "bytes": events["bytes"],
-            "duration_ns": duration,
-            "sized_ns": pc.if_else(events["bytes"].is_valid(), duration, 0),
-        }
-    )
-    wanted = [("duration_ns", "count"), ("bytes", "sum"), ("duration_ns", "sum"), ("duration_ns", "max"), ("sized_ns", "sum")]
-    found = table.group_by(["kind", *_PATH]).aggregate(wanted).sort_by([("duration_ns_sum", "descending")])
-    sized_ns, total_bytes = found["sized_ns_sum"], found["bytes_sum"]
-    known = pc.greater(sized_ns, 0)
-    divisor = pc.if_else(known, sized_ns, 1).cast(pa.float64())
-    sides = [{"HtoD": row["from_memory"], "DtoH": row["to_memory"]}.get(row["direction"]) for row in found.to_pylist()]
-    return pa.table(
-        {name: found[name] for name in ("kind", *_PATH)}
-        | {
-            "host_memory": pa.array([side if side in ("pinned", "pageable") else None for side in sides], pa.string()),
-            "count": found["duration_ns_count"],
-            "bytes": total_bytes,
-            "total_us": pc.divide(found["duration_ns_sum"].cast(pa.float64()), 1e3),
-            "max_us": pc.divide(found["duration_ns_max"].cast(pa.float64()), 1e3),
-            "bandwidth_gbs": pc.if_else(known, pc.divide(total_bytes.cast(pa.float64()), divisor), None),
-        }
-    )
-
-
-# The events of all ranks are read once for both answers.
-_KERNEL_SUMS = """
-create temp table if not exists kernel_sums as
-with recorded as (
-    select rank, min(start_ns) filter (where launch_start_ns is not null) as first_ns from device_events
-    where rank in (select rank from iterations) group by rank having 2 * count(launch_start_ns) > count(*)
-)
-select rank, kind, backend, name, configuration, count(*) as calls, sum(end_ns - start_ns)::bigint as total_ns,
-    min(end_ns - start_ns) as min_ns, max(end_ns - start_ns) as max_ns
-from device_events left join recorded using (rank)
-where kind in ('compute', 'communication')
-    and not (iteration is null and launch_start_ns is null and coalesce(start_ns < first_ns, false))
-group by all
-"""
-
-_KERNELS = """
-    with launched as (
-        select {rank} kind, backend, name, configuration::varchar as configuration, sum(calls)::bigint as calls,
-            sum(total_ns)::bigint as total_ns, min(min_ns) as min_ns, max(max_ns) as max_ns
-        from kernel_sums group by all
-    )
-    select {rank} kind, backend, name, sum(calls)::bigint as count,
-        sum(total_ns)::bigint / 1000 as total_us,
-        sum(total_ns)::bigint / sum(calls)::bigint / 1000 as mean_us,
-        min(min_ns) / 1000 as min_us,
-        max(max_ns) / 1000 as max_us,
-        first(configuration order by calls desc, configuration) filter (where configuration is not null) as configuration,
-        count(configuration) as configurations
-    from launched
-    group by all
-    order by {rank} total_us desc, name
-"""
-
-
-def kernels(connection: duckdb.DuckDBPyConnection, *, by_rank: bool = True) -> pa.Table:
-    """One row per kind, backend and name of kernel (and rank), with its group (`kernel_groups`), most time first.
-
-    `grid`, `block` ("16x8x1"), `registers_per_thread` and `shared_memory_bytes` (of a block, static and dynamic) are those of
-    most launches, null where the profiler did not record them; `configurations`: how many different ones there are.
-
-    Where iterations are marked, kernels that were in the device's queue when the capture began are left out.
-    """
-    connection.execute(_KERNEL_SUMS)
-    found = connection.sql(_KERNELS.format(rank="rank," if by_rank else "")).to_arrow_table()
-    kinds, names = (found[column].cast(pa.string()).to_pylist() for column in ("kind", "name"))
-    groups = [group_of(name or "", kind) for kind, name in zip(kinds, names, strict=True)]
-    found = found.append_column("group", pa.array(groups, pa.string()))
-    written = found["configuration"].to_pylist()
-    launches = [(None, None, None, None) if text is None else json.loads(text) for text in written]
-    grids, blocks, registers, shared = zip(*launches, strict=True) if launches else ((),) * 4
-    for name, values in (("grid", grids), ("block", blocks)):
-        sizes = ["x".join(map(str, value)) if value else None for value in values]
-        found = found.append_column(name, pa.array(sizes, pa.string()))
-    for name, values in (("registers_per_thread", registers), ("shared_memory_bytes", shared)):
-        found = found.append_column(name, pa.array(values, pa.int64()))
-    return found.drop_columns("configuration")
-
-
 def ranks_without_work(breakdown: pa.Table, source: str) -> list[int]:
     """Ranks whose trace, by one profiler, has no work on a device, as in training on CPUs; ascending."""
     return sorted(row["rank"] for row in breakdown.to_pylist() if row["source"] == source and not row["busy_us"])
-
-
-#: Samples within each rank's marked iterations, or all of a rank that has none. Counters are those of the whole GPU.
-_SAMPLES = """
-create or replace temp view metric_samples as
-with marked as (select rank, min(start_ns) as first_ns, max(end_ns) as last_ns from iterations group by rank),
-bounds as (select rank, min(time_ns) as first_ns, max(time_ns) as last_ns from gpu_metrics group by rank)
-select sample.rank, sample.device, cast(sample.metric as varchar) as metric, sample.value, sample.time_ns,
-  coalesce(marked.first_ns, bounds.first_ns) as first_ns, coalesce(marked.last_ns, bounds.last_ns) as last_ns
-from gpu_metrics as sample join bounds using (rank) left join marked using (rank)
-where sample.time_ns between coalesce(marked.first_ns, bounds.first_ns) and coalesce(marked.last_ns, bounds.last_ns)
-"""
-
-
-def gpu_metrics(connection: duckdb.DuckDBPyConnection) -> pa.Table:
-    """Each hardware counter that nsys sampled (`--gpu-metrics-devices`), within the marked iterations or the whole capture.
-
-    Returns:
-        rank, device, metric (nsys' name, which ends with the unit in brackets), samples, mean, p95, max; the highest mean first
-        among the counters of a device.
-    """
-    connection.execute(_SAMPLES)
-    return connection.sql(
-        """select rank, device, metric, count(*)::bigint as samples, avg(value) as mean, quantile_cont(value, 0.95) as p95,
-        max(value) as max from metric_samples group by rank, device, metric order by rank, device, mean desc, metric"""
-    ).to_arrow_table()
-
-
-def gpu_metrics_over_time(connection: duckdb.DuckDBPyConnection, *, intervals: int = 300) -> pa.Table:
-    """The mean of each counter in equal intervals of that time.
-
-    Args:
-        connection: the run's tables.
-        intervals: their number.
-
-    Returns:
-        rank, device, metric, time_us (middle of the interval, since the first marked iteration began), value.
-    """
-    connection.execute(_SAMPLES)
-    return connection.sql(
-        """with placed as (
-          select *, (last_ns - first_ns + 1) / $intervals as width_ns from metric_samples
-        ), numbered as (select *, floor((time_ns - first_ns) / width_ns) as place from placed)
-        select rank, device, metric, (place + 0.5) * any_value(width_ns) / 1000 as time_us, avg(value) as value
-        from numbered group by rank, device, metric, place order by rank, device, metric, place""",
-        params={"intervals": intervals},
-    ).to_arrow_table()
 
 
 def _last_compute_ns(number: NDArray[np.int32], device_events: pa.Table, default: Nanoseconds) -> Nanoseconds:
@@ -423,3 +249,173 @@ def _unrecorded_until_ns(device_events: pa.Table) -> int:
         if queued and not ((since >= 0) & (since <= PROMPT_NS)).any():
             until = int(start[row])
     return until
+
+
+#: Host calls that make a stream wait.
+WAIT_CALLS = ("cudaStreamWaitEvent", "cuStreamWaitEvent", "hipStreamWaitEvent")
+
+
+def host_rows(host_events: pa.Table) -> NDArray[np.bool_]:
+    """Which host events `gaps` reads."""
+    return rows_of(host_events["name"], *WAIT_CALLS)
+
+
+def gaps(
+    device_events: pa.Table, wait_calls: pa.Table, synchronizations: pa.Table, work: DeviceWork, windows: Windows
+) -> IdleGaps:
+    """When the device did not compute, from the first event or window to the last.
+
+    Args:
+        device_events: of one rank.
+        wait_calls: host events with `name`, `start_ns` and `correlation`; only `WAIT_CALLS` are read.
+        synchronizations: `traces.tables.SYNCHRONIZATIONS`.
+        work: of the device.
+        windows: of the iterations.
+    """
+    starts = np.concatenate((work.span.start_ns, windows.start_ns))
+    ends = np.concatenate((work.span.end_ns, windows.end_ns))
+    found = window(int(starts.min()), int(ends.max())) - work.compute if len(starts) else EMPTY
+    events = _Events(device_events)
+    waits = _recorded_waits(synchronizations)
+    unrecorded = len(np.unique(events.stream[events.stream != NULL])) > 1 and not waits.num_rows
+    if not len(found):
+        return IdleGaps(EMPTY, np.empty(0, np.int64), EMPTY, EMPTY, EMPTY, unrecorded)
+    begin, end = found.start_ns, found.end_ns
+    next_kernel = events.compute_starting_at(end)
+    launched = np.clip(np.where(next_kernel >= 0, taken(events.launched_ns, next_kernel), end), begin, end)
+    waited_until = taken(events.waited_until_ns(waits), next_kernel)
+    likely_until = events.likely_waited_until_ns(next_kernel, _unrecorded_waits_ns(wait_calls, waits))
+    blocked = np.maximum(waited_until, likely_until) > begin
+    return IdleGaps(
+        gaps=found,
+        next_kernel=next_kernel,
+        launch_starved=union(begin, launched),
+        blocked=union(launched[blocked], end[blocked]),
+        dependency_stalled=union(launched[~blocked], end[~blocked]),
+        waits_unrecorded=unrecorded,
+    )
+
+
+def idle_gaps(gaps: IdleGaps, spans: Windows) -> Answer:
+    """One row per window: its time without compute, and the three parts that add up to it."""
+    start, end = spans.start_ns, spans.end_ns
+    table = pa.table(
+        {
+            "iteration": spans.numbers,
+            "duration_us": (end - start) / 1e3,
+            "non_compute_us": gaps.gaps.within_ns(start, end) / 1e3,
+            **{name: part.within_ns(start, end) / 1e3 for name, part in gaps.by_reason.items()},
+        }
+    )
+    if not gaps.waits_unrecorded:
+        return Answer(table)
+    text = (
+        "the capture does not record which stream waits for which: what a kernel waited for on another stream is inferred from "
+        "times and calls, and counts as dependency-stalled if that is unclear"
+    )
+    return Answer(table, (Caveat("stream_waits_unrecorded", text),))
+
+
+class _Events:
+    """A rank's device events as arrays, and what the kernels among them waited for."""
+
+    def __init__(self, device_events: pa.Table) -> None:
+        self.start_ns, self.end_ns = (device_events[name].to_numpy() for name in ("start_ns", "end_ns"))
+        # An unrecorded launch comes before everything, so that it starves no kernel.
+        self.launched_ns = to_int64(device_events["launch_end_ns"])
+        self.launching_ns = to_int64(device_events["launch_start_ns"])
+        self.correlation = to_int64(device_events["correlation"])
+        self.stream = to_int64(device_events["stream"])
+        self.computes = rows_of(device_events["kind"], "compute")
+        self.device = to_int64(device_events["device"], 0)
+
+    def compute_starting_at(self, time_ns: Nanoseconds) -> NDArray[np.int64]:
+        """Row of the compute kernel that starts then, of several the one launched first; -1 if none does."""
+        rows = np.flatnonzero(self.computes & (self.end_ns > self.start_ns))
+        rows = rows[np.lexsort((self.launched_ns[rows], self.start_ns[rows]))]
+        if not len(rows):
+            return np.full(len(time_ns), -1)
+        found = rows[np.minimum(np.searchsorted(self.start_ns[rows], time_ns), len(rows) - 1)]
+        return np.where(self.start_ns[found] == time_ns, found, -1)
+
+    def waited_until_ns(self, waits: pa.Table) -> Nanoseconds:
+        """End of the last event that each event is known to have waited for, by its stream's order or a stream wait."""
+        until = self._end_of_stream_before_ns()
+        for rows, ended in self._stream_waits(waits):
+            np.maximum.at(until, rows, ended)
+        return until
+
+    def likely_waited_until_ns(self, kernel: NDArray[np.int64], wait_calls_ns: Nanoseconds) -> Nanoseconds:
+        """End of what each kernel probably waited for on another stream; NULL for none.
+
+        Args:
+            kernel: rows; -1 for none.
+            wait_calls_ns: when the host made streams wait for something unrecorded, ascending.
+        """
+        others = np.flatnonzero(~self.computes & (self.launched_ns != NULL))
+        others = others[np.argsort(self.end_ns[others], kind="stable")]
+        if not len(others) or not len(self.start_ns):
+            return np.full(len(kernel), NULL)
+        start = taken(self.start_ns, kernel)
+        last = np.searchsorted(self.end_ns[others], start, side="right") - 1
+        other = others[np.maximum(last, 0)]
+        calls_before_kernel = np.searchsorted(wait_calls_ns, taken(self.launching_ns, kernel))
+        called = calls_before_kernel - np.searchsorted(wait_calls_ns, self.launched_ns[other]) > 0
+        elsewhere = self.stream[other] != taken(self.stream, kernel)
+        here = self.device[other] == taken(self.device, kernel)
+        prompt = start - self.end_ns[other] <= PROMPT_NS
+        waited = (kernel >= 0) & (last >= 0) & called & elsewhere & here & prompt
+        return np.where(waited, self.end_ns[other], NULL)
+
+    def _end_of_stream_before_ns(self) -> Nanoseconds:
+        """When the work before each event on its stream ended."""
+        order = np.lexsort((self.start_ns, self.stream, self.device))
+        changes = (np.diff(self.stream[order]) != 0) | (np.diff(self.device[order]) != 0)
+        before = np.full(len(order), NULL)
+        for rows in np.split(order, np.flatnonzero(changes) + 1):
+            before[rows[1:]] = np.maximum.accumulate(self.end_ns[rows])[:-1]
+        return before
+
+    def _stream_waits(self, waits: pa.Table) -> Iterator[tuple[NDArray[np.int64], Nanoseconds]]:
+        """Events of each stream that waited, and when what they waited for ended.
+
+        Correlations count a process's calls: they say what was enqueued before the event was recorded, and after the wait.
+        """
+        stream, wait, producer, record = (
+            waits[name].to_numpy() for name in ("stream", "correlation", "producer_stream", "producer_correlation")
+        )
+        ended = np.full(len(wait), NULL)
+        enqueued = {number: self._enqueued(number) for number in np.unique(np.concatenate((stream, producer)))}
+        for number in np.unique(producer):
+            rows, mine = enqueued[number], np.flatnonzero(producer == number)
+            until = np.concatenate(([NULL], np.maximum.accumulate(self.end_ns[rows])))
+            ended[mine] = until[np.searchsorted(self.correlation[rows], record[mine])]
+        for number in np.unique(stream):
+            rows, mine = enqueued[number], np.flatnonzero(stream == number)
+            mine = mine[np.argsort(wait[mine], kind="stable")]
+            first = np.searchsorted(self.correlation[rows], wait[mine], side="right")
+            # If an event after the wait started before the end of what it waited for, it waited for something else.
+            begins = np.append(self.start_ns[rows], np.iinfo(np.int64).max)
+            real = ended[mine] <= begins[first]
+            until = np.concatenate(([NULL], np.maximum.accumulate(np.where(real, ended[mine], NULL))))
+            yield rows, until[np.searchsorted(wait[mine], self.correlation[rows])]
+
+    def _enqueued(self, stream: int) -> NDArray[np.int64]:
+        """Rows of a stream in the order in which the host enqueued them."""
+        rows = np.flatnonzero((self.stream == stream) & (self.correlation != NULL))
+        return rows[np.argsort(self.correlation[rows], kind="stable")]
+
+
+def _recorded_waits(synchronizations: pa.Table) -> pa.Table:
+    """Waits of streams for one another that the capture records completely."""
+    resolved = rows_of(synchronizations["kind"], "stream_wait_event")
+    for name in ("stream", "correlation", "producer_stream", "producer_correlation"):
+        resolved &= synchronizations[name].is_valid().to_numpy()
+    return synchronizations.filter(pa.array(resolved))
+
+
+def _unrecorded_waits_ns(host_events: pa.Table, waits: pa.Table) -> Nanoseconds:
+    """When the host made streams wait for something that the capture does not record; ascending."""
+    calls = host_events.filter(pa.array(host_rows(host_events)))
+    recorded = np.isin(to_int64(calls["correlation"]), waits["correlation"].to_numpy())
+    return np.sort(calls["start_ns"].to_numpy()[~recorded])

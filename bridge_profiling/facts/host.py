@@ -15,19 +15,21 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from bridge_profiling.facts.host_names import (
-    ALLOCATING,
-    COMPILING,
-    ENQUEUING,
-    GARBAGE,
-    OPTIMIZING,
-    PREPARING,
-    SYNCHRONIZING,
+from bridge_profiling.facts.host_ranges import (
+    NO_RANGES,
+    Ranges,
+    StretchCollector,
+    Stretches,
+    joined,
+    launching_threads,
+    on_threads,
+    outermost_ranges,
+    preparing,
 )
-from bridge_profiling.facts.intervals import EMPTY, Intervals, Nanoseconds, coded, names_in, outermost, rows_of, union
-from bridge_profiling.facts.preparing import StretchCollector, Stretches, preparing
+from bridge_profiling.facts.intervals import Intervals, Nanoseconds, coded, names_in, rows_of, union
+from bridge_profiling.facts.names import ALLOCATING, COMPILING, ENQUEUING, GARBAGE, OPTIMIZING, PREPARING, SYNCHRONIZING
 from bridge_profiling.facts.types import Chosen
-from bridge_profiling.traces.joins import places, start_order
+from bridge_profiling.traces.joins import places
 from bridge_profiling.traces.tables import NULL, to_int64
 
 #: Columns of host events that this module reads.
@@ -47,30 +49,6 @@ _STUCK_NS, _STUCK, _ENOUGH_ALIKE = 10_000_000, 10, 4
 _AFTER_COPY_NS = 200_000
 
 _RANGES = ("annotation", "operator", "python")
-
-
-@dataclass(frozen=True)
-class Ranges:
-    """Named ranges of the launching threads, by start."""
-
-    name: NDArray[np.object_]
-    start_ns: Nanoseconds
-    end_ns: Nanoseconds
-
-    @property
-    def time(self) -> Intervals:
-        """When the host was in any of them."""
-        return union(self.start_ns, self.end_ns)
-
-    def lasting(self, least_ns: int) -> Ranges:
-        """The ranges that last at least so long."""
-        return self[self.end_ns - self.start_ns >= least_ns]
-
-    def __getitem__(self, rows: NDArray[np.bool_] | NDArray[np.int64]) -> Ranges:
-        return Ranges(self.name[rows], self.start_ns[rows], self.end_ns[rows])
-
-
-NO_RANGES = Ranges(np.empty(0, object), EMPTY.start_ns, EMPTY.end_ns)
 
 
 @dataclass(frozen=True)
@@ -274,20 +252,6 @@ def _named(name: str, time: Intervals, *, besides: Ranges) -> Ranges:
     return Ranges(np.full(alone.sum(), name, object), time.start_ns[alone], time.end_ns[alone])
 
 
-def launching_threads(device_events: pa.Table) -> list[int]:
-    """Threads that launch compute; none if no launch is recorded."""
-    computes = rows_of(device_events["kind"], "compute") & device_events["launch_thread"].is_valid().to_numpy()
-    found: list[int] = np.unique(to_int64(device_events["launch_thread"])[computes]).tolist()
-    return found
-
-
-def on_threads(host_events: pa.Table, threads: Sequence[int]) -> NDArray[np.bool_]:
-    """Which host events are on some threads; all of them if there are none."""
-    thread = to_int64(host_events["thread"])
-    # Few threads launch: a comparison with each takes a fifth of `np.isin`.
-    return np.logical_or.reduce([thread == one for one in threads]) if threads else np.ones(len(thread), bool)
-
-
 def _pageable_copies(device_events: pa.Table) -> tuple[Ranges, NDArray[np.int64], Intervals]:
     """Calls that copied more pageable memory than is staged at once, their threads, and when the device copied."""
     copies = device_events.filter(pa.array(rows_of(device_events["kind"], "memcpy")))
@@ -389,18 +353,3 @@ def _matching(host_events: pa.Table, rows: NDArray[np.bool_], expression: str) -
 def _matches(expression: str, name: str) -> bool:
     """Whether a name matches. Kept, because the ranks of a run have the same names."""
     return re.search(expression, name, re.IGNORECASE) is not None
-
-
-def outermost_ranges(host_events: pa.Table, rows: NDArray[np.bool_]) -> Ranges:
-    """The chosen events that are inside no other chosen one."""
-    found = host_events.filter(pa.array(rows))
-    start, end = to_int64(found["start_ns"]), to_int64(found["end_ns"])
-    ranges = Ranges(np.array(found["name"].to_pylist(), object), start, end)[start_order(start, end)]
-    return ranges[outermost(ranges.end_ns)]
-
-
-def joined(one: Ranges, other: Ranges) -> Ranges:
-    """Both, by start."""
-    both = (np.concatenate(pair) for pair in zip(vars(one).values(), vars(other).values(), strict=True))
-    ranges = Ranges(*both)
-    return ranges[np.argsort(ranges.start_ns, kind="stable")]

@@ -39,19 +39,11 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from bridge_profiling.facts.device import IdleGaps, Windows
-from bridge_profiling.facts.host import (
-    NO_RANGES,
-    Activity,
-    HostActivity,
-    Operators,
-    Ranges,
-    host_activity,
-)
-from bridge_profiling.facts.host_names import CHECKPOINT, DATA_LOADING
-from bridge_profiling.facts.initialization import initializing
+from bridge_profiling.facts.host import Activity, HostActivity, Operators, host_activity
+from bridge_profiling.facts.host_ranges import NO_RANGES, Ranges, initializing, with_saving
 from bridge_profiling.facts.intervals import EMPTY, Intervals, Nanoseconds, rows_of, union
+from bridge_profiling.facts.names import CHECKPOINT, DATA_LOADING
 from bridge_profiling.facts.profiler_cost import ProfilerCost
-from bridge_profiling.facts.saving import with_saving
 from bridge_profiling.traces.tables import NULL, fields, to_int64
 
 #: Least time that launching a kernel takes the host; 4.5 to 6 µs on a host of H200s.
@@ -136,7 +128,7 @@ def idle_causes(
     expressions = {"data_loading": data_loading, "checkpoint": checkpoint}
     host = host_activity(activity, operators, host_events, device_events, **expressions)
     set_up, initializing_ranges = initializing(activity.events, device_events, gaps.launch_starved)
-    host = replace(host, checkpoint=with_saving(host, device_events, spans))
+    host = replace(host, checkpoint=with_saving(host.checkpoint, host.silent, device_events, spans))
     host = replace(host, allocating=host.allocating[~np.isin(host.allocating.start_ns, set_up.start_ns)])
     evidence = {
         Cause.data_loading: host.data_loading,

@@ -10,8 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from bridge_profiling.facts.intervals import coded, names_in, parents, rows_of, self_times_ns
-from bridge_profiling.facts.launches import launched_inside, sums_inside
+from bridge_profiling.facts.intervals import coded, launched_inside, names_in, parents, rows_of, self_times_ns, sums_inside
 from bridge_profiling.traces.tables import NULL, fields, to_int64
 
 #: A step and its unit, as fully_shard names its ranges, and our integrations those of libraries that name none.

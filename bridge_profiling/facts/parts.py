@@ -1,4 +1,4 @@
-"""One rank's typical iteration, and the parts that add up to its duration.
+"""What an iteration consists of: one rank's typical iteration, and the parts that add up to its duration.
 
 Medians of parts do not add up to the median of the whole. So the parts are those of the median iteration: the middle one by
 duration, or the mean of the middle two if their number is even.
@@ -7,8 +7,9 @@ duration, or the mean of the middle two if their number is even.
 from __future__ import annotations
 
 import itertools
+import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from statistics import median
 from typing import Any
@@ -19,7 +20,11 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from bridge_profiling.facts.idle import Cause
+from bridge_profiling.facts.intervals import Intervals, coded, names_in, parents, rows_of, union
+from bridge_profiling.facts.names import CHECKPOINT, DATA_LOADING
+from bridge_profiling.facts.operators import unit_rows
 from bridge_profiling.facts.types import Answer
+from bridge_profiling.traces.tables import fields, to_int64
 from bridge_profiling.traces.types import Caveat
 
 #: With fewer iterations than this, boundary ones count too, since few or none would be left.
@@ -170,3 +175,156 @@ def _lost(idle_causes: pa.Table) -> dict[tuple[int, str, int | None], dict[str, 
     for row in summed.to_pylist():
         found[row["rank"], row["source"], row["iteration"]][PART_OF_CAUSE[Cause(row["cause"])]] += row["lost_us_sum"]
     return found
+
+
+#: Ranges that count passes and steps, by the beginning of their names.
+_RANGES = {"passes": "DistributedDataParallel.forward", "steps": "Optimizer.step#"}
+
+#: Operators that issue a collective, by the beginning of their names. torch 1.x records the second one alone.
+ISSUING = ("c10d::", "record_param_comms")
+
+_COLLECTIVE_SIZES = pa.schema(
+    [
+        ("iteration", pa.int32()),
+        *fields(pa.string(), "operation", "group", "group_name", "group_ranks"),
+        *fields(pa.int64(), "message_bytes", "count"),
+    ]
+)
+
+
+def collective_sizes(collectives: pa.Table) -> pa.Table:
+    """One row per iteration, operation, group and size of message, with the number of such operations."""
+    keys = [name for name in _COLLECTIVE_SIZES.names if name != "count"]
+    plain = pa.table({name: collectives[name].cast(_COLLECTIVE_SIZES.field(name).type) for name in keys})
+    found = plain.group_by(keys).aggregate([([], "count_all")]).rename_columns([*keys, "count"])
+    return found.cast(_COLLECTIVE_SIZES).sort_by([(name, "ascending") for name in ("iteration", "operation", "message_bytes")])
+
+
+def host_rows(host_events: pa.Table) -> NDArray[np.bool_]:
+    """Which host events `loop_counts` reads."""
+    names = names_in(host_events["name"])
+    named = (name for name in names if name.startswith((*_RANGES.values(), *ISSUING)))
+    return rows_of(host_events["name"], *named) | unit_rows(host_events)
+
+
+def loop_counts(host_events: pa.Table, iterations: pa.Table) -> pa.Table:
+    """One row per iteration: how often DDP's forward pass and an optimizer's step began, and the host's time in collectives.
+
+    `issuing_us`: in the operators that issue collectives, on all threads, outside of the ranges of a sharded model's units.
+    """
+    codes, names = coded(host_events["name"])
+    start, stop = (host_events[name].to_numpy() for name in ("start_ns", "end_ns"))
+    shown = rows_of(host_events["category"], "operator", "annotation")
+    begin, end = (iterations[name].to_numpy() for name in ("start_ns", "end_ns"))
+
+    def named(*beginnings: str) -> NDArray[np.bool_]:
+        return np.array([*(bool(name and name.startswith(beginnings)) for name in names), False])[codes] & shown
+
+    counts = {}
+    for column, beginning in _RANGES.items():
+        starts = np.sort(start[named(beginning)])
+        counts[column] = np.searchsorted(starts, end) - np.searchsorted(starts, begin)
+    issuing, of_units = (union(start[rows], stop[rows]) for rows in (named(*ISSUING), unit_rows(host_events)))
+    issuing_us = (issuing - of_units).within_ns(begin, end) / 1e3
+    return pa.table(
+        {"iteration": pa.array(to_int64(iterations["iteration"]), pa.int32()), **counts, "issuing_us": pa.array(issuing_us)}
+    )
+
+
+#: Ranges of collectives on CPUs, mostly on a thread of the backend, and the operators that issue them.
+_COLLECTIVE = re.compile(r"(?:gloo|mpi|ucc):")
+
+_ISSUING = re.compile("|".join(ISSUING))
+
+#: Parts of an iteration, in the order in which a time that fits several is attributed.
+HOST_PARTS = ("data_loading_us", "checkpoint_us", "communication_us", "operators_us", "other_us")
+
+_HOST_STEPS = pa.schema(
+    [("iteration", pa.int32()), ("boundary", pa.bool_()), *fields(pa.float64(), "duration_us", *HOST_PARTS, "collectives_us")]
+)
+
+
+def host_steps(
+    host_blocks: Callable[[], Iterable[pa.Table]],
+    device_events: pa.Table,
+    iterations: pa.Table,
+    *,
+    data_loading: str = DATA_LOADING,
+    checkpoint: str = CHECKPOINT,
+) -> pa.Table:
+    """One row per iteration of a rank without device work; none otherwise.
+
+    Returns:
+        `duration_us`: to the start of the next iteration. Its parts, of the loop's thread: in ranges of data loading and of
+        checkpoints, blocked by communication (a collective runs, and the thread computes in no operator), in operators, and the
+        rest, which is Python for the most part. `collectives_us`: collectives of all threads, hidden ones included.
+
+    Args:
+        host_blocks: `host.COLUMNS` of the host events.
+        data_loading: regular expression, found anywhere in the names of data-loading ranges; case is ignored.
+        checkpoint: the same for saving.
+    """
+    if device_events.num_rows or not iterations.num_rows:
+        return _HOST_STEPS.empty_table()
+    host_events = pa.concat_tables(host_blocks())
+    code, names = coded(host_events["name"])
+    thread, start, end = (to_int64(host_events[name]) for name in ("thread", "start_ns", "end_ns"))
+    number, begin, stop = (to_int64(iterations[name]) for name in ("iteration", "start_ns", "end_ns"))
+    stop = np.append(np.where(np.diff(number) == 1, begin[1:], stop[:-1]), stop[-1:])
+    ranges = rows_of(host_events["category"], "annotation", "python", "operator")
+    operators = rows_of(host_events["category"], "operator")
+
+    def named(pattern: re.Pattern[str]) -> np.ndarray:
+        return np.array([*(bool(name and pattern.search(name)) for name in names), False], bool)[code]
+
+    marks = (
+        rows_of(host_events["category"], "annotation") & np.isin(start, begin) & np.isin(end, to_int64(iterations["end_ns"]))
+    )
+    known, count = np.unique(thread[marks], return_counts=True)
+    loop = thread == known[count.argmax()] if len(known) else np.ones(len(thread), bool)
+
+    def during(rows: np.ndarray) -> Intervals:
+        return union(start[rows], end[rows])
+
+    issuing, mine = named(_ISSUING), np.flatnonzero(operators & loop)
+    outer = np.zeros(len(code), bool)
+    above = parents(thread[mine], start[mine], end[mine])
+    outer[mine[above[above >= 0]]] = True
+    computing = during(operators & loop & ~outer & ~issuing)
+    collectives = during((named(_COLLECTIVE) & ranges) | (issuing & operators & loop))
+    loading = during(ranges & loop & named(re.compile(data_loading, re.IGNORECASE)))
+    saving = during(ranges & loop & named(re.compile(checkpoint, re.IGNORECASE))) - loading
+    blocked = collectives - computing - loading - saving
+    working = during(operators & loop) - loading - saving - blocked
+    found = [each.within_ns(begin, stop) / 1e3 for each in (loading, saving, blocked, working)]
+    duration = (stop - begin) / 1e3
+    columns = dict(zip(HOST_PARTS, [*found, duration - sum(found)], strict=True))
+    return pa.table(
+        {"iteration": iterations["iteration"], "boundary": iterations["boundary"], "duration_us": duration}
+        | columns
+        | {"collectives_us": collectives.within_ns(begin, stop) / 1e3},
+        schema=_HOST_STEPS,
+    )
+
+
+def host_iterations(host_steps: pa.Table) -> pa.Table:
+    """The rows of `host_steps` by iteration and rank, with waiting taken out of communication.
+
+    Returns:
+        `waiting_us`: what communication blocks a rank longer than the rank that it blocks least in the same iteration, which
+        is the last to arrive. `communication_us`: the rest. `own_us`: the iteration without waiting. Of one rank alone waiting
+        is unknown, and null.
+    """
+    rows = host_steps.to_pylist()
+    blocked: dict[tuple[str, int], list[float]] = defaultdict(list)
+    for row in rows:
+        blocked[row["source"], row["iteration"]].append(row["communication_us"])
+    found: list[dict[str, Any]] = []
+    for row in sorted(rows, key=lambda row: (row["iteration"], row["rank"], row["source"])):
+        others = blocked[row["source"], row["iteration"]]
+        waiting_us = row["communication_us"] - min(others) if len(others) > 1 else None
+        own_us = row["duration_us"] - (waiting_us or 0.0)
+        known = {"communication_us": row["communication_us"] - (waiting_us or 0.0), "waiting_us": waiting_us, "own_us": own_us}
+        found.append({**row, **known})
+    schema = pa.schema([*host_steps.schema, *fields(pa.float64(), "waiting_us", "own_us")])
+    return pa.Table.from_pylist(found, schema=schema)

@@ -14,10 +14,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from bridge_profiling.facts.counters import MEASURES, Counted, means
-from bridge_profiling.facts.intervals import Nanoseconds, coded, names_in, rows_of
-from bridge_profiling.facts.launches import Threads, sums_inside
+from bridge_profiling.facts.intervals import Nanoseconds, Threads, coded, names_in, rows_of, sums_inside
 from bridge_profiling.facts.parts import counted_iterations
+from bridge_profiling.facts.sampled import MEASURES, Counted, means
 from bridge_profiling.traces.tables import NULL, fields, to_int64
 
 #: Names that the hook and its integrations give to the phases of a step.

@@ -13,10 +13,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from bridge_profiling.facts.counters import MEASURES, Counted, means, memory_tb_s, traffic
-from bridge_profiling.facts.intervals import coded, rows_of
-from bridge_profiling.facts.kernel_names import is_product_or_attention, product_precision
-from bridge_profiling.facts.launches import launched_inside, sums_inside
+from bridge_profiling.facts.intervals import coded, launched_inside, rows_of, sums_inside
+from bridge_profiling.facts.names import is_product_or_attention, product_precision
+from bridge_profiling.facts.sampled import MEASURES, Counted, means, memory_tb_s, traffic
 from bridge_profiling.peaks import peaks
 from bridge_profiling.traces.tables import NULL, fields, to_int64
 from bridge_profiling.traces.types import RankInfo

@@ -14,23 +14,19 @@ from numpy.typing import NDArray
 
 from bridge_profiling.errors import TraceError, shortage
 from bridge_profiling.facts import (
-    counters,
-    counts,
     device,
-    device_roles,
     flame_graph,
     host,
-    host_names,
-    host_steps,
     idle,
-    idle_gaps,
-    kernel_times,
-    nsys_tables,
+    kernels,
+    names,
     operators,
+    parts,
     phases,
     products,
     profiler_cost,
-    recording,
+    roles,
+    sampled,
 )
 from bridge_profiling.facts.types import Answer, Chosen, Collector
 from bridge_profiling.regular_files import size_bytes
@@ -60,8 +56,8 @@ class FactOptions:
         checkpoint: regular expression for names of ranges that save a checkpoint.
     """
 
-    data_loading: str = host_names.DATA_LOADING
-    checkpoint: str = host_names.CHECKPOINT
+    data_loading: str = names.DATA_LOADING
+    checkpoint: str = names.CHECKPOINT
 
 
 #: The default names of ranges.
@@ -162,7 +158,7 @@ def rank_facts(tables: RankTables, options: FactOptions) -> dict[str, Answer]:
     waits = tables.columns("synchronizations", ("kind", "stream", "correlation", "producer_stream", "producer_correlation"))
     work, windows = device.device_work(events), device.windows(iterations, events)
     spans = device.spans(windows, work)
-    gaps = idle_gaps.gaps(events, hosts.pop("waits"), waits, work, windows)
+    gaps = device.gaps(events, hosts.pop("waits"), waits, work, windows)
     cost = profiler_cost.replay(hosts.pop("recorded"), events, gaps, work, tables.info.source)
     names = hosts["operator_names"]
     activity = hosts.pop("activity")
@@ -171,40 +167,40 @@ def rank_facts(tables: RankTables, options: FactOptions) -> dict[str, Answer]:
     }
     del activity
     free()
-    found["device_roles"] = device_roles.device_roles(
+    found["device_roles"] = roles.device_roles(
         events, _kernel_names(tables), hosts.pop("roles"), hosts.pop("operator_names"), gaps
     )
     del names
     found["profiler_cost"] = profiler_cost.recorded(cost, spans, iterations)
-    found["idle_gaps"] = idle_gaps.idle_gaps(gaps, spans)
+    found["idle_gaps"] = device.idle_gaps(gaps, spans)
     found["iterations"] = device.iterations(windows, work, gaps)
     del gaps, cost, windows
     free()
-    counted = counters.counted(tables.columns("gpu_metrics", ("device", "metric", "time_ns", "value")), events)
+    counted = sampled.counted(tables.columns("gpu_metrics", ("device", "metric", "time_ns", "value")), events)
     found["phases"] = phases.phases(hosts.pop("timed"), events, iterations, counted)
     found["products"] = products.products(hosts.pop("shaped"), events, _kernel_names(tables), counted)
-    found["counters_by_kernel"] = counters.by_kernel(counted, events, _kernel_names(tables))
+    found["counters_by_kernel"] = sampled.by_kernel(counted, events, _kernel_names(tables))
     del counted
     free()
-    found["host_steps"] = host_steps.host_steps(host_events, events, iterations)
+    found["host_steps"] = parts.host_steps(host_events, events, iterations)
     found["operators"] = operators.operators(_operator_events(tables), events, _memory_events(tables))
     free()
     found["longest_calls"] = hosts.pop("longest_calls")
     found["units"] = operators.units(hosts.pop("annotations"), events)
-    found["loop_counts"] = counts.loop_counts(hosts.pop("ranges"), iterations)
+    found["loop_counts"] = parts.loop_counts(hosts.pop("ranges"), iterations)
     collectives = tables.columns(
         "collectives", ("iteration", "operation", "group", "group_name", "group_ranks", "message_bytes", "collective")
     )
-    found["collective_sizes"] = counts.collective_sizes(collectives)
-    found["exposure"] = kernel_times.exposure(events, collectives, work)
-    found["kernel_times"] = kernel_times.kernel_times(events)
-    found["launch_statistics"] = device.launch_statistics(events, spans)
-    found["copies"] = device.copies(events)
+    found["collective_sizes"] = parts.collective_sizes(collectives)
+    found["exposure"] = kernels.exposure(events, collectives, work)
+    found["kernel_times"] = kernels.kernel_times(events)
+    found["launch_statistics"] = kernels.launch_statistics(events, spans)
+    found["copies"] = kernels.copies(events)
     found["breakdown"] = device.breakdown(work)
     calls = tables.columns("system_calls", ("thread", "name", "start_ns", "end_ns"))
-    found["system_calls"] = nsys_tables.system_calls(calls, events, iterations)
+    found["system_calls"] = sampled.system_calls(calls, events, iterations)
     memory = tables.columns("cuda_memory", ("time_ns", "device", "memory", "bytes"))
-    found["cuda_memory"] = nsys_tables.cuda_memory(memory, iterations)
+    found["cuda_memory"] = sampled.cuda_memory(memory, iterations)
     free()
     return {name: each if isinstance(each, Answer) else Answer(each) for name, each in found.items()}
 
@@ -250,12 +246,12 @@ def _collectors(events: pa.Table, options: FactOptions) -> dict[str, _Collected]
 
     range_columns = ("category", "thread", "name", "start_ns", "end_ns")
     return {
-        "waits": chosen(idle_gaps.host_rows, "name", "start_ns", "correlation"),
+        "waits": chosen(device.host_rows, "name", "start_ns", "correlation"),
         "activity": _Collected(host.ActivityCollector(events, **vars(options)), host.COLUMNS),
         "operator_names": _Collected(host.Operators(), host.Operators.COLUMNS),
-        "recorded": _Collected(recording.Recorded(events), recording.COLUMNS),
-        "roles": chosen(device_roles.host_rows, *range_columns),
-        "ranges": chosen(counts.host_rows, "category", "name", "start_ns", "end_ns"),
+        "recorded": _Collected(profiler_cost.Recorded(events), profiler_cost.COLUMNS),
+        "roles": chosen(roles.host_rows, *range_columns),
+        "ranges": chosen(parts.host_rows, "category", "name", "start_ns", "end_ns"),
         "timed": chosen(phases.HostRows(), *range_columns, "sequence"),
         "shaped": chosen(products.host_rows, *range_columns, "shapes"),
         "annotations": chosen(operators.unit_rows, *range_columns),

@@ -12,17 +12,14 @@ from bridge_profiling.compare import bench, events
 from bridge_profiling.facts import (
     clocks,
     communication,
-    counters,
-    device,
-    host_iterations,
-    kernel_groups,
+    kernels,
     matching,
     memory,
-    message_sizes,
     parts,
     pipeline,
     products,
     ranks,
+    sampled,
 )
 from bridge_profiling.facts.captures import Captures
 from bridge_profiling.facts.caveats import merged, sentences
@@ -169,22 +166,22 @@ class RunFacts:
     @Fact
     def host_iterations(self) -> pa.Table:
         """Iterations of ranks without device work, as on CPUs: data loading, communication, waiting, operators, the rest."""
-        return host_iterations.host_iterations(self.host_steps)
+        return parts.host_iterations(self.host_steps)
 
     @Fact
     def kernels_by_rank(self) -> pa.Table:
         """Kernel statistics per rank and name: group, count, total, mean, shortest and longest."""
-        return self._of_each_source(device.kernels)
+        return self._of_each_source(kernels.kernels)
 
     @Fact
     def kernels(self) -> pa.Table:
         """Kernel statistics per name, of all ranks."""
-        return self._of_each_source(partial(device.kernels, by_rank=False))
+        return self._of_each_source(partial(kernels.kernels, by_rank=False))
 
     @Fact
     def kernel_groups(self) -> pa.Table:
         """Kernels and copies by what they do."""
-        return kernel_groups.kernel_groups(self.kernels_by_rank, self.copies)
+        return kernels.kernel_groups(self.kernels_by_rank, self.copies)
 
     @Fact
     def matrix_products(self) -> pa.Table:
@@ -194,16 +191,16 @@ class RunFacts:
     @Fact
     def kernel_counters(self) -> pa.Table:
         """Hardware counters while each kernel ran, of all ranks."""
-        return counters.kernel_counters(self.counters_by_kernel, self.infos)
+        return sampled.kernel_counters(self.counters_by_kernel, self.infos)
 
     @Fact
     def gpu_metrics(self) -> pa.Table:
         """Hardware counters that nsys sampled: mean, 95th percentile, maximum."""
-        return self._of_each_source(device.gpu_metrics)
+        return self._of_each_source(sampled.gpu_metrics)
 
     def gpu_metrics_over_time(self, intervals: int = 300) -> pa.Table:
         """Those counters over time."""
-        compute = partial(device.gpu_metrics_over_time, intervals=intervals)
+        compute = partial(sampled.gpu_metrics_over_time, intervals=intervals)
         return self.answer(f"gpu_metrics_over_time {intervals}", lambda facts: facts._of_each_source(compute)).table
 
     # Communication.
@@ -226,7 +223,7 @@ class RunFacts:
     @Fact
     def communication_by_size(self) -> pa.Table:
         """Communication per operation, group and size of message."""
-        return message_sizes.communication_by_size(self._exposed, self.infos)
+        return communication.communication_by_size(self._exposed, self.infos)
 
     @Fact
     def ranks(self) -> Answer:

@@ -22,7 +22,7 @@ from isal import isal_zlib
 
 from bridge_profiling.atomic import write_atomically
 from bridge_profiling.errors import TraceError
-from bridge_profiling.facts import kernel_groups
+from bridge_profiling.facts.names import VARIABLE
 from bridge_profiling.facts.rank import FactOptions
 from bridge_profiling.facts.types import Answer, as_stream, table_of
 from bridge_profiling.regular_files import read_regular
@@ -130,7 +130,7 @@ def _origin(captures: Sequence[Capture], entries: Sequence[Path]) -> str:
     """A digest of what the facts depend on: tables, manifests, this code, its libraries, and a user's patterns of names."""
     found = [repr((capture.source, capture.rank, capture.rank_source, capture.manifest)) for capture in captures]
     tables = [(entry / SEAL).read_bytes() for entry in entries]
-    patterns = os.environ.get(kernel_groups.VARIABLE)
+    patterns = os.environ.get(VARIABLE)
     # The secret: facts that came with the captures are not this user's.
     return _digest(_code(), user_secret(), *found, *tables, Path(patterns).read_bytes() if patterns else "")
 

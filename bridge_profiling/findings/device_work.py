@@ -15,9 +15,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from bridge_profiling.facts.device_roles import IN_A_ROW, OUTSIDE
 from bridge_profiling.facts.idle import Cause
-from bridge_profiling.facts.kernel_names import FULL_PRECISIONS, is_strided_copy
+from bridge_profiling.facts.names import FULL_PRECISIONS, is_strided_copy
+from bridge_profiling.facts.roles import IN_A_ROW, OUTSIDE
 from bridge_profiling.findings.evidence import Evidence
 from bridge_profiling.findings.ledger import Found, Grid, Ledger
 from bridge_profiling.findings.losses import responsible

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from bridge_profiling.facts.host_names import PREPARING
+from bridge_profiling.facts.host_ranges import COPIES
 from bridge_profiling.facts.idle import LAUNCH_NS, SEVERAL, Cause
-from bridge_profiling.facts.saving import COPIES
+from bridge_profiling.facts.names import PREPARING
 from bridge_profiling.findings import device_work
 from bridge_profiling.findings.evidence import Evidence
 from bridge_profiling.findings.ledger import Found, Ledger

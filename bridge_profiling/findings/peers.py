@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bridge_profiling.facts.idle import Cause
-from bridge_profiling.facts.kernel_names import is_convolution
 from bridge_profiling.facts.matching import POINT_TO_POINT
+from bridge_profiling.facts.names import is_convolution
 from bridge_profiling.findings.evidence import Evidence
 from bridge_profiling.findings.ledger import Grid
 from bridge_profiling.findings.types import Thresholds

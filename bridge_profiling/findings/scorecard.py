@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from bridge_profiling.facts.kernel_names import FULL_PRECISIONS, FUSED_ATTENTION
+from bridge_profiling.facts.names import FULL_PRECISIONS, FUSED_ATTENTION
 from bridge_profiling.traces.tables import fields
 from bridge_profiling.traces.types import RankInfo
 

@@ -8,8 +8,8 @@ from enum import StrEnum
 from typing import Any
 
 from bridge_profiling.facts.caveats import texts
-from bridge_profiling.facts.host_names import CHECKPOINT, DATA_LOADING
 from bridge_profiling.facts.idle import OFTEN
+from bridge_profiling.facts.names import CHECKPOINT, DATA_LOADING
 from bridge_profiling.layout import name_ranks
 
 

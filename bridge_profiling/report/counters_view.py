@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from math import sqrt
 from typing import Any
 
-from bridge_profiling.facts.counters import MEASURES
+from bridge_profiling.facts.sampled import MEASURES
 from bridge_profiling.report import figures, words
 from bridge_profiling.report.tables import most
 from bridge_profiling.report.views import Cell, Figure, Row, TableView, ms, of, table

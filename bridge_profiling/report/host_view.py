@@ -6,9 +6,8 @@ from collections.abc import Iterator, Sequence
 from statistics import fmean, median
 from typing import Any
 
-from bridge_profiling.facts.host_steps import PARTS
 from bridge_profiling.facts.intervals import grouped
-from bridge_profiling.facts.parts import steady
+from bridge_profiling.facts.parts import HOST_PARTS, steady
 from bridge_profiling.report import figures, words
 from bridge_profiling.report.views import Figure, Row, TableView, ms, of, table
 
@@ -31,7 +30,7 @@ def means(rows: Sequence[Row]) -> list[dict[str, Any]]:
     found = []
     for rank, mine in sorted(grouped([dict(row) for row in rows], "rank").items()):
         counted = steady(mine)
-        parts = {part: fmean(row[part] or 0.0 for row in counted) for part in (*PARTS, "waiting_us", "own_us")}
+        parts = {part: fmean(row[part] or 0.0 for row in counted) for part in (*HOST_PARTS, "waiting_us", "own_us")}
         mean_us = fmean(row["duration_us"] for row in counted)
         known = {
             "rank": rank,

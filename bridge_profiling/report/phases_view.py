@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from statistics import fmean
 from typing import Any
 
-from bridge_profiling.facts.counters import MEASURES
 from bridge_profiling.facts.phases import KINDS
+from bridge_profiling.facts.sampled import MEASURES
 from bridge_profiling.findings import Event
 from bridge_profiling.report import counters_view, words
 from bridge_profiling.report.tables import most

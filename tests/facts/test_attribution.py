@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge_profiling.facts.device import Windows, device_work
+from bridge_profiling.facts.device import PROMPT_NS, Windows, device_work, gaps
 from bridge_profiling.facts.idle import Cause
-from bridge_profiling.facts.idle_gaps import PROMPT_NS, gaps
 from bridge_profiling.facts.intervals import Lanes, parents, union
 from bridge_profiling.facts.parts import attribution, steady, typical_iteration
 from tests.facts.ranks_in_hand import answer, facts, rank, span, values, work

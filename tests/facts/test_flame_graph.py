@@ -6,9 +6,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge_profiling.facts import stacks as stacks_module
+from bridge_profiling.facts import flame_graph as flame_graph_module
+from bridge_profiling.facts.flame_graph import stacks
 from bridge_profiling.facts.rank import stacks_of
-from bridge_profiling.facts.stacks import stacks
 from tests.facts.ranks_in_hand import answer, rank, values, work
 
 US = 1000
@@ -36,7 +36,7 @@ def test_the_stack_at_each_time_is_the_ranges_open_then_by_start(rows):
 
 
 def test_ranges_that_never_end_do_not_make_stacks_without_end(monkeypatch):
-    monkeypatch.setattr(stacks_module, "DEEPEST", 3)
+    monkeypatch.setattr(flame_graph_module, "DEEPEST", 3)
     start = np.arange(6)
     found = stacks(start, np.full(6, 10))
     assert (found.left_out, found.depth.max(), found.self_ns.tolist()) == (3, 2, [1, 1, 8])

@@ -5,7 +5,8 @@ from functools import partial
 import pytest
 import torch
 
-from bridge_profiling.facts.device import breakdown, copies, device_work
+from bridge_profiling.facts.device import breakdown, device_work
+from bridge_profiling.facts.kernels import copies
 from bridge_profiling.facts.operators import operators, units
 from bridge_profiling.run import Run
 from tests.facts.ranks_in_hand import answer, rank, span, table, values, work

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bridge_profiling.facts.communication import with_dimensions
 from bridge_profiling.facts.database import connect
-from bridge_profiling.facts.groups import with_dimensions
 from bridge_profiling.facts.matching import match
 from bridge_profiling.facts.ranks import stragglers, verdict
 from bridge_profiling.layout import ParallelLayout

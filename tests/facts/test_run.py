@@ -7,7 +7,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from bridge_profiling.facts import captures, kernel_groups, store
+from bridge_profiling.facts import captures, store
+from bridge_profiling.facts.names import VARIABLE
 from bridge_profiling.traces import kineto
 from tests.facts.ranks_in_hand import values
 from tests.findings.simulated_jobs import Here
@@ -100,7 +101,7 @@ def test_every_rank_is_answered_for_in_order_with_units_in_the_names_of_columns(
     "change",
     [
         lambda patch, folder: patch.setattr(store, "_code", lambda: "another release"),
-        lambda patch, folder: patch.setenv(kernel_groups.VARIABLE, str(Path(__file__))),
+        lambda patch, folder: patch.setenv(VARIABLE, str(Path(__file__))),
         lambda patch, folder: (folder / "rank-1.json.gz").write_bytes((folder / "rank-0.json.gz").read_bytes()),
     ],
     ids=["code", "patterns of names", "capture"],

@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 
-from bridge_profiling.facts import kernel_names
+from bridge_profiling.facts import names
 from bridge_profiling.findings import Confidence
 from tests.findings.simulated_jobs import MS, US, SimulatedJob
 
@@ -39,7 +39,7 @@ _LOSSES = (
     ],
 )
 def test_the_name_of_a_product_says_its_precision(name, precision):
-    assert kernel_names.product_precision(name) == precision
+    assert names.product_precision(name) == precision
 
 
 def _products(job, _, name=_FP32, bf16=0):

@@ -6,7 +6,7 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 
-from bridge_profiling.facts.preparing import StretchCollector
+from bridge_profiling.facts.host_ranges import StretchCollector
 from bridge_profiling.findings.idle import data_loading
 from tests.findings.simulated_jobs import MS, US, SimulatedJob
 

@@ -3,8 +3,7 @@
 import pytest
 
 from bridge_profiling.facts import profiler_cost
-from bridge_profiling.facts.profiler_cost import Rates
-from bridge_profiling.facts.recording import COLUMNS, Recorded
+from bridge_profiling.facts.profiler_cost import COLUMNS, Rates, Recorded
 from bridge_profiling.findings.unprofiled import LAUNCHING
 from tests.facts.ranks_in_hand import span, table
 from tests.findings.simulated_jobs import LAUNCH_NS, MS, US, SimulatedJob

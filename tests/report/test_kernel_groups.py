@@ -3,8 +3,8 @@
 import pytest
 
 from bridge_profiling.errors import ProfilingConfigError
-from bridge_profiling.facts import kernel_groups
-from bridge_profiling.facts.kernel_groups import VARIABLE, group_of
+from bridge_profiling.facts import names
+from bridge_profiling.facts.names import VARIABLE, group_of
 
 ELEMENTWISE = "void at::native::vectorized_elementwise_kernel<8, at::native::{}, std::array<char*, 2ul> >(int)"
 
@@ -12,7 +12,7 @@ ELEMENTWISE = "void at::native::vectorized_elementwise_kernel<8, at::native::{},
 @pytest.fixture(autouse=True)
 def _fresh():
     yield
-    for function in (group_of, kernel_groups._more):
+    for function in (group_of, names._more):
         function.cache_clear()
 
 
@@ -45,7 +45,7 @@ def test_groups_of_all_ranks_add_up_and_a_reader_can_name_more(made, monkeypatch
     monkeypatch.setenv(VARIABLE, str(more))
     for text, expected in (('[groups]\n"my own" = "^my_"', "my own"), ("[groups]\nx = 1", None), ("groups", None)):
         more.write_text(text)
-        kernel_groups._more.cache_clear()
+        names._more.cache_clear()
         group_of.cache_clear()
         if expected:
             assert group_of("my_gemm_kernel", "compute") == expected

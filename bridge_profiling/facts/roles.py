@@ -2,7 +2,7 @@
 
 Roles, by what shows them:
 
-- `optimizer_sweep`: `sweeps.SWEEP` or more kernels in a row, each launched by an operator on one tensor: an optimizer, a moving
+- `optimizer_sweep`: `SWEEP` or more kernels in a row, each launched by an operator on one tensor: an optimizer, a moving
   average of weights or a clipping of gradients that visits one parameter after the other. Outside of an optimizer's range
   only element-wise operators count; no layer of a network launches so many without a matrix product in between. In a capture
   without operators, the names of the kernels decide.
@@ -20,19 +20,143 @@ Roles, by what shows them:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from bridge_profiling.facts import kernel_names, sweeps
-from bridge_profiling.facts.compute_kernels import Kernels, between, compute_kernels
 from bridge_profiling.facts.device import IdleGaps
 from bridge_profiling.facts.host import Operators
 from bridge_profiling.facts.intervals import Intervals, Nanoseconds, coded, names_in, outermost, rows_of
+from bridge_profiling.facts.kernels import Kernels, between, compute_kernels
+from bridge_profiling.facts.names import (
+    FULL_PRECISIONS,
+    converts_layout,
+    is_channels_first_norm,
+    is_convolution,
+    is_fp32_elementwise,
+    is_fp64_elementwise,
+    is_of_one_tensor,
+    is_product,
+    is_softmax,
+    is_strided_copy,
+    product_precision,
+    update_parameters,
+)
 from bridge_profiling.traces.tables import NULL, fields, to_int64
+
+#: Kernels in a row that make a sweep over parameters. A block of a transformer has at most 20 between two matrix products.
+SWEEP = 64
+
+#: Operators on one tensor that a sweep outside of an optimizer consists of.
+_ELEMENTWISE = tuple(
+    f"aten::{name}"
+    for name in (
+        "add", "add_", "sub", "sub_", "mul", "mul_", "div", "div_", "neg", "pow", "pow_", "square", "sqrt", "sqrt_",
+        "rsqrt", "reciprocal", "exp", "log", "abs", "sign", "addcmul", "addcmul_", "addcdiv", "addcdiv_",
+        "lerp", "lerp_", "copy_", "zero_", "fill_", "clamp", "clamp_", "clamp_min", "clamp_max", "maximum", "minimum",
+        "norm", "linalg_vector_norm", "sum", "mean", "amax", "max", "std", "var",
+        "isfinite", "isnan", "isinf", "all", "any", "eq", "ne", "gt", "ge", "lt", "le", "where",
+    )
+)  # fmt: skip
+
+#: Operators that update or measure a parameter. A sweep of others, outside an optimizer, is what the model computes.
+_OF_PARAMETERS = frozenset(
+    f"aten::{name}" for name in ("lerp", "lerp_", "addcmul", "addcmul_", "addcdiv", "addcdiv_", "linalg_vector_norm", "norm")
+)
+
+#: Of a moving average: `average.mul_(decay).add_(parameter, alpha=1 - decay)`.
+_SCALES, _ADDS = frozenset(["aten::mul", "aten::mul_"]), frozenset(["aten::add", "aten::add_"])
+
+#: With so many collectives for each kernel, a sweep waits for these.
+_MEETS = 0.5
+
+#: With so many copies to the host for each kernel, the host reads a result for each parameter.
+_READ = 0.1
+
+#: Parameters differ in size. A sweep whose kernels take equally long, but for this factor, visits parts of something else.
+_UNEQUAL = 1.5
+
+#: The most sweeps over parameters in an iteration: of two networks' optimizers, and of a moving average.
+_A_FEW = 3
+
+
+def _sweeps_of_operators(
+    kernels: Kernels, of_optimizer: NDArray[np.bool_], outside: NDArray[np.bool_], communicates: Nanoseconds
+) -> NDArray[np.bool_]:
+    """Kernels of sweeps over parameters.
+
+    Args:
+        of_optimizer: which ones an optimizer launched for one tensor, other than matrix products.
+        outside: which ones are launched outside of forward and backward passes.
+        communicates: when communication started. Between the kernels of a sweep, it is the reason that these are apart.
+    """
+    length = kernels.end_ns - kernels.start_ns
+
+    def visits_parameters(begin: int, end: int) -> bool:
+        operators = {kernels.operators[code] for code in np.unique(kernels.operator[begin:end]).tolist()}
+        shorter, longer = np.quantile(length[begin:end], (0.1, 0.9))
+        average = operators & _SCALES and operators & _ADDS and longer >= _UNEQUAL * shorter
+        met = _meanwhile(communicates, kernels, begin, end)
+        alone = bool(operators & _OF_PARAMETERS or average) and met < _MEETS * (end - begin)
+        return bool(of_optimizer[begin:end].any() or alone)
+
+    return _long_runs(of_optimizer | (kernels.launched_by(*_ELEMENTWISE) & outside), visits_parameters)
+
+
+def _sweeps_by_names(kernels: Kernels, communicates: Nanoseconds, copies: Nanoseconds) -> NDArray[np.bool_]:
+    """Kernels of sweeps over parameters in a capture without operators, by their names, their lengths and how often they come.
+
+    A loop that each layer of a model has runs more often. Where the host reads what they compute, it waits for the device.
+
+    Args:
+        communicates: as of `of_operators`.
+        copies: when copies to the host started.
+    """
+    length = kernels.end_ns - kernels.start_ns
+    iterations = len(kernels.iteration.unique().drop_null())
+
+    def visits_parameters(begin: int, end: int) -> bool:
+        shorter, longer = np.quantile(length[begin:end], (0.1, 0.9))
+        met, read = (_meanwhile(times, kernels, begin, end) for times in (communicates, copies))
+        names = (kernels.names[code] or "" for code in np.unique(kernels.name[begin:end]).tolist())
+        alone = longer >= _UNEQUAL * shorter and met < _MEETS * (end - begin) and read < _READ * (end - begin)
+        return bool(alone and update_parameters(names))
+
+    found = _long_runs(kernels.named(is_of_one_tensor), visits_parameters)
+    runs = int(np.count_nonzero(np.diff(found, prepend=False) & found))
+    return found & (runs <= _A_FEW * iterations)
+
+
+def _meanwhile(times_ns: Nanoseconds, kernels: Kernels, begin: int, end: int) -> int:
+    """How many of some ascending times are between the starts of the first and the last kernel of a run."""
+    return int(np.ptp(np.searchsorted(times_ns, kernels.start_ns[[begin, end - 1]])))
+
+
+def _long_runs(member: NDArray[np.bool_], is_sweep: Callable[[int, int], bool]) -> NDArray[np.bool_]:
+    """The members of runs of at least `SWEEP` that a function accepts by their first place and the place after their last."""
+    edges = np.flatnonzero(np.diff(np.concatenate(([False], member, [False]))))
+    begins, ends = edges[::2], edges[1::2]
+    real = ends - begins >= SWEEP
+    real[real] = [is_sweep(begin, end) for begin, end in zip(begins[real].tolist(), ends[real].tolist(), strict=True)]
+    return between(begins[real], ends[real] - 1, len(member))
+
+
+def _outside_passes(
+    time_ns: Nanoseconds, host_events: pa.Table, node: NDArray[np.bool_], forward: NDArray[np.bool_]
+) -> NDArray[np.bool_]:
+    """Which times are neither inside a node of a backward pass nor after a forward pass: there, loops do not visit layers."""
+    start, end = (host_events[name].to_numpy() for name in ("start_ns", "end_ns"))
+    # An operator of a forward pass that a node of the backward pass calls belongs to the backward pass.
+    until = np.maximum.accumulate(np.where(node, end, np.iinfo(np.int64).min))
+    forward = forward & (start >= until)
+    mark = np.flatnonzero(node | forward)
+    before = np.searchsorted(start[mark], time_ns, side="right") - 1
+    in_forward = np.append(forward[mark], False)[before]
+    return ~in_forward & (time_ns >= np.append(until[mark], np.iinfo(np.int64).min)[before])
+
 
 #: The most kernels between a softmax and the products around it: scale, two masks, casts and dropout are eight.
 _NEAR = 16
@@ -49,6 +173,7 @@ _OF_IMAGES = 0.05
 _BATCHED = ("aten::bmm", "aten::baddbmm")
 
 _OPTIMIZER = "Optimizer.step#"
+
 _BACKWARD = "autograd::engine::evaluate_function"
 
 #: The forward pass of a compiled function whose result needs a gradient.
@@ -174,21 +299,21 @@ def _roles(
     """
     no_idle = np.zeros(len(kernels.start_ns), np.int64)
     passes = _passes(host_events)
-    products = kernels.named(kernel_names.is_product)
+    products = kernels.named(is_product)
     if kernels.without_operators:
-        sweep = sweeps.by_names(kernels, **between_ns)
+        sweep = _sweeps_by_names(kernels, **between_ns)
     else:
-        outside = sweeps.outside_passes(kernels.launch_ns, host_events, *passes)
+        outside = _outside_passes(kernels.launch_ns, host_events, *passes)
         of_one = of_optimizer & ~products & kernels.launched_by_one_tensor
-        sweep = sweeps.of_operators(kernels, of_one, outside, between_ns["communicates"])
+        sweep = _sweeps_of_operators(kernels, of_one, outside, between_ns["communicates"])
     yield "optimizer_sweep", sweep, _before_ns(kernels, gaps.launch_starved | gaps.dependency_stalled, sweep)
     batched = products & (kernels.launched_by(*_BATCHED) | (kernels.operator < 0))
     least_ns = np.where(kernels.operator < 0, _OF_PRODUCTS * (kernels.end_ns - kernels.start_ns), 0)
-    attention = _around_softmax(kernels, kernels.named(kernel_names.is_softmax), products, batched, least_ns)
+    attention = _around_softmax(kernels, kernels.named(is_softmax), products, batched, least_ns)
     yield "attention_other", attention & ~products, no_idle
     yield "layout", _layout_copies(kernels), no_idle
-    yield "layout_norm", kernels.named(kernel_names.is_channels_first_norm), no_idle
-    by_precision = {each: kernels.named(partial(_has_precision, each)) for each in (*kernel_names.FULL_PRECISIONS, "reduced")}
+    yield "layout_norm", kernels.named(is_channels_first_norm), no_idle
+    by_precision = {each: kernels.named(partial(_has_precision, each)) for each in (*FULL_PRECISIONS, "reduced")}
     of_products = [*by_precision.items(), ("attention_product", attention & products)]
     if _raises_precision(kernels, attention, by_precision):
         of_products.insert(0, of_products.pop())
@@ -196,16 +321,16 @@ def _roles(
         yield role, mine, no_idle
     again, idle = _recomputed(kernels, host_events, *passes, products, gaps)
     yield "recomputation", again, idle
-    yield "fp64_elementwise", kernels.named(kernel_names.is_fp64_elementwise), no_idle
-    yield "fp32_elementwise", kernels.named(kernel_names.is_fp32_elementwise), no_idle
+    yield "fp64_elementwise", kernels.named(is_fp64_elementwise), no_idle
+    yield "fp32_elementwise", kernels.named(is_fp32_elementwise), no_idle
 
 
 def _layout_copies(kernels: Kernels) -> NDArray[np.bool_]:
     length = kernels.end_ns - kernels.start_ns
-    of_images = length[kernels.named(kernel_names.is_convolution)].sum() >= _OF_IMAGES * length.sum()
-    found = kernels.named(kernel_names.converts_layout)
+    of_images = length[kernels.named(is_convolution)].sum() >= _OF_IMAGES * length.sum()
+    found = kernels.named(converts_layout)
     if of_images:  # Concatenations and slices of channels copy with the same kernel, and keep the format.
-        found |= kernels.named(kernel_names.is_strided_copy) & kernels.launched_by("aten::copy_")
+        found |= kernels.named(is_strided_copy) & kernels.launched_by("aten::copy_")
     return found
 
 
@@ -213,11 +338,11 @@ def _raises_precision(kernels: Kernels, attention: NDArray[np.bool_], by_precisi
     """Whether attention alone computes in full precision: fused attention does not, so that its products go as well."""
     length = kernels.end_ns - kernels.start_ns
     elsewhere = {name: length[mine & ~attention].sum() for name, mine in by_precision.items()}
-    return bool(elsewhere["reduced"] > sum(elsewhere[name] for name in kernel_names.FULL_PRECISIONS))
+    return bool(elsewhere["reduced"] > sum(elsewhere[name] for name in FULL_PRECISIONS))
 
 
 def _has_precision(precision: str, name: str) -> bool:
-    return kernel_names.product_precision(name) == precision
+    return product_precision(name) == precision
 
 
 def _passes(host_events: pa.Table) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:

@@ -1,0 +1,274 @@
+"""Ranges of the threads that launch compute, also those that have no range of their own but show in what a thread does.
+
+- Batches that the thread prepares itself: it records operators for milliseconds, launches nothing and does not wait, and what
+  it enqueues next is a copy to the device. Two cases look alike and are others: numbers that were copied from the device
+  before, from which metrics are computed, and an optimizer whose states are in the host's memory.
+- Saving: it copies a model's states to the host, one after the other. `torch.save` copies each tensor to pageable memory,
+  waits, and writes it, so that the host launches no compute until it is done. `torch.distributed.checkpoint` copies to
+  page-locked memory.
+- Initialization: on first use it sets up the driver or a library, such as contexts, handles, modules with kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from bridge_profiling.facts.device import Windows
+from bridge_profiling.facts.intervals import EMPTY, Intervals, Nanoseconds, outermost, rows_of, union
+from bridge_profiling.facts.names import SYNCHRONIZING
+from bridge_profiling.traces.joins import start_order
+from bridge_profiling.traces.tables import NULL, to_int64
+
+
+@dataclass(frozen=True)
+class Ranges:
+    """Named ranges of the launching threads, by start."""
+
+    name: NDArray[np.object_]
+    start_ns: Nanoseconds
+    end_ns: Nanoseconds
+
+    @property
+    def time(self) -> Intervals:
+        """When the host was in any of them."""
+        return union(self.start_ns, self.end_ns)
+
+    def lasting(self, least_ns: int) -> Ranges:
+        """The ranges that last at least so long."""
+        return self[self.end_ns - self.start_ns >= least_ns]
+
+    def __getitem__(self, rows: NDArray[np.bool_] | NDArray[np.int64]) -> Ranges:
+        return Ranges(self.name[rows], self.start_ns[rows], self.end_ns[rows])
+
+
+NO_RANGES = Ranges(np.empty(0, object), EMPTY.start_ns, EMPTY.end_ns)
+
+
+def launching_threads(device_events: pa.Table) -> list[int]:
+    """Threads that launch compute; none if no launch is recorded."""
+    computes = rows_of(device_events["kind"], "compute") & device_events["launch_thread"].is_valid().to_numpy()
+    found: list[int] = np.unique(to_int64(device_events["launch_thread"])[computes]).tolist()
+    return found
+
+
+def on_threads(host_events: pa.Table, threads: Sequence[int]) -> NDArray[np.bool_]:
+    """Which host events are on some threads; all of them if there are none."""
+    thread = to_int64(host_events["thread"])
+    # Few threads launch: a comparison with each takes a fifth of `np.isin`.
+    return np.logical_or.reduce([thread == one for one in threads]) if threads else np.ones(len(thread), bool)
+
+
+def outermost_ranges(host_events: pa.Table, rows: NDArray[np.bool_]) -> Ranges:
+    """The chosen events that are inside no other chosen one."""
+    found = host_events.filter(pa.array(rows))
+    start, end = to_int64(found["start_ns"]), to_int64(found["end_ns"])
+    ranges = Ranges(np.array(found["name"].to_pylist(), object), start, end)[start_order(start, end)]
+    return ranges[outermost(ranges.end_ns)]
+
+
+def joined(one: Ranges, other: Ranges) -> Ranges:
+    """Both, by start."""
+    both = (np.concatenate(pair) for pair in zip(vars(one).values(), vars(other).values(), strict=True))
+    ranges = Ranges(*both)
+    return ranges[np.argsort(ranges.start_ns, kind="stable")]
+
+
+#: Least time of operators in a row without a launch, and the most time from one of them to the next. Operators on the device
+#: launch within tens of microseconds; copies within the host's memory take milliseconds.
+_LEAST_NS, _IN_A_ROW_NS = 2_000_000, 100_000
+
+#: Operators take at least this share of the time until the copy.
+_COMPUTING = 0.5
+
+#: A larger copy from the device has more than a loss or two.
+_FEW_BYTES = 64
+
+#: Before any time: a call that has not been seen.
+_UNKNOWN = -(1 << 62)
+
+
+@dataclass(frozen=True)
+class Stretches:
+    """Operators in a row that launch nothing and do not wait, by start.
+
+    Args:
+        time: of each.
+        after_ns: start of the last call before it that enqueued work; `_UNKNOWN` if there was none.
+        before_ns: likewise of the first one after it.
+    """
+
+    time: Intervals
+    after_ns: Nanoseconds
+    before_ns: Nanoseconds
+
+
+class StretchCollector:
+    """Collects stretches from blocks of records by start: operators, and calls that enqueue work or wait for the device."""
+
+    def __init__(self) -> None:
+        self._found = [np.empty((0, 3), np.int64)]
+        self._next: list[Nanoseconds] = []
+        self._settled = 0  # blocks whose stretches have a next call
+        self._begin, self._reached, self._last = _UNKNOWN, _UNKNOWN, _UNKNOWN
+        self._called = True  # the record before this block, or what is before the capture
+
+    def add(self, start: Nanoseconds, end: Nanoseconds, called: NDArray[np.bool_], enqueues: NDArray[np.bool_]) -> None:
+        """Take in the next records.
+
+        Args:
+            start: of each.
+            end: of each.
+            called: whether it is a call.
+            enqueues: whether it is one that enqueues work.
+        """
+        if not len(start):
+            return
+        reached = np.maximum.accumulate(np.concatenate(([self._reached], end)))
+        after = np.concatenate(([self._called], called))
+        breaks = np.flatnonzero(called | after[:-1] | (start - reached[:-1] > _IN_A_ROW_NS))
+        begin = np.concatenate(([self._begin], start[breaks]))
+        until = np.minimum(reached[breaks], start[breaks])
+        calls = start[enqueues]
+        if len(calls):
+            for unsettled in self._next[self._settled :]:
+                unsettled[unsettled == _UNKNOWN] = calls[0]
+            self._settled = len(self._next)
+        # What is between two breaks is a call, or operators; the first part may have begun in a block before.
+        operators = ~np.concatenate(([self._called], called[breaks]))[:-1]
+        long = np.flatnonzero(operators & (until - begin[:-1] >= _LEAST_NS) & (begin[:-1] != _UNKNOWN))
+        known = np.concatenate(([self._last], calls, [_UNKNOWN]))
+        following = np.searchsorted(calls, until[long]) + 1
+        self._found.append(np.column_stack((begin[long], until[long], known[following - 1])))
+        self._next.append(known[following])
+        self._begin, self._reached, self._called = int(begin[-1]), int(reached[-1]), bool(called[-1])
+        self._last = int(known[-2])
+
+    def result(self) -> Stretches:
+        """The stretches; the last one is without an end, and is none."""
+        found = np.concatenate(self._found)
+        return Stretches(Intervals(found[:, 0], found[:, 1]), found[:, 2], np.concatenate([EMPTY.start_ns, *self._next]))
+
+
+def preparing(stretches: Stretches, device_events: pa.Table) -> Intervals:
+    """When a batch was prepared: from the first stretch to the copy of what it computed."""
+    launched = to_int64(device_events["launch_start_ns"])
+    to_device = rows_of(device_events["direction"], "HtoD")
+    numbers = rows_of(device_events["direction"], "DtoH") & (to_int64(device_events["bytes"], 0) > _FEW_BYTES)
+    mine = np.isin(stretches.before_ns, launched[to_device]) & ~np.isin(stretches.after_ns, launched[numbers])
+    copies, place = np.unique(stretches.before_ns[mine], return_inverse=True)
+    if not len(copies):
+        return EMPTY
+    begin = np.full(len(copies), np.iinfo(np.int64).max)
+    np.minimum.at(begin, place, stretches.time.start_ns[mine])
+    computed = np.bincount(place, (stretches.time.end_ns - stretches.time.start_ns)[mine])
+    mostly = computed >= _COMPUTING * (copies - begin)
+    return union(begin[mostly], copies[mostly])
+
+
+#: A name for such copies that the finding recognises.
+COPIES = "copies of states to the host, one after the other"
+
+#: Least number and bytes of copies in a row: logs copy a few numbers, an output is one or two tensors.
+_COPIES, _BYTES = 8, 1 << 20
+
+#: Writing begins this soon after a copy, or after other writing; a copy, this soon after its file is open.
+_NEXT_NS = 1_000_000
+
+
+def with_saving(checkpoint: Ranges, silent: Intervals, device_events: pa.Table, spans: Windows) -> Ranges:
+    """The ranges of saving, and copies in a row outside of them with the pauses around them, to open a file or write it.
+
+    A loop that copies in most iterations does not save, and of a single iteration that is unknown.
+    """
+    found = _copies_in_a_row(silent, device_events)
+    struck = np.unique(np.searchsorted(spans.start_ns, found.start_ns, side="right"))
+    if not len(found.name) or 2 * len(struck) > len(spans.start_ns) or len(spans.start_ns) < 2:
+        return checkpoint
+    return joined(checkpoint, _before_named(found, checkpoint))
+
+
+def _before_named(found: Ranges, named: Ranges) -> Ranges:
+    """What of each range comes before named ones: states are often gathered before the range begins in which they are saved.
+
+    That part has the name of the range that follows in it.
+    """
+    following = np.searchsorted(named.start_ns, found.start_ns)
+    next_ns = np.append(named.start_ns, np.iinfo(np.int64).max)[following]
+    name = np.where(next_ns <= found.end_ns, np.append(named.name, np.array([None], object))[following], found.name)
+    clipped = Ranges(name, found.start_ns, np.minimum(found.end_ns, next_ns))
+    inside = named.time.within_ns(found.start_ns, found.start_ns + 1) > 0
+    return clipped[~inside & (clipped.end_ns > clipped.start_ns)]
+
+
+def _copies_in_a_row(silent: Intervals, device_events: pa.Table) -> Ranges:
+    out = rows_of(device_events["direction"], "DtoH")
+    launched = to_int64(device_events["launch_start_ns"])
+    relevant = np.flatnonzero((out | rows_of(device_events["kind"], "compute")) & (launched != NULL))
+    relevant = relevant[np.argsort(launched[relevant], kind="stable")]
+    copies = out[relevant]
+    if copies.sum() < _COPIES:
+        return NO_RANGES
+    change = np.flatnonzero(np.diff(np.concatenate(([0], copies.astype(np.int8), [0]))))
+    begin, last = change[::2], change[1::2] - 1
+    size = np.concatenate(([0], np.cumsum(np.where(copies, np.maximum(to_int64(device_events["bytes"])[relevant], 0), 0))))
+    long = (last - begin + 1 >= _COPIES) & (size[last + 1] - size[begin] >= _BYTES)
+    start, last = launched[relevant][begin[long]], relevant[last[long]]
+    end = np.maximum(*(to_int64(device_events[name])[last] for name in ("launch_end_ns", "end_ns")))
+    for place in range(len(end)):
+        # A host opens a file, and gets the first memory to copy to.
+        pause = np.searchsorted(silent.start_ns, start[place]) - 1
+        while pause >= 0 and start[place] - silent.end_ns[pause] <= _NEXT_NS:
+            start[place] = silent.start_ns[pause]
+            pause -= 1
+        # It writes what it copied last, waits for a file, and so on.
+        pause = np.searchsorted(silent.end_ns, end[place], side="right")
+        while pause < len(silent) and silent.start_ns[pause] - end[place] <= _NEXT_NS:
+            end[place] = silent.end_ns[pause]
+            pause += 1
+    return Ranges(np.array([COPIES] * len(start), object), start, end)
+
+
+#: A call that does not wait for the device, and holds the host of an idle device for so long, sets something up. Loading a
+#: library's kernels took 0.3 to 4 s in the captures seen, usual calls take microseconds.
+_SETS_UP_NS = 100_000_000
+
+#: An operator that spends this share of its time in such calls is setting up for all of it.
+_MOSTLY = 0.5
+
+#: Calls that take as long as the memory they are about is large.
+_BY_SIZE = ("Memcpy", "Memset", "Host")
+
+
+def initializing(host_events: pa.Table, device_events: pa.Table, starved: Intervals) -> tuple[Ranges, Ranges]:
+    """Calls that set something up, and the outermost of them and of the operators that mostly consist of such calls.
+
+    Args:
+        host_events: `host.COLUMNS`, of all events that last so long.
+        device_events: of the same rank.
+        starved: when the device waited for a launch.
+    """
+    took = host_events["end_ns"].to_numpy() - host_events["start_ns"].to_numpy()
+    long = np.flatnonzero((took >= _SETS_UP_NS) & on_threads(host_events, launching_threads(device_events)))
+    if not len(long):
+        return NO_RANGES, NO_RANGES
+    events = host_events.take(pa.array(long))
+    calls = rows_of(events["category"], "runtime") & ~rows_of(events["name"], *SYNCHRONIZING)
+    calls &= np.array([not any(part in name for part in _BY_SIZE) for name in events["name"].to_pylist()], bool)
+    idle = starved - union(device_events["start_ns"].to_numpy(), device_events["end_ns"].to_numpy())
+    start, end = events["start_ns"].to_numpy(), events["end_ns"].to_numpy()
+    calls[calls] = idle.within_ns(start[calls], end[calls]) >= _SETS_UP_NS
+    operators = _setting_up(events, calls, union(start[calls], end[calls]))
+    return outermost_ranges(events, calls), outermost_ranges(events, calls | operators)
+
+
+def _setting_up(events: pa.Table, calls: NDArray[np.bool_], inside: Intervals) -> NDArray[np.bool_]:
+    """Operators that made some of the calls, and spent most of their time in them."""
+    ids = to_int64(events["operator"])
+    start, end = events["start_ns"].to_numpy(), events["end_ns"].to_numpy()
+    made = rows_of(events["category"], "operator") & np.isin(ids, ids[calls]) & (ids != NULL)
+    return made & (inside.within_ns(start, end) >= _MOSTLY * (end - start))

@@ -1,0 +1,357 @@
+"""One rank's kernels and copies: which there are, how long they take, and who launched them."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from bridge_profiling.facts.device import WHOLE_CAPTURE, DeviceWork, Windows
+from bridge_profiling.facts.host import Operators
+from bridge_profiling.facts.intervals import Nanoseconds, coded, rows_of, union
+from bridge_profiling.facts.names import COPY, group_of
+from bridge_profiling.traces.tables import fields, to_int64
+
+if TYPE_CHECKING:
+    import duckdb
+
+
+def launch_statistics(device_events: pa.Table, spans: Windows) -> pa.Table:
+    """One row per window: its compute kernels, by their start, and the calls that launched them. Null where there are none.
+
+    `launch_count`: calls that launched one kernel; `launch_call_us`: their median duration; `graph_kernel_count`: kernels
+    launched together by one call, as in a CUDA graph.
+    """
+    names = ["start_ns", "end_ns", "correlation", "launch_start_ns", "launch_end_ns"]
+    kernels = device_events.select(names).filter(pa.array(rows_of(device_events["kind"], "compute")))
+    start, end = (kernels[name].to_numpy() for name in ("start_ns", "end_ns"))
+    call, called, returned = (to_int64(kernels[name], -1) for name in ("correlation", "launch_start_ns", "launch_end_ns"))
+    duration, call_duration = end - start, returned - called
+    rows = []
+    for begin, stop in zip(spans.start_ns.tolist(), spans.end_ns.tolist(), strict=True):
+        mine = slice(*np.searchsorted(start, (begin, stop)))  # device events are by start
+        took, launched = duration[mine], called[mine] >= 0
+        _, first, together = np.unique(call[mine][launched], return_index=True, return_counts=True)
+        calls = call_duration[mine][launched][first][together == 1]
+        rows.append(
+            {
+                "kernel_count": len(took),
+                "mean_kernel_us": float(took.mean()) / 1e3 if len(took) else None,
+                "median_kernel_us": float(np.median(took)) / 1e3 if len(took) else None,
+                "launch_count": len(calls),
+                "launch_call_us": float(np.median(calls)) / 1e3 if len(calls) else None,
+                "graph_kernel_count": int(together[together > 1].sum()),
+            }
+        )
+    return pa.Table.from_pylist(rows, schema=_LAUNCH_STATISTICS).add_column(0, "iteration", spans.numbers)
+
+
+_LAUNCH_STATISTICS = pa.schema(
+    [
+        ("kernel_count", pa.int64()),
+        *fields(pa.float64(), "mean_kernel_us", "median_kernel_us"),
+        ("launch_count", pa.int64()),
+        ("launch_call_us", pa.float64()),
+        ("graph_kernel_count", pa.int64()),
+    ]
+)
+
+_PATH = ("direction", "from_memory", "to_memory")
+
+
+def copies(device_events: pa.Table) -> pa.Table:
+    """One row per direction and pair of memories, and one of memsets, most time first.
+
+    `kind`: `memcpy` or `memset`, which has no direction and no memories. `host_memory`: `pinned` or `pageable` for a copy from
+    or to the host, else null. `bandwidth_gbs`: 10⁹ bytes/s during the copies whose size the capture records; null if it records
+    none.
+    """
+    kinds = device_events["kind"]
+    events = device_events.filter(pa.array(rows_of(kinds, "memcpy") | rows_of(kinds, "memset")))
+    duration = pc.subtract(events["end_ns"], events["start_ns"])
+    table = pa.table(
+        {name: events[name].cast(pa.string()) for name in ("kind", *_PATH)}
+        | {
+            "bytes": events["bytes"],
+            "duration_ns": duration,
+            "sized_ns": pc.if_else(events["bytes"].is_valid(), duration, 0),
+        }
+    )
+    wanted = [("duration_ns", "count"), ("bytes", "sum"), ("duration_ns", "sum"), ("duration_ns", "max"), ("sized_ns", "sum")]
+    found = table.group_by(["kind", *_PATH]).aggregate(wanted).sort_by([("duration_ns_sum", "descending")])
+    sized_ns, total_bytes = found["sized_ns_sum"], found["bytes_sum"]
+    known = pc.greater(sized_ns, 0)
+    divisor = pc.if_else(known, sized_ns, 1).cast(pa.float64())
+    sides = [{"HtoD": row["from_memory"], "DtoH": row["to_memory"]}.get(row["direction"]) for row in found.to_pylist()]
+    return pa.table(
+        {name: found[name] for name in ("kind", *_PATH)}
+        | {
+            "host_memory": pa.array([side if side in ("pinned", "pageable") else None for side in sides], pa.string()),
+            "count": found["duration_ns_count"],
+            "bytes": total_bytes,
+            "total_us": pc.divide(found["duration_ns_sum"].cast(pa.float64()), 1e3),
+            "max_us": pc.divide(found["duration_ns_max"].cast(pa.float64()), 1e3),
+            "bandwidth_gbs": pc.if_else(known, pc.divide(total_bytes.cast(pa.float64()), divisor), None),
+        }
+    )
+
+
+# The events of all ranks are read once for both answers.
+_KERNEL_SUMS = """
+create temp table if not exists kernel_sums as
+with recorded as (
+    select rank, min(start_ns) filter (where launch_start_ns is not null) as first_ns from device_events
+    where rank in (select rank from iterations) group by rank having 2 * count(launch_start_ns) > count(*)
+)
+select rank, kind, backend, name, configuration, count(*) as calls, sum(end_ns - start_ns)::bigint as total_ns,
+    min(end_ns - start_ns) as min_ns, max(end_ns - start_ns) as max_ns
+from device_events left join recorded using (rank)
+where kind in ('compute', 'communication')
+    and not (iteration is null and launch_start_ns is null and coalesce(start_ns < first_ns, false))
+group by all
+"""
+
+_KERNELS = """
+    with launched as (
+        select {rank} kind, backend, name, configuration::varchar as configuration, sum(calls)::bigint as calls,
+            sum(total_ns)::bigint as total_ns, min(min_ns) as min_ns, max(max_ns) as max_ns
+        from kernel_sums group by all
+    )
+    select {rank} kind, backend, name, sum(calls)::bigint as count,
+        sum(total_ns)::bigint / 1000 as total_us,
+        sum(total_ns)::bigint / sum(calls)::bigint / 1000 as mean_us,
+        min(min_ns) / 1000 as min_us,
+        max(max_ns) / 1000 as max_us,
+        first(configuration order by calls desc, configuration) filter (where configuration is not null) as configuration,
+        count(configuration) as configurations
+    from launched
+    group by all
+    order by {rank} total_us desc, name
+"""
+
+
+def kernels(connection: duckdb.DuckDBPyConnection, *, by_rank: bool = True) -> pa.Table:
+    """One row per kind, backend and name of kernel (and rank), with its group (`kernel_groups`), most time first.
+
+    `grid`, `block` ("16x8x1"), `registers_per_thread` and `shared_memory_bytes` (of a block, static and dynamic) are those of
+    most launches, null where the profiler did not record them; `configurations`: how many different ones there are.
+
+    Where iterations are marked, kernels that were in the device's queue when the capture began are left out.
+    """
+    connection.execute(_KERNEL_SUMS)
+    found = connection.sql(_KERNELS.format(rank="rank," if by_rank else "")).to_arrow_table()
+    kinds, names = (found[column].cast(pa.string()).to_pylist() for column in ("kind", "name"))
+    groups = [group_of(name or "", kind) for kind, name in zip(kinds, names, strict=True)]
+    found = found.append_column("group", pa.array(groups, pa.string()))
+    written = found["configuration"].to_pylist()
+    launches = [(None, None, None, None) if text is None else json.loads(text) for text in written]
+    grids, blocks, registers, shared = zip(*launches, strict=True) if launches else ((),) * 4
+    for name, values in (("grid", grids), ("block", blocks)):
+        sizes = ["x".join(map(str, value)) if value else None for value in values]
+        found = found.append_column(name, pa.array(sizes, pa.string()))
+    for name, values in (("registers_per_thread", registers), ("shared_memory_bytes", shared)):
+        found = found.append_column(name, pa.array(values, pa.int64()))
+    return found.drop_columns("configuration")
+
+
+_KERNEL_GROUPS = pa.schema(
+    [
+        ("rank", pa.int32()),
+        *fields(pa.string(), "source", "group"),
+        *fields(pa.int64(), "count", "name_count"),
+        *fields(pa.float64(), "total_us", "share"),
+        ("names", pa.list_(pa.string())),
+    ]
+)
+
+#: Names of a group that are listed, those with the most time.
+_NAMES_OF_GROUP = 5
+
+
+def kernel_groups(kernels: pa.Table, copies: pa.Table) -> pa.Table:
+    """One row per rank, source and group over the whole capture, most time first.
+
+    Returns:
+        `count` and `total_us` of its kernels, or copies; `share` of the time of the rank's kernels and copies; `name_count`:
+        different names in it, and `names`: those with the most time. Communication has a group for each operation.
+    """
+    sums: dict[tuple[int, str, str], list[Any]] = defaultdict(lambda: [0, 0.0, {}])
+    read = kernels.select(["rank", "source", "name", "group", "count", "total_us"])
+    rows = [(row, row["group"]) for row in read.to_pylist()]
+    rows += [
+        ({**row, "name": f"{row['direction']} {row['from_memory']} to {row['to_memory']}"}, COPY)
+        for row in copies.to_pylist()
+        if row["kind"] == "memcpy"
+    ]
+    for row, group in rows:
+        mine = sums[row["rank"], row["source"], group]
+        mine[0] += row["count"]
+        mine[1] += row["total_us"]
+        mine[2][row["name"]] = mine[2].get(row["name"], 0.0) + row["total_us"]
+    whole: dict[tuple[int, str], float] = defaultdict(float)
+    for (rank, source, _), (_, total_us, _) in sums.items():
+        whole[rank, source] += total_us
+    found = [
+        {
+            "rank": rank,
+            "source": source,
+            "group": group,
+            "count": count,
+            "total_us": total_us,
+            "share": total_us / whole[rank, source] if whole[rank, source] else 0.0,
+            "name_count": len(names),
+            "names": sorted(names, key=lambda name: -names[name])[:_NAMES_OF_GROUP],
+        }
+        for (rank, source, group), (count, total_us, names) in sums.items()
+    ]
+    found.sort(key=lambda row: (row["rank"], row["source"], -row["total_us"]))
+    return pa.Table.from_pylist(found, schema=_KERNEL_GROUPS)
+
+
+_KERNEL_TIMES = pa.schema(
+    [
+        ("iteration", pa.int32()),
+        *fields(pa.int64(), "start_ns", "end_ns", "compute_start_ns", "compute_end_ns"),
+        ("compute_us", pa.float64()),
+    ]
+)
+
+_EXPOSURE = pa.schema(
+    [
+        *fields(pa.string(), "group_name", "group_ranks", "operation"),
+        ("message_bytes", pa.int64()),
+        *fields(pa.float64(), "exposed_us", "overlapped_us"),
+    ]
+)
+
+
+def kernel_times(device_events: pa.Table) -> pa.Table:
+    """One row per iteration that launched a kernel; null for kernels outside of all.
+
+    Columns: iteration; start_ns and end_ns: the first start and the last end of its kernels; the same of its compute kernels,
+    null without any; compute_us: the time in which one of those ran.
+    """
+    computes = rows_of(device_events["kind"], "compute")
+    kernels = np.flatnonzero(computes | rows_of(device_events["kind"], "communication"))
+    iteration = to_int64(device_events["iteration"], WHOLE_CAPTURE)[kernels]
+    order = np.argsort(iteration, kind="stable")
+    kernels = kernels[order]
+    numbers, first = np.unique(iteration[order], return_index=True)
+    start, end = (device_events[name].to_numpy() for name in ("start_ns", "end_ns"))
+    rows = []
+    for number, mine in zip(numbers.tolist(), np.split(kernels, first[1:]), strict=False):
+        compute = mine[computes[mine]]
+        rows.append(
+            {
+                "iteration": None if number == WHOLE_CAPTURE else number,
+                "start_ns": int(start[mine].min()),
+                "end_ns": int(end[mine].max()),
+                "compute_start_ns": int(start[compute].min()) if len(compute) else None,
+                "compute_end_ns": int(end[compute].max()) if len(compute) else None,
+                "compute_us": union(start[compute], end[compute]).total_ns / 1e3,
+            }
+        )
+    return pa.Table.from_pylist(rows, schema=_KERNEL_TIMES)
+
+
+def exposure(device_events: pa.Table, collectives: pa.Table, work: DeviceWork) -> pa.Table:
+    """One row per group, operation and message size: how much of the communication nothing else hides.
+
+    Columns: group_name and group_ranks (empty if unknown), operation, message_bytes (null if unknown), exposed_us (nothing else
+    ran), overlapped_us (compute ran too).
+    """
+    return pa.Table.from_pylist(list(_exposed(device_events, collectives, work)), schema=_EXPOSURE)
+
+
+def _exposed(device_events: pa.Table, collectives: pa.Table, work: DeviceWork) -> Iterator[dict[str, object]]:
+    if not device_events.num_rows:
+        return
+    start, end = (device_events[name].to_numpy() for name in ("start_ns", "end_ns"))
+    other = work.compute | work.memcpy | work.memset
+    names = [collectives[name].to_pylist() for name in _EXPOSURE.names[:4]]
+    codes: dict[tuple[str, str, str, int | None], int] = {}
+    code = np.array(
+        [
+            codes.setdefault((name or "", ranks or "", "unknown" if operation is None else operation, size), len(codes))
+            for name, ranks, operation, size in zip(*names, strict=True)
+        ],
+        np.int64,
+    )
+    number, of_event = collectives["collective"].to_numpy(), to_int64(device_events["collective"], -1)
+    # The last one is that of events which do not communicate.
+    of_collective = np.full(max(int(of_event.max()), int(number.max(initial=-1))) + 2, -1)
+    of_collective[number] = code
+    mine = of_collective[of_event]
+    for key, place in codes.items():
+        rows = mine == place
+        time = union(start[rows], end[rows])
+        hidden_ns, overlapped_ns = (int(each.within_ns(time.start_ns, time.end_ns).sum()) for each in (other, work.compute))
+        times = {"exposed_us": (time.total_ns - hidden_ns) / 1e3, "overlapped_us": overlapped_ns / 1e3}
+        yield dict(zip(_EXPOSURE.names, key, strict=False)) | times
+
+
+#: Operators on many tensors at once.
+_ON_LISTS = ("aten::_foreach_", "aten::_fused_")
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """A rank's compute kernels by start, with indices into the names of kernels and of the operators that launched them."""
+
+    start_ns: Nanoseconds
+    end_ns: Nanoseconds
+    launch_ns: Nanoseconds
+    thread: NDArray[np.int64]
+    iteration: pa.ChunkedArray
+    name: NDArray[np.int64]
+    names: list[str | None]
+    operator: NDArray[np.int64]  # -1 where unknown
+    operators: list[str | None]
+
+    def named(self, judge: Callable[[str], object]) -> NDArray[np.bool_]:
+        """The kernels whose name a function accepts. It is called once for each name."""
+        used = np.bincount(self.name, minlength=len(self.names)) > 0
+        return np.array([bool(of and name and judge(name)) for of, name in zip(used, self.names, strict=True)])[self.name]
+
+    def launched_by(self, *wanted: str) -> NDArray[np.bool_]:
+        """The kernels that one of some operators launched."""
+        names = frozenset(wanted)
+        return np.array([*(name in names for name in self.operators), False])[self.operator]
+
+    @property
+    def without_operators(self) -> bool:
+        """Whether the capture has none of torch's operators; libraries such as CUB have ranges that look like some."""
+        return not any(name and name.startswith("aten::") for name in self.operators)
+
+    @property
+    def launched_by_one_tensor(self) -> NDArray[np.bool_]:
+        """The kernels of torch's operators on one tensor: neither on lists of them, nor fused, nor a program's own."""
+        alone = (bool(name and name.startswith("aten::") and not name.startswith(_ON_LISTS)) for name in self.operators)
+        return np.array([*alone, False])[self.operator]
+
+
+def compute_kernels(device_events: pa.Table, kernel_names: pa.Table, operators: Operators) -> Kernels:
+    """The compute kernels of device events, whose names are in a table of their own."""
+    rows = np.flatnonzero(rows_of(device_events["kind"], "compute"))
+    rows = rows[np.argsort(device_events["start_ns"].to_numpy()[rows], kind="stable")]
+    start, end, launch, thread, operator = (
+        to_int64(device_events[name])[rows] for name in ("start_ns", "end_ns", "launch_start_ns", "launch_thread", "operator")
+    )
+    name, names = coded(kernel_names["name"])
+    iteration, operator = device_events["iteration"].take(rows), operators.codes_of(operator)
+    return Kernels(start, end, launch, thread, iteration, name[rows], names, operator, operators.names)
+
+
+def between(first: NDArray[np.int64], last: NDArray[np.int64], size: int) -> NDArray[np.bool_]:
+    """Which places are in one of some spans, ends included."""
+    depth = np.zeros(size + 1, np.int64)
+    np.add.at(depth, first, 1)
+    np.subtract.at(depth, last + 1, 1)
+    return np.cumsum(depth[:-1]) > 0

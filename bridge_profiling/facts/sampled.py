@@ -1,0 +1,315 @@
+"""What only nsys records of a rank: hardware counters, system calls of the threads that launch work, and CUDA's allocations."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from bridge_profiling.facts.intervals import Intervals, coded, outermost, rows_of, union
+from bridge_profiling.facts.names import group_of
+from bridge_profiling.facts.parts import counted_iterations
+from bridge_profiling.peaks import memory_gbs
+from bridge_profiling.traces.tables import NULL, fields, to_int64
+from bridge_profiling.traces.types import RankInfo
+
+if TYPE_CHECKING:
+    import duckdb
+
+#: Each share of a peak, and the counters in percent that add up to it; nsys' names differ between devices.
+MEASURES: dict[str, re.Pattern[str]] = {
+    "sm_active": re.compile(r"SMs? Active \[.*%"),
+    "tensor_active": re.compile(r"Tensor (?:Pipe )?Active \[.*%"),
+    "dram_read": re.compile(r"DRAM Read .*\[.*%"),
+    "dram_write": re.compile(r"DRAM Write .*\[.*%"),
+}
+
+#: A longer time between samples, in multiples of the usual one, was not sampled.
+_GAP = 4
+
+_BY_KERNEL = pa.schema(
+    [
+        *fields(pa.string(), "name", "group"),
+        *fields(pa.int64(), "count"),
+        *fields(pa.float64(), "device_us", "samples_per_call", *MEASURES),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class Counted:
+    """Counters while each device event ran."""
+
+    # A row per event: nanoseconds times the share of each of MEASURES; the time of which each of them is known. No columns, and
+    # so no work, without samples.
+    amounts: NDArray[np.int64]
+    interval_ns: float  # usual time between samples; 0 without any
+
+
+def means(sums: NDArray[np.int64]) -> dict[str, pa.Array]:
+    """Columns of MEASURES from sums of `Counted.amounts`, a row each; null where nothing is known."""
+    if not sums.shape[1]:
+        return {name: pa.nulls(len(sums), pa.float64()) for name in MEASURES}
+    spent, known = sums[:, : len(MEASURES)], sums[:, len(MEASURES) :]
+    shares = spent / np.maximum(known, 1)
+    return {name: pa.array(shares[:, place], mask=known[:, place] == 0) for place, name in enumerate(MEASURES)}
+
+
+def counted(gpu_metrics: pa.Table, device_events: pa.Table) -> Counted:
+    """The counters of the device that each event ran on, or of the only one that was sampled where all ran on one device."""
+    if not gpu_metrics.num_rows:
+        return Counted(np.zeros((device_events.num_rows, 0), np.int64), 0.0)
+    amounts = np.zeros((device_events.num_rows, 2 * len(MEASURES)), np.int64)
+    device, time = (to_int64(gpu_metrics[name]) for name in ("device", "time_ns"))
+    code, names = coded(gpu_metrics["metric"])
+    value, sampled, intervals = gpu_metrics["value"].to_numpy(), np.unique(device), [0.0]
+    ran_on = to_int64(device_events["device"])
+    start, end = (to_int64(device_events[name]) for name in ("start_ns", "end_ns"))
+    # A report that does not say which GPUs a process used numbers them as the machine does, and its events as the process does.
+    alone = len(sampled) == 1 and len(np.unique(ran_on)) == 1
+    for place, pattern in enumerate(MEASURES.values()):
+        metric = next((number for number, name in enumerate(names) if pattern.match(name or "")), NULL)
+        for one in sampled.tolist():
+            rows = np.flatnonzero((code == metric) & (device == one))
+            events = np.flatnonzero((ran_on == one) | alone)
+            if len(rows) > 1:
+                course = _Course.of(time[rows], value[rows] / 100)
+                amounts[events, place], amounts[events, len(MEASURES) + place] = course.within(start[events], end[events])
+                intervals.append(course.interval_ns)
+    return Counted(amounts, max(intervals))
+
+
+@dataclass(frozen=True)
+class _Course:
+    """A counter over time. Each sample is the mean since the one before."""
+
+    time_ns: NDArray[np.float64]  # since the first sample
+    first_ns: int
+    spent_ns: NDArray[np.float64]  # until each sample: time multiplied by the share
+    known_ns: NDArray[np.float64]  # until each sample: time that was sampled
+    interval_ns: float
+
+    @classmethod
+    def of(cls, time_ns: NDArray[np.int64], share: NDArray[np.float64]) -> _Course:
+        passed = np.diff(time_ns, prepend=time_ns[0]).astype(np.float64)
+        interval = float(np.median(passed[1:]))
+        passed_known = np.where(passed <= _GAP * interval, passed, 0.0)
+        first = int(time_ns[0])
+        return cls(
+            (time_ns - first).astype(np.float64), first, np.cumsum(passed_known * share), np.cumsum(passed_known), interval
+        )
+
+    def within(self, start_ns: NDArray[np.int64], end_ns: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Of each event: its time multiplied by the share, and its time that was sampled."""
+        start, end = (times - self.first_ns for times in (start_ns, end_ns))
+        spent, known = (
+            np.interp(end, self.time_ns, course) - np.interp(start, self.time_ns, course)
+            for course in (self.spent_ns, self.known_ns)
+        )
+        return np.rint(spent).astype(np.int64), np.rint(known).astype(np.int64)
+
+
+def by_kernel(counted: Counted, device_events: pa.Table, kernel_names: pa.Table) -> pa.Table:
+    """One row per name of a kernel with samples, most device time first.
+
+    Returns:
+        `group` of the kernel, `count` and `device_us` over the whole capture, `samples_per_call`: a kernel's mean duration in
+        times between samples. The columns of MEASURES: means while the kernel ran, from 0 to 1; null where a call lasts less
+        than the time between two samples, since these also measure what ran before and after it.
+    """
+    kernels = rows_of(device_events["kind"], "compute", "communication") & (counted.amounts[:, len(MEASURES) :].any(axis=1))
+    events, amounts = device_events.filter(pa.array(kernels)), counted.amounts[kernels]
+    code, names = coded(kernel_names["name"].filter(pa.array(kernels)))
+    duration = to_int64(events["end_ns"]) - to_int64(events["start_ns"])
+    used, first, place = np.unique(code, return_index=True, return_inverse=True)
+    sums = np.column_stack([np.bincount(place, column, len(used)) for column in (duration, *amounts.T)]).astype(np.int64)
+    count = np.bincount(place, minlength=len(used))
+    kinds = events["kind"].cast(pa.string()).take(pa.array(first)).to_pylist()
+    known = [names[number] or "" for number in used.tolist()]
+    per_call = sums[:, 0] / np.maximum(count, 1) / max(counted.interval_ns, 1.0)
+    amounts = np.where((per_call >= 1)[:, None], sums[:, 1:], 0)
+    columns = {
+        "name": known,
+        "group": [group_of(name, kind) for name, kind in zip(known, kinds, strict=True)],
+        "count": count,
+        "device_us": sums[:, 0] / 1e3,
+        "samples_per_call": per_call,
+        **means(amounts),
+    }
+    return pa.table(columns, schema=_BY_KERNEL).sort_by([("device_us", "descending"), ("name", "ascending")])
+
+
+def kernel_counters(by_kernel: pa.Table, infos: list[RankInfo]) -> pa.Table:
+    """The rows of `by_kernel`, with `memory_tb_s`, the device's peak, and `dram_tb_s`, read and written; null if unknown."""
+    peak = memory_tb_s(by_kernel["rank"], infos)
+    return by_kernel.append_column("memory_tb_s", peak).append_column("dram_tb_s", traffic(by_kernel, peak))
+
+
+def memory_tb_s(rank: pa.ChunkedArray, infos: list[RankInfo]) -> pa.Array:
+    """Bandwidth of the memory of each rank's device in 10¹² bytes per second; null if unknown."""
+    known = {info.rank: memory_gbs(next(iter(info.devices.values()), "")) for info in infos}
+    return pa.array([each and each / 1e3 for each in map(known.get, rank.to_pylist())], pa.float64())
+
+
+def traffic(rows: pa.Table, peak: pa.Array) -> pa.ChunkedArray:
+    """Bytes read from the device's memory and written to it, in 10¹² per second, from the columns of MEASURES."""
+    return pc.multiply(pc.add(rows["dram_read"], rows["dram_write"]), peak)
+
+
+_SYSTEM_CALLS = pa.schema(
+    [
+        ("name", pa.string()),
+        *fields(pa.int64(), "iterations"),
+        *fields(pa.float64(), "calls", "time_us", "share", "longest_us"),
+        *fields(pa.int64(), "longest_start_ns"),
+    ]
+)
+
+_CUDA_MEMORY = pa.schema(
+    [
+        ("device", pa.int32()),
+        ("memory", pa.string()),
+        *fields(pa.int64(), "allocations", "frees", "in_iterations", "iterations", "allocated_bytes"),
+        *fields(pa.int64(), "peak_bytes", "end_bytes"),
+    ]
+)
+
+
+def system_calls(calls: pa.Table, device_events: pa.Table, iterations: pa.Table) -> pa.Table:
+    """System calls (`--trace=osrt`) by name, of the threads that launch work on a device, else of all, most time first.
+
+    Returns:
+        `calls` and `time_us`: means of an iteration, `share` of its duration; without marked iterations, sums over the whole
+        capture, `iterations` 0 and `share` null. Of calls inside each other the outermost counts. `longest_…`: the longest
+        call. Empty unless recorded.
+    """
+    if not calls.num_rows:
+        return _SYSTEM_CALLS.empty_table()
+    launching = np.setdiff1d(to_int64(device_events["launch_thread"]), [NULL])
+    thread, start, end = (to_int64(calls[name]) for name in ("thread", "start_ns", "end_ns"))
+    mine = np.isin(thread, launching) if len(launching) else np.ones(len(thread), bool)
+    code, names = coded(calls["name"])
+    marked, count = _counted(iterations)
+    rows = []
+    for one in np.unique(thread[mine]):
+        of_thread = np.flatnonzero(mine & (thread == one))
+        rows.append(of_thread[outermost(end[of_thread])])
+    chosen = np.concatenate([np.zeros(0, np.int64), *rows])
+    if count:
+        within = marked.within_ns(start[chosen], end[chosen])
+        chosen, within = chosen[within > 0], within[within > 0]
+    else:
+        within = (end - start)[chosen]
+    found = []
+    for each in np.unique(code[chosen]).tolist():
+        here = code[chosen] == each
+        longest = chosen[here][within[here].argmax()]
+        time_us = float(within[here].sum()) / 1e3 / max(count, 1)
+        found.append(
+            {
+                "name": names[each],
+                "iterations": count,
+                "calls": float(here.sum()) / max(count, 1),
+                "time_us": time_us,
+                "share": time_us * count * 1e3 / marked.total_ns if count else None,
+                "longest_us": float(end[longest] - start[longest]) / 1e3,
+                "longest_start_ns": int(start[longest]),
+            }
+        )
+    found.sort(key=lambda row: (-row["time_us"], row["name"]))
+    return pa.Table.from_pylist(found, schema=_SYSTEM_CALLS)
+
+
+def cuda_memory(events: pa.Table, iterations: pa.Table) -> pa.Table:
+    """Allocations by CUDA (`--cuda-memory-usage=true`) by device and kind of memory, the highest peak first.
+
+    Returns:
+        `memory`: device, pinned, managed, pageable, array or unknown; device static or managed static for variables in the
+        modules of kernels. `allocations`, `frees`: number in the report; nsys also reports those of before a window, with the
+        window's start as their time. `in_iterations`: allocations and frees in the `iterations` that count. `peak_bytes` and
+        `end_bytes`: allocated less freed, as far as reported. Empty unless recorded.
+    """
+    if not events.num_rows:
+        return _CUDA_MEMORY.empty_table()
+    marked, count = _counted(iterations)
+    time, device, amount = (to_int64(events[name]) for name in ("time_ns", "device", "bytes"))
+    code, names = coded(events["memory"])
+    inside = marked.before_ns(time + 1) > marked.before_ns(time)
+    found = []
+    for one, kind in sorted(set(zip(device.tolist(), code.tolist(), strict=True))):
+        here = (device == one) & (code == kind)
+        level = np.cumsum(amount[here])
+        found.append(
+            {
+                "device": one if one != NULL else None,
+                "memory": names[kind],
+                "allocations": int((amount[here] > 0).sum()),
+                "frees": int((amount[here] < 0).sum()),
+                "in_iterations": int(inside[here].sum()),
+                "iterations": count,
+                "allocated_bytes": int(np.maximum(amount[here], 0).sum()),
+                "peak_bytes": max(int(level.max()), 0),
+                "end_bytes": int(level[-1]),
+            }
+        )
+    found.sort(key=lambda row: -row["peak_bytes"])
+    return pa.Table.from_pylist(found, schema=_CUDA_MEMORY)
+
+
+def _counted(iterations: pa.Table) -> tuple[Intervals, int]:
+    """The iterations that count, and their number: without those at the profiler's start and stop if enough others exist."""
+    counted = counted_iterations(iterations)
+    start, end = (to_int64(iterations[name])[counted] for name in ("start_ns", "end_ns"))
+    return union(start, end), int(counted.sum())
+
+
+#: Samples within each rank's marked iterations, or all of a rank that has none. Counters are those of the whole GPU.
+_SAMPLES = """
+create or replace temp view metric_samples as
+with marked as (select rank, min(start_ns) as first_ns, max(end_ns) as last_ns from iterations group by rank),
+bounds as (select rank, min(time_ns) as first_ns, max(time_ns) as last_ns from gpu_metrics group by rank)
+select sample.rank, sample.device, cast(sample.metric as varchar) as metric, sample.value, sample.time_ns,
+  coalesce(marked.first_ns, bounds.first_ns) as first_ns, coalesce(marked.last_ns, bounds.last_ns) as last_ns
+from gpu_metrics as sample join bounds using (rank) left join marked using (rank)
+where sample.time_ns between coalesce(marked.first_ns, bounds.first_ns) and coalesce(marked.last_ns, bounds.last_ns)
+"""
+
+
+def gpu_metrics(connection: duckdb.DuckDBPyConnection) -> pa.Table:
+    """Each hardware counter that nsys sampled (`--gpu-metrics-devices`), within the marked iterations or the whole capture.
+
+    Returns:
+        rank, device, metric (nsys' name, which ends with the unit in brackets), samples, mean, p95, max; the highest mean first
+        among the counters of a device.
+    """
+    connection.execute(_SAMPLES)
+    return connection.sql(
+        """select rank, device, metric, count(*)::bigint as samples, avg(value) as mean, quantile_cont(value, 0.95) as p95,
+        max(value) as max from metric_samples group by rank, device, metric order by rank, device, mean desc, metric"""
+    ).to_arrow_table()
+
+
+def gpu_metrics_over_time(connection: duckdb.DuckDBPyConnection, *, intervals: int = 300) -> pa.Table:
+    """The mean of each counter in equal intervals of that time.
+
+    Args:
+        connection: the run's tables.
+        intervals: their number.
+
+    Returns:
+        rank, device, metric, time_us (middle of the interval, since the first marked iteration began), value.
+    """
+    connection.execute(_SAMPLES)
+    return connection.sql(
+        """with placed as (
+          select *, (last_ns - first_ns + 1) / $intervals as width_ns from metric_samples
+        ), numbered as (select *, floor((time_ns - first_ns) / width_ns) as place from placed)
+        select rank, device, metric, (place + 0.5) * any_value(width_ns) / 1000 as time_us, avg(value) as value
+        from numbered group by rank, device, metric, place order by rank, device, metric, place""",
+        params={"intervals": intervals},
+    ).to_arrow_table()
