@@ -10,7 +10,7 @@ from bridge_profiling.errors import TraceError
 from bridge_profiling.findings import Confidence
 from bridge_profiling.run import Run
 from bridge_profiling.traces import kineto
-from bridge_profiling.traces.kineto.recut import recut
+from bridge_profiling.traces.kineto.stream import Stream
 from tests.findings.simulated_jobs import Here
 from tests.traces.conftest import caveats, values
 from tests.traces.kineto_files import call, complete, document, kernel, steps
@@ -149,13 +149,13 @@ def test_the_text_of_a_large_trace_with_one_bad_character_is_read_once(write_tra
     """One quote made 28 MB take 44 s: the text after it was searched again with each piece."""
     text = json.dumps(document([kernel(f"k{number % 9}", number, 1) for number in range(40_000)])).encode()
     place = text.index(b'"k5"') + 2
-    searched = []
+    searched, recut = [], Stream.recut
 
-    def counted(text, *arguments, **options):
-        searched.append(len(text))
-        return recut(text, *arguments, **options)
+    def counted(stream, *arguments, **options):
+        searched.append(len(stream.rest))
+        return recut(stream, *arguments, **options)
 
-    monkeypatch.setattr("bridge_profiling.traces.kineto.stream.recut", counted)
+    monkeypatch.setattr(Stream, "recut", counted)
     tables = kineto.read(write_trace(text[:place] + b'"' + text[place:], "rank-3.json"))
     assert (tables.device_events.num_rows, tables.info.lost.device) == (39_999, 1)
     assert sum(searched) < 3 << 20

@@ -2,7 +2,7 @@
 
 Kineto's files are one document whose `traceEvents` can be gigabytes. They are cut between two events, at a raw `},{"ph"`:
 these bytes cannot be inside a JSON string, which would have to escape the quote. They can be inside an event's arguments,
-though. Such a piece does not parse, nor does a damaged one: `recut` then takes its events one by one.
+though. Such a piece does not parse, nor does a damaged one: `Stream.recut` then takes its events one by one.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import re
 from codecs import BOM_UTF8
 from collections import deque
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 
 from bridge_profiling.errors import TraceError
 from bridge_profiling.traces.bounds import KINETO, DamagedError, unpack
-from bridge_profiling.traces.kineto.recut import SEPARATOR, recut
 
 #: Bytes of JSON decoded at a time. Smaller pieces cost calls; 4 MB exceed the processor's cache: a fifth slower, 15 MB more.
 PIECE_BYTES = 1 << 20
@@ -27,6 +27,19 @@ _SEARCH_BYTES = 1 << 16
 
 #: Nearly every event is smaller.
 _EVENT_BYTES = 1 << 12
+
+#: Between two events. A quote inside a JSON string would be escaped, so only an event's arguments can hold this too.
+_SEPARATOR = re.compile(rb',\s*(?=\{\s*"(?:ph|name|cat|ts|pid|tid|dur|args|id|bp|s)"\s*:)')
+_SEPARATOR_OF_ANY_KEY = re.compile(rb',\s*(?=\{\s*")')
+
+#: An event with separators in its arguments ends within this. No known profiler writes one.
+_NESTED_BYTES = 1 << 16
+
+#: Where the array of events can end: before another key of the document, or at the end of the text; places that are tried.
+_END = re.compile(rb'\}[\s,]*\](?=\s*,\s*"[^"]*"\s*:)|\](?=\s*\}?\s*\Z)')
+_ENDS_TRIED = 8
+
+_GAP, _STRAY = b" \t\r\n,", b" \t\r\n,[]"
 
 _START = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BARE_ARRAY = re.compile(rb"(?:\xef\xbb\xbf)?\s*\[")
@@ -56,7 +69,7 @@ class Stream:
             before, cut, piece = self.rest, _last_separator(self.rest), bytearray()
             if cut is not None:
                 piece += b"["
-                piece += memoryview(before)[: cut.start() + 1]
+                piece += memoryview(before)[: cut.start()]
                 piece += b"]"
             yield piece
             if self.tail is not None:
@@ -72,20 +85,53 @@ class Stream:
     def recut(self, take: Callable[[bytes], bool], lose: Callable[[bytes], None], *, last: bool = False) -> None:
         """Take the events of `rest`, whose last one can stay in it. Reads the file to its end if the events end there.
 
+        A damaged character costs the event that it is in, or the two that it stands between. Linear in the text.
+
         Args:
             take: reads elements of the array, given without brackets; false when they are not JSON.
             lose: called with text of events that cannot be read.
             last: all pieces were yielded.
         """
         text = bytes(self.rest)
-        begin, end = recut(text, take, lose, last=last, loose=len(text) > PIECE_BYTES)
-        self.rest = bytearray(text[begin:] if end is None else b"")
-        if end is not None:
-            self.tail = bytearray(text[end:])
-            for chunk in self._chunks:
-                self.tail += chunk
-                if len(self.tail) > MAX_PART_BYTES:
-                    raise TraceError(f"{self._path} is not a trace: more than {MAX_PART_BYTES >> 20} MB follow its events")
+        ends = [found.start() for found in _SEPARATOR.finditer(text)]
+        if not ends and len(text) > PIECE_BYTES:
+            ends = [found.start() for found in _SEPARATOR_OF_ANY_KEY.finditer(text)]
+        ends.append(len(text))
+        begin = place = 0
+        while begin < len(text):
+            end = ends[place]
+            if end < len(text) and _take(text[begin:end], take):
+                begin, place = end, place + 1
+                continue
+            reach = _reach(text, begin, ends, place)
+            nested = text[begin : ends[reach]]
+            if reach > place and ends[reach] < len(text) and take(nested.strip(_GAP)):
+                begin, place = ends[reach], reach + 1
+                continue
+            found = next(
+                (each for each in islice(_END.finditer(nested), _ENDS_TRIED) if _take(nested[: each.end() - 1], take)), None
+            )
+            if found is None and end == len(text) and last:
+                if take(nested.strip(_GAP)):  # without the array's bracket
+                    begin = len(text)
+                elif found := _END.search(nested):
+                    lose(nested[: found.end() - 1])
+            if found is not None:
+                self._end(text[begin + found.end() :])
+                return
+            if ends[reach] == len(text) and (end == len(text) or not last):
+                break
+            lose(text[begin:end])
+            begin, place = end, place + 1
+        self.rest = bytearray(text[begin:].lstrip(_GAP))
+
+    def _end(self, tail: bytes) -> None:
+        """The events end before this text: read the rest of the file."""
+        self.rest, self.tail = bytearray(), bytearray(tail)
+        for chunk in self._chunks:
+            self.tail += chunk
+            if len(self.tail) > MAX_PART_BYTES:
+                raise TraceError(f"{self._path} is not a trace: more than {MAX_PART_BYTES >> 20} MB follow its events")
 
     def _head(self) -> tuple[bytes, bytearray, bool]:
         head = bytearray()
@@ -123,7 +169,25 @@ def _last_separator(text: bytearray) -> re.Match[bytes] | None:
     reach = _EVENT_BYTES
     while True:
         low = max(len(text) - reach, 0)
-        found = deque(SEPARATOR.finditer(text, low), maxlen=1)
+        found = deque(_SEPARATOR.finditer(text, low), maxlen=1)
         if found or low == 0:
             return found[0] if found else None
         reach *= 16
+
+
+def _take(text: bytes, take: Callable[[bytes], bool]) -> bool:
+    """Take events, also between stray brackets."""
+    return take(text.strip(_GAP)) or (text.strip(_STRAY) != text.strip(_GAP) and take(text.strip(_STRAY)))
+
+
+def _reach(text: bytes, begin: int, ends: list[int], place: int) -> int:
+    """The place of the separator up to which braces are balanced; the one given where none is near."""
+    depth, start = 0, begin
+    for reach in range(place, len(ends)):
+        depth += text.count(b"{", start, ends[reach]) - text.count(b"}", start, ends[reach])
+        start = ends[reach]
+        if depth <= 0 or start == len(text):
+            return reach
+        if start - begin > _NESTED_BYTES:
+            break
+    return place
