@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import lzma
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
-from isal import isal_zlib
+from isal import igzip_lib
 
 from bridge_profiling.errors import TraceError
 from bridge_profiling.regular_files import open_regular
@@ -57,9 +57,9 @@ def unpack(path: Path, bounds: Bounds, piece_bytes: int = _READ_BYTES) -> Iterat
         magic = file.read(len(_XZ_MAGIC))
         file.seek(0)
         if magic.startswith(_GZIP_MAGIC):
-            pieces = _gunzip(path, file, piece_bytes)
+            pieces = _unpacked(path, file, "gzip", lambda: igzip_lib.IgzipDecompressor(flag=igzip_lib.DECOMP_GZIP), piece_bytes)
         elif magic == _XZ_MAGIC:
-            pieces = _unxz(path, file, piece_bytes)
+            pieces = _unpacked(path, file, "xz", lambda: lzma.LZMADecompressor(memlimit=XZ_MEMORY_BYTES), piece_bytes)
         else:
             pieces = iter(lambda: file.read(piece_bytes), b"")
         done = 0
@@ -72,61 +72,28 @@ def unpack(path: Path, bounds: Bounds, piece_bytes: int = _READ_BYTES) -> Iterat
             yield piece
 
 
-def _unxz(path: Path, file: BinaryIO, piece_bytes: int) -> Iterator[bytes]:
-    unpacker = lzma.LZMADecompressor(memlimit=XZ_MEMORY_BYTES)
-    packed = b""
+def _unpacked(path: Path, file: BinaryIO, kind: str, begin: Callable[[], Any], piece_bytes: int) -> Iterator[bytes]:
+    """All streams of a packed file, with padding of zeros between or after them."""
+    unpacker, held = begin(), b""
+    started = True  # the unpacker was given some of its stream
     try:
         while True:
-            if unpacker.needs_input and not packed:
-                packed = file.read(_READ_BYTES)
-                if not packed:
-                    raise DamagedError(f"{path} is cut off: the xz data end early")
-            piece = unpacker.decompress(packed, piece_bytes)
             packed = b""
-            if piece:
-                yield piece
             if unpacker.eof:
-                # Another stream, or padding.
-                packed = unpacker.unused_data
-                while not packed.lstrip(b"\0") and (packed := file.read(_READ_BYTES)):
-                    pass
-                packed = packed.lstrip(b"\0")
-                if not packed:
-                    return
-                unpacker = lzma.LZMADecompressor(memlimit=XZ_MEMORY_BYTES)
-    except lzma.LZMAError as error:
-        raise DamagedError(f"{path} is damaged: {error}") from error
-
-
-def _gunzip(path: Path, file: BinaryIO, piece_bytes: int) -> Iterator[bytes]:
-    unpacker = isal_zlib.decompressobj(31)
-    packed = held = b""
-    more = False  # the unpacker has not returned all that its input holds
-    try:
-        while True:
-            if not packed and not more:
+                packed, unpacker, started = unpacker.unused_data, begin(), False
+            elif unpacker.needs_input:
                 fresh = file.read(_READ_BYTES)
                 packed = held + fresh
-                if not packed:
-                    break
                 # The checksum is held back, so that all data are out before it can fail.
                 held = packed[-_TRAILER_BYTES:] if fresh else b""
                 packed = packed[: len(packed) - len(held)]
-                if not packed:
-                    continue
-            if unpacker.eof:
-                # Another member, or the padding that some tools append.
-                packed = packed.lstrip(b"\0")
-                if not packed:
-                    more = False
-                    continue
-                unpacker = isal_zlib.decompressobj(31)
-            piece = unpacker.decompress(packed, piece_bytes)
-            packed = unpacker.unused_data if unpacker.eof else unpacker.unconsumed_tail
-            more = len(piece) == piece_bytes and not unpacker.eof
-            if piece:
+                if not fresh and not packed:
+                    break
+            packed = packed if started else packed.lstrip(b"\0")
+            started |= bool(packed)
+            if started and (piece := unpacker.decompress(packed, piece_bytes)):
                 yield piece
-    except isal_zlib.error as error:  # type: ignore[misc]
+    except (lzma.LZMAError, igzip_lib.IsalError) as error:
         raise DamagedError(f"{path} is damaged: {error}") from error
-    if not unpacker.eof:
-        raise DamagedError(f"{path} is cut off: the gzip data end early")
+    if started:
+        raise DamagedError(f"{path} is cut off: the {kind} data end early")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import lzma
 import os
 import re
 from collections import defaultdict
@@ -13,13 +12,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from isal import isal_zlib
-
 from bridge_profiling.errors import TraceError, require
 from bridge_profiling.manifest import RankCapture, find_captures, read_manifest
 from bridge_profiling.printable import shell_path
-from bridge_profiling.regular_files import modified_ns, open_regular
-from bridge_profiling.traces.bounds import XZ_MEMORY_BYTES
+from bridge_profiling.regular_files import modified_ns
+from bridge_profiling.traces.bounds import KINETO, unpack
 from bridge_profiling.traces.run_files import RunFiles
 from bridge_profiling.traces.types import Caveat, RankSource, Source
 
@@ -261,16 +258,8 @@ def _pattern(path: Path) -> tuple[Path, str]:
 def _head(path: Path) -> bytes | None:
     """A file's first bytes, unpacked; None when that fails."""
     try:
-        with open_regular(path) as file:
-            start = file.read(_HEAD_BYTES)
-        for magic, unpacker in (
-            (b"\x1f\x8b", isal_zlib.decompressobj(31)),  # a quarter of zlib's time
-            (b"\xfd7zXZ", lzma.LZMADecompressor(memlimit=XZ_MEMORY_BYTES)),
-        ):
-            if start.startswith(magic):
-                return unpacker.decompress(start, _HEAD_BYTES)
-        return start
-    except (OSError, TraceError, isal_zlib.error, lzma.LZMAError):  # type: ignore[misc]
+        return next(unpack(path, KINETO, _HEAD_BYTES), b"")
+    except (OSError, TraceError):
         return None
 
 
