@@ -152,7 +152,7 @@ def device_work(device_events: pa.Table) -> DeviceWork:
 
 
 def windows(iterations: pa.Table, device_events: pa.Table) -> Windows:
-    """The device windows of the iterations in `traces.tables.ITERATIONS`."""
+    """The device windows of the iterations in the table `iterations`."""
     number, boundary, start, end = (iterations[name].to_numpy() for name in ("iteration", "boundary", "start_ns", "end_ns"))
     if not len(number):
         return Windows(number, boundary, start, end)

@@ -24,11 +24,15 @@ Integers = NDArray[np.int64]
 NULL = np.iinfo(np.int64).min
 
 NAME = pa.dictionary(pa.int32(), pa.string())
-RANK = ("rank", pa.int32())  # global rank, the same in every row of a file, so that files of many ranks can be queried as one
 
-DEVICE_EVENTS = pa.schema(
-    [
-        RANK,
+
+def _schema(*columns: tuple[str, pa.DataType]) -> pa.Schema:
+    """Columns after `rank`: the global rank, the same in every row, so that files of many ranks can be queried as one."""
+    return pa.schema([("rank", pa.int32()), *columns])
+
+
+SCHEMAS: dict[str, pa.Schema] = {
+    "device_events": _schema(
         ("kind", NAME),  # compute | communication | memcpy | memset. Synchronization records are not device work
         ("backend", NAME),  # of communication: nccl | rccl | deepep | hybridep | nvshmem | userbuffers | other; null otherwise
         ("name", NAME),  # demangled kernel name; for a copy the profiler's words, "Memcpy HtoD (Pinned -> Device)"
@@ -53,12 +57,8 @@ DEVICE_EVENTS = pa.schema(
         # Of a kernel: JSON text of its grid, its blocks, registers of a thread and bytes of shared memory of a block,
         # "[[256,1,1],[128,1,1],32,1024]"; null where the profiler records no grid.
         ("configuration", NAME),
-    ]
-)
-
-HOST_EVENTS = pa.schema(
-    [
-        RANK,
+    ),
+    "host_events": _schema(
         ("process", pa.int64()),  # operating system's process id as the profiler gives it
         ("thread", pa.int64()),
         # operator (framework op) | runtime (CUDA/HIP runtime and driver call) | annotation (record_function, ProfilerStep,
@@ -74,12 +74,8 @@ HOST_EVENTS = pa.schema(
         ("sequence", pa.int64()),
         ("shapes", NAME),  # of an operator: JSON text of its inputs' dimensions, "[[2048,1,2048],[]]"; null when not recorded
         ("stack", NAME),  # Python call stack as the profiler wrote it, innermost frame first, ";" or newline between frames
-    ]
-)
-
-COLLECTIVES = pa.schema(
-    [
-        RANK,
+    ),
+    "collectives": _schema(
         ("collective", pa.int32()),  # id within this rank: the row's number
         ("operation", NAME),  # all_reduce | all_gather | reduce_scatter | broadcast | all_to_all | reduce | send | recv | …
         ("backend", NAME),  # as in device_events
@@ -101,23 +97,15 @@ COLLECTIVES = pa.schema(
         ("end_ns", pa.int64()),
         ("launch_start_ns", pa.int64()),  # as in device_events
         ("iteration", pa.int32()),
-    ]
-)
-
-ITERATIONS = pa.schema(
-    [
-        RANK,
+    ),
+    "iterations": _schema(
         ("iteration", pa.int32()),  # ProfilerStep#N, NVTX iteration_N; as the training counts where that is known; else from 0
         ("start_ns", pa.int64()),  # on the host
         ("end_ns", pa.int64()),
         ("boundary", pa.bool_()),  # overlaps the profiler's start, stop or flush: no steady state
-    ]
-)
-
-# How streams wait for one another and the host for streams: what resolves who produced what a stalled kernel waited for.
-SYNCHRONIZATIONS = pa.schema(
-    [
-        RANK,
+    ),
+    # How streams wait for one another and the host for streams: what resolves who produced what a stalled kernel waited for.
+    "synchronizations": _schema(
         ("kind", NAME),  # stream_wait_event | event | stream | context (device)
         ("device", pa.int32()),
         ("stream", pa.int64()),  # the stream that waits, or is waited for by the host; null for all of them
@@ -126,12 +114,8 @@ SYNCHRONIZATIONS = pa.schema(
         ("correlation", pa.int64()),  # of the call that synchronizes
         ("producer_stream", pa.int64()),  # stream the event was recorded on; null when unresolved
         ("producer_correlation", pa.int64()),  # correlation of the call that recorded the event; null when unresolved
-    ]
-)
-
-ALLOCATIONS = pa.schema(
-    [
-        RANK,
+    ),
+    "allocations": _schema(
         ("device", pa.int32()),
         ("stream", pa.int64()),
         ("address", pa.uint64()),
@@ -141,13 +125,9 @@ ALLOCATIONS = pa.schema(
         ("free_requested_ns", pa.int64()),
         ("freed_ns", pa.int64()),  # null while live
         ("stack", NAME),  # innermost frame first, "function file:line", newline between frames
-    ]
-)
-
-# What the caching allocator holds of the device, block by block: for reserved memory and fragmentation.
-SEGMENTS = pa.schema(
-    [
-        RANK,
+    ),
+    # What the caching allocator holds of the device, block by block: for reserved memory and fragmentation.
+    "segments": _schema(
         ("device", pa.int32()),
         ("stream", pa.int64()),
         ("address", pa.uint64()),
@@ -157,24 +137,16 @@ SEGMENTS = pa.schema(
         ("pool", NAME),  # large | small; null when unknown
         ("active_bytes", pa.int64()),  # of live allocations in it when the snapshot was taken; null when freed before
         ("largest_free_bytes", pa.int64()),  # its largest free block then
-    ]
-)
-
-# What the allocator could not serve. The training has usually ended with it.
-OUT_OF_MEMORY = pa.schema(
-    [
-        RANK,
+    ),
+    # What the allocator could not serve. The training has usually ended with it.
+    "out_of_memory": _schema(
         ("device", pa.int32()),
         ("time_ns", pa.int64()),  # null when not recorded
         ("requested_bytes", pa.int64()),
         ("free_bytes", pa.int64()),  # of the device then, outside what the allocator held
         ("stack", NAME),  # who asked: as of an allocation; null when not recorded
-    ]
-)
-
-MEMORY_EVENTS = pa.schema(
-    [
-        RANK,
+    ),
+    "memory_events": _schema(
         ("time_ns", pa.int64()),
         ("thread", pa.int64()),  # host_events.thread of the operator that allocated or freed; null when not recorded
         ("device_type", NAME),  # cpu | cuda | …, torch's words
@@ -183,57 +155,29 @@ MEMORY_EVENTS = pa.schema(
         ("bytes", pa.int64()),  # negative for a free
         ("total_allocated_bytes", pa.int64()),  # on that device after it
         ("total_reserved_bytes", pa.int64()),
-    ]
-)
-
-# nsys --gpu-metrics-devices: sampled hardware counters.
-GPU_METRICS = pa.schema(
-    [
-        RANK,
+    ),
+    # nsys --gpu-metrics-devices: sampled hardware counters.
+    "gpu_metrics": _schema(
         ("time_ns", pa.int64()),
         ("device", pa.int32()),
         ("metric", NAME),  # nsys's words, "SMs Active [Throughput %]"
         ("value", pa.float64()),
-    ]
-)
-
-# nsys --trace=osrt: calls of the operating system's library that took longer than nsys' threshold.
-SYSTEM_CALLS = pa.schema(
-    [
-        RANK,
+    ),
+    # nsys --trace=osrt: calls of the operating system's library that took longer than nsys' threshold.
+    "system_calls": _schema(
         ("thread", pa.int64()),  # as in host_events
         ("name", NAME),  # poll, pthread_cond_wait, …
         ("start_ns", pa.int64()),
         ("end_ns", pa.int64()),
-    ]
-)
-
-# nsys --cuda-memory-usage=true: what CUDA allocated and freed, and the caching allocator got its segments from.
-CUDA_MEMORY = pa.schema(
-    [
-        RANK,
+    ),
+    # nsys --cuda-memory-usage=true: what CUDA allocated and freed, and the caching allocator got its segments from.
+    "cuda_memory": _schema(
         ("time_ns", pa.int64()),
         ("device", pa.int32()),
         ("memory", NAME),  # device | pinned | managed | pageable | array | device static | managed static | unknown
         ("bytes", pa.int64()),  # negative for a free
-    ]
-)
-
-SCHEMAS: dict[str, pa.Schema] = {
-    "device_events": DEVICE_EVENTS,
-    "host_events": HOST_EVENTS,
-    "collectives": COLLECTIVES,
-    "iterations": ITERATIONS,
-    "synchronizations": SYNCHRONIZATIONS,
-    "allocations": ALLOCATIONS,
-    "segments": SEGMENTS,
-    "out_of_memory": OUT_OF_MEMORY,
-    "memory_events": MEMORY_EVENTS,
-    "gpu_metrics": GPU_METRICS,
-    "system_calls": SYSTEM_CALLS,
-    "cuda_memory": CUDA_MEMORY,
+    ),
 }
-
 
 #: No size is larger, in bytes or elements: sums over two million rows stay below 2^63.
 MAX_SIZE = 1 << 42

@@ -138,20 +138,20 @@ class RankTables:
 
     @property
     def device_events(self) -> pa.Table:
-        """Work on the device: DEVICE_EVENTS."""
+        """Work on the device."""
         return self["device_events"]
 
     @property
     def host_events(self) -> pa.Table:
-        """Ranges on the host: HOST_EVENTS."""
+        """Ranges on the host."""
         return self["host_events"]
 
     @property
     def collectives(self) -> pa.Table:
-        """Communication operations: COLLECTIVES."""
+        """Communication operations."""
         return self["collectives"]
 
     @property
     def iterations(self) -> pa.Table:
-        """Training iterations: ITERATIONS."""
+        """Training iterations."""
         return self["iterations"]
