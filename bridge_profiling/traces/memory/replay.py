@@ -76,14 +76,7 @@ class Replay:
     allocations: list[Allocation] = field(default_factory=list)
     segments: list[Segment] = field(default_factory=list)
     out_of_memory: list[OutOfMemory] = field(default_factory=list)
-    unmatched_frees: int = 0  # of allocations made before the history begins
-    replaced: int = 0  # allocations without a free whose address was allocated again
-    before: int = 0  # allocations live at the end and made before the history begins
-    overlapping: int = 0  # segments left out because they overlap others
-    unlisted: int = 0  # allocations live by the history and in no segment
-    unplaced: int = 0  # entries without an address or a size
-    unplaced_segments: int = 0  # segments without an address or a size
-    unusable_blocks: int = 0  # blocks without a size, and lists of blocks that are none
+    counts: Counter[str] = field(default_factory=Counter)  # what it lacks, by the code of its caveat
     unknown: Counter[str] = field(default_factory=Counter)  # entries by unknown action
 
 
@@ -132,7 +125,7 @@ def replay(device: int, history: Iterable[Mapping[str, Any]], segments: Iterable
         if action == "snapshot":
             continue
         if address is None or size is None or address < 0 or size < 0:
-            found.unplaced += 1
+            found.counts["entries_without_place"] += 1
             continue
         entry = _Entry(address, size, integer(raw.get("stream")), time_ns, frames)
         match action:
@@ -158,10 +151,10 @@ def _without_overlaps(listed: Sequence[_Listed | None], found: Replay) -> list[_
     """The segments by address. Only damage makes two overlap."""
     kept: list[_Listed] = []
     placed = [each for each in listed if each is not None]
-    found.unplaced_segments = len(listed) - len(placed)
+    found.counts["segments_without_place"] = len(listed) - len(placed)
     for segment in sorted(placed, key=lambda each: each.address):
         if kept and segment.address < kept[-1].end:
-            found.overlapping += 1
+            found.counts["segments_overlap"] += 1
         else:
             kept.append(segment)
     return kept
@@ -178,7 +171,7 @@ class _Blocks:
         before = self._live.get(entry.address)
         if before is not None:  # its free is missing
             before.freed_ns = entry.time_ns
-            self._found.replaced += 1
+            self._found.counts["frees_missing"] += 1
         self._live[entry.address] = allocation = self._add(entry)
         allocation.allocated_ns, allocation.frames = entry.time_ns, entry.frames
 
@@ -203,7 +196,7 @@ class _Blocks:
 
     def _unmatched(self, entry: _Entry) -> Allocation:
         """Without call stack: that of a free does not show the allocating code."""
-        self._found.unmatched_frees += 1
+        self._found.counts["frees_unmatched"] += 1
         return self._add(entry)
 
     def end(self, segments: list[_Listed]) -> None:
@@ -218,11 +211,11 @@ class _Blocks:
                 if known is None:
                     known = Allocation(self._found.device, segment.stream, block.address, block.size, frames=block.frames)
                     self._found.allocations.append(known)
-                    self._found.before += 1
+                    self._found.counts["allocated_before_history"] += 1
                 known.bytes = block.size
                 if block.requested_bytes is not None:
                     known.requested_bytes = block.requested_bytes
-        self._found.unlisted = sum(address not in listed for address in self._live)
+        self._found.counts["allocations_outside_segments"] = sum(address not in listed for address in self._live)
 
 
 class _Held:
@@ -297,20 +290,16 @@ class _Held:
         self._fill(blocks)
 
     def _fill(self, blocks: list[_Block]) -> None:
-        place = 0
+        starts = [block.address for block in blocks]
         for held in [self._held[start] for start in self._starts]:
             held.active_bytes, held.largest_free_bytes = 0, 0
-            while place < len(blocks) and blocks[place].end <= held.address:
-                place += 1
-            at = place
-            while at < len(blocks) and blocks[at].address < held.end:
-                inside = min(blocks[at].end, held.end) - max(blocks[at].address, held.address)
-                if blocks[at].state == "inactive":
+            first = max(bisect.bisect_left(starts, held.address) - 1, 0)
+            for block in blocks[first : bisect.bisect_left(starts, held.end)]:
+                inside = max(min(block.end, held.end) - max(block.address, held.address), 0)
+                if block.state == "inactive":
                     held.largest_free_bytes = max(held.largest_free_bytes, inside)
                 else:
                     held.active_bytes += inside
-                at += 1
-            place = max(at - 1, place)
 
 
 def _listed(segment: Mapping[str, Any], found: Replay) -> _Listed | None:
@@ -319,11 +308,11 @@ def _listed(segment: Mapping[str, Any], found: Replay) -> _Listed | None:
     if address is None or size is None or address < 0 or size <= 0:
         return None
     blocks, end = [], address
-    found.unusable_blocks += foreign(segment.get("blocks", {}))
+    found.counts["blocks_unusable"] += foreign(segment.get("blocks", {}))
     for block in dictionaries(segment.get("blocks")):
         length, start = integer(block.get("size")), integer(block.get("address"))
         if length is None or length < 0:
-            found.unusable_blocks += 1
+            found.counts["blocks_unusable"] += 1
             continue
         # torch 2.0 lists blocks one after another without addresses, and their call stacks in a history.
         start = end if start is None else start

@@ -28,6 +28,18 @@ _USUAL_CAP = 100_000
 
 _UNIX_SINCE_NS = 10**18
 
+#: What a device's history lacks, by the code of its caveat.
+_LACKS = {
+    "frees_unmatched": "frees {on} belong to allocations from before the history, of unknown start",
+    "allocated_before_history": "allocations {on} that are live at the end precede the history",
+    "frees_missing": "allocations {on} have no free; they end where their address is allocated again",
+    "segments_overlap": "segments {on} overlap others and are left out",
+    "allocations_outside_segments": "allocations {on} are live in the history and in no segment",
+    "segments_without_place": "segments {on} have no address or size and are left out",
+    "blocks_unusable": "blocks {on}, or lists of them, have no size and are left out",
+    "entries_without_place": "history entries {on} have no address or size and are left out",
+}
+
 #: Characters of call stacks per byte of the file. Real snapshots have 1/30: most stacks repeat.
 _STACK_TEXT_PER_BYTE = 16
 
@@ -82,9 +94,8 @@ def read(path: Path, *, rank: int = 0, rank_source: RankSource = "order") -> Ran
     stacks = _Stacks(budget, repeated)
     try:
         tables = {
-            "allocations": _table("allocations", rank, [row for found in replays for row in found.allocations], stacks),
-            "segments": _table("segments", rank, [row for found in replays for row in found.segments], stacks),
-            "out_of_memory": _table("out_of_memory", rank, [row for found in replays for row in found.out_of_memory], stacks),
+            name: _table(name, rank, [row for found in replays for row in getattr(found, name)], stacks)
+            for name in ("allocations", "segments", "out_of_memory")
         }
         if columns := _annotation_columns(annotations):
             tables["host_events"] = build("host_events", rank, columns)
@@ -223,9 +234,8 @@ def _annotation_columns(entries: Sequence[Mapping[str, Any]]) -> dict[str, pa.Ar
 def _add_caveats(info: RankInfo, replays: list[Replay]) -> None:
     """Set the clock, and say what the snapshot lacks."""
     say = info.add_caveat
-    times = [row.allocated_ns for found in replays for row in found.allocations if row.allocated_ns is not None]
-    times += [row.allocated_ns for found in replays for row in found.segments if row.allocated_ns is not None]
-    if times and min(times) > _UNIX_SINCE_NS:
+    starts = (row.allocated_ns for found in replays for rows in (found.allocations, found.segments) for row in rows)
+    if min((start for start in starts if start is not None), default=0) > _UNIX_SINCE_NS:
         info.clock = "unix"
     elif any(found.entries for found in replays):
         say("clock_unknown", "times are not on the host's clock: only differences between them mean anything")
@@ -244,22 +254,8 @@ def _add_device_caveats(info: RankInfo, found: Replay) -> None:
     if found.entries == _USUAL_CAP:
         text = f"the history {on} holds {_USUAL_CAP:,} entries, its usual limit: earlier ones were overwritten"
         say("history_overwritten", text)
-    counts = (
-        (
-            "frees_unmatched",
-            found.unmatched_frees,
-            "frees {on} belong to allocations from before the history, of unknown start",
-        ),
-        ("allocated_before_history", found.before, "allocations {on} that are live at the end precede the history"),
-        ("frees_missing", found.replaced, "allocations {on} have no free; they end where their address is allocated again"),
-        ("segments_overlap", found.overlapping, "segments {on} overlap others and are left out"),
-        ("allocations_outside_segments", found.unlisted, "allocations {on} are live in the history and in no segment"),
-        ("segments_without_place", found.unplaced_segments, "segments {on} have no address or size and are left out"),
-        ("blocks_unusable", found.unusable_blocks, "blocks {on}, or lists of them, have no size and are left out"),
-        ("entries_without_place", found.unplaced, "history entries {on} have no address or size and are left out"),
-    )
-    for code, count, text in counts:
-        if count:
+    for code, text in _LACKS.items():
+        if count := found.counts[code]:
             say(code, f"{count} {text.format(on=on)}")
     for action, count in found.unknown.most_common(3):
         say("actions_unknown", f"{count} history entries {on} with the unknown action {action!r} are left out")
