@@ -93,7 +93,7 @@ def _unpacked(path: Path, file: BinaryIO, kind: str, begin: Callable[[], Any], p
             started |= bool(packed)
             if started and (piece := unpacker.decompress(packed, piece_bytes)):
                 yield piece
-    except (lzma.LZMAError, igzip_lib.IsalError) as error:
+    except (lzma.LZMAError, igzip_lib.IsalError) as error:  # type: ignore[misc]
         raise DamagedError(f"{path} is damaged: {error}") from error
     if started:
         raise DamagedError(f"{path} is cut off: the {kind} data end early")

@@ -26,8 +26,7 @@ from bridge_profiling.traces.kineto.columns import (
     integers,
     starts_ns,
 )
-from bridge_profiling.traces.kineto.decode import EventReader
-from bridge_profiling.traces.kineto.events import ABSENT, CATEGORIES, AnyEvent, Args, Number, usual_types
+from bridge_profiling.traces.kineto.decode import ABSENT, CATEGORIES, AnyEvent, Args, EventReader, Number, usual_types
 from bridge_profiling.traces.tables import MAX_SIZE, NULL, Integers
 
 HOST = ("operator", "runtime", "annotation", "python", "overhead")

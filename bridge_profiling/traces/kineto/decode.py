@@ -1,17 +1,185 @@
-"""Events of a Kineto file: decoded, and repaired where they are not quite JSON."""
+"""Decodes a Kineto file: its events, repaired where they are not quite JSON, and what its other keys say of the rank."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache, reduce
+from operator import or_
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
-from bridge_profiling.traces.kineto.events import AnyEvent, Args, Event, Number, decoders
+from bridge_profiling.traces.joins import MAX_RANKS
+from bridge_profiling.traces.kineto.columns import integer
 from bridge_profiling.traces.kineto.stream import Stream
+from bridge_profiling.traces.tables import MAX_SIZE
+from bridge_profiling.traces.types import ProcessGroup, RankInfo, RankSource
+
+#: Kineto's categories since torch 1.8, in lower case. Another category says what a "known" one says, and better.
+CATEGORIES = {
+    "kernel": "kernel",
+    **dict.fromkeys(("gpu_memcpy", "memcpy"), "memcpy"),
+    **dict.fromkeys(("gpu_memset", "memset"), "memset"),
+    **dict.fromkeys(("cpu_op", "operator"), "operator"),
+    "user_annotation": "annotation",
+    **dict.fromkeys(("cuda_runtime", "cuda_driver", "runtime", "hip_runtime"), "runtime"),
+    "python_function": "python",
+    "overhead": "overhead",
+    "cuda_sync": "synchronization",
+    "trace": "span",
+    **dict.fromkeys(("gpu_user_annotation", "ac2g", "fwdbwd", "async_cpu_to_gpu", "forward_backward"), "known"),
+    "cpu_instant_event": "instant",
+}
+
+# Field types are permissive: ROCm writes numbers as strings, torch 1.8 wrote process and thread ids as text.
+Number = int | float | str | None
+
+#: An argument that is missing: an integer, so that a column of them stays a column of integers.
+ABSENT = -(1 << 63)
+
+NO_TEXT = msgspec.Raw(b"")
+
+
+class Args(msgspec.Struct, gc=False):
+    """The arguments that some table needs. Names are Kineto's; alternatives are those of torch 1.8 and of ROCm."""
+
+    external_id: Number = msgspec.field(default=ABSENT, name="External id")
+    old_external_id: Number = msgspec.field(default=ABSENT, name="external id")
+    sequence: Number = msgspec.field(default=ABSENT, name="Sequence number")
+    input_dims: msgspec.Raw = msgspec.field(default=NO_TEXT, name="Input Dims")
+    old_input_dims: msgspec.Raw = msgspec.field(default=NO_TEXT, name="Input dims")
+    call_stack: str | None = msgspec.field(default=None, name="Call stack")
+    device: Number = ABSENT
+    stream: Number = ABSENT
+    # The stream that the work ran on, where torch 2.15 has moved work of CUDA graphs to lanes and calls the lane its stream.
+    original_stream: Number = ABSENT
+    correlation: Number = ABSENT
+    graph: Number = msgspec.field(default=ABSENT, name="graph id")
+    bytes: Number = ABSENT
+    grid: msgspec.Raw = NO_TEXT
+    block: msgspec.Raw = NO_TEXT
+    registers: msgspec.Raw = msgspec.field(default=NO_TEXT, name="registers per thread")
+    shared_memory: msgspec.Raw = msgspec.field(default=NO_TEXT, name="shared memory")
+    collective: str | None = msgspec.field(default=None, name="Collective name")
+    in_elements: Number = msgspec.field(default=ABSENT, name="In msg nelems")
+    out_elements: Number = msgspec.field(default=ABSENT, name="Out msg nelems")
+    group_size: Number = msgspec.field(default=ABSENT, name="Group size")
+    dtype: str | None = None
+    group_name: str | int | None = msgspec.field(default=None, name="Process Group Name")
+    group_description: str | None = msgspec.field(default=None, name="Process Group Description")
+    group_ranks: str | None = msgspec.field(default=None, name="Process Group Ranks")
+    source_rank: Number = msgspec.field(default=ABSENT, name="Src Rank")
+    destination_rank: Number = msgspec.field(default=ABSENT, name="Dst Rank")
+    producer_stream: Number = msgspec.field(default=ABSENT, name="wait_on_stream")
+    producer_correlation: Number = msgspec.field(default=ABSENT, name="wait_on_cuda_event_record_corr_id")
+    memory_bytes: Number = msgspec.field(default=ABSENT, name="Bytes")
+    address: Number = msgspec.field(default=ABSENT, name="Addr")
+    device_type: Number = msgspec.field(default=ABSENT, name="Device Type")
+    device_id: Number = msgspec.field(default=ABSENT, name="Device Id")
+    total_allocated: Number = msgspec.field(default=ABSENT, name="Total Allocated")
+    total_reserved: Number = msgspec.field(default=ABSENT, name="Total Reserved")
+
+
+_LAUNCHED = ("external_id", "old_external_id", "correlation")
+_COLLECTIVE = (
+    *("collective", "in_elements", "out_elements", "group_size", "dtype", "group_name", "group_description", "group_ranks"),
+    *("source_rank", "destination_rank"),
+)
+
+_ON_DEVICE = ("device", "stream", "original_stream", "graph", "bytes")
+_CONFIGURATION = ("grid", "block", "registers", "shared_memory")
+
+#: Arguments that are read, by the meaning of the category. Every argument in a file is compared with each of them, so fewer are
+#: faster. Those of a table are of one type: Python reads a field of objects of one type twice as fast as of several in turn.
+_READ = {
+    **dict.fromkeys(
+        ("operator", "annotation", "runtime", "python", "overhead"),
+        (*_LAUNCHED, "sequence", "input_dims", "old_input_dims", "call_stack", *_COLLECTIVE),
+    ),
+    **dict.fromkeys(("kernel", "memcpy", "memset"), (*_LAUNCHED, *_ON_DEVICE, *_CONFIGURATION, *_COLLECTIVE)),
+    "synchronization": ("device", "stream", "correlation", "producer_stream", "producer_correlation"),
+    "instant": ("memory_bytes", "address", "device_type", "device_id", "total_allocated", "total_reserved"),
+    "span": (),
+}
+
+#: Arrows between events.
+_ARROWS = ("ac2g", "fwdbwd", "async_cpu_to_gpu", "forward_backward")
+
+
+class Event(msgspec.Struct, gc=False):
+    """One event of any phase and category. Times are in microseconds, as written."""
+
+    cat: str | None = None
+    name: str = ""
+    pid: Number = None
+    tid: Number = None
+    ts: Number = None
+    dur: Number = None
+    args: Args | None = None
+    ph: str = ""
+
+
+class ExactEvent(Event):
+    """The same with its start as text, for files whose times have more digits than a float holds."""
+
+    ts: msgspec.Raw = NO_TEXT  # type: ignore[assignment]
+
+
+#: One of a category's own type has the fields of an `Event` that its table needs.
+AnyEvent = Any
+Decode = Callable[[bytes | bytearray], list[AnyEvent]]
+
+
+@cache
+def usual_types(*, exact: bool) -> dict[type[msgspec.Struct], str]:
+    """A type for the events of each category as torch writes them, with its meaning: the value in `CATEGORIES`.
+
+    Each has only what its table needs, and the type says the category: a trace is read in nine tenths of the time.
+
+    Args:
+        exact: starts stay text.
+    """
+    found: dict[type[msgspec.Struct], str] = {}
+    for category, meaning in CATEGORIES.items():
+        fields: list[Any] = [("ph", Literal["X"]), ("dur", int | float)]
+        if category in _ARROWS:
+            fields = [("ph", Literal["s", "t", "f"])]
+        elif meaning == "instant":
+            fields = [("ph", Literal["i"])]
+        if meaning in _READ:
+            times: list[Any] = [("ts", msgspec.Raw if exact else int | float), *fields[1:]]
+            track: list[Any] = [("name", str), ("pid", Number), ("tid", Number)]
+            fields = [fields[0], *track, *times, ("args", _arguments(_READ[meaning]) | None, None)]
+        written = "Trace" if category == "trace" else category
+        found[msgspec.defstruct(f"_{category}", fields, tag_field="cat", tag=written, gc=False)] = meaning
+    return found
+
+
+@cache
+def _arguments(names: tuple[str, ...]) -> Any:
+    """A type with some of the fields of `Args`."""
+    every = {field.name: field for field in msgspec.structs.fields(Args)}
+    written = {name: msgspec.field(default=every[name].default, name=every[name].encode_name) for name in names}
+    fields = [(name, every[name].type, field) for name, field in written.items()]
+    return msgspec.defstruct("_Args", fields, gc=False)
+
+
+def decoders(*, exact: bool) -> tuple[Decode, Decode]:
+    """Decode arrays of events: of categories and phases as torch writes them, into `usual_types`, and of any others.
+
+    Args:
+        exact: starts stay text.
+    """
+    usual: Any = reduce(or_, usual_types(exact=exact))
+    decoders: list[msgspec.json.Decoder[Any]] = [
+        msgspec.json.Decoder(list[kind])  # type: ignore[valid-type]
+        for kind in (usual, ExactEvent if exact else Event)
+    ]
+    return decoders[0].decode, decoders[1].decode
+
 
 _FAILURES = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
@@ -114,7 +282,10 @@ class EventReader:
             except _FAILURES:
                 return False
             for each in texts:
-                event = self._alone(each)
+                try:
+                    event = self._decode(b"[%b]" % each)[0]
+                except _FAILURES:
+                    event = _coerced(each)
                 if event is None:
                     lose(each)
                 else:
@@ -135,13 +306,6 @@ class EventReader:
 
         self._stream.recut(take, lose_damaged, last=last)
         return found
-
-    def _alone(self, text: bytes) -> AnyEvent | None:
-        """One repaired event; None when it is not an event at all."""
-        try:
-            return self._decode(b"[%b]" % text)[0]
-        except _FAILURES:
-            return _coerced(text)
 
     def _add_keys(self, text: bytes | bytearray, where: str) -> None:
         """All keys of a document but its events."""
@@ -199,3 +363,85 @@ def _coerced_args(args: dict[str, Any]) -> Args:
 def _is_number_or_text(value: object) -> bool:
     """Python takes `True` for 1."""
     return isinstance(value, int | float | str) and not isinstance(value, bool)
+
+
+#: Larger ones would overflow 64 bits together with the file's own times.
+_MAX_BASE_NS = 4 * 10**18
+
+
+def rank_info(path: Path, keys: Mapping[str, Any], rank: int, rank_source: RankSource) -> RankInfo:
+    """What the header says of the rank.
+
+    Args:
+        path: the file.
+        keys: of the document, without its events.
+        rank: used when the header names none.
+        rank_source: where that rank comes from.
+    """
+    distributed, ours = (_dictionary(keys.get(name)) for name in ("distributedInfo", "bridge_profiling"))
+    named = (integer(section.get("rank")) for section in (distributed, ours))
+    known = next((number for number in named if 0 <= number < MAX_RANKS), None)
+    devices = {number: each for each in _sections(keys, "deviceProperties") if (number := integer(each.get("id"))) >= 0}
+    memory = {number: integer(device.get("totalGlobalMem")) for number, device in devices.items()}
+    world_size = integer(distributed.get("world_size"))
+    info = RankInfo(
+        rank=rank if known is None else known,
+        rank_source=rank_source if known is None else "trace",
+        source="kineto",
+        files=[str(path.absolute())],
+        world_size=world_size if 0 < world_size <= MAX_RANKS else None,
+        coordinates=_coordinates(ours.get("coordinates")),
+        versions=_versions(keys, distributed),
+        devices={number: str(device.get("name", "")) for number, device in devices.items()},
+        device_bytes={number: size for number, size in memory.items() if 0 < size <= MAX_SIZE},
+        groups=[_group(group) for group in _sections(distributed, "pg_config") if "pg_name" in group],
+    )
+    base_ns = integer(keys.get("baseTimeNanoseconds", 0))
+    if 0 <= base_ns <= _MAX_BASE_NS:
+        info.clock_base_ns = base_ns
+    else:
+        info.add_caveat("clock_base_invalid", "baseTimeNanoseconds is not a time: times are used as written")
+    return info
+
+
+def _dictionary(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _sections(keys: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
+    found = keys.get(name)
+    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+
+
+def _coordinates(written: Any) -> dict[str, tuple[int, int]] | None:
+    """Parallel coordinates, which our own hook writes into a trace."""
+    found = {}
+    for name, place in _dictionary(written).items():
+        if isinstance(place, list) and len(place) == 2 and all(0 <= integer(each) <= MAX_RANKS for each in place):
+            found[name] = (integer(place[0]), integer(place[1]))
+    return found or None
+
+
+def _versions(keys: Mapping[str, Any], distributed: Mapping[str, Any]) -> dict[str, str]:
+    versions = {}
+    for key, value in keys.items():
+        if key.endswith("_version") and isinstance(value, int | str):
+            number = integer(value)
+            cuda = key in ("cuda_driver_version", "cuda_runtime_version") and number >= 1000
+            versions[key.removesuffix("_version")] = f"{number // 1000}.{number % 1000 // 10}" if cuda else str(value)
+    if "schemaVersion" in keys:
+        versions["kineto_schema"] = str(keys["schemaVersion"])
+    if nccl := distributed.get("nccl_version"):
+        versions["nccl"] = str(nccl)
+    return versions
+
+
+def _group(group: Mapping[str, Any]) -> ProcessGroup:
+    ranks = group.get("ranks")
+    known = isinstance(ranks, list) and all(type(rank) is int and 0 <= rank < MAX_RANKS for rank in ranks)
+    return ProcessGroup(
+        name=str(group["pg_name"]),
+        description=str(group.get("pg_desc") or ""),
+        backend=str(group.get("backend_config") or ""),
+        ranks=tuple(ranks) if known and ranks else (),
+    )

@@ -44,8 +44,7 @@ from bridge_profiling.traces.kinds import (
 )
 from bridge_profiling.traces.kineto.collect import MEANINGS, Collector
 from bridge_profiling.traces.kineto.columns import Columns, InexactTimes
-from bridge_profiling.traces.kineto.decode import EventReader
-from bridge_profiling.traces.kineto.header import rank_info
+from bridge_profiling.traces.kineto.decode import EventReader, rank_info
 from bridge_profiling.traces.periods import find_periods
 from bridge_profiling.traces.tables import NULL, Integers, build, coded_column, integer_column
 from bridge_profiling.traces.types import Caveat, LostRecords, ProcessGroup, RankInfo, RankSource, RankTables
