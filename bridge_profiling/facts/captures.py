@@ -28,9 +28,9 @@ from bridge_profiling.layout import name_ranks
 from bridge_profiling.manifest import RankCapture, find_captures
 from bridge_profiling.regular_files import modified_ns, size_bytes
 from bridge_profiling.traces import cache
+from bridge_profiling.traces.cache import is_whole
 from bridge_profiling.traces.discover import Capture, differences, find_run
 from bridge_profiling.traces.run_files import RunFiles
-from bridge_profiling.traces.seal import is_whole
 from bridge_profiling.traces.types import Caveat, RankInfo, RankTables
 
 if TYPE_CHECKING:

@@ -31,8 +31,8 @@ from bridge_profiling.facts import (
 from bridge_profiling.facts.types import Answer, Chosen, Collector
 from bridge_profiling.regular_files import size_bytes
 from bridge_profiling.traces import cache
+from bridge_profiling.traces.cache import is_whole
 from bridge_profiling.traces.discover import Capture
-from bridge_profiling.traces.seal import is_whole
 from bridge_profiling.traces.tables import give_memory_back
 from bridge_profiling.traces.types import RankInfo, RankTables
 

@@ -26,8 +26,8 @@ from bridge_profiling.facts.names import VARIABLE
 from bridge_profiling.facts.rank import FactOptions
 from bridge_profiling.facts.types import Answer, as_stream, table_of
 from bridge_profiling.regular_files import read_regular
+from bridge_profiling.traces.cache import SEAL, user_secret
 from bridge_profiling.traces.discover import Capture
-from bridge_profiling.traces.seal import SEAL, user_secret
 from bridge_profiling.traces.types import Caveat
 
 #: A run of 256 ranks has facts of a tenth of this. Larger ones are not kept.

@@ -15,9 +15,8 @@ from bridge_profiling.facts.database import connect
 from bridge_profiling.facts.rank import DEFAULT_OPTIONS, RankTask, rank_facts, read_rank
 from bridge_profiling.run import Run
 from bridge_profiling.traces import cache, kineto
-from bridge_profiling.traces.cache import load
+from bridge_profiling.traces.cache import SEAL, load, user_secret, write_seal
 from bridge_profiling.traces.discover import Capture, find_run
-from bridge_profiling.traces.seal import SEAL, user_secret, write_seal
 from tests.cli.conftest import write
 from tests.traces.conftest import contents, values
 from tests.traces.kineto_files import kernel
