@@ -50,32 +50,35 @@ qualify row_number() over (partition by rank, collective order by latest_ns desc
 order by rank
 """
 
+_NAMED = 'any_value("group") as "group", any_value(group_name) as group_name, any_value(group_ranks) as group_ranks'
+
 # Each send or receive is an operation; of the others, every participant has a row. A send_recv has two.
-_BY_GROUP = """
+_OF_GROUP = """case when operation in ('send', 'recv') then sum({0})
+    when operation = 'send_recv' then (sum({0}) + {1}) // 2 else max({0}) end"""
+
+_MATCHES = """
+select group_id, operation, match, max(message_bytes) as message_bytes, any_value(transfer_ns) as transfer_ns,
+    sum(wait_ns) as wait_ns
+from waiting group by all
+"""
+
+_BY_GROUP = f"""
 with per_rank as (
     select group_id, operation, rank, count(*) as operations, sum(message_bytes) as bytes,
         min(message_bytes) as smallest, max(message_bytes) as largest, max(group_size) as size,
         sum(end_ns - start_ns) / 1e3 as duration_us
     from operations group by all
 ), named as (
-    select group_id, any_value("group") as "group", any_value(group_name) as group_name,
-        any_value(group_ranks) as group_ranks from operations group by all
+    select group_id, {_NAMED} from operations group by all
 ), seen as (
     select group_id, operation, max(size) as size, count(*) as ranks, min(smallest) as smallest, max(largest) as largest,
-        case when operation in ('send', 'recv') then sum(operations)
-            when operation = 'send_recv' then (sum(operations) + 1) // 2 else max(operations) end as operations,
-        case when operation in ('send', 'recv') then sum(bytes)
-            when operation = 'send_recv' then sum(bytes) // 2 else max(bytes) end as bytes,
+        {_OF_GROUP.format("operations", 1)} as operations, {_OF_GROUP.format("bytes", 0)} as bytes,
         avg(duration_us / operations order by rank) as mean_duration_us
     from per_rank group by group_id, operation
-), per_match as (
-    select group_id, operation, match, max(message_bytes) as bytes, any_value(transfer_ns) as transfer_ns,
-        sum(wait_ns) as wait_ns
-    from waiting group by all
 ), matched_groups as (
-    select group_id, operation, count(*) as matched, sum(bytes) as matched_bytes, sum(transfer_ns) / 1e3 as transfer_us,
+    select group_id, operation, count(*) as matched, sum(message_bytes) as matched_bytes, sum(transfer_ns) / 1e3 as transfer_us,
         sum(wait_ns) / 1e3 as wait_us
-    from per_match group by all
+    from ({_MATCHES}) group by all
 )
 select operation, "group", group_name, group_ranks, size::integer as group_size, ranks::integer as captured_ranks,
     operations::bigint as count, coalesce(matched, 0)::bigint as matched_count, smallest::bigint as smallest_message_bytes,
@@ -96,8 +99,7 @@ with of_size as (
     select group_id, operation, rank, sum(shortest_us order by message_bytes) as shortest_us from of_size group by all
 ), rows as (
     select group_id, operation, rank, count(*) as count, sum(message_bytes)::bigint as bytes,
-        sum(end_ns - start_ns) / 1e3 as duration_us, any_value("group") as "group", any_value(group_name) as group_name,
-        any_value(group_ranks) as group_ranks
+        sum(end_ns - start_ns) / 1e3 as duration_us, {_NAMED}
     from operations group by all
 ), of_exposure as (
     select group_id, operation, rank, sum(exposed_us order by message_bytes) as exposed_us,
@@ -140,10 +142,7 @@ def communication(connection: duckdb.DuckDBPyConnection, infos: Sequence[RankInf
         where nothing is matched: one rank alone does not show which part is waiting. dimension and link_gbs: see
         `with_dimensions`.
     """
-    found = connection.sql(_BY_GROUP).to_arrow_table()
-    columns = (found[name].to_pylist() for name in ("operation", "group_size", "algorithm_bandwidth_gbs"))
-    bus_gbs = [bus_bandwidth(*row) for row in zip(*columns, strict=True)]
-    found = with_dimensions(found.append_column("bus_bandwidth_gbs", pa.array(bus_gbs, pa.float64())), infos)
+    found = _with_bus_bandwidth(connection.sql(_BY_GROUP).to_arrow_table(), infos)
     unmatched = found["matched_count"].to_pylist().count(0)
     return Answer(found, (caveat("waiting_unknown", unmatched=unmatched, total=len(found)),) if unmatched else ())
 
@@ -240,31 +239,24 @@ def some_ranks(connection: duckdb.DuckDBPyConnection, query: str) -> Iterator[pa
 
 # Sums of fractions are in the order of ranks: threads would add them in any order, and the last digit would differ.
 # Of a group, each rank has a row for an operation. Sends and receipts are operations of their own.
-_BY_SIZE = """
+_BY_SIZE = f"""
 with per_rank as (
     select group_id, operation, message_bytes, rank, count(*) as operations, max(group_size) as size,
-        sum(end_ns - start_ns) / 1e3 as duration_us, any_value("group") as "group", any_value(group_name) as group_name,
-        any_value(group_ranks) as group_ranks
+        sum(end_ns - start_ns) / 1e3 as duration_us, {_NAMED}
     from operations group by group_id, operation, message_bytes, rank
 ), of_exposure as (
     select group_id, operation, message_bytes, sum(exposed_us order by rank) as exposed_us,
         sum(overlapped_us order by rank) as overlapped_us
     from exposure group by all
 ), seen as (
-    select group_id, operation, message_bytes, any_value("group") as "group", any_value(group_name) as group_name,
-        any_value(group_ranks) as group_ranks, max(size)::integer as group_size, count(*)::integer as captured_ranks,
-        case when operation in ('send', 'recv') then sum(operations)
-            when operation = 'send_recv' then (sum(operations) + 1) // 2 else max(operations) end as count,
+    select group_id, operation, message_bytes, {_NAMED},
+        max(size)::integer as group_size, count(*)::integer as captured_ranks, {_OF_GROUP.format("operations", 1)} as count,
         sum(duration_us order by rank) / sum(operations) as mean_us, sum(duration_us order by rank) as duration_us
     from per_rank group by group_id, operation, message_bytes
-), per_match as (
-    select group_id, operation, match, max(message_bytes) as message_bytes, any_value(transfer_ns) as transfer_ns,
-        sum(wait_ns) as wait_ns
-    from waiting group by all
 ), matched as (
     select group_id, operation, message_bytes, count(*) as matched_count, sum(transfer_ns) / 1e3 as transfer_us,
         sum(wait_ns) / 1e3 as wait_us
-    from per_match group by all
+    from ({_MATCHES}) group by all
 )
 select operation, "group", group_name, group_ranks, group_size, captured_ranks, message_bytes::bigint as message_bytes,
     count::bigint as count, coalesce(matched_count, 0)::bigint as matched_count, mean_us, duration_us, transfer_us, wait_us,
@@ -286,7 +278,10 @@ def communication_by_size(connection: duckdb.DuckDBPyConnection, infos: Sequence
         bus_bandwidth_gbs. Waiting, transfer and bandwidths are null where nothing is matched. dimension and link_gbs: see
         `with_dimensions`.
     """
-    found = connection.sql(_BY_SIZE).to_arrow_table()
+    return _with_bus_bandwidth(connection.sql(_BY_SIZE).to_arrow_table(), infos)
+
+
+def _with_bus_bandwidth(found: pa.Table, infos: Sequence[RankInfo]) -> pa.Table:
     columns = (found[name].to_pylist() for name in ("operation", "group_size", "algorithm_bandwidth_gbs"))
     bus_gbs = [bus_bandwidth(*row) for row in zip(*columns, strict=True)]
     return with_dimensions(found.append_column("bus_bandwidth_gbs", pa.array(bus_gbs, pa.float64())), infos)

@@ -105,15 +105,15 @@ def _window(iterations: pa.Table) -> tuple[int, int]:
 
 def _named_alike(column: pa.ChunkedArray) -> tuple[Integers, list[str], NDArray[np.bool_]]:
     """Codes and names of frames, and which names mark iterations. Addresses and the numbers of iterations are left out."""
-    encoded = column.unify_dictionaries().combine_chunks()
+    code, written = coded(column)
     known: dict[str, int] = {}
     code_of, marks = [], set()
-    for each in [*encoded.dictionary.to_pylist(), "?"]:
+    for each in [*written, "?"]:
         name, is_mark = _frame(each or "?")
         code_of.append(known.setdefault(name, len(known)))
         if is_mark:
             marks.add(code_of[-1])
-    codes = np.array(code_of)[encoded.indices.fill_null(len(code_of) - 1).to_numpy(zero_copy_only=False)]
+    codes = np.array(code_of)[code]
     return codes, list(known), np.isin(np.arange(len(known)), list(marks))
 
 

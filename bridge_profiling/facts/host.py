@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 import pyarrow as pa
@@ -26,7 +26,7 @@ from bridge_profiling.facts.host_ranges import (
     outermost_ranges,
     preparing,
 )
-from bridge_profiling.facts.intervals import Intervals, Nanoseconds, coded, names_in, rows_of, union
+from bridge_profiling.facts.intervals import Intervals, Nanoseconds, coded, rows_named, rows_of, union
 from bridge_profiling.facts.names import ALLOCATING, COMPILING, ENQUEUING, GARBAGE, OPTIMIZING, PREPARING, SYNCHRONIZING
 from bridge_profiling.facts.types import Chosen
 from bridge_profiling.traces.joins import places
@@ -156,22 +156,24 @@ class ActivityCollector:
         return Activity(self._chosen.result(), pauses, self._stretches.result())
 
     def _rows(self, block: pa.Table) -> NDArray[np.bool_]:
-        category, name, names = block["category"], block["name"], names_in(block["name"])
+        category, name = block["category"], block["name"]
         start, end, thread = (to_int64(block[column]) for column in ("start_ns", "end_ns", "thread"))
         here = on_threads(block, self._threads)
         records = here & rows_of(category, "runtime", "operator")
         self._add_pauses(start, end, here, records)
         runtime = here & rows_of(category, "runtime")
-        enqueues = runtime & rows_of(name, *filter(ENQUEUING.search, names))
+        enqueues = runtime & rows_named(name, ENQUEUING.search)
         waits = runtime & rows_of(name, *SYNCHRONIZING, *ALLOCATING)
         called = enqueues | waits
         computing = called | (here & rows_of(category, "operator"))
         self._stretches.add(start[computing], end[computing], called[computing], enqueues[computing])
-        named = [each for each in names if any(_matches(expression, each) for expression in self._expressions)]
         long = here & (end - start >= _STUCK_NS)
         chosen = rows_of(category, "overhead") & (here | (thread == 0))
-        chosen |= here & rows_of(category, *_RANGES) & rows_of(name, *named)
+        chosen |= here & rows_of(category, *_RANGES) & rows_named(name, self._is_named)
         return chosen | waits | long | self._inside_of_long(start, end, thread, records, long)
+
+    def _is_named(self, name: str) -> bool:
+        return any(_matches(expression, name) for expression in self._expressions)
 
     def _add_pauses(self, start: Nanoseconds, end: Nanoseconds, here: NDArray[np.bool_], records: NDArray[np.bool_]) -> None:
         if self._last is None and here.any():
@@ -343,10 +345,8 @@ def _durations_ns(host_events: Iterable[pa.Table], name: str, threads: Sequence[
 
 def _matching(host_events: pa.Table, rows: NDArray[np.bool_], expression: str) -> Ranges:
     """The outermost of the ranges whose name matches. Compares each distinct name once."""
-    matching = [name for name in names_in(host_events["name"]) if _matches(expression, name)]
-    if not matching:
-        return NO_RANGES
-    return outermost_ranges(host_events, rows & rows_of(host_events["name"], *matching))
+    mine = rows & rows_named(host_events["name"], partial(_matches, expression))
+    return outermost_ranges(host_events, mine) if mine.any() else NO_RANGES
 
 
 @lru_cache(maxsize=1 << 14)

@@ -28,7 +28,7 @@ device.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 from itertools import pairwise
@@ -40,17 +40,12 @@ from numpy.typing import NDArray
 
 from bridge_profiling.facts.device import IdleGaps, Windows
 from bridge_profiling.facts.host import Activity, HostActivity, Operators, host_activity
-from bridge_profiling.facts.host_ranges import NO_RANGES, Ranges, initializing, with_saving
+from bridge_profiling.facts.host_ranges import Ranges, initializing, with_saving
 from bridge_profiling.facts.intervals import EMPTY, Intervals, Nanoseconds, rows_of, union
+from bridge_profiling.facts.kernels import in_small_runs
 from bridge_profiling.facts.names import CHECKPOINT, DATA_LOADING
 from bridge_profiling.facts.profiler_cost import ProfilerCost
 from bridge_profiling.traces.tables import NULL, fields, to_int64
-
-#: Least time that launching a kernel takes the host; 4.5 to 6 µs on a host of H200s.
-LAUNCH_NS = 5_000
-
-#: Kernels in a row whose mean duration decides whether a host can keep ahead of them.
-_RUN = 32
 
 #: A shorter call delays the host too little to matter.
 HELD_NS = 20_000
@@ -102,6 +97,18 @@ class Cause(StrEnum):
 #: Causes that ranks can lose time to in turns: one rank in one range, another in the next.
 _IN_TURNS = (Cause.data_loading, Cause.checkpoint_stall, Cause.garbage_collection, Cause.recompilation)
 
+#: Causes that starved time in their ranges belongs to, the first one first: torch.compile collects garbage, too.
+_IN_RANGES = (
+    *(Cause.checkpoint_stall, Cause.profiler, Cause.recompilation, Cause.garbage_collection, Cause.initialization),
+    *(Cause.pageable_copy, Cause.allocator_churn, Cause.host_sync, Cause.data_loading),
+)
+
+#: Causes that starved time after their ranges belongs to.
+_DELAYING = (
+    *(Cause.checkpoint_stall, Cause.data_loading, Cause.host_sync, Cause.pageable_copy, Cause.allocator_churn),
+    *(Cause.garbage_collection, Cause.recompilation),
+)
+
 
 def idle_causes(
     gaps: IdleGaps,
@@ -127,34 +134,35 @@ def idle_causes(
     """
     expressions = {"data_loading": data_loading, "checkpoint": checkpoint}
     host = host_activity(activity, operators, host_events, device_events, **expressions)
-    set_up, initializing_ranges = initializing(activity.events, device_events, gaps.launch_starved)
-    host = replace(host, checkpoint=with_saving(host.checkpoint, host.silent, device_events, spans))
-    host = replace(host, allocating=host.allocating[~np.isin(host.allocating.start_ns, set_up.start_ns)])
+    set_up, initialized = initializing(activity.events, device_events, gaps.launch_starved)
     evidence = {
         Cause.data_loading: host.data_loading,
-        Cause.checkpoint_stall: host.checkpoint,
+        Cause.checkpoint_stall: with_saving(host.checkpoint, host.silent, device_events, spans),
         Cause.profiler: host.profiler,
         Cause.garbage_collection: host.collecting,
         Cause.recompilation: host.compiling,
-        Cause.initialization: initializing_ranges,
-        Cause.allocator_churn: host.allocating,
-        Cause.host_sync: _stalling(host.synchronizing, gaps.gaps),
+        Cause.initialization: initialized,
+        Cause.allocator_churn: host.allocating[~np.isin(host.allocating.start_ns, set_up.start_ns)],
+        Cause.host_sync: host.synchronizing,
         Cause.pageable_copy: host.pageable,
     }
+    stalling = _stalling(host.synchronizing, gaps.gaps)
     numbers, iterations = spans.numbers, len(spans.start_ns)
     number, between = pa.chunked_array([numbers, numbers[:-1]]), np.arange(2 * iterations - 1) >= iterations
     firsts = np.concatenate((spans.start_ns, spans.end_ns[:-1]))
     lasts = np.concatenate((spans.end_ns, spans.start_ns[1:]))
     names, launched_by = _launchers(gaps, device_events, operators)
     tables = [_IDLE_CAUSES.empty_table()]
-    often = len(evidence[Cause.host_sync].name) >= SEVERAL * iterations
-    times = _times_by_cause(gaps, device_events, host, profiler, initializing_ranges.time, often=often, repeats=iterations > 1)
+    often = len(stalling.name) >= SEVERAL * iterations
+    times = _times_by_cause(gaps, device_events, host, evidence, profiler, often=often, repeats=iterations > 1)
+    evidence[Cause.host_sync] = stalling
     for cause, time in times.items():
         ranges = evidence.get(cause)
         if not len(time) and (ranges is None or not len(ranges.name)):
             continue  # most causes of most ranks
         if ranges is None:
-            pieces = _Pieces(names, time, launched_by[np.searchsorted(gaps.gaps.end_ns, time.end_ns)])
+            code = launched_by[np.searchsorted(gaps.gaps.end_ns, time.end_ns)]
+            pieces = _Pieces(names, _Spans(time.start_ns, time.end_ns, code))
         else:
             pieces = _in_ranges(time, ranges)
         explained = time & profiler.explained
@@ -165,11 +173,8 @@ def idle_causes(
             opens = np.diff(window, prepend=-1) > 0
             columns |= {"iteration": number.take(window), "between": between[window], "cause": [str(cause)] * len(window)}
             columns["profiler_us"] = pa.array(explained_us[window], mask=~opens)
-            if cause in _IN_TURNS:
-                each = ((place, opening) for place, opening in zip(window.tolist(), opens.tolist(), strict=True))
-                columns["lost_each_us"] = [pieces.each_us(firsts[at], lasts[at]) if opening else None for at, opening in each]
-            else:
-                columns["lost_each_us"] = [None] * len(window)
+            each = zip(window.tolist(), (opens & (cause in _IN_TURNS)).tolist(), strict=True)
+            columns["lost_each_us"] = [pieces.each_us(firsts[at], lasts[at]) if listed else None for at, listed in each]
             tables.append(pa.Table.from_pydict(columns, schema=_IDLE_CAUSES))
     return pa.concat_tables(tables).combine_chunks()
 
@@ -193,8 +198,8 @@ def _times_by_cause(
     gaps: IdleGaps,
     device_events: pa.Table,
     host: HostActivity,
+    evidence: Mapping[Cause, Ranges],
     profiler: ProfilerCost,
-    initialized: Intervals,
     *,
     often: bool,
     repeats: bool,
@@ -202,7 +207,7 @@ def _times_by_cause(
     """The time of every cause; the sets are disjoint and together are the gaps.
 
     Args:
-        initialized: when the host set up the driver or a library.
+        evidence: ranges that show a cause.
         often: the host waits for the device several times in an iteration.
         repeats: several iterations are captured.
     """
@@ -210,7 +215,8 @@ def _times_by_cause(
     communicates, copies = rows_of(device_events["kind"], "communication"), rows_of(device_events["kind"], "memcpy")
     ended_in_gap = communicates & (gaps.gaps.within_ns(end - 1, end) > 0)
     while_communicating = gaps.launch_starved & union(start[ended_in_gap], end[ended_in_gap])
-    waiting_call = while_communicating & host.synchronizing.time
+    spent = {cause: ranges.time for cause, ranges in evidence.items()}
+    waiting_call = while_communicating & spent[Cause.host_sync]
     times = {Cause.starved_beside_communication: while_communicating - waiting_call}
     left = gaps.launch_starved - while_communicating
 
@@ -219,31 +225,16 @@ def _times_by_cause(
         times[cause] = times.get(cause, EMPTY) | (left & time)
         left = left - time
 
-    take(Cause.checkpoint_stall, host.checkpoint.time)
-    take(Cause.profiler, host.profiler.time)
-    take(Cause.recompilation, host.compiling.time)  # which collects garbage, too
-    take(Cause.garbage_collection, host.collecting.time)
-    take(Cause.initialization, initialized)
-    take(Cause.pageable_copy, host.pageable.time)
-    take(Cause.allocator_churn, host.allocating.time)
-    take(Cause.host_sync, host.synchronizing.time)
-    take(Cause.data_loading, host.data_loading.time)
-    small = np.append(_in_small_runs(device_events), False)[gaps.next_kernel]
+    for cause in _IN_RANGES:
+        take(cause, spent[cause])
+    small = np.append(in_small_runs(device_events), False)[gaps.next_kernel]
     before_small = Intervals(gaps.gaps.start_ns[small], gaps.gaps.end_ns[small])
     take(Cause.host_sync, _opened_by(gaps.gaps, host.synchronizing.end_ns) - host.silent)
-    for cause, calls in ((Cause.allocator_churn, host.allocating), (Cause.host_sync, host.synchronizing)):
-        if len(calls.name) and (cause is not Cause.host_sync or often):
-            take(cause, profiler.replay.explained(calls.time, repeats=repeats) - profiler.explained - host.silent)
+    for cause in (Cause.allocator_churn, *([Cause.host_sync] if often else [])):
+        if len(evidence[cause].name):
+            take(cause, profiler.replay.explained(spent[cause], repeats=repeats) - profiler.explained - host.silent)
     take(Cause.small_kernels, before_small)
-    stops = {
-        Cause.checkpoint_stall: host.checkpoint.lasting(HELD_NS),
-        Cause.data_loading: host.data_loading.lasting(HELD_NS),
-        Cause.host_sync: host.synchronizing.lasting(HELD_NS),
-        Cause.pageable_copy: host.pageable.lasting(HELD_NS),
-        Cause.allocator_churn: host.allocating.lasting(HELD_NS),
-        Cause.garbage_collection: host.collecting.lasting(HELD_NS),
-        Cause.recompilation: host.compiling.lasting(HELD_NS),
-    }
+    stops = {cause: evidence[cause].lasting(HELD_NS) for cause in _DELAYING}
     inside = times[Cause.allocator_churn]
     for cause in _IN_TURNS:
         inside = inside | times[cause]
@@ -254,8 +245,8 @@ def _times_by_cause(
     by_copy = _by_copy(gaps.blocked, union(start[communicates], end[communicates]), union(start[copies], end[copies]))
     times[Cause.blocked_by_communication] = (gaps.blocked - by_copy) | waiting_call
     # Saving copies states to the host: these copies have a reason.
-    times[Cause.checkpoint_stall] |= by_copy & host.checkpoint.time
-    by_copy = by_copy - host.checkpoint.time
+    times[Cause.checkpoint_stall] |= by_copy & spent[Cause.checkpoint_stall]
+    by_copy = by_copy - spent[Cause.checkpoint_stall]
     times[Cause.pageable_copy] |= by_copy & host.pageable_device
     within = copies & rows_of(device_events["direction"], "DtoD")
     times[Cause.blocked_by_device_copy] = (by_copy - host.pageable_device) & union(start[within], end[within])
@@ -263,24 +254,6 @@ def _times_by_cause(
     times[Cause.small_kernels] |= gaps.dependency_stalled & before_small
     times[Cause.dependency_stalled] = gaps.dependency_stalled - before_small
     return times
-
-
-def _in_small_runs(device_events: pa.Table) -> NDArray[np.bool_]:
-    """Which compute kernels are in a run of kernels that take the device less time than launching them takes the host."""
-    found = np.zeros(device_events.num_rows, bool)
-    rows = np.flatnonzero(rows_of(device_events["kind"], "compute"))
-    start, end = (device_events[name].to_numpy()[rows] for name in ("start_ns", "end_ns"))
-    if len(rows) < _RUN:
-        return found
-    order = np.argsort(start, kind="stable")
-    sums = np.concatenate(([0], np.cumsum((end - start)[order])))
-    small_run = (sums[_RUN:] - sums[:-_RUN]) < _RUN * LAUNCH_NS
-    # A kernel is in such a run if any of the runs that contain it is one.
-    begins = np.concatenate(([0], np.cumsum(small_run)))
-    place = np.arange(len(rows))
-    first, last = np.maximum(place - _RUN + 1, 0), np.minimum(place, len(small_run) - 1)
-    found[rows[order]] = (begins[last + 1] - begins[first]) > 0
-    return found
 
 
 def _opened_by(gaps: Intervals, ends_ns: Nanoseconds) -> Intervals:
@@ -347,34 +320,51 @@ def _by_copy(blocked: Intervals, communication: Intervals, copies: Intervals) ->
 
 
 @dataclass(frozen=True)
+class _Spans(Intervals):
+    """Intervals of time by start, each with the code of a name. Those of ranges may overlap."""
+
+    code: NDArray[np.int64]
+
+    @cached_property
+    def _reached(self) -> Nanoseconds:
+        return np.maximum.accumulate(self.end_ns)
+
+    def near(self, start_ns: Nanoseconds, end_ns: Nanoseconds) -> tuple[Nanoseconds, Nanoseconds]:
+        """The place of the first span that can be between two moments each, and the number of those that can."""
+        first = np.searchsorted(self._reached, start_ns, side="right")
+        return first, np.maximum(np.searchsorted(self.start_ns, end_ns) - first, 0)
+
+    def between(
+        self, start_ns: Nanoseconds, end_ns: Nanoseconds
+    ) -> tuple[NDArray[np.int64], Nanoseconds, Nanoseconds, NDArray[np.int64]]:
+        """Windows, starts, lengths and codes of what is between two moments each, cut there."""
+        window, place = _numbered(*self.near(start_ns, end_ns))
+        inside = self.end_ns[place] > start_ns[window]
+        window, place = window[inside], place[inside]
+        begin = np.maximum(self.start_ns[place], start_ns[window])
+        return window, begin, np.minimum(self.end_ns[place], end_ns[window]) - begin, self.code[place]
+
+
+_NO_RANGES = _Spans(EMPTY.start_ns, EMPTY.end_ns, np.empty(0, np.int64))
+
+
+@dataclass(frozen=True)
 class _Pieces:
-    """Intervals of a cause and the ranges that show it, each with an index into the names.
+    """Time of a cause and the host's ranges that show it, each with an index into the names.
 
     Args:
         names: None stands for anything without a name.
-        time: the intervals.
-        code: index of each interval's name.
-        ranges: none if gaps alone show the cause.
-        range_code: index of each range's name.
+        time: without compute.
+        host: `_NO_RANGES` if gaps alone show the cause.
     """
 
     names: Sequence[str | None]
-    time: Intervals
-    code: NDArray[np.int64]
-    ranges: Ranges = NO_RANGES
-    range_code: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
-
-    @cached_property
-    def _time(self) -> _Spans:
-        return _Spans(self.time.start_ns, self.time.end_ns, self.code)
-
-    @cached_property
-    def _host(self) -> _Spans:
-        return _Spans(self.ranges.start_ns, self.ranges.end_ns, self.range_code)
+    time: _Spans
+    host: _Spans = _NO_RANGES
 
     def portions(self, start_ns: Nanoseconds, end_ns: Nanoseconds) -> Iterator[slice]:
         """Windows in a row that have up to `_PIECES` intervals and ranges together, or are a single one."""
-        near = self._time.near(start_ns, end_ns)[1] + self._host.near(start_ns, end_ns)[1]
+        near = self.time.near(start_ns, end_ns)[1] + self.host.near(start_ns, end_ns)[1]
         cuts = (np.flatnonzero(np.diff(np.cumsum(near) // _PIECES)) + 1).tolist()
         return (slice(first, last) for first, last in pairwise([0, *cuts, len(near)]))
 
@@ -383,12 +373,12 @@ class _Pieces:
 
         A window, between two moments, has a row for each of the names with most time in it, and one for the others.
         """
-        window, begin, length, code = self._time.between(start_ns, end_ns)
-        in_window, _, spent, spent_in = self._host.between(start_ns, end_ns)
-        first, last = (np.searchsorted(self.ranges.start_ns, moment) for moment in (start_ns, end_ns))
+        window, begin, length, code = self.time.between(start_ns, end_ns)
+        in_window, _, spent, spent_in = self.host.between(start_ns, end_ns)
+        first, last = (np.searchsorted(self.host.start_ns, moment) for moment in (start_ns, end_ns))
         called_in, call = _numbered(first, np.maximum(last - first, 0))
         pairs = [window * len(self.names) + code, in_window * len(self.names) + spent_in]
-        pairs.append(called_in * len(self.names) + self.range_code[call])
+        pairs.append(called_in * len(self.names) + self.host.code[call])
         used, place = np.unique(np.concatenate(pairs), return_inverse=True)
         of_time, of_host, of_call = np.split(place, np.cumsum([len(each) for each in pairs[:2]]))
         lost, host = np.bincount(of_time, length, len(used)), np.bincount(of_host, spent, len(used))
@@ -409,7 +399,7 @@ class _Pieces:
         start = np.full(rows, NULL)
         start[known] = begin[shown[by_length[longest]]]
         head, several = in_order <= _NAMES, np.bincount(row, minlength=rows) > 1
-        no_ranges = self.ranges is NO_RANGES
+        no_ranges = self.host is _NO_RANGES
         calls = np.bincount(of_call, minlength=len(used))[order]
         return window[head], {
             "name": [
@@ -424,8 +414,8 @@ class _Pieces:
 
     def each_us(self, start_ns: int, end_ns: int) -> list[float]:
         """The loss in each range that starts between two moments, in order."""
-        began = slice(*np.searchsorted(self.ranges.start_ns, (start_ns, end_ns)))
-        lost = self.time.within_ns(self.ranges.start_ns[began], self.ranges.end_ns[began]) / 1e3
+        began = slice(*np.searchsorted(self.host.start_ns, (start_ns, end_ns)))
+        lost = self.time.within_ns(self.host.start_ns[began], self.host.end_ns[began]) / 1e3
         return [*lost[: _RANGES - 1].tolist(), *([float(lost[_RANGES - 1 :].sum())] if len(lost) >= _RANGES else [])]
 
 
@@ -444,39 +434,12 @@ def _launchers(gaps: IdleGaps, device_events: pa.Table, operators: Operators) ->
 
 def _in_ranges(time: Intervals, ranges: Ranges) -> _Pieces:
     if not len(ranges.name):
-        return _Pieces([None], time, np.zeros(len(time), np.int64))
+        return _Pieces([None], _Spans(time.start_ns, time.end_ns, np.zeros(len(time), np.int64)))
     names, codes = np.unique(ranges.name.astype(str), return_inverse=True)
     # Time in a range belongs to the last one that started; time after a call, to the call before it.
     last = np.maximum(np.searchsorted(ranges.start_ns, time.start_ns, side="right") - 1, 0)
-    return _Pieces(names.tolist(), time, codes[last], ranges, codes)
-
-
-@dataclass(frozen=True)
-class _Spans:
-    """Spans of time by start, each with a code."""
-
-    start: Nanoseconds
-    end: Nanoseconds
-    code: NDArray[np.int64]
-
-    @cached_property
-    def _reached(self) -> Nanoseconds:
-        return np.maximum.accumulate(self.end)
-
-    def near(self, start_ns: Nanoseconds, end_ns: Nanoseconds) -> tuple[Nanoseconds, Nanoseconds]:
-        """The place of the first span that can be between two moments each, and the number of those that can."""
-        first = np.searchsorted(self._reached, start_ns, side="right")
-        return first, np.maximum(np.searchsorted(self.start, end_ns) - first, 0)
-
-    def between(
-        self, start_ns: Nanoseconds, end_ns: Nanoseconds
-    ) -> tuple[NDArray[np.int64], Nanoseconds, Nanoseconds, NDArray[np.int64]]:
-        """Windows, starts, lengths and codes of what is between two moments each, cut there."""
-        window, place = _numbered(*self.near(start_ns, end_ns))
-        inside = self.end[place] > start_ns[window]
-        window, place = window[inside], place[inside]
-        begin = np.maximum(self.start[place], start_ns[window])
-        return window, begin, np.minimum(self.end[place], end_ns[window]) - begin, self.code[place]
+    spans = _Spans(time.start_ns, time.end_ns, codes[last])
+    return _Pieces(names.tolist(), spans, _Spans(ranges.start_ns, ranges.end_ns, codes))
 
 
 def _numbered(first: NDArray[np.int64], count: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

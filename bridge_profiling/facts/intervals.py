@@ -6,7 +6,7 @@ not empty; `union` turns any intervals into a set.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import itemgetter
@@ -253,6 +253,16 @@ def rows_of(column: pa.ChunkedArray, *values: str) -> NDArray[np.bool_]:
             chosen |= indices == code
         found.append(chosen)
     return np.concatenate(found)
+
+
+def rows_named(column: pa.ChunkedArray, judge: Callable[[str], object]) -> NDArray[np.bool_]:
+    """Which rows of a column of names hold one that a function accepts. It is called once for each name."""
+    return rows_of(column, *filter(judge, names_in(column)))
+
+
+def judged(codes: NDArray[np.int64], names: Iterable[str | None], judge: Callable[[str], object]) -> NDArray[np.bool_]:
+    """The same for the columns of `coded`; rows without a name have the code -1."""
+    return np.array([*(bool(name and judge(name)) for name in names), False], bool)[codes]
 
 
 def names_in(column: pa.ChunkedArray) -> list[str]:

@@ -15,12 +15,19 @@ from numpy.typing import NDArray
 
 from bridge_profiling.facts.device import WHOLE_CAPTURE, DeviceWork, Windows
 from bridge_profiling.facts.host import Operators
-from bridge_profiling.facts.intervals import Nanoseconds, coded, rows_of, union
+from bridge_profiling.facts.intervals import Nanoseconds, coded, judged, rows_of, union
 from bridge_profiling.facts.names import COPY, group_of
 from bridge_profiling.traces.tables import fields, to_int64
 
 if TYPE_CHECKING:
     import duckdb
+
+
+#: Least time that launching a kernel takes the host; 4.5 to 6 µs on a host of H200s.
+LAUNCH_NS = 5_000
+
+#: Kernels in a row whose mean duration decides whether a host can keep ahead of them.
+_RUN = 32
 
 
 def launch_statistics(device_events: pa.Table, spans: Windows) -> pa.Table:
@@ -232,6 +239,24 @@ _EXPOSURE = pa.schema(
 )
 
 
+def in_small_runs(device_events: pa.Table) -> NDArray[np.bool_]:
+    """Which compute kernels are in a run of kernels that take the device less time than launching them takes the host."""
+    found = np.zeros(device_events.num_rows, bool)
+    rows = np.flatnonzero(rows_of(device_events["kind"], "compute"))
+    start, end = (device_events[name].to_numpy()[rows] for name in ("start_ns", "end_ns"))
+    if len(rows) < _RUN:
+        return found
+    order = np.argsort(start, kind="stable")
+    sums = np.concatenate(([0], np.cumsum((end - start)[order])))
+    small_run = (sums[_RUN:] - sums[:-_RUN]) < _RUN * LAUNCH_NS
+    # A kernel is in such a run if any of the runs that contain it is one.
+    begins = np.concatenate(([0], np.cumsum(small_run)))
+    place = np.arange(len(rows))
+    first, last = np.maximum(place - _RUN + 1, 0), np.minimum(place, len(small_run) - 1)
+    found[rows[order]] = (begins[last + 1] - begins[first]) > 0
+    return found
+
+
 def kernel_times(device_events: pa.Table) -> pa.Table:
     """One row per iteration that launched a kernel; null for kernels outside of all.
 
@@ -322,8 +347,7 @@ class Kernels:
 
     def launched_by(self, *wanted: str) -> NDArray[np.bool_]:
         """The kernels that one of some operators launched."""
-        names = frozenset(wanted)
-        return np.array([*(name in names for name in self.operators), False])[self.operator]
+        return judged(self.operator, self.operators, frozenset(wanted).__contains__)
 
     @property
     def without_operators(self) -> bool:
@@ -333,8 +357,7 @@ class Kernels:
     @property
     def launched_by_one_tensor(self) -> NDArray[np.bool_]:
         """The kernels of torch's operators on one tensor: neither on lists of them, nor fused, nor a program's own."""
-        alone = (bool(name and name.startswith("aten::") and not name.startswith(_ON_LISTS)) for name in self.operators)
-        return np.array([*alone, False])[self.operator]
+        return judged(self.operator, self.operators, lambda name: name.startswith("aten::") and not name.startswith(_ON_LISTS))
 
 
 def compute_kernels(device_events: pa.Table, kernel_names: pa.Table, operators: Operators) -> Kernels:

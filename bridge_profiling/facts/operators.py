@@ -10,7 +10,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from bridge_profiling.facts.intervals import coded, launched_inside, names_in, parents, rows_of, self_times_ns, sums_inside
+from bridge_profiling.facts.intervals import (
+    coded,
+    launched_inside,
+    names_in,
+    parents,
+    rows_named,
+    rows_of,
+    self_times_ns,
+    sums_inside,
+)
 from bridge_profiling.traces.tables import NULL, fields, to_int64
 
 #: A step and its unit, as fully_shard names its ranges, and our integrations those of libraries that name none.
@@ -104,7 +113,7 @@ def _closed(blocks: Iterable[pa.Table], categories: Iterable[str], *, modules_al
     pending: list[pa.Table] = []
     rows, enough = 0, _BLOCK_ROWS
     for block in blocks:
-        of_module = rows_of(block["name"], *filter(_MODULE.fullmatch, names_in(block["name"])))
+        of_module = rows_named(block["name"], _MODULE.fullmatch)
         unused = rows_of(block["category"], "python") & ~of_module if modules_alone else np.zeros(block.num_rows, bool)
         pending.append(block.filter(pa.array(rows_of(block["category"], *categories) & ~unused)))
         rows += pending[-1].num_rows
@@ -152,8 +161,7 @@ def _sums(
 
 def unit_rows(host_events: pa.Table) -> NDArray[np.bool_]:
     """Which host events `units` reads."""
-    names = [name for name in names_in(host_events["name"]) if _STEP.fullmatch(name)]
-    return rows_of(host_events["category"], "annotation") & rows_of(host_events["name"], *names)
+    return rows_of(host_events["category"], "annotation") & rows_named(host_events["name"], _STEP.fullmatch)
 
 
 class LongestCalls:

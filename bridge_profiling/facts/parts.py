@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from bridge_profiling.facts.idle import Cause
-from bridge_profiling.facts.intervals import Intervals, coded, names_in, parents, rows_of, union
+from bridge_profiling.facts.intervals import Intervals, coded, judged, parents, rows_named, rows_of, union
 from bridge_profiling.facts.names import CHECKPOINT, DATA_LOADING
 from bridge_profiling.facts.operators import unit_rows
 from bridge_profiling.facts.types import Answer
@@ -202,9 +202,8 @@ def collective_sizes(collectives: pa.Table) -> pa.Table:
 
 def host_rows(host_events: pa.Table) -> NDArray[np.bool_]:
     """Which host events `loop_counts` reads."""
-    names = names_in(host_events["name"])
-    named = (name for name in names if name.startswith((*_RANGES.values(), *ISSUING)))
-    return rows_of(host_events["name"], *named) | unit_rows(host_events)
+    beginnings = (*_RANGES.values(), *ISSUING)
+    return rows_named(host_events["name"], lambda name: name.startswith(beginnings)) | unit_rows(host_events)
 
 
 def loop_counts(host_events: pa.Table, iterations: pa.Table) -> pa.Table:
@@ -218,7 +217,7 @@ def loop_counts(host_events: pa.Table, iterations: pa.Table) -> pa.Table:
     begin, end = (iterations[name].to_numpy() for name in ("start_ns", "end_ns"))
 
     def named(*beginnings: str) -> NDArray[np.bool_]:
-        return np.array([*(bool(name and name.startswith(beginnings)) for name in names), False])[codes] & shown
+        return judged(codes, names, lambda name: name.startswith(beginnings)) & shown
 
     counts = {}
     for column, beginning in _RANGES.items():
@@ -275,7 +274,7 @@ def host_steps(
     operators = rows_of(host_events["category"], "operator")
 
     def named(pattern: re.Pattern[str]) -> np.ndarray:
-        return np.array([*(bool(name and pattern.search(name)) for name in names), False], bool)[code]
+        return judged(code, names, pattern.search)
 
     marks = (
         rows_of(host_events["category"], "annotation") & np.isin(start, begin) & np.isin(end, to_int64(iterations["end_ns"]))

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from bridge_profiling.facts.intervals import Nanoseconds, Threads, coded, names_in, rows_of, sums_inside
+from bridge_profiling.facts.intervals import Nanoseconds, Threads, coded, judged, names_in, rows_of, sums_inside
 from bridge_profiling.facts.parts import counted_iterations
 from bridge_profiling.facts.sampled import MEASURES, Counted, means
 from bridge_profiling.traces.tables import NULL, fields, to_int64
@@ -208,7 +208,7 @@ class _Ranges:
 
     def named(self, names: list[str], pattern: re.Pattern[str]) -> NDArray[np.bool_]:
         """Which ranges have a name that begins as a pattern says."""
-        return np.array([*(pattern.match(name) is not None for name in names), False], bool)[self.code]
+        return judged(self.code, names, pattern.match)
 
 
 @dataclass(frozen=True)
@@ -273,12 +273,11 @@ def _nodes(operators: _Ranges, names: list[str]) -> _Ranges:
     Kineto's traces have it at the node, NVTX ranges at the function that the node runs.
     """
     matches = [_NODE.match(name) for name in names]
-    of_name = np.array([*(match is not None for match in matches), False], bool)
-    nodes = operators[of_name[operators.code]]
+    nodes = operators[operators.named(names, _NODE)]
     if not len(nodes) or (nodes.sequence != NULL).any():
         return nodes
     functions = {match[1] for match in matches if match and match[1]}
-    run = operators[np.array([*(name in functions for name in names), False], bool)[operators.code]]
+    run = operators[judged(operators.code, names, functions.__contains__)]
     sequence = nodes.sequence.copy()
     for thread in np.unique(nodes.thread):
         mine, inside = np.flatnonzero(nodes.thread == thread), run[run.thread == thread]

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from bridge_profiling.facts.intervals import coded, launched_inside, rows_of, sums_inside
+from bridge_profiling.facts.intervals import coded, judged, launched_inside, rows_of, sums_inside
 from bridge_profiling.facts.names import is_product_or_attention, product_precision
 from bridge_profiling.facts.sampled import MEASURES, Counted, means, memory_tb_s, traffic
 from bridge_profiling.peaks import peaks
@@ -46,18 +46,10 @@ def matrix(m: int, k: int, n: int, batch: int = 1) -> Work:
     return 2 * batch * m * k * n, batch * (m * k + k * n + m * n)
 
 
-def _mm(first: int) -> Callable[[Dimensions], Work]:
+def _product(first: int) -> Callable[[Dimensions], Work]:
     def work(shapes: Dimensions) -> Work:
-        (m, k), (_, n) = shapes[first], shapes[first + 1]
-        return matrix(m, k, n)
-
-    return work
-
-
-def _bmm(first: int) -> Callable[[Dimensions], Work]:
-    def work(shapes: Dimensions) -> Work:
-        (batch, m, k), (_, _, n) = shapes[first], shapes[first + 1]
-        return matrix(m, k, n, batch)
+        (*batch, m, k), (*_, n) = shapes[first], shapes[first + 1]
+        return matrix(m, k, n, prod(batch))
 
     return work
 
@@ -81,11 +73,11 @@ def _convolution_backward(shapes: Dimensions) -> Work:
 
 #: Operators that launch the kernels, not those around them: `aten::linear` calls `aten::addmm`.
 _WORK: dict[str, Callable[[Dimensions], Work]] = {
-    "aten::mm": _mm(0),
-    "aten::_scaled_mm": _mm(0),
-    "aten::addmm": _mm(1),
-    "aten::bmm": _bmm(0),
-    "aten::baddbmm": _bmm(1),
+    "aten::mm": _product(0),
+    "aten::_scaled_mm": _product(0),
+    "aten::addmm": _product(1),
+    "aten::bmm": _product(0),
+    "aten::baddbmm": _product(1),
     **{f"aten::_scaled_dot_product_{kind}_attention": _attention(0, 2) for kind in ("flash", "efficient", "cudnn")},
     # Scores again, and the gradients of values, scores, queries and keys.
     **{f"aten::_scaled_dot_product_{kind}_attention_backward": _attention(1, 5) for kind in ("flash", "efficient", "cudnn")},
@@ -146,15 +138,11 @@ def products(host_events: pa.Table, device_events: pa.Table, kernel_names: pa.Ta
     for row in found:
         work, size = _work(row["operator"], row["shapes"], outputs), _BYTES.get(row["precision"] or "")
         flops, elements = work or (None, None)
+        count, spent_ns = row["device_ns_count"], row["device_ns_sum"]
         rows_found.append(
             {name: row[name] for name in ("operator", "shapes", "precision")}
-            | {"kernel": row["kernel_first"], "count": row["device_ns_count"], "device_us": row["device_ns_sum"] / 1e3}
-            | {"flops": flops}
-            | {
-                "tflops": flops * row["device_ns_count"] / row["device_ns_sum"] / 1e3
-                if flops and row["device_ns_sum"]
-                else None
-            }
+            | {"kernel": row["kernel_first"], "count": count, "device_us": spent_ns / 1e3, "flops": flops}
+            | {"tflops": flops * count / spent_ns / 1e3 if flops and spent_ns else None}
             | {"flops_per_byte": flops / elements / size if flops and elements and size else None}
         )
     # A shorter call's samples also measure what ran before and after it.
@@ -208,8 +196,7 @@ def _first_products(
     names: list[str | None],
 ) -> pa.Array:
     """For each call, the name of the first matrix product or fused attention launched in it; null if there is none."""
-    has_product = [bool(name and is_product_or_attention(name)) for name in names]
-    rows = np.flatnonzero(np.array([*has_product, False])[code])
+    rows = np.flatnonzero(judged(code, names, is_product_or_attention))
     at, at_thread = (to_int64(events[name])[rows] for name in ("launch_start_ns", "launch_thread"))
     found = np.full(len(thread), -1)
     for one in np.unique(thread):

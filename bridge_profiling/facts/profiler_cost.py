@@ -20,6 +20,7 @@ import re
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -28,7 +29,7 @@ from numpy.typing import NDArray
 from bridge_profiling.facts.caveats import texts
 from bridge_profiling.facts.device import DeviceWork, IdleGaps, Windows
 from bridge_profiling.facts.host_ranges import launching_threads, on_threads
-from bridge_profiling.facts.intervals import EMPTY, Intervals, Nanoseconds, by_thread, names_in, rows_of, union
+from bridge_profiling.facts.intervals import EMPTY, Intervals, Nanoseconds, by_thread, rows_named, rows_of, union
 from bridge_profiling.facts.names import ENQUEUING, FREEING, SYNCHRONIZING
 from bridge_profiling.traces.joins import places
 from bridge_profiling.traces.tables import NULL, to_int64
@@ -113,12 +114,9 @@ class Recorded:
 
     def __init__(self, device_events: pa.Table) -> None:
         self._threads = launching_threads(device_events)
-        self._start, self._kind = [np.empty(0, np.int64)], [np.empty(0, np.uint8)]
-        self._own, self._own_ns = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-        self._waits = [np.empty((0, 2), np.int64)]
-        self._launches: list[Nanoseconds] = [np.empty(0, np.int64)]
-        self._gaps: list[NDArray[np.integer]] = [np.empty(0, np.uint32)]
-        self._entries: list[NDArray[np.integer]] = [np.empty(0, np.uint32)]
+        # Columns of a recording, a row of arrays for each block of events.
+        kinds = (np.int64, np.uint8, *[np.int64] * 5, np.uint32, np.uint32)
+        self._blocks: list[tuple[NDArray[Any], ...]] = [tuple(np.empty(0, kind) for kind in kinds)]
         self._rows, self._with_shapes = 0, False
         self._last_operators = np.empty((0, 3), np.int64)  # thread, start and end of each thread's last operator
 
@@ -132,48 +130,35 @@ class Recorded:
         rows = np.flatnonzero((kind <= OWN) & on_threads(block, self._threads))
         kind = kind[rows]
         start, end, thread = (to_int64(block[name])[rows] for name in ("start_ns", "end_ns", "thread"))
-        names = names_in(block["name"])
         called = kind == CATEGORIES.index("runtime")
-        full = (end - start >= _MAY_WAIT_NS) & rows_of(block["name"], *filter(_MAY_WAIT.search, names))[rows]
+        full = (end - start >= _MAY_WAIT_NS) & rows_named(block["name"], _MAY_WAIT.search)[rows]
         waits = called & (full | rows_of(block["name"], *SYNCHRONIZING, *FREEING)[rows])
-        kind[called & rows_of(block["name"], *filter(ENQUEUING.search, names))[rows]] = ENQUEUES
+        kind[called & rows_named(block["name"], ENQUEUING.search)[rows]] = ENQUEUES
         own = np.flatnonzero(kind == OWN)
-        self._start.append(start)
-        self._kind.append(kind)
-        self._own.append(own + self._rows)
-        self._own_ns.append((end - start)[own])
-        self._waits.append(np.column_stack((start[waits], end[waits])))
-        self._launches.append((end - start)[rows_of(block["name"], *_LAUNCHES)[rows]])
-        operators = kind == CATEGORIES.index("operator")
-        self._add_operators(thread[operators], start[operators], end[operators])
+        took, operators = end - start, kind == CATEGORIES.index("operator")
+        launches = took[rows_of(block["name"], *_LAUNCHES)[rows]]
+        between = self._between_operators(thread[operators], start[operators], end[operators])
+        self._blocks.append((start, kind, own + self._rows, took[own], start[waits], end[waits], launches, *between))
         self._rows += len(rows)
 
-    def _add_operators(self, thread: NDArray[np.int64], start: Nanoseconds, end: Nanoseconds) -> None:
+    def _between_operators(self, thread: NDArray[np.int64], start: Nanoseconds, end: Nanoseconds) -> list[NDArray[Any]]:
+        """Gaps and entries of the next operators, see `Recording`."""
         events = np.concatenate((self._last_operators, np.column_stack((thread, start, end))))
         events = events[by_thread(events[:, 0])]
         before, after = events[:-1], events[1:]
         same = after[:, 0] == before[:, 0]
         self._last_operators = events[~np.append(same, False)[: len(events)]]
         gaps = after[:, 1] - before[:, 2]
-        self._gaps.append(_compact(gaps[same & (gaps >= 0)]))
-        self._entries.append(_compact((after[:, 1] - before[:, 1])[same & (gaps < 0)]))
+        return [_compact(gaps[same & (gaps >= 0)]), _compact((after[:, 1] - before[:, 1])[same & (gaps < 0)])]
 
     def result(self) -> Recording:
         """The events."""
-        waits = np.concatenate(self._waits)
+        columns = [list(blocks) for blocks in zip(*self._blocks, strict=True)]
+        self._blocks.clear()
         # One after another, so that not all are in memory twice.
-        start, self._start = np.concatenate(self._start), []
-        return Recording(
-            start,
-            np.concatenate(self._kind),
-            np.concatenate(self._own),
-            np.concatenate(self._own_ns),
-            union(waits[:, 0], waits[:, 1]),
-            np.concatenate(self._launches),
-            np.concatenate(self._gaps),
-            np.concatenate(self._entries),
-            self._with_shapes,
-        )
+        each = (np.concatenate(columns.pop(0)) for _ in range(len(columns)))
+        start, kind, own, own_ns, begin, end, launches, gaps, entries = each
+        return Recording(start, kind, own, own_ns, union(begin, end), launches, gaps, entries, self._with_shapes)
 
 
 def _compact(times_ns: Nanoseconds) -> NDArray[np.integer]:

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from bridge_profiling.facts.device import IdleGaps
 from bridge_profiling.facts.host import Operators
-from bridge_profiling.facts.intervals import Intervals, Nanoseconds, coded, names_in, outermost, rows_of
+from bridge_profiling.facts.intervals import Intervals, Nanoseconds, coded, judged, outermost, rows_named, rows_of
 from bridge_profiling.facts.kernels import Kernels, between, compute_kernels
 from bridge_profiling.facts.names import (
     FULL_PRECISIONS,
@@ -212,9 +212,8 @@ _ROLES = pa.schema(
 
 def host_rows(host_events: pa.Table) -> NDArray[np.bool_]:
     """Which host events `device_roles` reads: ranges of optimizers, nodes of the backward pass, forward operators."""
-    names = names_in(host_events["name"])
-    named = [name for name in names if name.startswith((_OPTIMIZER, _BACKWARD))]
-    return rows_of(host_events["category"], "annotation", "operator") & rows_of(host_events["name"], *named, *_FORWARD)
+    named = rows_named(host_events["name"], lambda name: name.startswith((_OPTIMIZER, _BACKWARD)) or name in _FORWARD)
+    return rows_of(host_events["category"], "annotation", "operator") & named
 
 
 def device_roles(
@@ -239,14 +238,7 @@ def device_roles(
     taken = np.zeros(len(length), bool)
     found: dict[str, pa.Table] = {}
     optimizer, optimizers = _optimizers(kernels, host_events)
-    between_ns = {
-        kind: np.sort(to_int64(device_events["start_ns"])[rows])
-        for kind, rows in (
-            ("communicates", rows_of(device_events["kind"], "communication")),
-            ("copies", rows_of(device_events["kind"], "memcpy") & rows_of(device_events["direction"], "DtoH")),
-        )
-    }
-    for role, mine, idle in _roles(kernels, optimizer < len(optimizers) - 1, host_events, gaps, between_ns):
+    for role, mine, idle in _roles(kernels, optimizer < len(optimizers) - 1, host_events, device_events, gaps):
         own = mine & ~taken
         taken |= mine & (role not in _DESCRIBE)
         if not mine.any():
@@ -288,24 +280,25 @@ def _roles(
     kernels: Kernels,
     of_optimizer: NDArray[np.bool_],
     host_events: pa.Table,
+    device_events: pa.Table,
     gaps: IdleGaps,
-    between_ns: Mapping[str, Nanoseconds],
 ) -> Iterator[tuple[str, NDArray[np.bool_], Nanoseconds]]:
     """Each role, its kernels and the idle time of each kernel.
 
     Args:
         of_optimizer: which kernels an optimizer launched.
-        between_ns: when communication and copies to the host started, ascending.
     """
     no_idle = np.zeros(len(kernels.start_ns), np.int64)
     passes = _passes(host_events)
     products = kernels.named(is_product)
+    start = to_int64(device_events["start_ns"])
+    communicates = np.sort(start[rows_of(device_events["kind"], "communication")])
     if kernels.without_operators:
-        sweep = _sweeps_by_names(kernels, **between_ns)
+        sweep = _sweeps_by_names(kernels, communicates, np.sort(start[rows_of(device_events["direction"], "DtoH")]))
     else:
         outside = _outside_passes(kernels.launch_ns, host_events, *passes)
         of_one = of_optimizer & ~products & kernels.launched_by_one_tensor
-        sweep = _sweeps_of_operators(kernels, of_one, outside, between_ns["communicates"])
+        sweep = _sweeps_of_operators(kernels, of_one, outside, communicates)
     yield "optimizer_sweep", sweep, _before_ns(kernels, gaps.launch_starved | gaps.dependency_stalled, sweep)
     batched = products & (kernels.launched_by(*_BATCHED) | (kernels.operator < 0))
     least_ns = np.where(kernels.operator < 0, _OF_PRODUCTS * (kernels.end_ns - kernels.start_ns), 0)
@@ -348,8 +341,8 @@ def _has_precision(precision: str, name: str) -> bool:
 def _passes(host_events: pa.Table) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Which host events are nodes of a backward pass, and which are operators of a forward pass."""
     operators = rows_of(host_events["category"], "operator")
-    nodes = (name for name in names_in(host_events["name"]) if name.startswith(_BACKWARD))
-    return operators & rows_of(host_events["name"], *nodes), operators & rows_of(host_events["name"], *_FORWARD)
+    nodes = operators & rows_named(host_events["name"], lambda name: name.startswith(_BACKWARD))
+    return nodes, operators & rows_of(host_events["name"], *_FORWARD)
 
 
 def _around_softmax(
@@ -389,8 +382,8 @@ def _around_softmax(
 def _optimizers(kernels: Kernels, host_events: pa.Table) -> tuple[NDArray[np.int64], list[str | None]]:
     """The index of the optimizer in whose range each kernel was launched, and the names; the last one is `OUTSIDE`."""
     codes, names = coded(host_events["name"])
-    is_optimizer = np.array([*(bool(name and name.startswith(_OPTIMIZER)) for name in names), False])
-    rows = np.flatnonzero(rows_of(host_events["category"], "annotation", "operator") & is_optimizer[codes])
+    is_optimizer = judged(codes, names, lambda name: name.startswith(_OPTIMIZER))
+    rows = np.flatnonzero(rows_of(host_events["category"], "annotation", "operator") & is_optimizer)
     found = np.full(len(kernels.launch_ns), len(names))
     if len(rows):
         start, end = (host_events[name].to_numpy()[rows] for name in ("start_ns", "end_ns"))

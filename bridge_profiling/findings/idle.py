@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from bridge_profiling.facts.host_ranges import COPIES
-from bridge_profiling.facts.idle import LAUNCH_NS, SEVERAL, Cause
+from bridge_profiling.facts.idle import SEVERAL, Cause
+from bridge_profiling.facts.kernels import LAUNCH_NS
 from bridge_profiling.facts.names import PREPARING
 from bridge_profiling.findings import device_work
 from bridge_profiling.findings.evidence import Evidence
