@@ -208,7 +208,7 @@ def compare_answers(
         "communication": events.comparable(communication[0], communication[1]),
         "kernels": [events.events_of(side, "kernels", **rekey) for side in sides],
         "copies": [events.events_of(side, "copies") for side in sides],
-        "operators": [events.operators_of(side) for side in sides],
+        "operators": [events.events_of(side, "operators") for side in sides],
     }
     means = [float(each.parts["duration_us"].mean()) for each in base]
     # Without iterations, every change of an event counts.

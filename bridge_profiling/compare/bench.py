@@ -12,8 +12,9 @@ import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 
@@ -23,38 +24,13 @@ from bridge_profiling.manifest import RankCapture
 from bridge_profiling.traces.tables import fields
 from bridge_profiling.traces.types import RankInfo
 
-if TYPE_CHECKING:
-    import duckdb
-
 #: Captured operations that are compared with a measured operation of another name.
 _MEASURED_AS = {"recv": "send"}
 
 #: Operations between two ranks: the size of the group does not matter.
 _PAIRWISE = ("send", "send_recv")
 
-_BY_SIZE = """
-with per_match as (
-    select group_id, operation, match, max(message_bytes) as message_bytes, any_value(transfer_ns) as transfer_ns
-    from waiting group by all
-), named as (
-    select group_id, operation, any_value("group") as "group", any_value(group_name) as group_name,
-        any_value(group_ranks) as group_ranks, max(group_size)::integer as group_size
-    from operations group by group_id, operation
-)
-select operation, "group", group_name, group_ranks, group_size, message_bytes::bigint as message_bytes, count(*) as count,
-    sum(transfer_ns) / 1e3 as transfer_us
-from per_match join named using (group_id, operation) group by all
-order by "group", group_name, group_ranks, operation, message_bytes
-"""
-
-_COPIES = """
-select direction, if(direction = 'HtoD', from_memory, to_memory) as host_memory, bytes::bigint as bytes, count(*) as count,
-    sum(end_ns - start_ns) / 1e3 as copy_us
-from device_events where kind = 'memcpy' and direction in ('HtoD', 'DtoH') and bytes > 0
-group by all order by direction, host_memory, bytes
-"""
-
-_KIND = ("operation", "group", "group_name", "group_ranks", "group_size")
+_GROUP = ("operation", "group", "group_name", "group_ranks")
 
 
 def _schema(kind: Sequence[str], time: str, bandwidth: str) -> pa.Schema:
@@ -68,7 +44,7 @@ def _schema(kind: Sequence[str], time: str, bandwidth: str) -> pa.Schema:
     )
 
 
-_COMMUNICATION = _schema(_KIND, "transfer_us", "bus_bandwidth_gbs")
+_COMMUNICATION = _schema((*_GROUP, "group_size"), "transfer_us", "bus_bandwidth_gbs")
 _COPY = _schema(("direction", "host_memory"), "copy_us", "bandwidth_gbs")
 
 
@@ -98,23 +74,11 @@ class AgainstBench:
         }
 
 
-def transfers_by_size(connection: duckdb.DuckDBPyConnection) -> pa.Table:
-    """Matched operations by group and message size: number and transfer time. Needs `measure_waiting`."""
-    return connection.sql(_BY_SIZE).to_arrow_table()
-
-
-def copies_by_size(connection: duckdb.DuckDBPyConnection) -> pa.Table:
-    """Copies between host and device of all ranks by direction, memory and size: number and time."""
-    return connection.sql(_COPIES).to_arrow_table()
-
-
 def with_alone(sizes: pa.Table, document: BenchDocument | None, infos: Sequence[RankInfo]) -> pa.Table:
     """Rows of `communication_by_size` with `alone_bus_bandwidth_gbs`: of the same operation and size alone, null if unknown."""
-    device = next((name for info in infos for name in info.devices.values()), None)
-    results = [] if document is None else document.of_kind("collectives")
     found = []
-    for row in sizes.to_pylist() if results else ():
-        points, _ = _measured(row, _hosts(infos, row["group_ranks"]), device, results)
+    for row in () if document is None or not document.of_kind("collectives") else sizes.to_pylist():
+        points, _ = _measured(row, document, infos)
         size = row["message_bytes"]
         one_us = interpolated(points, size) if size else None
         found.append(bus_factor(row["operation"], row["group_size"] or 2) * size / one_us / 1e3 if one_us else None)
@@ -129,7 +93,7 @@ def against_bench(
     manifests: Sequence[RankCapture],
     iterations: pa.Table,
     communication: pa.Table,
-    transfers: pa.Table,
+    sizes: pa.Table,
     copies: pa.Table,
 ) -> AgainstBench:
     """Compare a run with results.
@@ -141,21 +105,20 @@ def against_bench(
         manifests: of each rank.
         iterations: answer of `Run.iterations`.
         communication: answer of `Run.communication`.
-        transfers: answer of `transfers_by_size`.
+        sizes: the same by size.
         copies: answer of `copies_by_size`.
     """
-    device = next((name for info in infos for name in info.devices.values()), None)
+    device = _device(infos)
     unprofiled = [time / 1e3 for manifest in manifests for time in manifest.durations_ns(profiled=False)]
     times = unprofiled or iterations["duration_us"].to_pylist()
     iteration = {
         "iteration_us": median(times) if times else None,
         "of": "iterations that were not profiled" if unprofiled else "captured iterations",
     }
-    communicated = _communication(document, communication, transfers, infos, device)
     return AgainstBench(
         path=str(document.path),
         found=found,
-        communication=pa.Table.from_pylist(list(communicated), _COMMUNICATION),
+        communication=pa.Table.from_pylist(list(_communication(document, communication, sizes, infos)), _COMMUNICATION),
         copies=pa.Table.from_pylist(list(_copies(document, copies, device)), _COPY),
         step=_step(document, device, iteration),
         data_loader=_data_loader(document, iteration),
@@ -180,31 +143,33 @@ def interpolated(points: Sequence[tuple[int, float]], size: int) -> float | None
 
 
 def _communication(
-    document: BenchDocument, communication: pa.Table, transfers: pa.Table, infos: Sequence[RankInfo], device: str | None
+    document: BenchDocument, communication: pa.Table, sizes: pa.Table, infos: Sequence[RankInfo]
 ) -> Iterator[dict[str, Any]]:
-    results = document.of_kind("collectives")
-    if not results:
+    if not document.of_kind("collectives"):
         return
-    by_size = grouped(transfers.to_pylist(), *_KIND)
+    by_group = grouped((row for row in sizes.to_pylist() if row["matched_count"]), *_GROUP)
     for row in communication.to_pylist():
-        sizes = by_size.get(tuple(row[name] for name in _KIND), [])
-        points, reason = _measured(row, _hosts(infos, row["group_ranks"]), device, results)
-        if not sizes:
+        transfers = sorted(by_group.get(tuple(row[name] for name in _GROUP), []), key=itemgetter("message_bytes"))
+        points, reason = _measured(row, document, infos)
+        if not row["matched_count"]:
             points, reason = [], "waiting cannot be separated from transfer: fewer than two participants are captured"
+        measured = [(each["message_bytes"], each["matched_count"], each["transfer_us"]) for each in transfers]
+        unknown = row["matched_count"] - sum(count for _, count, _ in measured)
         factor = bus_factor(row["operation"], row["group_size"] or 2)
-        measured = [(each["message_bytes"], each["count"], each["transfer_us"]) for each in sizes]
-        compared = _compared(measured, points, "transfer_us", "bus_bandwidth_gbs", factor)
-        yield {name: row[name] for name in (*_KIND, "count")} | compared | {"reason": reason or compared["reason"]}
+        yield {name: row[name] for name in (*_GROUP, "group_size", "count")} | _compared(
+            measured, points, reason, "transfer_us", "bus_bandwidth_gbs", factor=factor, unknown=unknown
+        )
 
 
 def _measured(
-    row: Mapping[str, Any], hosts: int | None, device: str | None, results: Sequence[Mapping[str, Any]]
+    row: Mapping[str, Any], document: BenchDocument, infos: Sequence[RankInfo]
 ) -> tuple[list[tuple[int, float]], str | None]:
     """Sizes and algorithm bandwidths of the result that fits an operation best, or the reason why none fits."""
     operation = _MEASURED_AS.get(row["operation"], row["operation"])
+    hosts, device = _hosts(infos, row["group_ranks"]), _device(infos)
     reasons: list[tuple[int, str]] = []
     # Of several that fit, for example of other element types, the newest, which is last.
-    for result in reversed(results):
+    for result in reversed(document.of_kind("collectives")):
         points = [
             (each["message_bytes"], each["algorithm_bandwidth_gbs"])
             for each in result["rows"]
@@ -219,7 +184,7 @@ def _measured(
             return points, None
         reasons.append(wrong)
     # The reason of the result that fits best.
-    return [], max(reasons)[1] if reasons else None
+    return [], max(reasons)[1]
 
 
 def _differences(
@@ -244,6 +209,10 @@ def _hosts(infos: Sequence[RankInfo], group_ranks: str | None) -> int | None:
     return None if None in hosts else len(hosts)
 
 
+def _device(infos: Sequence[RankInfo]) -> str | None:
+    return next((name for info in infos for name in info.devices.values()), None)
+
+
 def _copies(document: BenchDocument, copies: pa.Table, device: str | None) -> Iterator[dict[str, Any]]:
     results = document.of_kind("copies")
     if not results:
@@ -255,15 +224,10 @@ def _copies(document: BenchDocument, copies: pa.Table, device: str | None) -> It
             for each in (() if other_device else fitting["rows"])
             if (each["direction"], each["host_memory"]) == (direction, memory) and each["correct"]
         ]
-        compared = _compared([(row["bytes"], row["count"], row["copy_us"]) for row in rows], points, "copy_us", "bandwidth_gbs")
-        not_measured = None if points else f"{direction} of {memory} memory was not measured"
-        yield {
-            "direction": direction,
-            "host_memory": memory,
-            "count": sum(row["count"] for row in rows),
-            **compared,
-            "reason": other_device or not_measured or compared["reason"],
-        }
+        reason = other_device or (None if points else f"{direction} of {memory} memory was not measured")
+        sizes = [(row["bytes"], row["count"], row["copy_us"]) for row in rows]
+        kind = {"direction": direction, "host_memory": memory, "count": sum(row["count"] for row in rows)}
+        yield kind | _compared(sizes, points, reason, "copy_us", "bandwidth_gbs")
 
 
 def _newest(results: Sequence[Mapping[str, Any]], device: str | None) -> tuple[Mapping[str, Any], str | None]:
@@ -273,32 +237,34 @@ def _newest(results: Sequence[Mapping[str, Any]], device: str | None) -> tuple[M
 
 
 def _compared(
-    sizes: Sequence[tuple[int | None, int, float]],
+    sizes: Sequence[tuple[int, int, float]],
     points: Sequence[tuple[int, float]],
+    reason: str | None,
     time_name: str,
     bandwidth_name: str,
+    *,
     factor: float = 1.0,
+    unknown: int = 0,
 ) -> dict[str, Any]:
     """Columns of the comparison of transfers with bandwidths by size, and the reason why some are not compared.
 
     Args:
         sizes: message bytes, number, and sum of microseconds.
         points: measured sizes and bandwidths; none if nothing fits.
+        reason: why nothing fits.
         factor: bus over algorithm bandwidth.
+        unknown: number of transfers whose size is unknown.
     """
     count = amount = 0
     taken_us = alone_us = 0.0
     outside: list[int] = []
-    unknown = 0
     for size, transfers, time_us in sizes:
-        one_us = None if size is None else interpolated(points, size)
-        if one_us is not None and size is not None:
+        one_us = interpolated(points, size)
+        if one_us is None:
+            outside.append(size)
+        else:
             count, amount = count + transfers, amount + size * transfers
             taken_us, alone_us = taken_us + time_us, alone_us + transfers * one_us
-        elif size is None:
-            unknown += transfers
-        else:
-            outside.append(size)
     reasons = []
     if outside and points:
         span = f"{min(points)[0]:,} to {max(points)[0]:,} bytes"
@@ -313,7 +279,7 @@ def _compared(
         "reached_share": alone_us / taken_us if taken_us else None,
         bandwidth_name: factor * amount / taken_us / 1e3 if taken_us else None,
         f"alone_{bandwidth_name}": factor * amount / alone_us / 1e3 if alone_us else None,
-        "reason": "; ".join(reasons) or None,
+        "reason": reason or "; ".join(reasons) or None,
     }
 
 

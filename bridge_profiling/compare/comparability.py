@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bridge_profiling.compare.events import Events
-from bridge_profiling.compare.steps import ComparedRun, Side
+from bridge_profiling.compare.steps import ComparedRun, Side, captured_iterations
 from bridge_profiling.layout import name_ranks, number_ranges
 from bridge_profiling.manifest import RankCapture
 from bridge_profiling.traces.types import RankInfo
@@ -188,8 +188,7 @@ def _products(base: Sequence[ComparedRun], other: Sequence[ComparedRun]) -> Diff
 def _shapes(side: Sequence[ComparedRun]) -> dict[str, float]:
     found: dict[str, float] = {}
     for run in side:
-        iterations = max(len(set(run.iterations["iteration"].to_pylist())), 1)
-        amount = iterations * max(len({info.rank for info in run.infos}), 1) * len(side)
+        amount = captured_iterations(run) * max(len({info.rank for info in run.infos}), 1) * len(side)
         for row in run.operators.to_pylist():
             if row["shapes"] and _PRODUCTS.match(row["name"]):
                 key = f"{row['name'].removeprefix('aten::')} {row['shapes']}"

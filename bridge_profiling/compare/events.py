@@ -10,16 +10,15 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from bridge_profiling.compare.steps import Side
+from bridge_profiling.compare.steps import ComparedRun, RunSteps, Side, captured_iterations
+from bridge_profiling.facts import cells
 from bridge_profiling.facts.intervals import grouped
 from bridge_profiling.facts.statistics import ENOUGH_SAMPLES, welch_p
-
-if TYPE_CHECKING:
-    import duckdb
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,100 +76,54 @@ Key = tuple[Any, ...]
 #: Kinds of events by key, each with its amounts on one side.
 Events = dict[Key, EventSide]
 
-# Nanoseconds are added up as integers: DuckDB adds doubles in an order that changes from run to run.
-_CELLS = """
-with cells as (
-    select {keys}, rank, {iteration} as step, count(*) as count, sum(end_ns - start_ns) as ns, sum(bytes) as bytes
-    from device_events where {kinds} {where} group by all
-)
-select {keys}, step as iteration, sum(count)::double as count, sum(ns) / 1e3 as us, min(ns / 1e3 / count) as fastest,
-    max(ns / 1e3 / count) as slowest, coalesce(sum(bytes), 0)::double as bytes
-from cells group by all order by step
-"""
-
-# Only matched operations have transfer and waiting; for others, the kernel's time counts as transfer.
-_OPERATIONS = """
-with timed as (
-    select operation, coalesce("group", '') as "group", coalesce(group_size, 0) as group_size, rank, collective,
-        {iteration} as step, message_bytes as bytes, end_ns - start_ns as kernel_ns
-    from operations where true {where}
-), cells as (
-    select operation, "group", group_size, rank, step, count(*) as count, sum(bytes) as bytes,
-        sum(coalesce(transfer_ns, kernel_ns)) as ns, sum(wait_ns) as wait_ns, sum(kernel_ns) as kernel_ns
-    from timed left join (select rank, collective, transfer_ns, wait_ns from waiting) using (rank, collective) group by all
-)
-select operation, "group", group_size, step as iteration, sum(count)::double as count, sum(ns) / 1e3 as us,
-    min(ns / 1e3 / count) as fastest, max(ns / 1e3 / count) as slowest, coalesce(sum(bytes), 0)::double as bytes,
-    coalesce(sum(wait_ns), 0) / 1e3 as wait_us, sum(kernel_ns) / 1e3 as kernel_us
-from cells group by all order by step
-"""
-
 #: Columns that tell kinds of events apart.
-KEYS = {
-    "kernels": ("kind", "name"),
-    "copies": ("kind", "direction", "from_memory", "to_memory"),
-    "communication": ("operation", "group", "group_size"),
-    "operators": ("name",),
-}
-
-_KINDS = {"kernels": "kind in ('compute', 'communication')", "copies": "kind in ('memcpy', 'memset')"}
+KEYS = cells.KEYS | {"operators": ("name",)}
 
 #: Further amounts of each kind.
-_EXTRA = {"kernels": (), "copies": ("bytes",), "communication": ("bytes", "wait_us", "kernel_us")}
-
-
-def event_cells(
-    connection: duckdb.DuckDBPyConnection, *, of: str, iterations: tuple[int, ...] = (), ranks: tuple[int, ...] = ()
-) -> pa.Table:
-    """Events per kind and iteration. Needs `measure_waiting`.
-
-    Args:
-        of: `kernels`, `copies` or `communication`.
-        iterations: to count; without any, the whole capture counts as one.
-        ranks: to count.
-
-    Returns:
-        The columns of `KEYS`, iteration, count, us (sum over ranks), fastest and slowest (mean per call of a rank), bytes; of
-        communication also wait_us and kernel_us.
-    """
-    numbers, members = (", ".join(str(int(number)) for number in numbers) for numbers in (iterations, ranks))
-    query = (_OPERATIONS if of == "communication" else _CELLS).format(
-        keys=", ".join(KEYS[of]),
-        kinds=_KINDS.get(of),
-        iteration="iteration" if iterations else "0",
-        where=f"and iteration in ({numbers}) and rank in ({members})" if iterations else "",
-    )
-    return connection.sql(query).to_arrow_table()
+_EXTRA = {"kernels": (), "copies": ("bytes",), "communication": ("bytes", "wait_us", "kernel_us"), "operators": ("device_us",)}
 
 
 def events_of(side: Side, of: str, *, rekey: Callable[[Key], Key] = lambda key: key) -> Events:
-    """Kernels, copies or communication of one side; times of communication are those of transfers.
+    """Events of one side; times of communication are those of transfers, times of operators their own.
 
     Args:
-        side: its runs; of one without marked iterations, the whole capture counts as one.
-        of: `kernels`, `copies` or `communication`.
+        side: its runs; of one without marked iterations, the whole capture counts as one. Operators are of all iterations.
+        of: key of `KEYS`.
         rekey: makes several keys one.
     """
     found: Events = {}
     for run, steps in side:
-        if steps is None:
+        if of == "operators":
+            iterations, ranks, rows = captured_iterations(run), *_operators(run, steps)
+        elif steps is None:
             iterations, ranks = 1, len({info.rank for info in run.infos if info.source == run.main_source})
-            table = run.cells(of=of)
+            rows = run.cells(of=of).to_pylist()
         else:
             iterations, ranks = len(steps.iterations), len(steps.ranks)
-            table = run.cells(of=of, iterations=tuple(steps.iterations), ranks=tuple(steps.ranks))
-        cells: dict[Key, list[dict[str, Any]]] = {}
-        for row in table.to_pylist():
-            cells.setdefault(rekey(tuple(row[name] for name in KEYS[of])), []).append(row)
-        amount = iterations * ranks * len(side)
-        for key, rows in cells.items():
+            rows = run.cells(of=of, iterations=tuple(steps.iterations), ranks=tuple(steps.ranks)).to_pylist()
+        by_key: dict[Key, list[dict[str, Any]]] = {}
+        for row in rows:
+            by_key.setdefault(rekey(tuple(row[name] for name in KEYS[of])), []).append(row)
+        for key, mine in by_key.items():
             event = found.setdefault(key, EventSide())
-            event.add(rows, amount, _EXTRA[of])
-            # An iteration has several rows if `rekey` merged keys.
-            iterations_of = grouped(rows, "iteration").values()
-            means = [sum(row["us"] for row in each) / sum(row["count"] for row in each) for each in iterations_of]
-            event.samples += means if len(side) == 1 else [fmean(means)]
+            event.add(mine, iterations * ranks * len(side), _EXTRA[of])
+            if of != "operators":
+                # An iteration has several rows if `rekey` merged keys.
+                means = [
+                    sum(row["us"] for row in each) / sum(row["count"] for row in each)
+                    for each in grouped(mine, "iteration").values()
+                ]
+                event.samples += means if len(side) == 1 else [fmean(means)]
     return found
+
+
+def _operators(run: ComparedRun, steps: RunSteps | None) -> tuple[int, list[dict[str, Any]]]:
+    """The number of ranks, and a row for each operator of a rank, as in `event_cells`."""
+    ranks = run.operators["rank"].unique() if steps is None else pa.array(steps.ranks, pa.int32())
+    mine = run.operators.filter(pc.is_in(run.operators["rank"], ranks)).group_by(["name", "rank"], use_threads=False)
+    summed = mine.aggregate([(name, "sum") for name in ("count", "self_us", "device_self_us")])
+    rows = summed.rename_columns(["name", "rank", "count", "us", "device_us"]).to_pylist()
+    return len(ranks), [row | dict.fromkeys(("fastest", "slowest"), row["us"] / row["count"]) for row in rows]
 
 
 def comparable(base: Events, other: Events) -> tuple[Events, Events]:
@@ -199,26 +152,6 @@ def without_arguments(key: Key) -> Key:
     kind, name = key
     spelled = name.replace("(anonymous namespace)", "unnamed").replace("<unnamed>", "unnamed").removeprefix("void ")
     return kind, re.split(r"[<(]", spelled, maxsplit=1)[0].strip()
-
-
-def operators_of(side: Side) -> Events:
-    """Host operators of one side, by name; times are their own. Means over all captured iterations."""
-    found: Events = {}
-    for run, steps in side:
-        iterations = max(len(set(run.iterations["iteration"].to_pylist())), 1)
-        ranks = steps.ranks if steps is not None else sorted(set(run.operators["rank"].to_pylist()))
-        amount = iterations * len(ranks) * len(side)
-        for name, rows in grouped((row for row in run.operators.to_pylist() if row["rank"] in ranks), "name").items():
-            of_ranks = []
-            for shapes in grouped(rows, "rank").values():
-                count = us = device_us = 0.0
-                for row in shapes:
-                    count, us, device_us = count + row["count"], us + row["self_us"], device_us + row["device_self_us"]
-                of_ranks.append(
-                    {"count": count, "us": us, "device_us": device_us, "fastest": us / count, "slowest": us / count}
-                )
-            found.setdefault((name,), EventSide()).add(of_ranks, amount, ("device_us",))
-    return found
 
 
 def changes(base: Events, other: Events, of: str, *, step_us: float, noise: Noise) -> list[dict[str, Any]]:

@@ -108,6 +108,11 @@ class StepChange:
         return self.verdict == "slower" and self.us.relative is not None and self.us.relative > limit
 
 
+def captured_iterations(run: ComparedRun) -> int:
+    """Number of captured iterations, at least 1."""
+    return max(len(run.iterations["iteration"].unique()), 1)
+
+
 def ranks_in_common(runs: Sequence[ComparedRun]) -> list[int]:
     """The ranks with iterations in every run that has any; if there are none, the ranks with iterations in any run."""
     captured = [set(run.iterations["rank"].to_pylist()) for run in runs if run.iterations.num_rows]

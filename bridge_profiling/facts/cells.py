@@ -1,0 +1,83 @@
+"""Events counted by kind: per iteration, for comparisons of runs, and copies by size, for comparisons with benchmarks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+if TYPE_CHECKING:
+    import duckdb
+
+#: Columns that tell kinds of events apart.
+KEYS = {
+    "kernels": ("kind", "name"),
+    "copies": ("kind", "direction", "from_memory", "to_memory"),
+    "communication": ("operation", "group", "group_size"),
+}
+
+_KINDS = {"kernels": "kind in ('compute', 'communication')", "copies": "kind in ('memcpy', 'memset')"}
+
+# Nanoseconds are added up as integers: DuckDB adds doubles in an order that changes from run to run.
+_CELLS = """
+with cells as (
+    select {keys}, rank, {iteration} as step, count(*) as count, sum(end_ns - start_ns) as ns, sum(bytes) as bytes
+    from device_events where {kinds} {where} group by all
+)
+select {keys}, step as iteration, sum(count)::double as count, sum(ns) / 1e3 as us, min(ns / 1e3 / count) as fastest,
+    max(ns / 1e3 / count) as slowest, coalesce(sum(bytes), 0)::double as bytes
+from cells group by all order by step
+"""
+
+# Only matched operations have transfer and waiting; for others, the kernel's time counts as transfer.
+_OPERATIONS = """
+with timed as (
+    select operation, coalesce("group", '') as "group", coalesce(group_size, 0) as group_size, rank, collective,
+        {iteration} as step, message_bytes as bytes, end_ns - start_ns as kernel_ns
+    from operations where true {where}
+), cells as (
+    select operation, "group", group_size, rank, step, count(*) as count, sum(bytes) as bytes,
+        sum(coalesce(transfer_ns, kernel_ns)) as ns, sum(wait_ns) as wait_ns, sum(kernel_ns) as kernel_ns
+    from timed left join (select rank, collective, transfer_ns, wait_ns from waiting) using (rank, collective) group by all
+)
+select operation, "group", group_size, step as iteration, sum(count)::double as count, sum(ns) / 1e3 as us,
+    min(ns / 1e3 / count) as fastest, max(ns / 1e3 / count) as slowest, coalesce(sum(bytes), 0)::double as bytes,
+    coalesce(sum(wait_ns), 0) / 1e3 as wait_us, sum(kernel_ns) / 1e3 as kernel_us
+from cells group by all order by step
+"""
+
+_COPIES_BY_SIZE = """
+select direction, if(direction = 'HtoD', from_memory, to_memory) as host_memory, bytes::bigint as bytes, count(*) as count,
+    sum(end_ns - start_ns) / 1e3 as copy_us
+from device_events where kind = 'memcpy' and direction in ('HtoD', 'DtoH') and bytes > 0
+group by all order by direction, host_memory, bytes
+"""
+
+
+def event_cells(
+    connection: duckdb.DuckDBPyConnection, *, of: str, iterations: tuple[int, ...] = (), ranks: tuple[int, ...] = ()
+) -> pa.Table:
+    """Events per kind and iteration. Needs `measure_waiting`.
+
+    Args:
+        of: `kernels`, `copies` or `communication`.
+        iterations: to count; without any, the whole capture counts as one.
+        ranks: to count.
+
+    Returns:
+        The columns of `KEYS`, iteration, count, us (sum over ranks), fastest and slowest (mean per call of a rank), bytes; of
+        communication also wait_us and kernel_us.
+    """
+    numbers, members = (", ".join(str(int(number)) for number in numbers) for numbers in (iterations, ranks))
+    query = (_OPERATIONS if of == "communication" else _CELLS).format(
+        keys=", ".join(KEYS[of]),
+        kinds=_KINDS.get(of),
+        iteration="iteration" if iterations else "0",
+        where=f"and iteration in ({numbers}) and rank in ({members})" if iterations else "",
+    )
+    return connection.sql(query).to_arrow_table()
+
+
+def copies_by_size(connection: duckdb.DuckDBPyConnection) -> pa.Table:
+    """Copies between host and device of all ranks by direction, memory and size: number and time."""
+    return connection.sql(_COPIES_BY_SIZE).to_arrow_table()
