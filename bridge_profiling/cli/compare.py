@@ -65,11 +65,11 @@ def compare(
         require(against is None, "--against with two runs", instead="Leave it out: OTHER is compared with BASE")
     with common.open_runs(*sides[0], *sides[1], *(more or []), output=output, workers=workers, fetch=fetch) as runs:
         from bridge_profiling.compare import compare as compared
-        from bridge_profiling.compare.series import compare_series
+        from bridge_profiling.compare import compare_series
 
         found = compare_series(runs) if more else compared(runs[: len(sides[0])], runs[len(sides[0]) :])
         errors = [error for run in runs for error in run.errors]
-    from bridge_profiling.compare.series import Series
+    from bridge_profiling.compare import Series
     from bridge_profiling.report.comparison_view import comparison_view
     from bridge_profiling.report.series_view import series_view
 

@@ -1,5 +1,7 @@
 """Two sides compared: whether they did the same work, how much an iteration changed and with which confidence, and where.
 
+Three or more runs in order, such as nightly ones, are each compared with the first and with the previous one.
+
 from bridge_profiling import Run
 comparison = Run("before").compare(Run("after"))
 comparison.step.verdict, comparison.kernels.to_pandas()
@@ -9,27 +11,29 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 import pyarrow as pa
 
 from bridge_profiling.compare import events
 from bridge_profiling.compare import steps as of_steps
-from bridge_profiling.compare.comparability import WORK, Difference, differences
+from bridge_profiling.compare.comparability import WORK, Difference, differences, limitations, limitations_of_series
 from bridge_profiling.compare.events import KEYS, Noise
-from bridge_profiling.compare.steps import ComparedRun, Side, StepChange
-from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.compare.steps import ComparedRun, Side, StepChange, amount
+from bridge_profiling.errors import ProfilingConfigError, require
 from bridge_profiling.facts.intervals import grouped
 from bridge_profiling.facts.memory import difference
 from bridge_profiling.facts.parts import BY_ACTIVITY, BY_CAUSE
-from bridge_profiling.facts.statistics import LEVEL, Change
+from bridge_profiling.facts.statistics import LEVEL, Change, Estimate, Spread, median_of, spread_of, trend_of
 from bridge_profiling.traces.tables import fields
 
 SCHEMA_VERSION = 1
 
 #: Smaller changes of memory are rounding of the allocator.
 _LEAST_BYTES = 1 << 20
+
+_MEMORY = ("peak_bytes", "peak_reserved_bytes", "growth_bytes_per_iteration")
 
 
 class Comparable(Protocol):
@@ -79,9 +83,9 @@ class Comparison:
     operators: pa.Table
     memory: pa.Table
     memory_sites: pa.Table
-    findings_came: list[Any] = field(default_factory=list)
-    findings_went: list[Any] = field(default_factory=list)
-    limitations: list[str] = field(default_factory=list)
+    findings_came: list[Any]
+    findings_went: list[Any]
+    limitations: list[str]
 
     @property
     def same_work(self) -> bool:
@@ -126,6 +130,9 @@ class Comparison:
 
     def document(self) -> dict[str, Any]:
         """All of it as plain data, with events that changed."""
+        parts = {
+            name: {part: _change(each) for part, each in getattr(self, name).items()} for name in ("by_cause", "by_activity")
+        }
         return {
             "schema_version": SCHEMA_VERSION,
             "base": self.base,
@@ -134,8 +141,7 @@ class Comparison:
             "differences": [asdict(each) for each in self.differences],
             "step": self.step_document(),
             "profiled_step": None if self.profiled is None else _change(self.profiled),
-            "by_cause": {name: _change(each) for name, each in self.by_cause.items()},
-            "by_activity": {name: _change(each) for name, each in self.by_activity.items()},
+            **parts,
             "ranks": self.ranks.to_pylist(),
             **{name: changed(getattr(self, name)) for name in KEYS},
             "memory": self.memory.to_pylist(),
@@ -154,6 +160,72 @@ class Comparison:
 
     def to_json(self) -> str:
         """`document` as text: the output of `bridge-profiling compare BASE OTHER --json`."""
+        return json.dumps(self.document(), indent=1, allow_nan=False)
+
+
+@dataclass(frozen=True)
+class SeriesRun:
+    """One run of a series.
+
+    Args:
+        name: path of the run.
+        captured_ns: when its manifests were written, by their clock, nanoseconds since 1970; None without one.
+        step_us: median iteration in microseconds; None without iterations.
+        samples: number of iterations that the median is of.
+        spread_us: how much these iterations differ, in microseconds; None without iterations.
+        parts: microseconds of each part (`BY_CAUSE`, `BY_ACTIVITY`) of the mean captured iteration, and its `duration_us`;
+            empty without captured iterations.
+        peak_bytes: highest peak of allocated memory of its devices; None if no memory was recorded.
+        against_first: comparison with the first run; None for the first.
+        against_previous: comparison with the previous run; None for the first.
+    """
+
+    name: str
+    captured_ns: int | None
+    step_us: Estimate | None
+    samples: int
+    spread_us: Spread | None
+    parts: dict[str, float]
+    peak_bytes: int | None
+    against_first: Comparison | None
+    against_previous: Comparison | None
+
+
+@dataclass(frozen=True)
+class Series:
+    """Runs in order.
+
+    Args:
+        runs: at least three.
+        over_runs_us: how much the runs' median iterations differ, in microseconds; None without iterations.
+        evidence: iterations that all medians are of: `unprofiled` if every run timed enough of them, else `profiled`.
+        trend: change of the median iteration from one run to the next, in microseconds; None if it is not supported.
+        no_trend: why no trend is supported; None otherwise.
+        limitations: caveats as sentences.
+    """
+
+    runs: list[SeriesRun]
+    over_runs_us: Spread | None
+    evidence: str
+    trend: Estimate | None
+    no_trend: str | None
+    limitations: list[str]
+
+    def document(self) -> dict[str, Any]:
+        """All of it as plain data."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "evidence": self.evidence,
+            "level": LEVEL,
+            "runs": [_run_document(run) for run in self.runs],
+            "over_runs_us": _plain(self.over_runs_us),
+            "trend_us_per_run": _plain(self.trend),
+            "no_trend": self.no_trend,
+            "limitations": self.limitations,
+        }
+
+    def to_json(self) -> str:
+        """`document` as text: the output of `bridge-profiling compare --json` for three or more runs."""
         return json.dumps(self.document(), indent=1, allow_nan=False)
 
 
@@ -179,46 +251,90 @@ def compare(
             why="the spread between runs of one kind needs at least two runs per side",
             instead="Give several runs of both sides, or one of each",
         )
-    return compare_answers([[run.compared() for run in side] for side in runs], noise or Noise())
+    return _compare(_with_steps([[run.compared() for run in side] for side in runs]), noise or Noise())
 
 
-def compare_answers(
-    runs: Sequence[Sequence[ComparedRun]], noise: Noise, *, ranks: Sequence[int] | None = None, evidence: str | None = None
-) -> Comparison:
-    """Compare the answers of both sides' runs.
+def compare_series(runs: Sequence[Comparable], *, noise: Noise | None = None) -> Series:
+    """Compare each run with the first and with the previous one.
+
+    All medians are of the same ranks and the same kind of iterations, so that they are comparable throughout.
 
     Args:
-        runs: those of the base, and those of the other side.
+        runs: at least three, in order.
         noise: limits above which a difference of an event is a change.
-        ranks: whose iterations are compared; None for those in common.
-        evidence: iterations to use, see `steps.step_change`.
+
+    Raises:
+        TraceError: a run has no capture.
+        ProfilingConfigError: there are fewer than three runs.
     """
-    every = [run for side in runs for run in side]
-    ranks = of_steps.ranks_in_common(every) if ranks is None else ranks
-    sides: list[Side] = [[(run, of_steps.run_steps(run, ranks)) for run in side] for side in runs]
+    require(len(runs) >= 3, f"a series of {len(runs)} runs", why="a series needs three", instead="Use compare() for two runs")
+    sides = _with_steps([[run.compared()] for run in runs])
+    every = [measured for side in sides for measured in side]
+    evidence = of_steps.best_evidence([each for each in every if each[1] is not None or of_steps.unprofiled_us(*each)])
+    known = [[steps] for _, steps in every if steps is not None]
+    equal_parts = iter(of_steps.with_equal_parts(*known))
+    found: list[SeriesRun] = []
+    for number, (run, steps) in enumerate(every):
+        earlier = {0, number - 1} if number else ()
+        against = {place: _compare([sides[place], sides[number]], noise or Noise(), evidence) for place in earlier}
+        (times,) = of_steps.step_times(sides[number], evidence) or [[]]
+        median = median_of(times) if times else None
+        if median is not None and evidence == "profiled" and not (steps is not None and steps.enough):
+            median = Estimate(median.value)
+        clocks = [capture.manifest.clock for capture in run.manifests]
+        found.append(
+            SeriesRun(
+                name=run.name,
+                captured_ns=min((clock.unix_ns for clock in clocks if clock is not None), default=None),
+                step_us=median,
+                samples=len(times),
+                spread_us=spread_of(times) if times else None,
+                parts={} if steps is None else {name: float(of.mean()) for name, of in next(equal_parts)[0].parts.items()},
+                peak_bytes=max((peak for peak in run.memory["peak_bytes"].to_pylist() if peak is not None), default=None),
+                against_first=against.get(0),
+                against_previous=against.get(number - 1),
+            )
+        )
+    medians = [run.step_us.value for run in found if run.step_us is not None]
+    trend, no_trend = trend_of(medians)
+    return Series(
+        runs=found,
+        over_runs_us=spread_of(medians) if medians else None,
+        evidence=evidence,
+        trend=trend,
+        no_trend=no_trend,
+        limitations=limitations_of_series(every, [run.captured_ns for run in found], evidence),
+    )
+
+
+def _with_steps(runs: Sequence[Sequence[ComparedRun]]) -> list[Side]:
+    """Runs with their iterations on the ranks that all of them captured."""
+    ranks = of_steps.ranks_in_common([run for side in runs for run in side])
+    return [[(run, of_steps.run_steps(run, ranks)) for run in side] for side in runs]
+
+
+def _compare(sides: Sequence[Side], noise: Noise, evidence: str | None = None) -> Comparison:
+    """Compare both sides' runs, by iterations of one kind: by default the better one that both sides have."""
     marked = all(steps is not None for side in sides for _, steps in side)
     if not marked:  # amounts per iteration and amounts of whole captures are not comparable
-        sides = [[(run, None) for run in side] for side in runs]
+        sides = [[(run, None) for run, _ in side] for side in sides]
+    runs = [[run for run, _ in side] for side in sides]
     known = [[steps for _, steps in side if steps is not None] for side in sides]
     base, other = of_steps.with_equal_parts(*known)
-    several_profilers = len({run.main_source for run in every if run.infos}) > 1
-    rekey = {"rekey": events.without_arguments} if several_profilers else {}
-    communication = [events.events_of(side, "communication") for side in sides]
-    found = {
-        "communication": events.comparable(communication[0], communication[1]),
-        "kernels": [events.events_of(side, "kernels", **rekey) for side in sides],
-        "copies": [events.events_of(side, "copies") for side in sides],
-        "operators": [events.events_of(side, "operators") for side in sides],
-    }
+    several_profilers = len({run.main_source for side in runs for run in side if run.infos}) > 1
+    rekey = {"kernels": events.without_arguments} if several_profilers else {}
+    found = {of: [events.events_of(side, of, rekey.get(of)) for side in sides] for of in KEYS}
+    communication = found["communication"]
+    found["communication"] = events.comparable(*communication)
     means = [float(each.parts["duration_us"].mean()) for each in base]
     # Without iterations, every change of an event counts.
     step_us = sum(means) / len(means) if means else 0.0
-    came, went = _findings(runs)
+    evidence = evidence or of_steps.best_evidence([measured for side in sides for measured in side])
     return Comparison(
         base=[run.name for run in runs[0]],
         other=[run.name for run in runs[1]],
-        differences=differences(sides[0], sides[1], (communication[0], communication[1])),
-        step=of_steps.step_change(sides[0], sides[1], evidence),
+        differences=differences(*sides, communication),
+        step=of_steps.step_change(*sides, evidence),
         profiled=of_steps.median_change(base, other) if marked else None,
         by_cause=of_steps.split(base, other, BY_CAUSE) if marked else {},
         by_activity=of_steps.split(base, other, BY_ACTIVITY) if marked else {},
@@ -229,9 +345,9 @@ def compare_answers(
         },
         memory=_memory(runs),
         memory_sites=_sites(runs),
-        findings_came=came,
-        findings_went=went,
-        limitations=_limitations(sides, marked=marked, merged=[base, other] != known),
+        findings_came=_only(runs[1], runs[0]),
+        findings_went=_only(runs[0], runs[1]),
+        limitations=limitations(sides, marked=marked, merged=[base, other] != known),
     )
 
 
@@ -251,26 +367,24 @@ def _table(rows: list[dict[str, Any]], *names: str) -> pa.Table:
     return pa.Table.from_pylist(rows) if rows else pa.table({name: pa.array([], pa.string()) for name in names})
 
 
-_MEMORY = ("peak_bytes", "peak_reserved_bytes", "growth_bytes_per_iteration")
-
-
 def _memory(sides: Sequence[Sequence[ComparedRun]]) -> pa.Table:
     """Peak and growth of each device recorded on both sides; means of several runs."""
-    known = [grouped((row for run in side for row in run.memory.to_pylist()), "rank", "device") for side in sides]
-    rows = []
-    for rank, device in sorted(known[0].keys() & known[1].keys()):
-        row: dict[str, Any] = {"rank": rank, "device": device}
-        for name in _MEMORY:
-            before, after = (_mean([each[name] for each in found[rank, device]]) for found in known)
-            row |= {f"base_{name}": before, f"other_{name}": after}
-            row[f"change_{name}"] = None if before is None or after is None else after - before
-        rows.append(row)
-    amounts = fields(pa.float64(), *(f"{side}_{name}" for name in _MEMORY for side in ("base", "other", "change")))
-    return pa.Table.from_pylist(rows, schema=pa.schema([*fields(pa.int32(), "rank", "device"), *amounts]))
+    base, other = (grouped((row for run in side for row in run.memory.to_pylist()), "rank", "device") for side in sides)
+    rows = [
+        {"rank": rank, "device": device}
+        | {
+            column: value
+            for name in _MEMORY
+            for column, value in amount(name, *(_mean(side[rank, device], name) for side in (base, other))).items()
+        }
+        for rank, device in sorted(base.keys() & other.keys())
+    ]
+    columns = fields(pa.float64(), *(column for name in _MEMORY for column in amount(name, None, None)))
+    return pa.Table.from_pylist(rows, schema=pa.schema([*fields(pa.int32(), "rank", "device"), *columns]))
 
 
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
+def _mean(rows: Sequence[dict[str, Any]], name: str) -> float | None:
+    known = [row[name] for row in rows if row[name] is not None]
     return sum(known) / len(known) if known else None
 
 
@@ -281,15 +395,13 @@ def _sites(sides: Sequence[Sequence[ComparedRun]]) -> pa.Table:
     return found if before.num_rows and after.num_rows else found.slice(0, 0)
 
 
-def _findings(runs: Sequence[Sequence[ComparedRun]]) -> tuple[list[Any], list[Any]]:
-    """Findings on one side only, by id: ranks may differ, and titles contain numbers."""
-    base: dict[str, Any] = {}
-    other: dict[str, Any] = {}
-    for found, side in zip((base, other), runs, strict=True):
-        for run in side:
-            for finding in run.findings:
-                found.setdefault(finding.id, finding)
-    return [other[each] for each in other if each not in base], [base[each] for each in base if each not in other]
+def _only(side: Sequence[ComparedRun], than: Sequence[ComparedRun]) -> list[Any]:
+    """Findings of one side only, by id: ranks may differ, and titles contain numbers."""
+    known = {finding.id for run in than for finding in run.findings}
+    found: dict[str, Any] = {}
+    for finding in (finding for run in side for finding in run.findings if finding.id not in known):
+        found.setdefault(finding.id, finding)
+    return list(found.values())
 
 
 def _finding(finding: Any) -> dict[str, Any]:
@@ -301,17 +413,35 @@ def _change(change: Change) -> dict[str, Any]:
     return us | {"relative": change.relative, "speedup": change.speedup, "significant": change.significant}
 
 
-def _limitations(sides: Sequence[Side], *, marked: bool, merged: bool) -> list[str]:
-    found: list[str] = []
-    if merged:
-        found.append("one side cannot separate waiting for other ranks from communication: they are one part on both sides")
-    if not marked:
-        found.append(
-            "one side has no marked iterations: whole captures are compared, and the change of an iteration is unknown"
-        )
-    for word, side in zip(("base", "other"), sides, strict=True):
-        for run, steps in side:
-            if steps is not None and steps.with_boundary:
-                found.append(f"{word}: all iterations of {run.name} are at the profiler's start, stop or flush, and count")
-            found += [f"{word}: {sentence}" for sentence in run.limitations]
-    return list(dict.fromkeys(found))
+def _plain(value: Estimate | Spread | None) -> dict[str, Any] | None:
+    return None if value is None else asdict(value)
+
+
+def _run_document(run: SeriesRun) -> dict[str, Any]:
+    return {
+        "name": run.name,
+        "captured_unix_ns": run.captured_ns,
+        "step_us": _plain(run.step_us),
+        "samples": run.samples,
+        "spread_us": _plain(run.spread_us),
+        "parts": run.parts,
+        "peak_bytes": run.peak_bytes,
+        "against_first": _against_document(run.against_first),
+        "against_previous": _against_document(run.against_previous),
+    }
+
+
+def _against_document(comparison: Comparison | None) -> dict[str, Any] | None:
+    """The change of the iteration, and what explains it; `compare` of the two runs gives the rest."""
+    if comparison is None:
+        return None
+    explains = comparison.explains_most
+    return {
+        "step": comparison.step_document(),
+        "same_work": comparison.same_work,
+        "differences": [asdict(each) for each in comparison.differences],
+        "explains_most": None
+        if explains is None
+        else {"part": explains[0], "change_us": explains[1].change, "significant": explains[1].significant},
+        "undecided": comparison.undecided,
+    }

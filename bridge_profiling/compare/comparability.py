@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bridge_profiling.compare.events import Events
-from bridge_profiling.compare.steps import ComparedRun, Side, captured_iterations
+from bridge_profiling.compare.steps import ComparedRun, Side, captured_iterations, unprofiled_us
 from bridge_profiling.layout import name_ranks, number_ranges
 from bridge_profiling.manifest import RankCapture
 from bridge_profiling.traces.types import RankInfo
@@ -204,7 +204,7 @@ def _some(keys: Sequence[str], counts: Mapping[str, float]) -> str:
 def _bytes_communicated(base: Events, other: Events) -> Iterator[Difference]:
     """Bytes of each operation of each group. The number of messages is not compared: it is not work, but its organization."""
     sides = [
-        {key: event.extra["bytes"] for key, event in events.items() if event.extra.get("bytes") and key[1]}
+        {key: event.amounts["bytes"] for key, event in events.items() if event.amounts["bytes"] and key[1]}
         for events in (base, other)
     ]
     if not all(sides):
@@ -219,3 +219,49 @@ def _bytes_communicated(base: Events, other: Events) -> Iterator[Difference]:
 
 def _alike(first: float, second: float) -> bool:
     return abs(first - second) <= _SAME * max(first, second)
+
+
+def limitations(sides: Sequence[Side], *, marked: bool, merged: bool) -> list[str]:
+    """Caveats of a comparison of two sides.
+
+    Args:
+        sides: the base and the other side.
+        marked: whether all runs have marked iterations.
+        merged: whether waiting counts as communication.
+    """
+    found: list[str] = []
+    if merged:
+        found.append("one side cannot separate waiting for other ranks from communication: they are one part on both sides")
+    if not marked:
+        found.append(
+            "one side has no marked iterations: whole captures are compared, and the change of an iteration is unknown"
+        )
+    for word, side in zip(("base", "other"), sides, strict=True):
+        for run, steps in side:
+            if steps is not None and steps.with_boundary:
+                found.append(f"{word}: all iterations of {run.name} are at the profiler's start, stop or flush, and count")
+            found += [f"{word}: {sentence}" for sentence in run.limitations]
+    return list(dict.fromkeys(found))
+
+
+def limitations_of_series(runs: Side, captured_ns: Sequence[int | None], evidence: str) -> list[str]:
+    """Caveats of a series.
+
+    Args:
+        runs: in order.
+        captured_ns: when each was captured; None if unknown.
+        evidence: iterations that are compared, as of `steps.step_change`.
+    """
+    found = []
+    unprofiled = [bool(unprofiled_us(*run)) for run in runs]
+    if evidence == "profiled" and any(unprofiled):
+        missing = [run.name for (run, _), known in zip(runs, unprofiled, strict=True) if not known]
+        have = "have" if len(missing) > 1 else "has"
+        lacking = f"{', '.join(missing)} {have} no iterations" if missing else "not every run has enough iterations"
+        found.append(f"{lacking} without profiling: all runs are compared by the iterations in their captures")
+    captured = [each for each in captured_ns if each is not None]
+    if captured != sorted(captured):
+        found.append("the runs are not in the order in which they were captured")
+    of_all = [sentence for sentence in runs[0][0].limitations if all(sentence in run.limitations for run, _ in runs)]
+    found += [f"all runs: {sentence}" for sentence in of_all]
+    return found + [f"{run.name}: {sentence}" for run, _ in runs for sentence in run.limitations if sentence not in of_all]

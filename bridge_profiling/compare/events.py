@@ -6,7 +6,9 @@ waiting for other ranks, so their time is judged by the transfers, in `communica
 
 from __future__ import annotations
 
+import math
 import re
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
@@ -15,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from bridge_profiling.compare.steps import ComparedRun, RunSteps, Side, captured_iterations
+from bridge_profiling.compare.steps import ComparedRun, RunSteps, Side, amount, captured_iterations
 from bridge_profiling.facts import cells
 from bridge_profiling.facts.intervals import grouped
 from bridge_profiling.facts.statistics import ENOUGH_SAMPLES, welch_p
@@ -47,28 +49,25 @@ class Noise:
 
 @dataclass
 class EventSide:
-    """One kind of event on one side. Amounts are means over ranks and iterations."""
+    """One kind of event on one side."""
 
-    count: float = 0.0  # calls per iteration and rank
-    us: float = 0.0  # microseconds of all of them
+    # Means over ranks and iterations: count, us (microseconds of all calls), and those of `_AMOUNTS`.
+    amounts: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     samples: list[float] = field(default_factory=list)  # mean microseconds per call, by iteration; of several runs, by run
-    fastest: float = 0.0  # the lowest mean of a rank in an iteration
+    fastest: float = math.inf  # the lowest mean of a rank in an iteration
     slowest: float = 0.0  # the highest
-    extra: dict[str, float] = field(default_factory=dict)  # further amounts, by name
 
-    def add(self, rows: Sequence[Mapping[str, Any]], amount: float, extra: Sequence[str]) -> None:
-        """Add up calls of the event, each row with its count, us, fastest, slowest and extra amounts."""
-        self.count += sum(row["count"] for row in rows) / amount
-        self.us += sum(row["us"] for row in rows) / amount
-        self.fastest = min(self.fastest or rows[0]["fastest"], *(row["fastest"] for row in rows))
+    def add(self, rows: Sequence[Mapping[str, Any]], share: float, names: Sequence[str]) -> None:
+        """Add up calls of the event, each row with its fastest and slowest, and the amounts that are named."""
+        for name in names:
+            self.amounts[name] += sum(row[name] for row in rows) / share
+        self.fastest = min(self.fastest, *(row["fastest"] for row in rows))
         self.slowest = max(self.slowest, *(row["slowest"] for row in rows))
-        for name in extra:
-            self.extra[name] = self.extra.get(name, 0.0) + sum(row[name] for row in rows) / amount
 
     @property
     def mean_us(self) -> float | None:
         """Per call; None without calls."""
-        return self.us / self.count if self.count else None
+        return self.amounts["us"] / self.amounts["count"] if self.amounts["count"] else None
 
 
 Key = tuple[Any, ...]
@@ -79,11 +78,16 @@ Events = dict[Key, EventSide]
 #: Columns that tell kinds of events apart.
 KEYS = cells.KEYS | {"operators": ("name",)}
 
-#: Further amounts of each kind.
-_EXTRA = {"kernels": (), "copies": ("bytes",), "communication": ("bytes", "wait_us", "kernel_us"), "operators": ("device_us",)}
+#: Amounts of each kind.
+_AMOUNTS: dict[str, tuple[str, ...]] = {
+    "kernels": ("count", "us"),
+    "copies": ("count", "us", "bytes"),
+    "communication": ("count", "us", "bytes", "wait_us", "kernel_us"),
+    "operators": ("count", "us", "device_us"),
+}
 
 
-def events_of(side: Side, of: str, *, rekey: Callable[[Key], Key] = lambda key: key) -> Events:
+def events_of(side: Side, of: str, rekey: Callable[[Key], Key] | None = None) -> Events:
     """Events of one side; times of communication are those of transfers, times of operators their own.
 
     Args:
@@ -103,10 +107,11 @@ def events_of(side: Side, of: str, *, rekey: Callable[[Key], Key] = lambda key: 
             rows = run.cells(of=of, iterations=tuple(steps.iterations), ranks=tuple(steps.ranks)).to_pylist()
         by_key: dict[Key, list[dict[str, Any]]] = {}
         for row in rows:
-            by_key.setdefault(rekey(tuple(row[name] for name in KEYS[of])), []).append(row)
+            key = tuple(row[name] for name in KEYS[of])
+            by_key.setdefault(key if rekey is None else rekey(key), []).append(row)
         for key, mine in by_key.items():
             event = found.setdefault(key, EventSide())
-            event.add(mine, iterations * ranks * len(side), _EXTRA[of])
+            event.add(mine, iterations * ranks * len(side), _AMOUNTS[of])
             if of != "operators":
                 # An iteration has several rows if `rekey` merged keys.
                 means = [
@@ -137,13 +142,10 @@ def comparable(base: Events, other: Events) -> tuple[Events, Events]:
 def _by_operation(events: Events) -> Events:
     found: Events = {}
     for (operation, _, _), event in events.items():
-        merged = found.setdefault((operation, "any group", 0), EventSide(fastest=event.fastest))
-        merged.count += event.count
         # The kernels' whole times, since one side cannot separate transfer from waiting.
-        merged.us += event.extra["kernel_us"]
-        merged.fastest, merged.slowest = min(merged.fastest, event.fastest), max(merged.slowest, event.slowest)
-        for name, amount in event.extra.items():
-            merged.extra[name] = merged.extra.get(name, 0.0) + (0.0 if name == "wait_us" else amount)
+        row = event.amounts | {"us": event.amounts["kernel_us"], "wait_us": 0.0}
+        row |= {"fastest": event.fastest, "slowest": event.slowest}
+        found.setdefault((operation, "any group", 0), EventSide()).add([row], 1, _AMOUNTS["communication"])
     return found
 
 
@@ -175,10 +177,8 @@ def changes(base: Events, other: Events, of: str, *, step_us: float, noise: Nois
     for key in sorted(base.keys() | other.keys(), key=repr):
         before, after = base.get(key, EventSide()), other.get(key, EventSide())
         row: dict[str, Any] = {"change": None} | dict(zip(names, key, strict=True))
-        amounts = {"count": (before.count, after.count), "us": (before.us, after.us)}
-        amounts |= {name: (before.extra.get(name, 0.0), after.extra.get(name, 0.0)) for name in before.extra | after.extra}
-        for name, (first, second) in amounts.items():
-            row |= {f"base_{name}": first, f"other_{name}": second, f"change_{name}": second - first}
+        for name in _AMOUNTS[of]:
+            row |= amount(name, before.amounts[name], after.amounts[name])
         first_mean, second_mean = before.mean_us, after.mean_us
         row |= {"base_mean_us": first_mean, "other_mean_us": second_mean, "relative_mean": None}
         if first_mean and second_mean is not None:
@@ -194,12 +194,13 @@ def changes(base: Events, other: Events, of: str, *, step_us: float, noise: Nois
 def _word(
     before: EventSide, after: EventSide, row: dict[str, Any], least_us: float, relative: float, noise: Noise, timed: bool
 ) -> str | None:
-    if not before.count or not after.count:
-        return "came" if after.count else "went"
-    more = after.count / before.count - 1
+    first, second = before.amounts["count"], after.amounts["count"]
+    if not first or not second:
+        return "came" if second else "went"
+    more = second / first - 1
     # The change by the number of calls, and by the time of each: the larger part gives its name.
-    by_calls = (after.count - before.count) * (before.mean_us or 0.0)
-    by_time = (row["other_mean_us"] - row["base_mean_us"]) * after.count
+    by_calls = (second - first) * (before.mean_us or 0.0)
+    by_time = (row["other_mean_us"] - row["base_mean_us"]) * second
     calls = abs(more) > noise.calls and (abs(by_calls) >= least_us or not timed)
     time = (
         timed

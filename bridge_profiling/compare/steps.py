@@ -15,7 +15,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -171,32 +171,43 @@ def step_times(side: Side, evidence: str) -> list[list[float]] | None:
     return times if all(times) else None
 
 
-def step_change(base: Side, other: Side, evidence: str | None = None) -> StepChange | None:
-    """The change of the median iteration; None without iterations.
-
-    Args:
-        base: runs of one side.
-        other: runs of the other side.
-        evidence: `unprofiled` or `profiled`; None for the better one that both sides have.
-    """
-    evidence = evidence or best_evidence([*base, *other])
+def step_change(base: Side, other: Side, evidence: str) -> StepChange | None:
+    """The change of the median iteration, of one kind of evidence; None without iterations."""
     before, after = (step_times(side, evidence) for side in (base, other))
     if before is None or after is None:
         return None
-    reason = None
-    if evidence == "profiled":
-        counted = [
-            [0 if steps is None or steps.with_boundary else len(steps.iterations) for _, steps in side]
-            for side in (base, other)
-        ]
-        fewest = [min(each) for each in counted]
-        if min(fewest) < ENOUGH_SAMPLES:
-            counts = [f"{count or 'no'} steady iteration{'' if count == 1 else 's'}" for count in fewest]
-            reason = (
-                f"the captures hold {counts[0]} of the base and {counts[1]} of the other; a confidence interval needs "
-                f"{ENOUGH_SAMPLES} per side"
-            )
-    return _change([before, after], evidence, reason)
+    change = _change(before, after, np.median, change_of_median)
+    several = len(before) > 1 or len(after) > 1
+    samples = (len(before), len(after)) if several else (len(before[0]), len(after[0]))
+    reason = _too_few(base, other) if evidence == "profiled" else None
+    if reason is not None:
+        change = Change(change.base, change.other)
+    return StepChange(change, evidence, "welch" if several else "median", samples, reason)
+
+
+def _too_few(*sides: Side) -> str | None:
+    """Why captured iterations show no confidence interval; None if they do."""
+    fewest = [min(0 if steps is None or steps.with_boundary else len(steps.iterations) for _, steps in side) for side in sides]
+    if min(fewest) >= ENOUGH_SAMPLES:
+        return None
+    counts = [f"{count or 'no'} steady iteration{'' if count == 1 else 's'}" for count in fewest]
+    return (
+        f"the captures hold {counts[0]} of the base and {counts[1]} of the other; a confidence interval needs "
+        f"{ENOUGH_SAMPLES} per side"
+    )
+
+
+def _change(
+    base: Sequence[Sequence[float]],
+    other: Sequence[Sequence[float]],
+    middle: Callable[[Sequence[float]], Any],
+    of_one: Callable[[Sequence[float], Sequence[float]], Change],
+) -> Change:
+    """From the samples of single runs, or, of several runs per side, from a mean or median of each."""
+    if len(base) > 1 or len(other) > 1:
+        means = [[float(middle(samples)) for samples in side] for side in (base, other)]
+        return change_of_mean(*means, enough=_ENOUGH_RUNS)
+    return of_one(base[0], other[0])
 
 
 def with_equal_parts(*sides: Sequence[RunSteps]) -> list[list[RunSteps]]:
@@ -210,10 +221,8 @@ def with_equal_parts(*sides: Sequence[RunSteps]) -> list[list[RunSteps]]:
 
 def _waiting_as_communication(steps: RunSteps) -> RunSteps:
     def merged(parts: dict) -> dict:
-        return parts | {
-            "communication_us": parts["communication_us"] + parts["waiting_us"],
-            "waiting_us": parts["waiting_us"] * 0,
-        }
+        both = parts["communication_us"] + parts["waiting_us"]
+        return parts | {"communication_us": both, "waiting_us": parts["waiting_us"] * 0}
 
     of_ranks = {rank: merged(parts) for rank, parts in steps.of_ranks.items()}
     return replace(steps, parts=merged(steps.parts), of_ranks=of_ranks)
@@ -238,34 +247,23 @@ def split_by_rank(base: Sequence[RunSteps], other: Sequence[RunSteps]) -> list[d
     common = set.intersection(*({rank for steps in side for rank in steps.of_ranks} for side in (base, other)))
     rows: list[dict] = []
     for rank in sorted(common):
-        sides = [[steps.of_ranks[rank] for steps in side if rank in steps.of_ranks] for side in (base, other)]
         row: dict = {"rank": rank}
         for name in ("duration_us", *BY_CAUSE):
-            before, after = (fmean(means[name] for means in side) for side in sides)
-            row |= {f"base_{name}": before, f"other_{name}": after, f"change_{name}": after - before}
+            row |= amount(name, *(fmean(steps.of_ranks[rank][name] for steps in side) for side in (base, other)))
         row["largest"] = max(BY_CAUSE, key=lambda name: abs(row[f"change_{name}"]))
         rows.append(row)
     rows.sort(key=lambda row: (-abs(row["change_duration_us"]), row["rank"]))
     return rows
 
 
+def amount(name: str, before: float | None, after: float | None) -> dict[str, float | None]:
+    """Columns of an amount: of the base, of the other side, and the change if both are known."""
+    change = None if before is None or after is None else after - before
+    return {f"base_{name}": before, f"other_{name}": after, f"change_{name}": change}
+
+
 def _of_mean(base: Sequence[RunSteps], other: Sequence[RunSteps], name: str) -> Change:
-    if len(base) > 1 or len(other) > 1:
-        means = [[float(steps.parts[name].mean()) for steps in side] for side in (base, other)]
-        return change_of_mean(*means, enough=_ENOUGH_RUNS)
-    change = change_of_mean(base[0].parts[name].tolist(), other[0].parts[name].tolist())
-    return change if base[0].enough and other[0].enough else Change(change.base, change.other)
-
-
-def _change(times: Sequence[Sequence[Sequence[float]]], evidence: str, reason: str | None) -> StepChange:
-    base, other = times
-    if len(base) > 1 or len(other) > 1:
-        medians = [[float(np.median(each)) for each in side] for side in times]
-        change = change_of_mean(*medians, enough=_ENOUGH_RUNS)
-        samples, method = (len(base), len(other)), "welch"
-    else:
-        change = change_of_median(base[0], other[0])
-        samples, method = (len(base[0]), len(other[0])), "median"
-    if reason is not None:
-        change = Change(change.base, change.other)
-    return StepChange(change, evidence, method, samples, reason)
+    samples = [[steps.parts[name] for steps in side] for side in (base, other)]
+    change = _change(*samples, np.mean, change_of_mean)
+    several = len(base) > 1 or len(other) > 1
+    return change if several or (base[0].enough and other[0].enough) else Change(change.base, change.other)

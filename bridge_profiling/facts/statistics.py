@@ -24,6 +24,9 @@ ENOUGH_SAMPLES = 3
 #: With fewer samples, the correlation of neighbors is unknown.
 _ENOUGH_FOR_CORRELATION = 10
 
+#: Fewer values that rise in order do so by chance in more than 5% of cases.
+ENOUGH_FOR_TREND = 5
+
 #: Of Gauss and Legendre's quadrature.
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(200)
 
@@ -131,6 +134,27 @@ def slope_of(values: Sequence[float]) -> Estimate:
     freedom = len(heights) - 2
     reach = t_quantile((1 + LEVEL) / 2, freedom) * math.sqrt(float(residuals @ residuals) / freedom / weight)
     return Estimate(slope, slope - reach, slope + reach)
+
+
+def trend_of(values: Sequence[float]) -> tuple[Estimate | None, str | None]:
+    """The slope of values in order, or why none is supported."""
+    if len(values) < ENOUGH_FOR_TREND:
+        return None, f"a trend needs {ENOUGH_FOR_TREND} runs with known iteration times"
+    slope = slope_of(values)
+    if slope.low is None or slope.high is None or slope.low <= 0 <= slope.high:
+        return None, f"the {LEVEL:.0%} interval of the slope contains zero"
+    heights = np.asarray(values)
+    places = np.arange(len(heights))
+    line = _squares(heights - slope.value * places)
+    jump = min(_squares(heights[:place]) + _squares(heights[place:]) for place in range(1, len(heights)))
+    if jump <= line:
+        return None, "one jump fits the medians at least as well as a slope"
+    return slope, None
+
+
+def _squares(values: NDArray[np.float64]) -> float:
+    """Sum of squared differences from the mean."""
+    return float(((values - values.mean()) ** 2).sum())
 
 
 def change_of_median(base: Sequence[float], other: Sequence[float]) -> Change:

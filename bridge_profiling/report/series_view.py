@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from bridge_profiling.compare import Comparison
-from bridge_profiling.compare.series import Series, SeriesRun
+from bridge_profiling.compare import Comparison, Series, SeriesRun
 from bridge_profiling.facts.parts import BY_CAUSE
 from bridge_profiling.facts.statistics import LEVEL
 from bridge_profiling.report import figures, words

@@ -1,4 +1,4 @@
-"""The documents of `compare --json`, which `analysis.compare.Comparison` makes of two runs, and `series.Series` of more."""
+"""The documents of `compare --json`, which `compare.Comparison` makes of two runs, and `compare.Series` of more."""
 
 from __future__ import annotations
 
