@@ -70,8 +70,7 @@ def compare(
         found = compare_series(runs) if more else compared(runs[: len(sides[0])], runs[len(sides[0]) :])
         errors = [error for run in runs for error in run.errors]
     from bridge_profiling.compare import Series
-    from bridge_profiling.report.comparison_view import comparison_view
-    from bridge_profiling.report.series_view import series_view
+    from bridge_profiling.report.comparison_view import comparison_view, series_view
 
     if isinstance(found, Series):
         view, judged = series_view(found), getattr(found.runs[-1], f"against_{against or Against.first}")

@@ -111,14 +111,15 @@ def memory(
     with common.open_runs(*paths, output=output, workers=workers, fetch=fetch) as runs:
         from bridge_profiling.report import memory_view
 
-        answer = memory_view.ask(*runs)
+        empty = [str(each.path) for each in runs if not each.memory().num_rows]
+        if not empty:
+            view, lines = memory_view.memory_view(runs), memory_view.picture_lines(runs)
+            text = memory_view.dumps(runs) if as_json else None
         errors = [error for each in runs for error in each.errors]
-    empty = [str(each.path) for each in answer.runs if not each.devices]
     if empty:
         remedy = "profiling.record_memory_history=true, or with profiling.pytorch_profiler_profile_memory=true for totals only"
         common.finish([*errors, *(f"{path} records no memory. Profile with {remedy}." for path in empty)])
-    text = memory_view.dumps(answer) if as_json else None
-    common.show(memory_view.memory_view(answer), output, text, memory_view.picture_lines(answer))
+    common.show(view, output, text, lines)
     common.finish(errors)
 
 

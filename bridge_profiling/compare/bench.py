@@ -76,9 +76,10 @@ class AgainstBench:
 
 def with_alone(sizes: pa.Table, document: BenchDocument | None, infos: Sequence[RankInfo]) -> pa.Table:
     """Rows of `communication_by_size` with `alone_bus_bandwidth_gbs`: of the same operation and size alone, null if unknown."""
+    results = [] if document is None else document.of_kind("collectives")
     found = []
-    for row in () if document is None or not document.of_kind("collectives") else sizes.to_pylist():
-        points, _ = _measured(row, document, infos)
+    for row in sizes.to_pylist() if results else ():
+        points, _ = _measured(row, results, infos)
         size = row["message_bytes"]
         one_us = interpolated(points, size) if size else None
         found.append(bus_factor(row["operation"], row["group_size"] or 2) * size / one_us / 1e3 if one_us else None)
@@ -145,12 +146,13 @@ def interpolated(points: Sequence[tuple[int, float]], size: int) -> float | None
 def _communication(
     document: BenchDocument, communication: pa.Table, sizes: pa.Table, infos: Sequence[RankInfo]
 ) -> Iterator[dict[str, Any]]:
-    if not document.of_kind("collectives"):
+    results = document.of_kind("collectives")
+    if not results:
         return
     by_group = grouped((row for row in sizes.to_pylist() if row["matched_count"]), *_GROUP)
     for row in communication.to_pylist():
         transfers = sorted(by_group.get(tuple(row[name] for name in _GROUP), []), key=itemgetter("message_bytes"))
-        points, reason = _measured(row, document, infos)
+        points, reason = _measured(row, results, infos)
         if not row["matched_count"]:
             points, reason = [], "waiting cannot be separated from transfer: fewer than two participants are captured"
         measured = [(each["message_bytes"], each["matched_count"], each["transfer_us"]) for each in transfers]
@@ -162,14 +164,14 @@ def _communication(
 
 
 def _measured(
-    row: Mapping[str, Any], document: BenchDocument, infos: Sequence[RankInfo]
+    row: Mapping[str, Any], results: Sequence[Mapping[str, Any]], infos: Sequence[RankInfo]
 ) -> tuple[list[tuple[int, float]], str | None]:
     """Sizes and algorithm bandwidths of the result that fits an operation best, or the reason why none fits."""
     operation = _MEASURED_AS.get(row["operation"], row["operation"])
     hosts, device = _hosts(infos, row["group_ranks"]), _device(infos)
     reasons: list[tuple[int, str]] = []
     # Of several that fit, for example of other element types, the newest, which is last.
-    for result in reversed(document.of_kind("collectives")):
+    for result in reversed(results):
         points = [
             (each["message_bytes"], each["algorithm_bandwidth_gbs"])
             for each in result["rows"]

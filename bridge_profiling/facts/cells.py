@@ -16,33 +16,32 @@ KEYS = {
     "communication": ("operation", "group", "group_size"),
 }
 
-_KINDS = {"kernels": "kind in ('compute', 'communication')", "copies": "kind in ('memcpy', 'memset')"}
+_DEVICE_EVENTS = (
+    "select *, end_ns - start_ns as ns, null as wait_ns, null as kernel_ns from device_events where kind in {kinds}"
+)
+
+#: Events of each kind. Only matched operations have transfer and waiting; for others, the kernel's time counts as transfer.
+_EVENTS = {
+    "kernels": _DEVICE_EVENTS.format(kinds=("compute", "communication")),
+    "copies": _DEVICE_EVENTS.format(kinds=("memcpy", "memset")),
+    "communication": """
+        select operations.operation, coalesce("group", '') as "group", coalesce(group_size, 0) as group_size, rank,
+            operations.iteration, operations.message_bytes as bytes, wait_ns,
+            operations.end_ns - operations.start_ns as kernel_ns, coalesce(transfer_ns, kernel_ns) as ns
+        from operations left join waiting using (rank, collective)
+    """,
+}
 
 # Nanoseconds are added up as integers: DuckDB adds doubles in an order that changes from run to run.
 _CELLS = """
 with cells as (
-    select {keys}, rank, {iteration} as step, count(*) as count, sum(end_ns - start_ns) as ns, sum(bytes) as bytes
-    from device_events where {kinds} {where} group by all
+    select {keys}, rank, {step} as step, count(*) as count, sum(ns) as ns, sum(bytes) as bytes, sum(wait_ns) as wait_ns,
+        sum(kernel_ns) as kernel_ns
+    from ({events}) where {chosen} group by all
 )
 select {keys}, step as iteration, sum(count)::double as count, sum(ns) / 1e3 as us, min(ns / 1e3 / count) as fastest,
-    max(ns / 1e3 / count) as slowest, coalesce(sum(bytes), 0)::double as bytes
-from cells group by all order by step
-"""
-
-# Only matched operations have transfer and waiting; for others, the kernel's time counts as transfer.
-_OPERATIONS = """
-with timed as (
-    select operation, coalesce("group", '') as "group", coalesce(group_size, 0) as group_size, rank, collective,
-        {iteration} as step, message_bytes as bytes, end_ns - start_ns as kernel_ns
-    from operations where true {where}
-), cells as (
-    select operation, "group", group_size, rank, step, count(*) as count, sum(bytes) as bytes,
-        sum(coalesce(transfer_ns, kernel_ns)) as ns, sum(wait_ns) as wait_ns, sum(kernel_ns) as kernel_ns
-    from timed left join (select rank, collective, transfer_ns, wait_ns from waiting) using (rank, collective) group by all
-)
-select operation, "group", group_size, step as iteration, sum(count)::double as count, sum(ns) / 1e3 as us,
-    min(ns / 1e3 / count) as fastest, max(ns / 1e3 / count) as slowest, coalesce(sum(bytes), 0)::double as bytes,
-    coalesce(sum(wait_ns), 0) / 1e3 as wait_us, sum(kernel_ns) / 1e3 as kernel_us
+    max(ns / 1e3 / count) as slowest, coalesce(sum(bytes), 0)::double as bytes, coalesce(sum(wait_ns), 0) / 1e3 as wait_us,
+    sum(kernel_ns) / 1e3 as kernel_us
 from cells group by all order by step
 """
 
@@ -66,14 +65,14 @@ def event_cells(
 
     Returns:
         The columns of `KEYS`, iteration, count, us (sum over ranks), fastest and slowest (mean per call of a rank), bytes; of
-        communication also wait_us and kernel_us.
+        communication also wait_us and kernel_us, which are null or 0 otherwise.
     """
     numbers, members = (", ".join(str(int(number)) for number in numbers) for numbers in (iterations, ranks))
-    query = (_OPERATIONS if of == "communication" else _CELLS).format(
-        keys=", ".join(KEYS[of]),
-        kinds=_KINDS.get(of),
-        iteration="iteration" if iterations else "0",
-        where=f"and iteration in ({numbers}) and rank in ({members})" if iterations else "",
+    query = _CELLS.format(
+        keys=", ".join(f'"{name}"' for name in KEYS[of]),
+        events=_EVENTS[of],
+        step="iteration" if iterations else "0",
+        chosen=f"iteration in ({numbers}) and rank in ({members})" if iterations else "true",
     )
     return connection.sql(query).to_arrow_table()
 

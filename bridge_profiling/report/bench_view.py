@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from operator import itemgetter
 from typing import Any
 
 from bridge_profiling.compare.bench import AgainstBench
@@ -33,9 +34,8 @@ def section(bench: AgainstBench | None) -> SectionView:
 def _sentences(bench: AgainstBench) -> Iterator[str]:
     communication = _by_time(bench)
     for row in [row for row in communication if row["reached_share"] is not None][:_SAID]:
-        members = json.loads(row["group_ranks"] or "[]")
-        ranks = f" on {words.ranks(members)}" if 0 < len(members) <= 8 else ""
-        yield f"{row['operation']} in group {group_name(row['group'])}{ranks} {_reached(row, 'bus_bandwidth_gbs')}"
+        group = " on ".join(filter(None, (group_name(row["group"]), _ranks(row))))
+        yield f"{row['operation']} in group {group} {_reached(row, 'bus_bandwidth_gbs')}"
     for row in bench.copies.to_pylist():
         if row["reached_share"] is not None:
             yield f"{row['direction']} of {row['host_memory']} memory {_reached(row, 'bandwidth_gbs')}"
@@ -67,45 +67,42 @@ def _reached(row: Row, bandwidth: str) -> str:
 
 def alone_tables(bench: AgainstBench) -> list[TableView]:
     """Communication and copies compared with the benchmark."""
-
-    def columns(names: dict[str, Any], bandwidth: str, duration: str) -> dict[str, Any]:
-        return names | {
-            "share of benchmark": of("reached_share", words.percent),
-            "GB/s": of(bandwidth, words.bandwidth),
-            "benchmark GB/s": of(f"alone_{bandwidth}", words.bandwidth),
-            "ms": ms(duration),
-            "benchmark ms": ms("alone_us"),
-            "compared": lambda row: f"{row['compared_count']:,} of {row['count']:,}",
-        }
-
     shown, note = most(_by_time(bench), _SHOWN)
-    operation = {"operation": lambda row: row["operation"], "group": _group}
-    kind = {"copies": lambda row: row["direction"], "memory": lambda row: row["host_memory"]}
+    operation = {"operation": itemgetter("operation"), "group": _group}
+    kind = {"copies": itemgetter("direction"), "memory": itemgetter("host_memory")}
+    title = f"Communication compared with the benchmark ({bench.path})"
+    communication = operation | _reached_columns("bus_bandwidth_gbs", "transfer_us")
+    copies = kind | _reached_columns("bandwidth_gbs", "copy_us")
     found = [
-        table(
-            "bench-communication",
-            f"Communication compared with the benchmark ({bench.path})",
-            shown,
-            columns(operation, "bus_bandwidth_gbs", "transfer_us"),
-            note=note,
-        ),
-        table(
-            "bench-copies",
-            "Copies compared with the benchmark",
-            bench.copies.to_pylist(),
-            columns(kind, "bandwidth_gbs", "copy_us"),
-        ),
+        table("bench-communication", title, shown, communication, note=note),
+        table("bench-copies", "Copies compared with the benchmark", bench.copies.to_pylist(), copies),
     ]
     return [each for each in found if each.rows]
+
+
+def _reached_columns(bandwidth: str, duration: str) -> dict[str, Any]:
+    return {
+        "share of benchmark": of("reached_share", words.percent),
+        "GB/s": of(bandwidth, words.bandwidth),
+        "benchmark GB/s": of(f"alone_{bandwidth}", words.bandwidth),
+        "ms": ms(duration),
+        "benchmark ms": ms("alone_us"),
+        "compared": lambda row: f"{row['compared_count']:,} of {row['count']:,}",
+    }
 
 
 def _by_time(bench: AgainstBench) -> list[dict[str, Any]]:
     return sorted(bench.communication.to_pylist(), key=lambda row: -(row["transfer_us"] or 0.0))
 
 
-def _group(row: Row) -> str:
+def _ranks(row: Row) -> str:
+    """The ranks of a group, if they are few."""
     members = json.loads(row["group_ranks"] or "[]")
-    return group_name(row["group"]) + (f", {words.ranks(members)}" if 0 < len(members) <= 8 else "")
+    return words.ranks(members) if 0 < len(members) <= 8 else ""
+
+
+def _group(row: Row) -> str:
+    return ", ".join(filter(None, (group_name(row["group"]), _ranks(row))))
 
 
 def result_table(result: dict[str, Any]) -> TableView:

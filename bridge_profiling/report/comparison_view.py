@@ -1,23 +1,30 @@
-"""A comparison of two runs in words, tables and a figure."""
+"""A comparison of two runs, or of three or more in order, in words, tables and figures."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from bridge_profiling.compare import Comparison, changed
+from bridge_profiling.compare import Comparison, Series, SeriesRun, changed
 from bridge_profiling.compare.steps import OUTLIERS
-from bridge_profiling.facts.statistics import LEVEL, Change
+from bridge_profiling.facts.parts import BY_CAUSE
+from bridge_profiling.facts.statistics import LEVEL, Change, Estimate
 from bridge_profiling.report import figures, words
-from bridge_profiling.report.memory_view import signed
+from bridge_profiling.report.memory_view import first_of, signed
 from bridge_profiling.report.tables import copy_kind
 from bridge_profiling.report.views import Cell, FigureView, PageView, Row, SectionView, TableView, Verdict, ms, of, table
 
 #: Rows of a table of events, and ranks in a table; the JSON has all.
 _SHOWN, _RANKS = 10, 8
+
+#: Parts of the iterations of a series with a column of their own; the figure has the others.
+_PARTS = 4
+
+Rows = list[dict[str, Any]]
 
 #: Names of an iteration's parts.
 PARTS = {name: text for name, (text, _) in figures.PARTS.items()} | {OUTLIERS: "median less mean: outlying iterations"}
@@ -113,65 +120,60 @@ def _evidence(comparison: Comparison) -> Iterator[str]:
 
 def _tables(comparison: Comparison) -> Iterator[tuple[str, str, TableView]]:
     """An id, a short name and a table each."""
-    differences = [
-        [Cell(text) for text in (each.topic, each.concerns, each.base, each.other, each.means)]
-        for each in comparison.differences
-    ]
-    headings = ["what", "concerns", "base", "other", "consequence"]
-    yield "comparability", "Comparability", TableView("differences", "Differences between the runs", headings, differences)
+    topics = {"what": "topic", "concerns": "concerns", "base": "base", "other": "other", "consequence": "means"}
+    columns = {heading: itemgetter(name) for heading, name in topics.items()}
+    differing = table("differences", "Differences between the runs", map(vars, comparison.differences), columns)
+    yield "comparability", "Comparability", differing
     yield "parts", "By cause", _parts("by cause", comparison.by_cause, comparison)
     yield "parts-by-activity", "By activity", _parts("by activity", comparison.by_activity, comparison)
-    yield "ranks", "Ranks", _ranks(comparison.ranks)
-    yield "kernels", "Kernels", _events("Kernels", comparison.kernels, lambda row: row["name"])
+    yield "ranks", "Ranks", _ranks(comparison.ranks.to_pylist())
+    yield "kernels", "Kernels", _events("Kernels", comparison.kernels)
     yield "copies", "Copies", _events("Copies", comparison.copies, copy_kind)
-    yield "communication", "Communication", _communication(comparison.communication)
+    yield "communication", "Communication", _communication(comparison.communication.to_pylist())
     title = "Host operators, own time over the whole capture, profiler overhead included,"
-    yield "operators", "Operators", _events(title, comparison.operators, lambda row: row["name"])
-    yield "memory", "Memory", _memory(comparison.memory)
-    yield "allocation-sites", "Allocation sites", _sites(comparison.memory_sites)
+    yield "operators", "Operators", _events(title, comparison.operators)
+    yield "memory", "Memory", _memory(comparison.memory.to_pylist())
+    yield "allocation-sites", "Allocation sites", _sites(comparison.memory_sites.to_pylist())
     sides = (("new", comparison.findings_came), ("gone", comparison.findings_went))
-    rows = [[Cell(text) for text in (word, finding.id, finding.title)] for word, found in sides for finding in found]
-    yield (
-        "findings",
-        "Findings",
-        TableView("findings", "Findings that differ", ["change", "id", "finding"], rows, name_last=True),
-    )
+    rows = [(word, finding.id, finding.title) for word, found in sides for finding in found]
+    columns = {heading: itemgetter(place) for place, heading in enumerate(("change", "id", "finding"))}
+    yield "findings", "Findings", table("findings", "Findings that differ", rows, columns, name_last=True)
 
 
 def _parts(view: str, parts: dict[str, Change], comparison: Comparison) -> TableView:
-    whole, rows = comparison.profiled, {}
+    whole, shown = comparison.profiled, {}
     if whole is not None and not comparison.empty:
         # A part that is nothing on both sides has no row.
-        rows = {
+        shown = {
             PARTS[name]: part
             for name, part in parts.items()
             if (abs(part.change) if name == OUTLIERS else max(abs(part.base), abs(part.other))) >= 0.5
-        }
-        rows["median iteration of the captures"] = whole
-    cells = [
-        [
-            Cell(name),
-            *(Cell(words.ms(each), each) for each in (part.base, part.other)),
-            Cell(words.ms(part.change, signed=True), part.change),
-            Cell(
-                words.UNKNOWN
-                if part.low is None
-                else f"{words.ms(part.low, signed=True)} to {words.ms(part.high, signed=True)}"
-            ),
-        ]
-        for name, part in rows.items()
-    ]
-    headings = ["part", "base", "other", "change", f"{LEVEL:.0%} interval"]
-    return TableView(f"parts-{view.replace(' ', '-')}", f"The change {view}, ms; the parts add up", headings, cells)
+        } | {"median iteration of the captures": whole}
+    columns = {
+        "part": itemgetter("part"),
+        "base": ms("base"),
+        "other": ms("other"),
+        "change": _change_ms("change"),
+        f"{LEVEL:.0%} interval": lambda row: (
+            words.UNKNOWN
+            if row["low"] is None
+            else f"{words.ms(row['low'], signed=True)} to {words.ms(row['high'], signed=True)}"
+        ),
+    }
+    rows = [{"part": name, "change": part.change, **vars(part)} for name, part in shown.items()]
+    return table(f"parts-{view.replace(' ', '-')}", f"The change {view}, ms; the parts add up", rows, columns)
 
 
 def _change_ms(name: str) -> Callable[[Row], Cell]:
     return of(name, lambda time_us: words.ms(time_us, signed=True))
 
 
-def _ranks(table_: pa.Table) -> TableView:
-    found = table_.to_pylist()
-    shown = found[:_RANKS] if any(row["change_duration_us"] for row in found) else []
+def _sides(heading: str, name: str, text: Callable[[Any], str]) -> dict[str, Callable[[Row], Cell]]:
+    return {f"{heading}, {side}": of(f"{side}_{name}", text) for side in ("base", "other")}
+
+
+def _ranks(rows: Rows) -> TableView:
+    shown = rows[:_RANKS] if any(row["change_duration_us"] for row in rows) else []
     columns = {
         "rank": of("rank", str),
         "base": ms("base_duration_us"),
@@ -183,65 +185,54 @@ def _ranks(table_: pa.Table) -> TableView:
             else ""
         ),
     }
-    return table("by-rank", f"Mean iteration by rank, ms, {len(shown)} of {len(found)}", shown, columns, of_ranks=True)
+    return table("by-rank", f"Mean iteration by rank, ms, {len(shown)} of {len(rows)}", shown, columns, of_ranks=True)
 
 
-def _sides(heading: str, name: str, text: Callable[[Any], str]) -> dict[str, Callable[[Row], Cell]]:
-    return {f"{heading}, {side}": of(f"{side}_{name}", text) for side in ("base", "other")}
-
-
-def _count(value: float) -> str:
-    return f"{value:g}"
-
-
-def _events(title: str, rows: pa.Table, name: Callable[[Row], str]) -> TableView:
-    found = changed(rows)
+def _events(title: str, rows: pa.Table, name: Callable[[Row], str] = itemgetter("name")) -> TableView:
     columns = {
-        "change": lambda row: row["change"],
-        **_sides("calls", "count", _count),
+        "change": itemgetter("change"),
+        **_sides("calls", "count", "{:g}".format),
         **_sides("µs per call", "mean_us", lambda value: words.UNKNOWN if value is None else f"{value:.1f}"),
         "ms per iteration": _change_ms("change_us"),
         "name": name,
     }
-    title = f"{title} that changed, {min(len(found), _SHOWN)} of {len(found)}, per iteration and rank"
-    return table(title.split()[0].lower(), title, found[:_SHOWN], columns, name_last=True)
+    full = f"{title} that changed, {{}}, per iteration and rank"
+    return first_of(title.split()[0].lower(), full, changed(rows), _SHOWN, columns, name_last=True)
 
 
-def _communication(rows: pa.Table) -> TableView:
-    found = [row for row in rows.to_pylist() if row["change"] is not None or abs(row["change_wait_us"]) >= 1]
+def _communication(rows: Rows) -> TableView:
+    found = [row for row in rows if row["change"] is not None or abs(row["change_wait_us"]) >= 1]
     columns = {
         "change": lambda row: row["change"] or words.UNKNOWN,
-        **_sides("calls", "count", _count),
+        **_sides("calls", "count", "{:g}".format),
         **_sides("data", "bytes", words.size),
         "transfer ms": _change_ms("change_us"),
         "waiting ms": _change_ms("change_wait_us"),
         "operation": lambda row: f"{row['operation']} {row['group']} of {row['group_size']}",
     }
-    return table("communication", "Communication per iteration and rank", found[:_SHOWN], columns, name_last=True)
+    return first_of("communication", "Communication per iteration and rank", found, _SHOWN, columns, name_last=True)
 
 
-def _memory(rows: pa.Table) -> TableView:
-    found = [row for row in rows.to_pylist() if row["change_peak_bytes"] or row["change_growth_bytes_per_iteration"]]
+def _memory(rows: Rows) -> TableView:
+    found = [row for row in rows if row["change_peak_bytes"] or row["change_growth_bytes_per_iteration"]]
     columns = {
         "rank": of("rank", str),
         **_sides("peak", "peak_bytes", words.memory),
         "change": signed("change_peak_bytes"),
         "change of growth per iteration": signed("change_growth_bytes_per_iteration"),
     }
-    title = f"Memory, {min(len(found), _RANKS)} of {len(found)} devices"
-    return table("memory", title, found[:_RANKS], columns, of_ranks=True)
+    return first_of("memory", "Memory, {} devices", found, _RANKS, columns, of_ranks=True)
 
 
-def _sites(rows: pa.Table) -> TableView:
-    found = [row for row in rows.to_pylist() if abs(row["change_bytes_at_peak"]) >= 1 << 20]
+def _sites(rows: Rows) -> TableView:
+    found = [row for row in rows if abs(row["change_bytes_at_peak"]) >= 1 << 20]
     columns = {
         "base": of("before_bytes_at_peak", words.memory),
         "other": of("after_bytes_at_peak", words.memory),
         "change": signed("change_bytes_at_peak"),
-        "allocation site": lambda row: row["site"],
+        "allocation site": itemgetter("site"),
     }
-    title = f"Memory at the peak by allocation site, {min(len(found), _SHOWN)} of {len(found)}"
-    return table("sites", title, found[:_SHOWN], columns, name_last=True)
+    return first_of("sites", "Memory at the peak by allocation site, {}", found, _SHOWN, columns, name_last=True)
 
 
 def _limitations(comparison: Comparison) -> list[str]:
@@ -253,3 +244,132 @@ def _limitations(comparison: Comparison) -> list[str]:
         both = colon and side in ("base", "other") and same in comparison.limitations
         found.append(f"both: {rest}" if both else sentence)
     return list(dict.fromkeys(found))
+
+
+def series_view(series: Series) -> PageView:
+    """The view of a series."""
+    names = distinct_names([run.name for run in series.runs])
+    headline, *sentences = _sentences_of_series(series)
+    labels = [f"{number} {name}" for number, name in enumerate(names, 1)]
+    figure = figures.series_figure(labels, [run.step_us for run in series.runs], [_changed(run) for run in series.runs])
+    caption = (
+        f"The median iteration of each run with its {LEVEL:.0%} interval; runs that differ from the previous one stand out."
+    )
+    picture = FigureView("series", {"median": figure}, caption)
+    times, parts = _tables_of_series(series, names)
+    sections = [SectionView("runs", "The runs", figures=[picture], tables=[times], short="Runs")]
+    rows = [{"label": label, **run.parts} for label, run in zip(labels, series.runs, strict=True) if run.parts]
+    axis = "ms of the mean captured iteration"
+    variants = {f"by {view}": figures.attribution_figure(rows, view, axis) for view in figures.VIEWS if rows}
+    budget = FigureView("series-parts", variants, "The mean captured iteration of each run, divided into its parts.")
+    section = SectionView("parts", "The parts of an iteration", figures=[budget] if rows else [], tables=[parts], short="Parts")
+    sections.append(section)
+    title = f"{names[0]} → {names[-1]}, {len(names)} runs"
+    return PageView("comparison", title, Verdict(headline, sentences), sections, caveats=series.limitations)
+
+
+def _changed(run: SeriesRun) -> bool:
+    found = run.against_previous
+    return found is not None and found.step is not None and found.step.verdict in ("slower", "faster")
+
+
+def _sentences_of_series(series: Series) -> Iterator[str]:
+    """The last run against the first, each run that changed, and the trend."""
+    yield _against(len(series.runs), 1, series.runs[-1].against_first, "No significant change")
+    undecided = []
+    for number, run in enumerate(series.runs[1:], 2):
+        if _changed(run):
+            yield _against(number, number - 1, run.against_previous)
+        elif (
+            run.against_previous is None or run.against_previous.step is None or run.against_previous.step.verdict == "unknown"
+        ):
+            undecided.append(number)
+    if undecided:
+        reason = series.runs[undecided[0] - 1].against_previous
+        why = "" if reason is None else f": {reason.undecided}"
+        runs = f"runs {', '.join(map(str, undecided))} differ" if len(undecided) > 1 else f"run {undecided[0]} differs"
+        yield f"It is unknown whether {runs} from the previous run{why}."
+    spread = series.over_runs_us
+    if spread is not None and spread.std is not None:
+        deviation = f"{words.ms(spread.std)} ms ({words.percent(spread.std / spread.mean)})" if spread.mean else "0 ms"
+        yield (
+            f"Over {spread.n} runs, the median iteration has a mean of {words.ms(spread.mean)} ms and a standard deviation of"
+            f" {deviation}; the lowest is {words.ms(spread.min)} ms, the highest {words.ms(spread.max)} ms."
+        )
+    if series.trend is not None and series.trend.low is not None and series.trend.high is not None:
+        slope, timed = series.trend, sum(run.step_us is not None for run in series.runs)
+        yield (
+            f"Trend over {timed} runs: {words.change(slope.value)} per run, between {words.change(slope.low)} and "
+            f"{words.change(slope.high)} with {LEVEL:.0%} confidence."
+        )
+
+
+def _against(number: int, base: int, found: Comparison | None, quiet: str = "") -> str:
+    """A run against an earlier one in a sentence."""
+    if found is None or found.step is None or found.step.verdict == "unknown":
+        why = "" if found is None else f": {found.undecided}"
+        return f"It is unknown whether run {number} is slower or faster than run {base}{why}."
+    us = found.step.us
+    if found.step.verdict == "unchanged":
+        return (
+            f"{quiet} from run {base} to run {number}: {words.change(us.change)} ({words.percent(us.relative, signed=True)})."
+        )
+    share = words.percent(abs(us.relative or 0.0))
+    text = f"Run {number} is {share} {found.step.verdict} than run {base} ({words.speedup(us.speedup)})"
+    explains = found.explains_most
+    # A part whose change may be chance explains nothing, nor does one that changed in the other direction.
+    if explains is not None and explains[1].significant is not False and explains[1].change * us.change > 0:
+        text += f": {PARTS[explains[0]]} {words.change(explains[1].change)}"
+    if found.different_work:
+        text += f"; the runs are not comparable ({'; '.join(found.different_work)})"
+    return f"{text}."
+
+
+def _tables_of_series(series: Series, names: Sequence[str]) -> list[TableView]:
+    """The times, and the parts: in one table they would not fit on a terminal."""
+    parts = _shown_parts(series.runs)
+    rows = [
+        vars(run)
+        | {"run": number, "name": name, **dict.fromkeys(parts), **run.parts}
+        | {"rest": sum(run.parts[part] for part in BY_CAUSE if part not in parts) if run.parts else None}
+        for number, (run, name) in enumerate(zip(series.runs, names, strict=True), 1)
+    ]
+    number, name = {"run": of("run", str)}, {"name": itemgetter("name")}
+    times = {
+        "captured": of("captured_ns", words.date),
+        "median ms": lambda row: _median(row["step_us"]),
+        "iterations": of("samples", str),
+        "against first": lambda row: _change(row["against_first"]),
+        "against previous": lambda row: _change(row["against_previous"]),
+    }
+    split = {PARTS[part]: ms(part) for part in parts}
+    split |= {"other parts": ms("rest"), "peak memory": of("peak_bytes", words.memory)}
+    which = "without profiling" if series.evidence == "unprofiled" else "in the captures"
+    title = f"Median of the iterations {which}, with its {LEVEL:.0%} interval"
+    parts_title = "The mean captured iteration by cause, ms, and the peak of device memory"
+    return [
+        table("runs", title, rows, number | times | name, name_last=True),
+        table("run-parts", parts_title, rows, number | split | name, name_last=True),
+    ]
+
+
+def _shown_parts(runs: Sequence[SeriesRun]) -> list[str]:
+    """Compute, communication and waiting if there are any, then the largest idle causes; in the order of `BY_CAUSE`."""
+    rows = [run.parts for run in runs if run.parts]
+    visible = figures.visible_parts(rows)
+    ordered = sorted(visible, key=lambda part: (BY_CAUSE.index(part) > 2, -max(row[part] for row in rows)))
+    return sorted(ordered[: _PARTS + 1], key=BY_CAUSE.index)
+
+
+def _median(found: Estimate | None) -> str:
+    if found is None:
+        return words.UNKNOWN
+    reach = "" if found.high is None else f" ± {words.ms(found.high - found.value)}"
+    return f"{words.ms(found.value)}{reach}"
+
+
+def _change(found: Comparison | None) -> str:
+    if found is None or found.step is None:
+        return words.UNKNOWN
+    us, verdict = found.step.us, "no difference" if found.step.verdict == "unchanged" else found.step.verdict
+    return f"{words.percent(us.relative, signed=True)}, {words.speedup(us.speedup)}, {verdict}"

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from itertools import accumulate
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from bridge_profiling.facts.caveats import sentences
+from bridge_profiling.facts.intervals import grouped
 from bridge_profiling.report import tables, words
 from bridge_profiling.report.run_view import memory_over_time_view
-from bridge_profiling.report.views import FigureView, PageView, Row, SectionView, TableView, Verdict, of, table
+from bridge_profiling.report.views import PageView, SectionView, TableView, Verdict, of, table
 
 if TYPE_CHECKING:
     from bridge_profiling.run import Run
@@ -25,6 +26,9 @@ _SHOWN = 12
 #: Devices that are drawn.
 _DRAWN = 8
 
+#: Ids of the figures of one run, and of a second one.
+_FIGURES = ("over-time", "over-time-after")
+
 #: Columns of a picture on a terminal, and its levels.
 _WIDTH, _LEVELS = 72, "▁▂▃▄▅▆▇█"
 
@@ -34,104 +38,75 @@ _LEAST_BYTES = 1 << 20
 Rows = list[dict[str, Any]]
 
 
-@dataclass(frozen=True)
-class Recorded:
-    """One run's memory: rows of the `Run.memory…` questions, `figures` over time, and a terminal's picture as lines."""
-
-    path: Path
-    devices: Rows
-    sites: Rows
-    at_peak: Rows
-    growth: Rows
-    limitations: list[str]
-    figures: list[FigureView]
-    lines: list[str]
-
-
-@dataclass(frozen=True)
-class MemoryAnswer:
-    """One run's memory; or two runs' and rows of `Run.memory_difference`, if both have allocation sites."""
-
-    runs: list[Recorded]
-    difference: Rows = field(default_factory=list)
-
-
-def ask(run: Run, other: Run | None = None) -> MemoryAnswer:
-    """Ask all that is shown of a run's memory, or of two runs'."""
-    runs = [_recorded(run, "over-time"), *([] if other is None else [_recorded(other, "over-time-after")])]
-    if other is None or not all(each.sites for each in runs):
-        return MemoryAnswer(runs)
-    return MemoryAnswer(runs, run.memory_difference(other).to_pylist())
-
-
 #: Where snapshots can be opened, in the browser.
 MEMORY_VIEWER = "https://pytorch.org/memory_viz"
 
 
-def dumps(answer: MemoryAnswer) -> str:
-    """The document that `bridge-profiling memory --json` prints."""
-    names = ("devices", "sites", "growth", "limitations")
-    runs = [{"path": str(each.path), **{name: getattr(each, name) for name in names}} for each in answer.runs]
-    return json.dumps({"schema_version": SCHEMA_VERSION, "runs": runs, "difference": answer.difference}, indent=1)
+def dumps(runs: Sequence[Run]) -> str:
+    """The document that `bridge-profiling memory --json` prints about one run or two."""
+    documents = [
+        {
+            "path": str(run.path),
+            "devices": run.memory().to_pylist(),
+            "sites": run.memory_sites().to_pylist(),
+            "growth": run.memory_growth().to_pylist(),
+            "limitations": _limitations(run),
+        }
+        for run in runs
+    ]
+    return json.dumps({"schema_version": SCHEMA_VERSION, "runs": documents, "difference": _difference(runs)}, indent=1)
 
 
-def memory_view(answer: MemoryAnswer) -> PageView:
-    """The view of one run's memory, or of two runs'."""
+def memory_view(runs: Sequence[Run]) -> PageView:
+    """The view of one run's memory, or of two runs'; each has recorded some."""
     sections = []
-    if answer.difference:
-        sections.append(SectionView("difference", "Difference", tables=[_difference(answer.difference)]))
-    for each, side in zip(answer.runs, ("",) if len(answer.runs) == 1 else ("Before: ", "After: "), strict=True):
-        if each.figures:
-            sections.append(SectionView(each.figures[0].id, f"{side}memory over time".capitalize(), figures=each.figures))
-        for short, found in (
-            ("Devices", _devices(each)),
-            ("Sites", _sites(each)),
-            ("Largest", _largest(each)),
-            ("Growth", _growth(each)),
-        ):
+    difference = _difference(runs)
+    if difference:
+        sections.append(SectionView("difference", "Difference", tables=[_differing(difference)]))
+    for run, side, id in zip(runs, ("Before: ", "After: ") if len(runs) > 1 else ("",), _FIGURES, strict=False):
+        drawn = memory_over_time_view(run, {rank for rank, _ in _drawn(run)}, id)
+        if drawn:
+            sections.append(SectionView(id, f"{side}memory over time".capitalize(), figures=drawn))
+        for short, found in _tables(run).items():
             if found.rows:
-                id = f"{side}{short}".lower().replace(": ", "-")
-                sections.append(SectionView(id, f"{side}{found.title}", tables=[found], short=f"{side}{short}"))
-    headline, *sentences = _sentences(answer)
-    limitations = list(dict.fromkeys(sentence for each in answer.runs for sentence in each.limitations))
-    title = " → ".join(each.path.absolute().name for each in answer.runs)
+                name = f"{side}{short}"
+                id = name.lower().replace(": ", "-")
+                sections.append(SectionView(id, f"{side}{found.title}", tables=[found], short=name))
+    headline, *sentences = _sentences(runs, difference)
+    limitations = list(dict.fromkeys(sentence for run in runs for sentence in _limitations(run)))
+    title = " → ".join(run.path.absolute().name for run in runs)
     return PageView("memory", title, Verdict(headline, sentences), sections, caveats=limitations)
 
 
-def picture_lines(answer: MemoryAnswer) -> list[str]:
+def picture_lines(runs: Sequence[Run]) -> list[str]:
     """Memory over time as a line of a terminal for each device."""
-    return [
-        f"{side}{line}"
-        for each, side in zip(answer.runs, ("", "after: ")[: len(answer.runs)], strict=True)
-        for line in each.lines
-    ]
-
-
-def _recorded(run: Run, figure: str) -> Recorded:
-    devices = run.memory().to_pylist()
-    drawn = {(row["rank"], row["device"]) for row in sorted(devices, key=lambda row: -row["peak_bytes"])[:_DRAWN]}
-    timeline = [row for row in run.memory_timeline().to_pylist() if (row["rank"], row["device"]) in drawn]
-    return Recorded(
-        path=run.path,
-        devices=devices,
-        sites=run.memory_sites().to_pylist(),
-        at_peak=run.memory_at_peak().drop_columns(["stack"]).slice(0, 1000).to_pylist(),
-        growth=run.memory_growth().to_pylist(),
-        figures=memory_over_time_view(run, {rank for rank, _ in drawn}, figure) if devices else [],
-        lines=_lines(timeline, max((row["peak_bytes"] for row in devices), default=0) or 1),
-        limitations=sentences([*run.capture_caveats, *run.caveats("memory")]),
-    )
-
-
-def _lines(timeline: Rows, highest: int) -> list[str]:
     lines = []
-    for rank, device in sorted({(row["rank"], row["device"]) for row in timeline}):
-        rows = [row for row in timeline if (row["rank"], row["device"]) == (rank, device)]
-        amounts = _sampled(rows)
-        bar = "".join(_LEVELS[min(int(amount / highest * len(_LEVELS)), len(_LEVELS) - 1)] for amount in amounts)
-        seconds = (rows[-1]["time_ns"] - rows[0]["time_ns"]) / 1e9
-        lines.append(f"{words.device(rank, device)} {bar} {seconds:.2f} s, peak {words.memory(max(amounts))}")
+    for run, side in zip(runs, ("", "after: "), strict=False):
+        drawn = _drawn(run)
+        timeline = [row for row in run.memory_timeline().to_pylist() if (row["rank"], row["device"]) in drawn]
+        highest = max(run.memory()["peak_bytes"].to_pylist()) or 1
+        for (rank, device), rows in sorted(grouped(timeline, "rank", "device").items()):
+            amounts = _sampled(rows)
+            bar = "".join(_LEVELS[min(int(amount / highest * len(_LEVELS)), len(_LEVELS) - 1)] for amount in amounts)
+            seconds = (rows[-1]["time_ns"] - rows[0]["time_ns"]) / 1e9
+            lines.append(f"{side}{words.device(rank, device)} {bar} {seconds:.2f} s, peak {words.memory(max(amounts))}")
     return lines
+
+
+def _difference(runs: Sequence[Run]) -> Rows:
+    """Rows of `Run.memory_difference` of two runs, if both have allocation sites."""
+    known = len(runs) > 1 and all(run.memory_sites().num_rows for run in runs)
+    return runs[0].memory_difference(runs[1]).to_pylist() if known else []
+
+
+def _limitations(run: Run) -> list[str]:
+    return sentences([*run.capture_caveats, *run.caveats("memory")])
+
+
+def _drawn(run: Run) -> set[tuple[int, int]]:
+    """Rank and device of the devices that are drawn: those with the highest peaks."""
+    devices = sorted(run.memory().to_pylist(), key=lambda row: -row["peak_bytes"])
+    return {(row["rank"], row["device"]) for row in devices[:_DRAWN]}
 
 
 def _sampled(rows: Rows) -> list[int]:
@@ -142,45 +117,45 @@ def _sampled(rows: Rows) -> list[int]:
     for row in rows:
         place = min(int((row["time_ns"] - first) / width), _WIDTH - 1)
         highest[place] = max(highest.get(place, 0), row["allocated_bytes"])
-    filled = [rows[0]["allocated_bytes"]]
-    for place in range(_WIDTH):
-        filled.append(highest.get(place, filled[-1]))
-    return filled[1:]
+    # Memory stays as it was where nothing is recorded.
+    return list(accumulate(range(_WIDTH), lambda last, place: highest.get(place, last), initial=rows[0]["allocated_bytes"]))[1:]
 
 
-def _sentences(answer: MemoryAnswer) -> list[str]:
+def _sentences(runs: Sequence[Run], difference: Rows) -> list[str]:
     """The answer, the most important sentence first."""
-    first, last = answer.runs[0], answer.runs[-1]
+    of_runs = [run.memory().to_pylist() for run in runs]
+    first, last = of_runs[0], of_runs[-1]
     found = [_peak(first)]
-    if len(answer.runs) > 1:
+    if len(runs) > 1:
         found = [_change(first, last), f"Before: {found[0]}", f"After: {_peak(last)}"]
-    if answer.difference and abs(answer.difference[0]["change_bytes_at_peak"]) >= _LEAST_BYTES:
-        row = answer.difference[0]
+    sites = [] if len(runs) > 1 else runs[0].memory_sites().to_pylist()
+    if difference and abs(difference[0]["change_bytes_at_peak"]) >= _LEAST_BYTES:
+        row = difference[0]
         found.insert(
             1, f"Most of the change is {row['site']}: {words.memory(row['change_bytes_at_peak'], signed=True)} at the peak."
         )
-    elif len(answer.runs) == 1 and first.sites:
-        row = max(first.sites, key=lambda row: row["bytes_at_peak"])
-        share = words.percent(row["bytes_at_peak"] / max(row["peak_bytes"] for row in first.devices))
+    elif sites:
+        row = max(sites, key=lambda row: row["bytes_at_peak"])
+        share = words.percent(row["bytes_at_peak"] / max(row["peak_bytes"] for row in first))
         found.append(f"The largest part at the peak is from {row['site']}: {words.memory(row['bytes_at_peak'])} ({share}).")
     found.append(_growing(last))
-    if any(row["source"] == "snapshot" for each in answer.runs for row in each.devices):
+    if any(row["source"] == "snapshot" for devices in of_runs for row in devices):
         found.append(f"PyTorch's memory viewer shows the snapshots themselves, allocation by allocation: {MEMORY_VIEWER}.")
     return found
 
 
-def _peak(recorded: Recorded) -> str:
-    highest = max(recorded.devices, key=lambda row: row["peak_bytes"])
+def _peak(devices: Rows) -> str:
+    highest = max(devices, key=lambda row: row["peak_bytes"])
     reserved = highest["peak_reserved_bytes"]
     more = f"; at most {words.memory(reserved)} reserved" if reserved else ""
-    of = f", the highest of {len(recorded.devices)} devices" if len(recorded.devices) > 1 else ""
+    of = f", the highest of {len(devices)} devices" if len(devices) > 1 else ""
     return words.sentence(
         f"{words.device(highest['rank'], highest['device'])} peaks at {words.memory(highest['peak_bytes'])}{of}{more}"
     )
 
 
-def _change(before: Recorded, after: Recorded) -> str:
-    first, second = (max(row["peak_bytes"] for row in each.devices) for each in (before, after))
+def _change(before: Rows, after: Rows) -> str:
+    first, second = (max(row["peak_bytes"] for row in devices) for devices in (before, after))
     if first == second:
         return f"The highest peak is the same: {words.memory(first)}."
     share = f" ({words.percent(second / first - 1, signed=True)})" if first else ""
@@ -188,8 +163,8 @@ def _change(before: Recorded, after: Recorded) -> str:
     return f"The highest peak is {words.memory(second)} instead of {words.memory(first)}, {difference}{share}."
 
 
-def _growing(recorded: Recorded) -> str:
-    known = [row for row in recorded.devices if row["growth_bytes_per_iteration"] is not None]
+def _growing(devices: Rows) -> str:
+    known = [row for row in devices if row["growth_bytes_per_iteration"] is not None]
     if not known:
         return "Whether memory grows from one iteration to the next is unknown."
     highest = max(known, key=lambda row: row["growth_bytes_per_iteration"])
@@ -204,50 +179,51 @@ def signed(name: str) -> Any:
     return of(name, lambda amount: words.memory(amount, signed=True))
 
 
-def _devices(recorded: Recorded) -> TableView:
-    return tables.memory_devices(recorded.devices, len(recorded.devices), "Memory by device")
+def first_of(id: str, title: str, rows: Sequence[Any], most: int, columns: dict[str, Any], **more: Any) -> TableView:
+    """A table of the first rows; its title says how many of them where it has braces."""
+    return table(id, title.format(f"{min(len(rows), most)} of {len(rows)}"), rows[:most], columns, **more)
 
 
-def _sites(recorded: Recorded) -> TableView:
-    peak = max((row["peak_bytes"] for row in recorded.devices), default=1) or 1
-    found = sorted(recorded.sites, key=lambda row: -row["bytes_at_peak"])
-    columns = {
-        "rank": of("rank", str),
+_SITE = {"allocation site": itemgetter("site")}
+
+
+def _tables(run: Run) -> dict[str, TableView]:
+    """Tables of one run by their short names."""
+    devices = run.memory().to_pylist()
+    peak = max(row["peak_bytes"] for row in devices) or 1
+    at_peak = run.memory_at_peak().select(["rank", "bytes", "site"]).slice(0, 1000).to_pylist()
+    alike = Counter(tuple(row.values()) for row in at_peak)
+    largest = sorted(alike.items(), key=lambda item: (-item[0][1], -item[1], item[0][2]))
+    rows = [{"rank": rank, "bytes": size, "count": count, "site": site} for (rank, size, site), count in largest]
+    rank = {"rank": of("rank", str)}
+    of_site = {
         "at the peak": of("bytes_at_peak", words.memory),
         "share": lambda row: words.percent(row["bytes_at_peak"] / peak),
         "its own peak": of("peak_bytes", words.memory),
         "growth per iteration": of("growth_bytes_per_iteration", words.memory),
         "allocations": of("allocations"),
-        "allocation site": lambda row: row["site"],
     }
-    title = f"Live at the peak by allocation site, {min(len(found), _SHOWN)} of {len(found)}"
-    return table("sites", title, found[:_SHOWN], columns, name_last=True)
-
-
-def _largest(recorded: Recorded) -> TableView:
-    alike = Counter((row["rank"], row["bytes"], row["site"]) for row in recorded.at_peak)
-    found = sorted(alike.items(), key=lambda item: (-item[0][1], -item[1], item[0][2]))[:_SHOWN]
-    rows = [{"rank": rank, "bytes": size, "count": count, "site": site} for (rank, size, site), count in found]
-    columns = {
-        "rank": of("rank", str),
-        "size": of("bytes", words.memory),
-        "count": of("count"),
-        "allocation site": lambda row: row["site"],
-    }
-    return table("largest", "Largest allocations live at the peak", rows, columns, name_last=True)
-
-
-def _growth(recorded: Recorded) -> TableView:
-    columns = {
-        "rank": of("rank", str),
+    of_growth = {
         "iteration": of("iteration"),
         "at its end": of("allocated_bytes", words.memory),
         "change": signed("change_bytes"),
     }
-    return table("growth", "Memory at the end of each iteration", recorded.growth, columns, of_ranks=True)
+    sites = sorted(run.memory_sites().to_pylist(), key=lambda row: -row["bytes_at_peak"])
+    of_size = {"size": of("bytes", words.memory), "count": of("count")}
+    title = "Live at the peak by allocation site, {}"
+    return {
+        "Devices": tables.memory_devices(devices, len(devices), "Memory by device"),
+        "Sites": first_of("sites", title, sites, _SHOWN, rank | of_site | _SITE, name_last=True),
+        "Largest": first_of(
+            "largest", "Largest allocations live at the peak", rows, _SHOWN, rank | of_size | _SITE, name_last=True
+        ),
+        "Growth": table(
+            "growth", "Memory at the end of each iteration", run.memory_growth().to_pylist(), rank | of_growth, of_ranks=True
+        ),
+    }
 
 
-def _difference(difference: Sequence[Row]) -> TableView:
+def _differing(difference: Rows) -> TableView:
     changes = ("change_bytes_at_peak", "change_end_bytes")
     found = [row for row in difference if max(abs(row[name]) for name in changes) >= _LEAST_BYTES] or difference
     shown = [row for row in found[:_SHOWN] if any(row[name] for name in changes)]
@@ -257,6 +233,5 @@ def _difference(difference: Sequence[Row]) -> TableView:
         "after": of("after_bytes_at_peak", words.memory),
         "change at the peak": signed("change_bytes_at_peak"),
         "change at the end": signed("change_end_bytes"),
-        "allocation site": lambda row: row["site"],
     }
-    return table("difference", title, shown, columns, name_last=True)
+    return table("difference", title, shown, columns | _SITE, name_last=True)

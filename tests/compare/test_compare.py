@@ -10,7 +10,7 @@ from bridge_profiling.compare import changed, compare, compare_series
 from bridge_profiling.compare.events import EventSide, comparable, without_arguments
 from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.facts.statistics import change_of_mean, change_of_median, welch_p
-from bridge_profiling.report.series_view import series_view
+from bridge_profiling.report.comparison_view import series_view
 from tests.compare.compared_runs import WrittenRun, quiet
 
 
