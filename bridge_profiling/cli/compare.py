@@ -1,9 +1,8 @@
-"""`bridge-profiling compare`: prints what changed from one run to another, or through several; `analysis.compare` finds it."""
+"""`bridge-profiling compare`: prints what changed from one run to another, or through several, and judges the change."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -52,7 +51,7 @@ def compare(
     Exit code 3: --fail-over is exceeded. 4: it cannot be judged, and --strict is given. 1: a capture could not be read, or only
     in part. 2: invalid request.
     """
-    gate = _gate(fail_over, strict, against)
+    limit = _limit(fail_over, strict, against)
     sides = [base, *(also_base or [])], [other, *(also_other or [])]
     if more:
         require(
@@ -77,23 +76,15 @@ def compare(
     else:
         view, judged = comparison_view(found), found
     common.show(view, output, found.to_json() if as_json else None)
-    if errors and gate is not None and gate.strict:
-        common.print_error(f"--fail-over {gate.typed} cannot be judged: a capture could not be read. Capture that run again.")
+    if errors and strict:
+        common.print_error(f"--fail-over {fail_over} cannot be judged: a capture could not be read. Capture that run again.")
     common.finish(errors)
-    if gate is not None:
-        _judge(judged, gate)
+    if limit is not None:
+        _judge(judged, limit, f"{fail_over}", strict)
 
 
-@dataclass(frozen=True)
-class _Gate:
-    """The limit of --fail-over as a share, as it was typed, and whether it must be judged."""
-
-    limit: float
-    typed: str
-    strict: bool
-
-
-def _gate(fail_over: str | None, strict: bool, against: Against | None) -> _Gate | None:
+def _limit(fail_over: str | None, strict: bool, against: Against | None) -> float | None:
+    """The limit of --fail-over as a share; None without one."""
     if fail_over is None:
         option = "--strict" if strict else f"--against {against}"
         require(not strict and against is None, f"{option} without --fail-over", instead=f"Type --fail-over 5% {option}")
@@ -101,18 +92,18 @@ def _gate(fail_over: str | None, strict: bool, against: Against | None) -> _Gate
     number = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*%?\s*", fail_over)
     if number is None:
         raise ProfilingConfigError(f"--fail-over {fail_over!r} is not a percentage", instead="Type for example 5%")
-    return _Gate(float(number[1]) / 100, fail_over, strict)
+    return float(number[1]) / 100
 
 
-def _judge(found: Comparison, gate: _Gate) -> None:
-    """Exit with code 3 if the limit is exceeded; if that is unknown say so, and exit with code 4 if the gate is strict."""
-    if found.regressed(gate.limit):
-        common.print_error(f"the median iteration is slower by more than {gate.typed}")
+def _judge(found: Comparison, limit: float, typed: str, strict: bool) -> None:
+    """Exit with code 3 if the limit, as typed, is exceeded; if that is unknown say so, and exit with code 4 if strict."""
+    if found.regressed(limit):
+        common.print_error(f"the median iteration is slower by more than {typed}")
         raise typer.Exit(common.REGRESSION)
     if found.undecided is None:
         return
-    text = f"--fail-over {gate.typed} cannot be judged: {found.undecided}"
-    if gate.strict:
+    text = f"--fail-over {typed} cannot be judged: {found.undecided}"
+    if strict:
         common.print_error(f"{text}. {_remedy(found)}.")
         raise typer.Exit(common.UNDECIDED)
     common.echo(f"warning: {text}", err=True)

@@ -251,7 +251,8 @@ def compare(
             why="the spread between runs of one kind needs at least two runs per side",
             instead="Give several runs of both sides, or one of each",
         )
-    return _compare(_with_steps([[run.compared() for run in side] for side in runs]), noise or Noise())
+    before, after = _with_steps([[run.compared() for run in side] for side in runs])
+    return _compare(before, after, noise or Noise())
 
 
 def compare_series(runs: Sequence[Comparable], *, noise: Noise | None = None) -> Series:
@@ -276,7 +277,7 @@ def compare_series(runs: Sequence[Comparable], *, noise: Noise | None = None) ->
     found: list[SeriesRun] = []
     for number, (run, steps) in enumerate(every):
         earlier = {0, number - 1} if number else ()
-        against = {place: _compare([sides[place], sides[number]], noise or Noise(), evidence) for place in earlier}
+        against = {place: _compare(sides[place], sides[number], noise or Noise(), evidence) for place in earlier}
         (times,) = of_steps.step_times(sides[number], evidence) or [[]]
         median = median_of(times) if times else None
         if median is not None and evidence == "profiled" and not (steps is not None and steps.enough):
@@ -313,28 +314,29 @@ def _with_steps(runs: Sequence[Sequence[ComparedRun]]) -> list[Side]:
     return [[(run, of_steps.run_steps(run, ranks)) for run in side] for side in runs]
 
 
-def _compare(sides: Sequence[Side], noise: Noise, evidence: str | None = None) -> Comparison:
+def _compare(before: Side, after: Side, noise: Noise, evidence: str | None = None) -> Comparison:
     """Compare both sides' runs, by iterations of one kind: by default the better one that both sides have."""
-    marked = all(steps is not None for side in sides for _, steps in side)
+    marked = all(steps is not None for _, steps in (*before, *after))
     if not marked:  # amounts per iteration and amounts of whole captures are not comparable
-        sides = [[(run, None) for run, _ in side] for side in sides]
+        before, after = ([(run, None) for run, _ in side] for side in (before, after))
+    sides = (before, after)
     runs = [[run for run, _ in side] for side in sides]
     known = [[steps for _, steps in side if steps is not None] for side in sides]
     base, other = of_steps.with_equal_parts(*known)
     several_profilers = len({run.main_source for side in runs for run in side if run.infos}) > 1
     rekey = {"kernels": events.without_arguments} if several_profilers else {}
-    found = {of: [events.events_of(side, of, rekey.get(of)) for side in sides] for of in KEYS}
+    found = {of: (events.events_of(before, of, rekey.get(of)), events.events_of(after, of, rekey.get(of))) for of in KEYS}
     communication = found["communication"]
     found["communication"] = events.comparable(*communication)
     means = [float(each.parts["duration_us"].mean()) for each in base]
     # Without iterations, every change of an event counts.
     step_us = sum(means) / len(means) if means else 0.0
-    evidence = evidence or of_steps.best_evidence([measured for side in sides for measured in side])
+    evidence = evidence or of_steps.best_evidence([*before, *after])
     return Comparison(
         base=[run.name for run in runs[0]],
         other=[run.name for run in runs[1]],
-        differences=differences(*sides, communication),
-        step=of_steps.step_change(*sides, evidence),
+        differences=differences(before, after, communication),
+        step=of_steps.step_change(before, after, evidence),
         profiled=of_steps.median_change(base, other) if marked else None,
         by_cause=of_steps.split(base, other, BY_CAUSE) if marked else {},
         by_activity=of_steps.split(base, other, BY_ACTIVITY) if marked else {},

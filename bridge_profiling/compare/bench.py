@@ -115,6 +115,7 @@ def against_bench(
     iteration = {
         "iteration_us": median(times) if times else None,
         "of": "iterations that were not profiled" if unprofiled else "captured iterations",
+        "reason": None if times else "no iteration is marked",
     }
     return AgainstBench(
         path=str(document.path),
@@ -290,8 +291,7 @@ def _step(document: BenchDocument, device: str | None, iteration: dict[str, Any]
     if not results:
         return None
     result, reason = _newest(results, device)
-    if iteration["iteration_us"] is None:
-        reason = reason or "no iteration is marked"
+    reason = reason or iteration["reason"]
     alone_us = None if reason else result["rows"][0]["time_us"]["median"]
     return {"subject": result["subject"], "alone_us": alone_us, **iteration, "reason": reason}
 
@@ -301,10 +301,6 @@ def _data_loader(document: BenchDocument, iteration: dict[str, Any]) -> dict[str
     if not results:
         return None
     rates = [rate for row in results[-1]["rows"] if (rate := (row["batches_per_s"] or {}).get("mean"))]
-    reason = None if iteration["iteration_us"] is not None else "no iteration is marked"
-    return {
-        "subject": results[-1]["subject"],
-        "batch_us": 1e6 / max(rates) if rates else None,
-        **iteration,
-        "reason": reason if rates else "no rate was measured",
-    }
+    batch_us = 1e6 / max(rates) if rates else None
+    reason = iteration["reason"] if rates else "no rate was measured"
+    return {"subject": results[-1]["subject"], "batch_us": batch_us, **iteration, "reason": reason}

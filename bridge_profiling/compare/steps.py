@@ -263,7 +263,7 @@ def amount(name: str, before: float | None, after: float | None) -> dict[str, fl
 
 
 def _of_mean(base: Sequence[RunSteps], other: Sequence[RunSteps], name: str) -> Change:
-    samples = [[steps.parts[name] for steps in side] for side in (base, other)]
-    change = _change(*samples, np.mean, change_of_mean)
+    before, after = ([steps.parts[name].tolist() for steps in side] for side in (base, other))
+    change = _change(before, after, np.mean, change_of_mean)
     several = len(base) > 1 or len(other) > 1
     return change if several or (base[0].enough and other[0].enough) else Change(change.base, change.other)

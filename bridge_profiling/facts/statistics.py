@@ -124,32 +124,27 @@ def spread_of(values: Sequence[float]) -> Spread:
     return Spread(len(known), float(known.mean()), deviation, float(known.min()), float(known.max()))
 
 
-def slope_of(values: Sequence[float]) -> Estimate:
-    """The least-squares change from each value to the next, with Student's t of the residuals. Needs three values."""
+def trend_of(values: Sequence[float]) -> tuple[Estimate | None, str | None]:
+    """The change from each median of a series to the next, or why none is supported.
+
+    The least-squares slope, with Student's t of the residuals.
+    """
+    if len(values) < ENOUGH_FOR_TREND:
+        return None, f"a trend needs {ENOUGH_FOR_TREND} runs with known iteration times"
     heights = np.asarray(values, np.float64)
     places = np.arange(len(heights)) - (len(heights) - 1) / 2
     weight = float(places @ places)
     slope = float(places @ heights) / weight
-    residuals = heights - heights.mean() - slope * places
+    line = _squares(heights - slope * places)
     freedom = len(heights) - 2
+    residuals = heights - heights.mean() - slope * places
     reach = t_quantile((1 + LEVEL) / 2, freedom) * math.sqrt(float(residuals @ residuals) / freedom / weight)
-    return Estimate(slope, slope - reach, slope + reach)
-
-
-def trend_of(values: Sequence[float]) -> tuple[Estimate | None, str | None]:
-    """The slope of values in order, or why none is supported."""
-    if len(values) < ENOUGH_FOR_TREND:
-        return None, f"a trend needs {ENOUGH_FOR_TREND} runs with known iteration times"
-    slope = slope_of(values)
-    if slope.low is None or slope.high is None or slope.low <= 0 <= slope.high:
+    if slope - reach <= 0 <= slope + reach:
         return None, f"the {LEVEL:.0%} interval of the slope contains zero"
-    heights = np.asarray(values)
-    places = np.arange(len(heights))
-    line = _squares(heights - slope.value * places)
     jump = min(_squares(heights[:place]) + _squares(heights[place:]) for place in range(1, len(heights)))
     if jump <= line:
         return None, "one jump fits the medians at least as well as a slope"
-    return slope, None
+    return Estimate(slope, slope - reach, slope + reach), None
 
 
 def _squares(values: NDArray[np.float64]) -> float:

@@ -68,7 +68,7 @@ def _reached(row: Row, bandwidth: str) -> str:
 def alone_tables(bench: AgainstBench) -> list[TableView]:
     """Communication and copies compared with the benchmark."""
     shown, note = most(_by_time(bench), _SHOWN)
-    operation = {"operation": itemgetter("operation"), "group": _group}
+    operation: dict[str, Any] = {"operation": itemgetter("operation"), "group": _group}
     kind = {"copies": itemgetter("direction"), "memory": itemgetter("host_memory")}
     title = f"Communication compared with the benchmark ({bench.path})"
     communication = operation | _reached_columns("bus_bandwidth_gbs", "transfer_us")

@@ -121,7 +121,7 @@ def _evidence(comparison: Comparison) -> Iterator[str]:
 def _tables(comparison: Comparison) -> Iterator[tuple[str, str, TableView]]:
     """An id, a short name and a table each."""
     topics = {"what": "topic", "concerns": "concerns", "base": "base", "other": "other", "consequence": "means"}
-    columns = {heading: itemgetter(name) for heading, name in topics.items()}
+    columns: dict[str, Any] = {heading: itemgetter(name) for heading, name in topics.items()}
     differing = table("differences", "Differences between the runs", map(vars, comparison.differences), columns)
     yield "comparability", "Comparability", differing
     yield "parts", "By cause", _parts("by cause", comparison.by_cause, comparison)
@@ -149,7 +149,7 @@ def _parts(view: str, parts: dict[str, Change], comparison: Comparison) -> Table
             for name, part in parts.items()
             if (abs(part.change) if name == OUTLIERS else max(abs(part.base), abs(part.other))) >= 0.5
         } | {"median iteration of the captures": whole}
-    columns = {
+    columns: dict[str, Any] = {
         "part": itemgetter("part"),
         "base": ms("base"),
         "other": ms("other"),
