@@ -51,7 +51,7 @@ class Noise:
 class EventSide:
     """One kind of event on one side."""
 
-    # Means over ranks and iterations: count, us (microseconds of all calls), and those of `_AMOUNTS`.
+    # Those of `_AMOUNTS`: means over ranks and iterations; us is microseconds of all calls.
     amounts: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     samples: list[float] = field(default_factory=list)  # mean microseconds per call, by iteration; of several runs, by run
     fastest: float = math.inf  # the lowest mean of a rank in an iteration
