@@ -339,7 +339,7 @@ class Run:
             manifests=self.manifests,
             iterations=self.facts.iterations,
             communication=self.facts.communication,
-            transfers=self.facts.transfers_by_size,
+            sizes=self.facts.communication_by_size,
             copies=self.facts.copies_by_size,
         )
 

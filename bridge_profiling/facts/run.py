@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from bridge_profiling.compare import bench, events
 from bridge_profiling.facts import (
+    cells,
     clocks,
     communication,
     kernels,
@@ -261,19 +261,14 @@ class RunFacts:
         return pipeline.pipeline_waits(self.pipeline_by_rank, self._waiting)
 
     def event_cells(self, **options: Any) -> pa.Table:
-        """Events of all ranks, for comparisons: the options are those of `facts.events.event_cells`."""
+        """Events of all ranks, for comparisons: the options are those of `facts.cells.event_cells`."""
         name = f"event_cells {sorted(options.items())}"
-        return self.answer(name, lambda facts: events.event_cells(facts._waiting, **options)).table
-
-    @Fact
-    def transfers_by_size(self) -> pa.Table:
-        """Transfers of communication by size, to compare with benchmarks."""
-        return bench.transfers_by_size(self._waiting)
+        return self.answer(name, lambda facts: cells.event_cells(facts._waiting, **options)).table
 
     @Fact
     def copies_by_size(self) -> pa.Table:
         """Copies by size, to compare with benchmarks."""
-        return bench.copies_by_size(self._database)
+        return cells.copies_by_size(self._database)
 
     # Memory.
 
