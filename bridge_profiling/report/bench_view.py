@@ -9,7 +9,7 @@ from typing import Any
 
 from bridge_profiling.compare.bench import AgainstBench
 from bridge_profiling.report import words
-from bridge_profiling.report.figures import group_name
+from bridge_profiling.report.rows import group_name
 from bridge_profiling.report.tables import most
 from bridge_profiling.report.views import Row, SectionView, TableView, ms, of, table
 
@@ -74,8 +74,14 @@ def alone_tables(bench: AgainstBench) -> list[TableView]:
     communication = operation | _reached_columns("bus_bandwidth_gbs", "transfer_us")
     copies = kind | _reached_columns("bandwidth_gbs", "copy_us")
     found = [
-        table("bench-communication", title, shown, communication, note=note),
-        table("bench-copies", "Copies compared with the benchmark", bench.copies.to_pylist(), copies),
+        table("bench-communication", title, shown, communication, note=note, python="against_bench.communication"),
+        table(
+            "bench-copies",
+            "Copies compared with the benchmark",
+            bench.copies.to_pylist(),
+            copies,
+            python="against_bench.copies",
+        ),
     ]
     return [each for each in found if each.rows]
 

@@ -7,30 +7,30 @@ text and background.
 from __future__ import annotations
 
 import html
-import json
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import accumulate
-from statistics import median
+from collections.abc import Collection, Mapping, Sequence
+from itertools import accumulate, cycle
+from math import sqrt
 from typing import Any
 
+from bridge_profiling.facts.intervals import grouped
 from bridge_profiling.facts.parts import BY_ACTIVITY, BY_CAUSE
 from bridge_profiling.facts.statistics import Change, Estimate
 from bridge_profiling.printable import printable
 from bridge_profiling.report import words
+from bridge_profiling.report.rows import Rows, WaitMatrix, kernel_counters, matrix_products
 from bridge_profiling.report.views import Figure, Row
 
-#: Colors that people with color blindness can tell apart, after Okabe and Ito (https://jfly.uni-koeln.de/color/), those of one
-#: family in one hue; parts of an iteration, measures of it, kinds of work, names of groups; colors of allocation
-#: sites, the last for the rest; properties that figures share. The scale of heat maps suits white and black.
-COLORS, PARTS, MEASURES, KIND_NAMES, GROUPS, _SITES, _STYLES = words.resource("theme").values()
+#: Colors of allocation sites, the last for the rest. Colors that people with color blindness can tell apart, after Okabe and
+#: Ito (https://jfly.uni-koeln.de/color/), those of one family in one hue. Parts of an iteration, also on CPUs, measures of it,
+#: kinds of work, names of groups; properties that figures share. The scale of heat maps suits white and black.
+_SITES, COLORS, PARTS, HOST_PARTS, MEASURES, KIND_NAMES, GROUPS, _STYLES = words.resource("theme").values()
 
 #: Two ways to divide the same bar.
 VIEWS = {"cause": BY_CAUSE, "activity": BY_ACTIVITY}
 
-#: Beyond these numbers, groups are combined by name, ranks in neighboring rows, and a matrix shows those that wait most.
-MOST_GROUPS, MOST_ROWS, MOST_RANKS = 24, 256, 32
+#: Beyond this number, ranks are combined in neighboring rows.
+MOST_ROWS = 256
 
 #: A part smaller than this share of every bar is invisible.
 _VISIBLE = 0.0005
@@ -46,6 +46,12 @@ _TEMPLATES = ("hovertemplate", "texttemplate")
 
 #: Counters drawn at first.
 _COUNTERS_SHOWN = 4
+
+#: Colors of precisions, and of groups of kernels: the last for the rest.
+_SERIES = ("compute", "communication", "copy", "host_launch", "data_loading", "muted")
+
+#: The least and the greatest arithmetic intensity of a roofline, in FLOP per byte.
+_LEAST, _GREATEST = 1.0, 10_000.0
 
 
 def figure(data: list[dict[str, Any]], height: int, **layout: Any) -> Figure:
@@ -112,6 +118,15 @@ def attribution_figure(rows: Sequence[Row], view: str = "cause", title: str = "m
     return stacked(traces, len(rows), title)
 
 
+def host_figure(rows: Sequence[Row]) -> Figure:
+    """Rows of `rows.mean_host_iterations` as stacked bars."""
+    labels = [f"rank {row['rank']}" for row in rows]
+    shown = [(part, *of) for part, of in HOST_PARTS.items() if any(row[part] for row in rows)]
+    return stacked(
+        [stacked_bar(name, color, labels, rows, part) for part, name, color in shown], len(rows), "ms of the mean iteration"
+    )
+
+
 def stacked_bar(name: str, color: str, labels: Sequence[str], rows: Sequence[Row], part: str) -> dict[str, Any]:
     """One part of every bar of a stacked figure: a column of rows that have `duration_us` as well."""
     return {
@@ -132,66 +147,8 @@ def stacked(traces: list[dict[str, Any]], bars: int, title: str) -> Figure:
     return figure(traces, height, barmode="stack", bargap=0.25, xaxis=axis(title), yaxis=_names())
 
 
-def by_group(rows: Sequence[Row], iterations: int) -> list[dict[str, Any]]:
-    """Rows of `Run.communication` per iteration, the most time first; of many groups, those of one name and size combined.
-
-    `wait_us` is the mean over the ranks; combined groups have mean times and median bandwidths.
-    """
-    combined: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
-    for row in rows:
-        key: tuple[Any, ...] = (row["operation"], row["dimension"], row["group"], row["group_size"])
-        if len(rows) <= MOST_GROUPS:
-            key = (*key, row["group_name"], row["group_ranks"])
-        combined[key].append(row)
-    found = [_combined(members, iterations) for members in combined.values()]
-    return sorted(found, key=lambda row: -((row["transfer_us"] or 0.0) + (row["wait_us"] or 0.0)))
-
-
-def _combined(rows: Sequence[Row], iterations: int) -> dict[str, Any]:
-    first, count = rows[0], len(rows)
-    group, operation = group_label(first), first["operation"] or "?"
-    members = f"{count} groups of {first['group_size']}"
-    if count == 1:
-        ranks = json.loads(first["group_ranks"] or "[]")
-        members = ", ".join(map(str, ranks)) if len(ranks) <= 4 else f"{ranks[0]} … {ranks[-1]}"
-
-    def known(name: str) -> list[float]:
-        return [row[name] for row in rows if row[name] is not None]
-
-    def total(name: str, by: int) -> float | None:
-        return sum(known(name)) / by if known(name) else None
-
-    participants = sum(row["captured_ranks"] or 0 for row in rows)
-    return {
-        "label": f"{operation} · {group} [{members or '?'}]",
-        "operation": operation,
-        "group": group,
-        "ranks": members or "?",
-        "count": sum(row["count"] for row in rows) / iterations / count,
-        "bytes": total("bytes", iterations * count),
-        "transfer_us": total("transfer_us", iterations * count),
-        "wait_us": total("wait_us", iterations * max(participants, 1)),
-        **{name: median(known(name)) if known(name) else None for name in ("algorithm_bandwidth_gbs", "bus_bandwidth_gbs")},
-    }
-
-
-def group_name(group: str | None) -> str:
-    """Megatron's name of a group without the part that all have in common."""
-    return (group or "unknown group").removesuffix("_GROUP").replace("_", " ").lower()
-
-
-def group_label(row: Row) -> str:
-    """A group by its parallel dimension, where that is known, and by the program's name, unless that is a number of torch's."""
-    name, dimension = group_name(row["group"]), row["dimension"]
-    if dimension is None:
-        return name
-    spanned = "all ranks" if dimension == "all" else str(dimension)
-    unnamed = row["group"] is None or name.isdecimal() or name in ("default pg", dimension)
-    return spanned if unnamed else f"{spanned}: {name}"
-
-
 def communication_figure(rows: Sequence[Row]) -> Figure:
-    """Transfer and waiting of rows of `by_group`; those whose transfer is unknown have no bar."""
+    """Transfer and waiting of rows of `rows.by_group`; those whose transfer is unknown have no bar."""
     rows = [row for row in rows if row["transfer_us"] is not None]
     bars = [
         {
@@ -306,32 +263,6 @@ def iterations_figure(rows: Sequence[Row], measure: str = "own_us") -> Figure:
     )
 
 
-@dataclass(frozen=True)
-class WaitMatrix:
-    """Waiting between ranks: `wait_us[row][column]` is how long a rank waits for another per iteration.
-
-    `shown` is the share of all waiting that is in the matrix, from 0 to 1.
-    """
-
-    ranks: list[int]
-    wait_us: list[list[float]]
-    shown: float
-
-
-def wait_matrix(waits: Iterable[Row], iterations: int, everyone: Sequence[int]) -> WaitMatrix:
-    """The matrix of the ranks that wait or are waited for most, from rows of `Run.waits`."""
-    between: dict[tuple[int, int], float] = defaultdict(float)
-    weight: dict[int, float] = defaultdict(float, dict.fromkeys(everyone, 0.0))
-    for row in waits:
-        between[row["rank"], row["waits_for"]] += row["wait_us"] / max(iterations, 1)
-        for end in (row["rank"], row["waits_for"]):
-            weight[end] += row["wait_us"]
-    ranks = sorted(sorted(weight, key=lambda rank: (-weight[rank], rank))[:MOST_RANKS])
-    cells = [[between.get((rank, other), 0.0) for other in ranks] for rank in ranks]
-    total = sum(between.values())
-    return WaitMatrix(ranks, cells, sum(map(sum, cells)) / total if total else 1.0)
-
-
 def waits_figure(matrix: WaitMatrix) -> Figure:
     """Rows wait, columns are waited for."""
     labels = [str(rank) for rank in matrix.ranks]
@@ -349,6 +280,77 @@ def waits_figure(matrix: WaitMatrix) -> Figure:
         xaxis=axis("for this rank", type="category", showgrid=False, tickangle=0),
         yaxis=axis("this rank waits", autorange="reversed", type="category", showgrid=False),
     )
+
+
+def roofline_figure(rows: Rows) -> Figure | None:
+    """Rows of `Run.matrix_products`: their speed by arithmetic intensity, below what the device's peak and its memory allow.
+
+    None where either is unknown.
+    """
+    points = [row for row in matrix_products(rows) if row["roof_tflops"] and row["tflops"]]
+    traces: list[dict[str, Any]] = []
+    for precision, color in zip(sorted({row["precision"] for row in points}), cycle(_SERIES[:-1]), strict=False):
+        mine = [row for row in points if row["precision"] == precision]
+        roofs = sorted({(row["peak_tflops"], row["memory_tb_s"]) for row in mine})
+        traces += [_roof(precision, peak, bandwidth, COLORS[color]) for peak, bandwidth in roofs]
+        details = [(row["operator"], row["shapes"][:120], row["share_of_roof"], row["device_us"] / 1e3) for row in mine]
+        places = [(row["flops_per_byte"], row["tflops"]) for row in mine]
+        marker = _areas(mine, points) | {"color": COLORS[color]}
+        traces.append(_points("roofline", precision, places, details, marker))
+        if measured := [row for row in mine if row["measured_flops_per_byte"]]:
+            places = [(row["measured_flops_per_byte"], row["tflops"]) for row in measured]
+            named = [(row["operator"], row["shapes"][:120], row["dram_tb_s"]) for row in measured]
+            marker = {"color": COLORS[color], "symbol": "diamond-open", "size": 10}
+            traces.append(_points("measured", f"{precision}, measured traffic", places, named, marker))
+    return _plane(traces, axis("FLOP per byte", type="log"), axis("TFLOP/s", type="log"))
+
+
+def kernel_counters_figure(rows: Rows) -> Figure | None:
+    """Rows of `Run.kernel_counters`: each kernel between the device's memory and its tensor cores.
+
+    None where neither was measured.
+    """
+    points = [row for row in kernel_counters(rows) if row["tensor_active"] is not None and row["dram"] is not None]
+    traces = []
+    for place, (group, mine) in enumerate(grouped(points, "group").items()):
+        places = [(100 * row["dram"], 100 * row["tensor_active"]) for row in mine]
+        details = [(row["name"][:120], row["device_us"] / 1e3, row["dram_tb_s"] or 0.0) for row in mine]
+        marker = _areas(mine, points) | {"color": COLORS[_SERIES[min(place, len(_SERIES) - 1)]]}
+        traces.append(_points("counters", group, places, details, marker))
+    across = axis("device memory, % of its bandwidth", range=[-2, 102])
+    return _plane(traces, across, axis("tensor cores active, %", range=[-2, 102]))
+
+
+def _plane(traces: list[dict[str, Any]], x: dict[str, Any], y: dict[str, Any]) -> Figure | None:
+    return figure(traces, 380, margin={"l": 70, "r": 20, "t": 20, "b": 60}, xaxis=x, yaxis=y) if traces else None
+
+
+def _points(
+    style: str, name: str, places: Sequence[tuple[float, float]], details: Sequence[Sequence[Any]], marker: dict[str, Any]
+) -> dict[str, Any]:
+    """Points with details to hover over."""
+    x, y = ([round(each[end], 3) for each in places] for end in (0, 1))
+    details = [[round(each, 4) if isinstance(each, float) else each for each in row] for row in details]
+    return _STYLES[style] | {"type": "scatter", "name": name, "x": x, "y": y, "customdata": details, "marker": marker}
+
+
+def _areas(rows: Rows, all_rows: Rows) -> dict[str, Any]:
+    """Markers whose areas are as the device times of rows, down to a size that can be seen."""
+    longest_us = all_rows[0]["device_us"]
+    return {"opacity": 0.75, "size": [round(max(30 * sqrt(row["device_us"] / longest_us), 6), 1) for row in rows]}
+
+
+def _roof(precision: str, peak: float, bandwidth: float, color: str) -> dict[str, Any]:
+    ridge = peak / bandwidth
+    intensities = sorted({_LEAST, min(max(ridge, _LEAST), _GREATEST), _GREATEST})
+    text = f"{peak:,.0f} TFLOP/s of {precision} from {ridge:,.0f} FLOP per byte on; memory of {bandwidth:g} TB/s"
+    return _STYLES["roof"] | {
+        "type": "scatter",
+        "x": intensities,
+        "y": [round(min(peak, intensity * bandwidth), 3) for intensity in intensities],
+        "line": {"color": color, "width": 1.5},
+        "text": [text] * len(intensities),
+    }
 
 
 def counters_figure(rows: Sequence[Row]) -> Figure:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from bridge_profiling.findings import Event, Finding
-from bridge_profiling.report import words
+from bridge_profiling.report import tables, words
 from bridge_profiling.report.figures import attribution_figure, bars_figure
-from bridge_profiling.report.timeline import Timeline, around_event, iteration_name
+from bridge_profiling.report.timeline import Timeline, around_event
 from bridge_profiling.report.verdict import Summary
 from bridge_profiling.report.views import Cell, Figure, FigureView, FindingView, Row, TableView
 
@@ -58,22 +58,12 @@ def _finding_view(place: int, finding: Finding, summary: Summary, pictures: Pict
 
 def _events(place: int, events: Sequence[Event], timeline: Timeline | None) -> TableView | None:
     rows = [
-        [
-            Cell(str(event.rank)),
-            Cell("" if event.iteration is None else iteration_name(event.iteration)),
-            Cell(words.milliseconds(event.duration_us)),
-            Cell(words.number(event.count)),
-            Cell("", target=None if timeline is None else timeline.target(event)),
-            Cell(event.name),
-        ]
+        asdict(event) | {"timeline": Cell("", target=None if timeline is None else timeline.target(event))}
         for event in events[:_MOST_EVENTS]
     ]
-    if not rows:
-        return None
     left = len(events) - len(rows)
-    note = f"{left:,} more events." if left else ""
-    headings = ["rank", "iteration", "duration", "count", "timeline", "name"]
-    return TableView(f"events-{place}", "Events that show it", headings, rows, name_last=True, note=note)
+    view = tables.view("events", rows, note=f"{left:,} more events." if left else "")
+    return replace(view, id=f"events-{place}", python=f"findings()[{place - 1}].events") if rows else None
 
 
 @dataclass(frozen=True)
@@ -112,9 +102,9 @@ class Pictures:
     def _by_rank(self, finding: Finding, values: Mapping[int, float], caption: str, color: str) -> tuple[Figure, str] | None:
         shown = _select(finding, list(values))
         responsible = {f"rank {rank}" for rank in finding.ranks} if len(finding.ranks) < len(values) else set()
-        labels, amounts = [f"rank {rank}" for rank in shown], [values[rank] / 1e3 for rank in shown]
-        drawn = bars_figure(labels, amounts, "ms per iteration", highlighted=responsible, color=color)
-        return (drawn, caption + ("; responsible ranks in orange." if responsible else ".")) if shown else None
+        bars = {f"rank {rank}": values[rank] / 1e3 for rank in shown}
+        caption += "; responsible ranks in orange." if responsible else "."
+        return _bars(bars, "ms per iteration", caption, responsible, color)
 
     def _of_ranks(self, finding: Finding, column: str, caption: str) -> tuple[Figure, str] | None:
         """A column of `Run.ranks`, the median over the iterations."""
@@ -130,22 +120,20 @@ class Pictures:
         return self._by_rank(finding, values, caption, "communication")
 
     def _bubbles(self, finding: Finding) -> tuple[Figure, str] | None:
-        labels = [f"stage {row['stage']}" for row in self.pipeline]
+        bars = {f"stage {row['stage']}": row["bubble_us"] / 1e3 for row in self.pipeline}
         marked = {f"stage {row['stage']}" for row in self.pipeline if set(row["ranks"]) & set(finding.ranks)}
-        highlighted = marked if len(marked) < len(labels) else set()
-        values = [row["bubble_us"] / 1e3 for row in self.pipeline]
+        highlighted = marked if len(marked) < len(bars) else set()
         caption = "The bubble of each pipeline stage" + ("; responsible stages in orange." if highlighted else ".")
-        return (bars_figure(labels, values, "ms per iteration", highlighted=highlighted), caption) if labels else None
+        return _bars(bars, "ms per iteration", caption, highlighted)
 
     def _kernels(self, finding: Finding) -> tuple[Figure, str] | None:
         rows = [row for row in self.kernels if row["kind"] == "compute"][:10]
         labels = [f"{place}. {row['name'][:46]}{'…' if len(row['name']) > 46 else ''}" for place, row in enumerate(rows, 1)]
         named = {event.name for event in finding.events}
         highlighted = {label for label, row in zip(labels, rows, strict=True) if row["name"] in named}
-        values = [row["total_us"] / 1e3 for row in rows]
+        bars = {label: row["total_us"] / 1e3 for label, row in zip(labels, rows, strict=True)}
         caption = "The compute kernels with the most time; those of this finding in orange."
-        drawn = bars_figure(labels, values, "ms of all ranks and iterations", highlighted=highlighted)
-        return (drawn, caption) if rows else None
+        return _bars(bars, "ms of all ranks and iterations", caption, highlighted)
 
     def _overhead(self, finding: Finding) -> tuple[Figure, str] | None:
         bars: dict[str, float] = {}
@@ -155,8 +143,8 @@ class Pictures:
                 if durations:
                     bars[f"rank {manifest.rank}, {text}"] = median(durations) / 1e6
         highlighted = {label for label in bars if not label.endswith("not profiled")}
-        drawn = bars_figure(list(bars), list(bars.values()), "ms of the median iteration", highlighted=highlighted)
-        return (drawn, "Iterations of the same run: profiled ones in orange, and others.") if bars else None
+        caption = "Iterations of the same run: profiled ones in orange, and others."
+        return _bars(bars, "ms of the median iteration", caption, highlighted)
 
     def _memory(self, finding: Finding) -> tuple[Figure, str] | None:
         rows = [row for row in self.memory if not finding.ranks or row["rank"] in finding.ranks][:_MOST_BARS]
@@ -172,8 +160,15 @@ class Pictures:
                 "Reserved free memory outside the largest free block.",
             ),
         }.get(finding.id, (lambda row: (row["peak_reserved_bytes"] or row["peak_bytes"]) / 2**30, "GiB", "Peak memory."))
-        labels = [f"rank {row['rank']}, device {row['device']}" for row in rows]
-        return (bars_figure(labels, [measure(row) for row in rows], unit, color="compute"), caption) if rows else None
+        bars = {f"rank {row['rank']}, device {row['device']}": measure(row) for row in rows}
+        return _bars(bars, unit, caption, color="compute")
+
+
+def _bars(
+    bars: Mapping[str, float], unit: str, caption: str, highlighted: Collection[str] = (), color: str = "muted"
+) -> tuple[Figure, str] | None:
+    drawn = bars_figure(list(bars), list(bars.values()), unit, highlighted=highlighted, color=color)
+    return (drawn, caption) if bars else None
 
 
 def _select(finding: Finding, ranks: Sequence[int]) -> list[int]:

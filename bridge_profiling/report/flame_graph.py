@@ -1,11 +1,16 @@
-"""`Run.flame_graph` as files: for speedscope, and as folded text, which flamegraph.pl and other tools read."""
+"""`Run.flame_graph` as files and as a figure.
+
+A file is for speedscope, or folded text, which flamegraph.pl and other tools read. The figure is an icicle of a rank's stacks:
+a box for each frame under the frame that calls it.
+"""
 
 from __future__ import annotations
 
 import itertools
 import json
 import re
-from collections.abc import Collection, Iterator
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -14,10 +19,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from bridge_profiling import __version__
+from bridge_profiling.answers import Answers
 from bridge_profiling.errors import ProfilingConfigError, require
+from bridge_profiling.facts.caveats import caveat
 from bridge_profiling.layout import number_ranges
-from bridge_profiling.printable import printable
+from bridge_profiling.printable import printable, shell_path
+from bridge_profiling.report import words
+from bridge_profiling.report.figures import COLORS, figure
 from bridge_profiling.report.page import write_output
+from bridge_profiling.report.rows import Rows
+from bridge_profiling.report.verdict import Summary
+from bridge_profiling.report.views import Figure, FigureView, SectionView, section
 
 #: Time that a stack weighs: the host's in it, or the device's in the work that it launched.
 Weight = StrEnum("Weight", ["host", "device"])
@@ -41,7 +53,25 @@ _HEADER = 256
 
 _FOLDED = re.compile(rb"rank \d+;thread ")
 
-Row = dict[str, Any]
+#: Frames below this share of the rank's time are not drawn, so a page stays small.
+LEAST_SHARE = 0.005
+
+#: Levels that are drawn at a time: a click on a box shows those below it.
+_LEVELS = 24
+
+#: Height of a level and of what is above the boxes, in pixels.
+_LEVEL, _ABOVE = 22, 60
+
+#: An outer frame with one callee that takes this share of its time says nothing.
+_SAME = 0.99
+
+#: On all colors of boxes, in light and dark.
+_TEXT = "#14181f"
+
+#: Characters of a frame's name; those that fit the whole width, and those of a label that is read after a click on its box.
+_NAME, _WIDTH, _LABEL = 300, 150, 16
+
+_LABELS = {Weight.host: "host time", Weight.device: "device time launched"}
 
 
 def check_replaceable(output: Path, *, folded: bool) -> None:
@@ -151,7 +181,7 @@ def short_name(frame: str) -> str:
     return frame.removeprefix(_AUTOGRAD) if found is None else f"{found['name']} ({Path(found['file']).name}:{found['line']})"
 
 
-def _by_thread(table: pa.Table) -> Iterator[tuple[tuple[int, int | None], list[Row]]]:
+def _by_thread(table: pa.Table) -> Iterator[tuple[tuple[int, int | None], Rows]]:
     """Rows by rank and thread, in their order; Python objects of one rank at a time."""
     for rank in dict.fromkeys(table["rank"].to_pylist()):
         rows = table.filter(pc.equal(table["rank"], rank)).to_pylist()
@@ -162,3 +192,115 @@ def _by_thread(table: pa.Table) -> Iterator[tuple[tuple[int, int | None], list[R
 def _frame(frame: str) -> dict[str, Any]:
     found = _PYTHON.fullmatch(frame)
     return {"name": frame} if found is None else {**found.groupdict(), "line": int(found["line"])}
+
+
+def flame_graph_section(run: Answers, summary: Summary, iterations: Rows) -> list[SectionView]:
+    """The section, with the slowest rank, else the first one; empty if no range of that rank is inside another one.
+
+    Args:
+        run: the run.
+        summary: its verdict.
+        iterations: rows of `Run.iterations` of `summary.source`.
+    """
+    slowest = next((row["rank"] for row in summary.stragglers if row["verdict"] != "no"), None)
+    rank = slowest if slowest is not None else min((info.rank for info in summary.infos), default=None)
+    # Of this rank alone: those of all ranks took a twelfth of the time of a report.
+    rows = [] if rank is None else run.facts.flame_graph_of(rank, LEAST_SHARE).to_pylist()
+    if all(len(row["stack"]) < 2 for row in rows):
+        return []
+    count = len({row["iteration"] for row in iterations if row["rank"] == rank})
+    of = f"mean of {words.counted(count, 'iteration')}" if count else "the whole capture"
+    variants = {
+        str(weight): flame_graph_figure(rows, weight, f"rank {rank}", count or 1)
+        for weight in Weight
+        if any(row[OWN_US[weight]] for row in rows)
+    }
+    notes = [] if any(row["category"] == "python" for row in rows) else [words.sentence(caveat("no_python_stacks").text)]
+    caption = (
+        f"Stacks of rank {rank}{', the slowest rank' if slowest is not None else ''}: {of}. Frames below 0.5% are not drawn."
+    )
+    view = FigureView("flame", variants, caption, {str(weight): label for weight, label in _LABELS.items()})
+    whole = f"All frames of all ranks, for speedscope: bridge-profiling flamegraph {shell_path(summary.path)}"
+    return [section("flame", whole, notes=notes, figures=[view])]
+
+
+def flame_graph_figure(rows: Rows, weight: Weight, title: str, iterations: int = 1) -> Figure:
+    """Rows of `Run.flame_graph` of one rank, in their order, as an icicle.
+
+    Outer frames that all of a thread's time has in common are left out.
+
+    Args:
+        rows: the rows.
+        weight: the time that is drawn.
+        title: name of the outermost box.
+        iterations: number of iterations to divide times by.
+    """
+    own, total = OWN_US[weight], TOTAL_US[weight]
+    threads: dict[int | None, list[int]] = defaultdict(list)
+    callees: dict[int, list[int]] = defaultdict(list)
+    everything = sum(row[total] for row in rows if len(row["stack"]) == 1)
+    path: list[int] = []
+    for place, row in enumerate(rows):
+        if row[total] <= 0 or row[total] < LEAST_SHARE * everything:
+            continue
+        # A row comes after that of its caller, which has at least its time.
+        del path[len(row["stack"]) - 1 :]
+        (callees[path[-1]] if path else threads[row["thread"]]).append(place)
+        path.append(place)
+
+    trace: dict[str, Any] = {name: [] for name in ("ids", "parents", "labels", "values", "customdata")}
+    colors: list[str] = []
+    deepest = 1
+
+    def add(id: str, parent: str, label: str, time_us: float, color: str, frame: str = "", alone: str = "") -> None:
+        trace["ids"].append(id)
+        trace["parents"].append(parent)
+        trace["labels"].append(label[:_NAME])
+        # Whole nanoseconds: Plotly draws nothing if those of callees add up to more than their caller's.
+        trace["values"].append(round(time_us * 1e3))
+        trace["customdata"].append([(frame or label)[:_NAME], _ms(time_us, iterations), alone])
+        colors.append(COLORS[color])
+
+    add("all", "", title, everything, "muted")
+    for thread, roots in threads.items():
+        roots = _without_common_frames(roots, callees, [row[total] for row in rows])
+        whole = sum(rows[place][total] for place in roots)
+        add(f"thread {thread}", "all", f"thread {thread}", whole, "muted")
+        waiting = [(place, f"thread {thread}", 3) for place in reversed(roots)]
+        while waiting:
+            place, parent, depth = waiting.pop()
+            row, deepest = rows[place], max(deepest, depth)
+            alone = f"{row['category']}, {_ms(row[own], iterations)} in it alone, {row['count'] / iterations:,.4g} calls"
+            frame = row["stack"][-1]
+            room = max(int(_WIDTH * row[total] / everything), _LABEL)
+            label = name if len(name := short_name(frame)) <= room else f"{name[: room - 1]}…"
+            add(str(place), parent, label, row[total], row["category"], frame, alone)
+            waiting += [(each, str(place), depth + 1) for each in reversed(callees[place])]
+    trace |= {
+        "type": "icicle",
+        "branchvalues": "total",
+        "hovertemplate": "%{customdata[0]}<br>%{customdata[1]}, %{percentRoot:.1%} of all<br>%{customdata[2]}<extra></extra>",
+        "marker": {"colors": colors},
+        "tiling": {"orientation": "v", "pad": 1},
+        "maxdepth": _LEVELS,
+        "pathbar": {"thickness": _LEVEL, "textfont": {"color": _TEXT}},
+        "textposition": "middle left",
+        "textfont": {"color": _TEXT},
+        "leaf": {"opacity": 1},
+    }
+    height = _ABOVE + _LEVEL * min(deepest, _LEVELS)
+    return figure([trace], height, margin={"l": 10, "r": 10, "t": 30, "b": 10}, uniformtext={"minsize": 9, "mode": "hide"})
+
+
+def _ms(time_us: float, iterations: int) -> str:
+    return f"{time_us / iterations / 1e3:,.3f} ms"
+
+
+def _without_common_frames(roots: list[int], callees: dict[int, list[int]], total: Sequence[float]) -> list[int]:
+    """The outermost frames that differ in what they call."""
+    while len(roots) == 1:
+        inner = callees[roots[0]]
+        if len(inner) != 1 or not callees[inner[0]] or total[inner[0]] < _SAME * total[roots[0]]:
+            break
+        roots = inner
+    return roots

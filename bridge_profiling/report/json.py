@@ -22,14 +22,14 @@ from bridge_profiling.report.schemas import run as schema
 from bridge_profiling.report.verdict import Summary, outcome, summarize, verdict
 
 if TYPE_CHECKING:
+    from bridge_profiling.answers import Answers
     from bridge_profiling.findings import Finding, Occurrence, Thresholds
-    from bridge_profiling.run import Run
 
 #: Columns that identify an operation in a group.
 _KIND = ("operation", "group", "group_name", "group_ranks")
 
 
-def document(run: Run, thresholds: Thresholds | None = None) -> schema.RunDocument:
+def document(run: Answers, thresholds: Thresholds | None = None) -> schema.RunDocument:
     """Every answer about a run as plain data; None stands for the default thresholds."""
     # First: one pass over the captures for the findings then reads everything.
     summary = summarize(run, thresholds)
@@ -102,7 +102,7 @@ def document(run: Run, thresholds: Thresholds | None = None) -> schema.RunDocume
     }
 
 
-def dumps(run: Run, thresholds: Thresholds | None = None) -> str:
+def dumps(run: Answers, thresholds: Thresholds | None = None) -> str:
     """The document as JSON text; infinite and undefined numbers are null."""
     return as_text(document(run, thresholds), indent=1)
 
@@ -210,7 +210,7 @@ def _by_capture(table: pa.Table, columns: Sequence[str] | None = None) -> dict[t
     return found
 
 
-def _collectives(run: Run) -> list[schema.Collective]:
+def _collectives(run: Answers) -> list[schema.Collective]:
     waits: dict[tuple[Any, ...], dict[str, float]] = defaultdict(dict)
     for row in run.communication(by_rank=True).to_pylist():
         if row["wait_us"] is not None:
@@ -234,7 +234,7 @@ def _collectives(run: Run) -> list[schema.Collective]:
     ]
 
 
-def _by_size(run: Run) -> list[dict[str, Any]]:
+def _by_size(run: Answers) -> list[dict[str, Any]]:
     columns = [name for name in schema.SizedCollective.__annotations__ if name != "ranks"]
     return [
         {name: row[name] for name in columns}

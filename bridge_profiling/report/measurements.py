@@ -1,15 +1,22 @@
-"""Tables of what an integration measured inside the window, from the manifests: memory of phases, and DeepSpeed's timers."""
+"""What is known of a training besides its times: ranks, layout and devices, and what an integration measured.
+
+Integrations write it into the manifests: sizes of the model and its data, memory of phases, and DeepSpeed's timers.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, pstdev
 from typing import Any, TypeVar
 
+from bridge_profiling.answers import Answers
 from bridge_profiling.manifest import RankCapture
 from bridge_profiling.report import words
-from bridge_profiling.report.views import Cell, TableView, ms, of, table
+from bridge_profiling.report.figures import GROUPS
+from bridge_profiling.report.rows import Rows
+from bridge_profiling.report.verdict import Summary
+from bridge_profiling.traces.types import RankInfo
 from bridge_profiling.typed_json import read_typed
 
 #: DeepSpeed's timers of the forward pass, the engine's first.
@@ -91,20 +98,6 @@ def flops_rows(manifests: Iterable[RankCapture]) -> list[dict[str, Any]]:
     return rows
 
 
-def flops_profile(manifests: Iterable[RankCapture]) -> TableView:
-    """Rows of `flops_rows`."""
-    columns = {
-        "rank": of("rank", str),
-        "iteration": of("iteration", str),
-        "parameters": of("parameters"),
-        "forward GFLOP": lambda row: Cell(words.number(row["forward_flops"] / 1e9), row["forward_flops"]),
-        "forward ms": ms("forward_us"),
-        "TFLOP/s": of("tflops"),
-    }
-    title = "DeepSpeed's FLOPs profile, a forward pass"
-    return table("flops-profile", title, flops_rows(manifests), columns, of_ranks=True)
-
-
 def phase_memory_rows(manifests: Iterable[RankCapture]) -> list[dict[str, Any]]:
     """Device memory of each rank's phases: means before and after, and the highest peak."""
     rows = []
@@ -116,20 +109,6 @@ def phase_memory_rows(manifests: Iterable[RankCapture]) -> list[dict[str, Any]]:
             known = {"before_bytes": fmean(before), "after_bytes": fmean(after), "peak_bytes": max(peak)}
             rows.append({"rank": capture.rank, "phase": phase, "count": len(mine), **known})
     return rows
-
-
-def phase_memory(manifests: Iterable[RankCapture]) -> TableView:
-    """Rows of `phase_memory_rows`."""
-    cells = {
-        "rank": of("rank", str),
-        "phase": lambda row: row["phase"],
-        "count": of("count"),
-        "before, mean": of("before_bytes", words.memory),
-        "after, mean": of("after_bytes", words.memory),
-        "peak": of("peak_bytes", words.memory),
-    }
-    title = "Device memory allocated by phase, captured iterations"
-    return table("phase-memory", title, phase_memory_rows(manifests), cells, of_ranks=True)
 
 
 def wall_clock_rows(manifests: Iterable[RankCapture]) -> list[dict[str, Any]]:
@@ -146,19 +125,6 @@ def wall_clock_rows(manifests: Iterable[RankCapture]) -> list[dict[str, Any]]:
     return rows
 
 
-def wall_clock(manifests: Iterable[RankCapture]) -> TableView:
-    """Rows of `wall_clock_rows`."""
-    columns = {
-        "rank": of("rank", str),
-        "mean ms": ms("mean_us"),
-        "deviation ms": ms("deviation_us"),
-        "share of iteration": of("share", words.percent),
-        "timer": lambda row: row["timer"],
-    }
-    title = "DeepSpeed's wall-clock breakdown, captured iterations"
-    return table("wall-clock", title, wall_clock_rows(manifests), columns, name_last=True)
-
-
 def _measured(manifests: Iterable[RankCapture], key: str, kind: type[Measured]) -> Iterator[tuple[RankCapture, Measured]]:
     """What each rank measured; ranks without it, or where it is not as we write it, are left out."""
     for capture in manifests:
@@ -168,3 +134,47 @@ def _measured(manifests: Iterable[RankCapture], key: str, kind: type[Measured]) 
                 yield capture, read_typed(content, kind, key)
             except ValueError:
                 continue
+
+
+def capture_facts(summary: Summary, iterations: Rows, memory: Rows) -> list[tuple[str, str]]:
+    """What was captured, from rows of `Run.iterations` and `Run.memory`."""
+    infos = summary.infos
+    world = max((info.world_size or 0 for info in infos), default=0)
+    devices = sorted({name for info in infos for name in info.devices.values()})
+    numbers = sorted({row["iteration"] for row in iterations if row["iteration"] is not None})
+    marked = f"{numbers[0]}–{numbers[-1]}" if len(numbers) > 1 else str(numbers[0]) if numbers else "none marked"
+    first = min((row["start_ns"] for row in iterations), default=0) if all(info.clock == "unix" for info in infos) else 0
+    found = {
+        "ranks": f"{len(infos):,}" + (f" of {world:,}" if world > len(infos) else ""),
+        "layout": _layout(infos),
+        "devices": ", ".join(devices[:3]),
+        "iterations": marked,
+        "captured by": {"kineto": "torch.profiler", "nsys": "nsys"}.get(summary.source, ""),
+        "captured at": words.date(first) if first else "",
+    }
+    if not infos:
+        found = {"ranks": str(len({row["rank"] for row in memory})), "captured by": "memory snapshot"}
+    return [pair for pair in found.items() if pair[1]]
+
+
+#: Integrations whose ranks count the parameters of their own part of the model.
+_SHARDED = ("megatron-bridge", "recipe")
+
+
+def training_facts(run: Answers) -> list[tuple[str, str]]:
+    """Sizes of the first rank's model and data. Megatron's ranks hold parts of the model, and each counts its own."""
+    sizes = next(iter(training_rows(run.manifests)), {})
+    parts = any((each.manifest.framework or {}).get("name") in _SHARDED for each in run.manifests)
+    part = f" of rank {sizes['rank']}" if parts and sizes else ""
+    if sizes.get("trainable_parameters") == sizes.get("parameters"):
+        sizes = {name: size for name, size in sizes.items() if name != "trainable_parameters"}
+    named = {name: word + part * name.endswith("parameters") for name, word in TRAINING_SIZES.items()}
+    return [(word, f"{sizes[name]:,}") for name, word in named.items() if sizes.get(name) is not None]
+
+
+def _layout(infos: Sequence[RankInfo]) -> str:
+    coordinates = next((info.coordinates for info in infos if info.coordinates), None)
+    if coordinates:
+        return " ".join(f"{name}={count}" for name, (_, count) in coordinates.items() if count > 1) or "one rank per group"
+    sizes = {group.description: len(group.ranks) for info in infos[:1] for group in info.groups if len(group.ranks) > 1}
+    return " ".join(f"{short}={sizes[name]}" for name, short in GROUPS.items() if name in sizes)

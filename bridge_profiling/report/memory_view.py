@@ -5,18 +5,17 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from bridge_profiling.answers import Answers
 from bridge_profiling.facts.caveats import sentences
 from bridge_profiling.facts.intervals import grouped
 from bridge_profiling.report import tables, words
 from bridge_profiling.report.run_view import memory_over_time_view
 from bridge_profiling.report.views import PageView, SectionView, TableView, Verdict, of, table
-
-if TYPE_CHECKING:
-    from bridge_profiling.run import Run
 
 SCHEMA_VERSION = 1
 
@@ -42,7 +41,7 @@ Rows = list[dict[str, Any]]
 MEMORY_VIEWER = "https://pytorch.org/memory_viz"
 
 
-def dumps(runs: Sequence[Run]) -> str:
+def dumps(runs: Sequence[Answers]) -> str:
     """The document that `bridge-profiling memory --json` prints about one run or two."""
     documents = [
         {
@@ -57,7 +56,7 @@ def dumps(runs: Sequence[Run]) -> str:
     return json.dumps({"schema_version": SCHEMA_VERSION, "runs": documents, "difference": _difference(runs)}, indent=1)
 
 
-def memory_view(runs: Sequence[Run]) -> PageView:
+def memory_view(runs: Sequence[Answers]) -> PageView:
     """The view of one run's memory, or of two runs'; each has recorded some."""
     sections = []
     difference = _difference(runs)
@@ -78,7 +77,7 @@ def memory_view(runs: Sequence[Run]) -> PageView:
     return PageView("memory", title, Verdict(headline, sentences), sections, caveats=limitations)
 
 
-def picture_lines(runs: Sequence[Run]) -> list[str]:
+def picture_lines(runs: Sequence[Answers]) -> list[str]:
     """Memory over time as a line of a terminal for each device."""
     lines = []
     for run, side in zip(runs, ("", "after: "), strict=False):
@@ -93,17 +92,17 @@ def picture_lines(runs: Sequence[Run]) -> list[str]:
     return lines
 
 
-def _difference(runs: Sequence[Run]) -> Rows:
+def _difference(runs: Sequence[Answers]) -> Rows:
     """Rows of `Run.memory_difference` of two runs, if both have allocation sites."""
     known = len(runs) > 1 and all(run.memory_sites().num_rows for run in runs)
     return runs[0].memory_difference(runs[1]).to_pylist() if known else []
 
 
-def _limitations(run: Run) -> list[str]:
+def _limitations(run: Answers) -> list[str]:
     return sentences([*run.capture_caveats, *run.caveats("memory")])
 
 
-def _drawn(run: Run) -> set[tuple[int, int]]:
+def _drawn(run: Answers) -> set[tuple[int, int]]:
     """Rank and device of the devices that are drawn: those with the highest peaks."""
     devices = sorted(run.memory().to_pylist(), key=lambda row: -row["peak_bytes"])
     return {(row["rank"], row["device"]) for row in devices[:_DRAWN]}
@@ -121,7 +120,7 @@ def _sampled(rows: Rows) -> list[int]:
     return list(accumulate(range(_WIDTH), lambda last, place: highest.get(place, last), initial=rows[0]["allocated_bytes"]))[1:]
 
 
-def _sentences(runs: Sequence[Run], difference: Rows) -> list[str]:
+def _sentences(runs: Sequence[Answers], difference: Rows) -> list[str]:
     """The answer, the most important sentence first."""
     of_runs = [run.memory().to_pylist() for run in runs]
     first, last = of_runs[0], of_runs[-1]
@@ -187,7 +186,7 @@ def first_of(id: str, title: str, rows: Sequence[Any], most: int, columns: dict[
 _SITE = {"allocation site": itemgetter("site")}
 
 
-def _tables(run: Run) -> dict[str, TableView]:
+def _tables(run: Answers) -> dict[str, TableView]:
     """Tables of one run by their short names."""
     devices = run.memory().to_pylist()
     peak = max(row["peak_bytes"] for row in devices) or 1
@@ -212,7 +211,7 @@ def _tables(run: Run) -> dict[str, TableView]:
     of_size = {"size": of("bytes", words.memory), "count": of("count")}
     title = "Live at the peak by allocation site, {}"
     return {
-        "Devices": tables.memory_devices(devices, len(devices), "Memory by device"),
+        "Devices": replace(tables.view("memory-devices", devices), title="Memory by device"),
         "Sites": first_of("sites", title, sites, _SHOWN, rank | of_site | _SITE, name_last=True),
         "Largest": first_of(
             "largest", "Largest allocations live at the peak", rows, _SHOWN, rank | of_size | _SITE, name_last=True

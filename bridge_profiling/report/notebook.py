@@ -11,18 +11,15 @@ import pyarrow as pa
 
 from bridge_profiling.errors import ProfilingConfigError, did_you_mean, require
 from bridge_profiling.facts.timeline import segments, whole_captures, windows_of
-from bridge_profiling.report import figures
-from bridge_profiling.report.counters_view import counters_figure
-from bridge_profiling.report.flame_graph import Weight
-from bridge_profiling.report.flame_graph_view import LEAST_SHARE, flame_graph_figure
-from bridge_profiling.report.products_view import roofline
+from bridge_profiling.report import figures, rows
+from bridge_profiling.report.flame_graph import LEAST_SHARE, Weight, flame_graph_figure
 from bridge_profiling.report.timeline import timeline_figure
 from bridge_profiling.report.views import Figure
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure as PlotlyFigure
 
-    from bridge_profiling.run import Run
+    from bridge_profiling.answers import Answers
 
 #: Rows of a table, from its beginning and from its end.
 _ROWS = 10
@@ -31,13 +28,17 @@ _ROWS = 10
 _FINEST = 2_000
 
 
-def figure(run: Run, name: str, **options: Any) -> PlotlyFigure:
+def figure(run: Answers, name: str, **options: Any) -> PlotlyFigure:
     """An answer as a Plotly figure; `name` is a key of `FIGURES`."""
     if name not in FIGURES:
         raise ProfilingConfigError(f"{name!r} is not a figure", instead=did_you_mean(name, FIGURES))
     from plotly.graph_objects import Figure
 
-    shown = Figure(figures.plain_texts(FIGURES[name](run, **options)))
+    drawn = FIGURES[name](run, **options)
+    if drawn is None:
+        problem, remedy = _UNKNOWN[name]
+        raise ProfilingConfigError(problem, instead=remedy)
+    shown = Figure(figures.plain_texts(drawn))
     if find_spec("nbformat") is None:
         # Plotly's own display refuses to work without it, and a kernel does without it: IPython shows the same MIME bundle.
         shown._ipython_display_ = _left_to_ipython
@@ -62,61 +63,49 @@ def show_tables() -> None:
 
 def table_html(table: pa.Table) -> str:
     """The first and last rows of a table as HTML; names in it stay text."""
-    rows = table.slice(0, _ROWS).to_pylist()
+    first = table.slice(0, _ROWS).to_pylist()
     last = table.slice(max(table.num_rows - _ROWS, _ROWS)).to_pylist() if table.num_rows > _ROWS else []
-    hidden = table.num_rows - len(rows) - len(last)
+    hidden = table.num_rows - len(first) - len(last)
 
     def line(row: dict[str, Any]) -> str:
         texts = ("" if each is None else f"{each:,.2f}" if isinstance(each, float) else str(each) for each in row.values())
         return "".join(f"<td>{html.escape(text)}</td>" for text in texts)
 
-    lines = ["".join(f"<th>{html.escape(name)}</th>" for name in table.column_names), *map(line, rows)]
+    lines = ["".join(f"<th>{html.escape(name)}</th>" for name in table.column_names), *map(line, first)]
     if hidden:
         lines.append(f"<td colspan={len(table.column_names)}>… {hidden:,} more rows</td>")
     body = "".join(f"<tr>{each}</tr>" for each in [*lines, *map(line, last)])
     return f"<table>{body}</table><p>{table.num_rows:,} rows × {table.num_columns} columns</p>"
 
 
-def _attribution(run: Run, view: str = "cause") -> Figure:
-    rows = [row for row in run.attribution().to_pylist() if row["source"] == run.main_source]
-    return figures.attribution_figure(rows, view)
+def _attribution(run: Answers, view: str = "cause") -> Figure:
+    shown = [row for row in run.attribution().to_pylist() if row["source"] == run.main_source]
+    return figures.attribution_figure(shown, view)
 
 
-def _iterations(run: Run, measure: str = "own_us") -> Figure:
+def _iterations(run: Answers, measure: str = "own_us") -> Figure:
     return figures.iterations_figure(run.ranks().to_pylist(), measure)
 
 
-def _waits(run: Run) -> Figure:
-    rows = run.waits().to_pylist()
-    return figures.waits_figure(figures.wait_matrix(rows, _iteration_count(run), [info.rank for info, _ in run.entries()]))
+def _waits(run: Answers) -> Figure:
+    waits = run.waits().to_pylist()
+    return figures.waits_figure(rows.wait_matrix(waits, _iteration_count(run), [info.rank for info, _ in run.entries()]))
 
 
-def _communication(run: Run) -> Figure:
-    return figures.communication_figure(
-        figures.by_group(run.communication().to_pylist(), _iteration_count(run))[: figures.MOST_GROUPS]
-    )
+def _communication(run: Answers) -> Figure:
+    found = rows.by_group(run.communication().to_pylist(), _iteration_count(run))
+    return figures.communication_figure(found[: rows.MOST_GROUPS])
 
 
-def _roofline(run: Run) -> Figure:
-    found = roofline(run.matrix_products().to_pylist())
-    if found is None:
-        raise ProfilingConfigError(
-            "no matrix product has a known intensity, or the device is unknown",
-            instead="Capture with profiling.record_shapes=true",
-        )
-    return found
+def _roofline(run: Answers) -> Figure | None:
+    return figures.roofline_figure(run.matrix_products().to_pylist())
 
 
-def _counters(run: Run) -> Figure:
-    found = counters_figure(run.kernel_counters().to_pylist())
-    if found is None:
-        raise ProfilingConfigError(
-            "no hardware counters of kernels were sampled", instead="Capture with nsys and profiling.nsys_gpu_metrics=true"
-        )
-    return found
+def _counters(run: Answers) -> Figure | None:
+    return figures.kernel_counters_figure(run.kernel_counters().to_pylist())
 
 
-def _memory(run: Run, rank: int | None = None, device: int = 0) -> Figure:
+def _memory(run: Answers, rank: int | None = None, device: int = 0) -> Figure:
     held = sorted({row["rank"] for row in run.memory().to_pylist()})
     if not held or (rank is not None and rank not in held):
         known = f"one of {held}" if held else "a run whose memory was recorded"
@@ -127,7 +116,7 @@ def _memory(run: Run, rank: int | None = None, device: int = 0) -> Figure:
     return figures.memory_figure([row for row in by_site if row["device"] == device], mine)
 
 
-def _timeline(run: Run, iteration: int | None = None, ranks: list[int] | None = None) -> Figure:
+def _timeline(run: Answers, iteration: int | None = None, ranks: list[int] | None = None) -> Figure:
     entries = [(info, entry) for info, entry in run.entries() if ranks is None or info.rank in ranks]
     offsets = run.clock_offsets() if len(run.entries()) > 1 else None
     windows = windows_of(run.iterations(), run.main_source, offsets) or whole_captures(entries, offsets)
@@ -142,18 +131,18 @@ def _timeline(run: Run, iteration: int | None = None, ranks: list[int] | None = 
     return timeline_figure([each for found in shown for each in found])
 
 
-def _flame_graph(run: Run, rank: int | None = None, weight: str = "host") -> Figure:
+def _flame_graph(run: Answers, rank: int | None = None, weight: str = "host") -> Figure:
     require(weight in list(Weight), f"weight={weight!r} is unknown", instead="Type host or device")
-    rows = [row for row in run.flame_graph(least_share=LEAST_SHARE).to_pylist() if row["source"] == run.main_source]
-    ranks = sorted({row["rank"] for row in rows})
+    stacks = [row for row in run.flame_graph(least_share=LEAST_SHARE).to_pylist() if row["source"] == run.main_source]
+    ranks = sorted({row["rank"] for row in stacks})
     require(ranks, "no stacks were captured", instead="Name a run with operators, annotations or Python stacks")
     rank = ranks[0] if rank is None else rank
     require(rank in ranks, f"no stacks of rank {rank} were captured", instead=f"Type one of {ranks}")
     count = len({row["iteration"] for row in run.iterations().to_pylist() if row["rank"] == rank}) or 1
-    return flame_graph_figure([row for row in rows if row["rank"] == rank], Weight(weight), f"rank {rank}", count)
+    return flame_graph_figure([row for row in stacks if row["rank"] == rank], Weight(weight), f"rank {rank}", count)
 
 
-def _iteration_count(run: Run) -> int:
+def _iteration_count(run: Answers) -> int:
     return len(set(run.iterations()["iteration"].to_pylist())) or 1
 
 
@@ -168,4 +157,13 @@ FIGURES = {
     "memory": _memory,
     "timeline": _timeline,
     "flame_graph": _flame_graph,
+}
+
+#: Why a figure has nothing to draw, and how to capture it.
+_UNKNOWN = {
+    "roofline": (
+        "no matrix product has a known intensity, or the device is unknown",
+        "Capture with profiling.record_shapes=true",
+    ),
+    "counters": ("no hardware counters of kernels were sampled", "Capture with nsys and profiling.nsys_gpu_metrics=true"),
 }

@@ -6,16 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from bridge_profiling.answers import Answers
 from bridge_profiling.facts.timeline import KINDS, Segments, Window, segments, whole_captures, windows_of
 from bridge_profiling.findings import Event
 from bridge_profiling.report import words
 from bridge_profiling.report.figures import COLORS, KIND_NAMES, axis, figure
 from bridge_profiling.report.views import Figure, Target
-
-if TYPE_CHECKING:
-    from bridge_profiling.run import Run
 
 #: The lane of a finding's own events.
 _EVIDENCE = "evidence"
@@ -101,7 +99,7 @@ class Timeline:
         }
 
 
-def timeline_of(run: Run, ranks: Sequence[int]) -> Timeline:
+def timeline_of(run: Answers, ranks: Sequence[int]) -> Timeline:
     """The timelines of some ranks of a run."""
     everyone = run.entries()
     entries = [(info, entry) for info, entry in everyone if info.rank in set(ranks)]

@@ -9,8 +9,9 @@ from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from bridge_profiling.answers import Answers
 from bridge_profiling.compare.bench import AgainstBench
 from bridge_profiling.facts.caveats import sentences
 from bridge_profiling.facts.device import ranks_without_work
@@ -18,15 +19,12 @@ from bridge_profiling.facts.parts import ENOUGH_ITERATIONS
 from bridge_profiling.findings import Confidence, Finding, Thresholds
 from bridge_profiling.findings.unprofiled import Unprofiled, timed_iterations, usual_cost_us
 from bridge_profiling.manifest import RankCapture
-from bridge_profiling.report import host_view, words
-from bridge_profiling.report.budget import Budget, budget
-from bridge_profiling.report.figures import PARTS
+from bridge_profiling.report import words
+from bridge_profiling.report.figures import HOST_PARTS, PARTS
+from bridge_profiling.report.rows import Budget, budget, mean_host_iterations
 from bridge_profiling.report.views import Verdict
 from bridge_profiling.traces.discover import ABOUT_MANIFESTS, WHICH_WINDOW
 from bridge_profiling.traces.types import Caveat, RankInfo
-
-if TYPE_CHECKING:
-    from bridge_profiling.run import Run
 
 #: Durations, and shares, of ranks that differ by more than this are given as a range.
 _ALIKE, _SHARES_ALIKE = 0.02, 0.05
@@ -87,12 +85,14 @@ class Summary:
     def on_cpus(self) -> list[dict[str, Any]]:
         """The mean iteration of each rank of a training on CPUs; empty if any may have a device, or none marks iterations."""
         has_device = self.attribution or any(info.devices or info.has_unread_events for info in self.infos)
-        return [] if has_device else host_view.means(self.host_iterations)
+        return [] if has_device else mean_host_iterations(self.host_iterations)
 
     @property
     def typical_us(self) -> float | None:
         """The median over ranks of the median iteration."""
-        return host_view.typical_us(self.on_cpus) if self.on_cpus else self.budget.iteration_us
+        if self.on_cpus:
+            return median(row["median_us"] for row in self.on_cpus)
+        return self.budget.iteration_us
 
     @property
     def fewest_iterations(self) -> int | None:
@@ -131,7 +131,7 @@ class Summary:
         return time_us / whole_us if time_us is not None and whole_us else None
 
 
-def summarize(run: Run, thresholds: Thresholds | None = None) -> Summary:
+def summarize(run: Answers, thresholds: Thresholds | None = None) -> Summary:
     """Ask what the verdict needs; None stands for the default thresholds."""
     findings = run.findings(thresholds)
     source = run.main_source
@@ -233,10 +233,7 @@ def verdict(summary: Summary) -> Verdict:
 
 def _iteration(summary: Summary) -> Iterator[str]:
     """How long an iteration takes, and where its time goes."""
-    rows, typical_us = summary.attribution, summary.typical_us
-    if summary.on_cpus:
-        yield from host_view.sentences(summary.on_cpus)
-        return
+    typical_us, on_cpus = summary.typical_us, summary.on_cpus
     if typical_us is None:
         no_device = summary.without_device and not summary.attribution
         nothing = list(_nothing_captured(summary))
@@ -248,23 +245,26 @@ def _iteration(summary: Summary) -> Iterator[str]:
             yield "No device work was recorded." if no_device else "No iteration is marked in these captures."
             yield from _on_host(summary)
         return
+    rows = on_cpus or summary.attribution
     durations = [row["duration_us"] for row in rows]
     counts = sorted({row["iterations"] for row in rows})
     of = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    spread = f"; {words.milliseconds(min(durations))} to {words.milliseconds(max(durations))} by rank"
+    spread = f"; {words.milliseconds(min(durations))} to {words.milliseconds(max(durations))} by rank)"
     differ = max(durations) - min(durations) > _ALIKE * typical_us
-    on = words.counted(len(rows), "rank")
-    yield f"An iteration takes {words.milliseconds(typical_us)} (median of {of} on {on}{spread if differ else ''})."
-    parts = []
+    more = ", profiled), on CPUs" if on_cpus else spread if differ else ")"
+    yield f"An iteration takes {words.milliseconds(typical_us)} (median of {of} on {words.counted(len(rows), 'rank')}{more}."
+    found = budget(on_cpus, list(HOST_PARTS)) if on_cpus else summary.budget
+    parts, rest = [], 0.0
     # Compute first, then the others, the largest first.
-    for part in sorted(summary.budget.parts, key=lambda part: (part.column != "compute_us", -part.share)):
-        if part.share >= _SMALL:
-            by_rank = f" ({part.low:.0%} to {part.high:.0%} by rank)" if part.high - part.low > _SHARES_ALIKE else ""
-            name = "exposed communication" if part.column == "communication_us" else PARTS[part.column][0]
-            if part.column == "communication_us" and not summary.budget.waiting_known:
-                name += " (including waiting for other ranks)"
-            parts.append(f"{words.percent(part.share)} {name}{by_rank}")
-    rest = sum(part.share for part in summary.budget.parts if part.share < _SMALL)
+    for part in sorted(found.parts, key=lambda part: (part.column != "compute_us", -part.share)):
+        if (part.high if on_cpus else part.share) < _SMALL:
+            rest += part.share
+            continue
+        name = (HOST_PARTS if on_cpus else PARTS)[part.column][0]
+        if part.column == "communication_us" and not on_cpus:
+            name = f"exposed {name}{'' if found.waiting_known else ' (including waiting for other ranks)'}"
+        by_rank = f" ({part.low:.0%} to {part.high:.0%} by rank)" if part.high - part.low > _SHARES_ALIKE else ""
+        parts.append(f"{words.percent(part.share)} {name}{by_rank}")
     yield f"Its parts: {', '.join([*parts, *([f'{words.percent(rest)} other'] if rest >= 0.005 else [])])}."
 
 

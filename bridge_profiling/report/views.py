@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -54,7 +54,7 @@ class TableView:
     sorted_by: int = 0  # the column that the rows are sorted by, descending
     note: str = ""  # which rows are left out
     folded: bool = False  # hidden until the reader opens it
-    python: str = ""  # a line that returns the rows
+    python: str = ""  # what of a `Run` returns the rows
 
     @cached_property
     def numeric(self) -> list[bool]:
@@ -92,6 +92,12 @@ class FigureView:
     labels: Mapping[str, str] = field(default_factory=dict)  # the variants' names in words, where they differ from the names
 
 
+def captioned(id: str, variants: Mapping[str, Figure | None], labels: Mapping[str, str] | None = None) -> list[FigureView]:
+    """A figure with its caption; none where there is nothing to draw."""
+    drawn = {name: figure for name, figure in variants.items() if figure is not None}
+    return [FigureView(id, drawn, words.text("captions", id), labels or {})] if drawn else []
+
+
 @dataclass(frozen=True)
 class SectionView:
     """A section: a title, paragraphs, figures and tables; `kind` names a template of its own."""
@@ -111,6 +117,17 @@ class SectionView:
     def empty(self) -> bool:
         """Whether there is nothing but words."""
         return not (self.figures or self.tables or self.parts or self.data)
+
+
+def section(
+    id: str, *paragraphs: str, figures: Sequence[FigureView] = (), tables: Iterable[TableView] = (), **more: Any
+) -> SectionView:
+    """A section with its explanation, or with the sentence that it has nothing to show. Tables without rows are left out."""
+    texts = words.text("sections", id)
+    found = [each for each in tables if each.rows]
+    view = SectionView(id, texts["title"], short=texts.get("short", ""), figures=figures, tables=found, **more)
+    text = texts.get("nothing" if view.empty else "text")
+    return replace(view, paragraphs=[*([text] if text else []), *paragraphs])
 
 
 @dataclass(frozen=True)
@@ -159,6 +176,7 @@ class PageView:
     caveats: Sequence[str] = ()
     errors: Sequence[str] = ()
     timeline: Mapping[str, Any] | None = None
+    opened: str = ""  # the line of Python that opens the run
 
     @property
     def figures(self) -> dict[str, Mapping[str, Figure]]:

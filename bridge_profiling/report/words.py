@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from functools import cache
@@ -24,8 +25,13 @@ Share = Callable[[float], float | None]
 
 @cache
 def resource(name: str) -> Any:
-    """The content of a JSON file of this package: labels of evidence, texts of sections, the theme of figures."""
-    return json.loads((Path(__file__).parent / f"{name}.json").read_text(encoding="utf-8"))
+    """The content of a TOML file of this package: texts, tables, the theme of figures."""
+    return tomllib.loads((Path(__file__).parent / f"{name}.toml").read_text(encoding="utf-8"))
+
+
+def text(kind: str, name: str) -> Any:
+    """What `text.toml` has of a kind under a name; None if there is nothing."""
+    return resource("text")[kind].get(name)
 
 
 def milliseconds(time_us: float | None) -> str:
@@ -167,7 +173,7 @@ _UNITS: dict[str, Callable[[float], str]] = {
 
 def label(name: str) -> str:
     """A name of evidence in words: `bus_bandwidth_gbs` is "bus bandwidth"."""
-    return resource("labels").get(name) or " ".join(word for word in name.split("_") if word not in ("us", "bytes", "gbs"))
+    return text("labels", name) or " ".join(word for word in name.split("_") if word not in ("us", "bytes", "gbs"))
 
 
 def value(name: str, amount: Any) -> str:

@@ -7,7 +7,7 @@ import pytest
 
 from bridge_profiling.facts.products import matrix_products
 from bridge_profiling.peaks import link_gbs, memory_gbs
-from bridge_profiling.report.products_view import roofline
+from bridge_profiling.report.figures import roofline_figure
 from bridge_profiling.traces.types import RankInfo
 from tests.facts.ranks_in_hand import answer, rank, span, values, work
 
@@ -76,7 +76,7 @@ def test_speed_is_a_share_of_the_peak_and_of_the_roof(device, kernel, shapes, pr
     assert row["roof_tflops"] == (roof and pytest.approx(roof))
     assert row["share_of_peak"] == (peak and pytest.approx(row["tflops"] / peak))
     assert row["share_of_roof"] == (roof and pytest.approx(row["tflops"] / roof))
-    figure = roofline([row])
+    figure = roofline_figure([row])
     assert (figure and (figure["data"][0]["y"][0], figure["data"][0]["y"][-1])) == (roof and (3.35, peak))
 
 

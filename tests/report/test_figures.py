@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from bridge_profiling.errors import ProfilingConfigError
-from bridge_profiling.report import figures
+from bridge_profiling.report import figures, rows
 from bridge_profiling.report.notebook import FIGURES, table_html
 from tests.report.summaries import MS, row
 
@@ -33,8 +33,8 @@ def test_many_ranks_share_rows_of_the_heat_map_which_name_the_highest():
 def test_the_wait_matrix_keeps_the_ranks_that_matter_and_says_how_much_that_is():
     waits = [{"rank": rank, "waits_for": 500, "wait_us": 10.0} for rank in range(100)]
     waits += [{"rank": 900, "waits_for": 901, "wait_us": 5_000.0}]
-    found = figures.wait_matrix(waits, iterations=2, everyone=range(1024))
-    assert len(found.ranks) == figures.MOST_RANKS
+    found = rows.wait_matrix(waits, iterations=2, everyone=range(1024))
+    assert len(found.ranks) == rows.MOST_RANKS
     assert {500, 900, 901} <= set(found.ranks)
     assert found.wait_us[found.ranks.index(900)][found.ranks.index(901)] == 2_500
     assert 0.85 < found.shown < 1
@@ -48,10 +48,10 @@ def _group(number=0, **known):
 
 
 def test_communication_is_of_one_iteration_and_the_waiting_of_one_rank_in_one_row_for_each_name():
-    (found,) = figures.by_group([_group()], iterations=2)
+    (found,) = rows.by_group([_group()], iterations=2)
     one = {"count": 4, "bytes": 400, "transfer_us": 20, "wait_us": 5}
     assert found.items() >= (one | {"label": "all_reduce · tp: tensor model parallel [0, 1]"}).items()
-    (many,) = figures.by_group([_group(number) for number in range(512)], iterations=2)
+    (many,) = rows.by_group([_group(number) for number in range(512)], iterations=2)
     one.pop("bytes")
     assert many.items() >= (one | {"bus_bandwidth_gbs": 355.5, "ranks": "512 groups of 2"}).items()
 
@@ -75,7 +75,7 @@ def test_markup_in_a_figure_is_text_and_templates_hold_no_names():
     name = '<a href="http://x">&lt;b&gt;</a> $x$ %{x} \u202e\n'
     shown = '&lt;a href="http://x"&gt;&amp;lt;b&amp;gt;&lt;/a&gt; &#36;x&#36; %{x} \\u202e\\n'
     group = _group(group=name, operation=name, dimension=name)
-    found = figures.by_group([group], iterations=1)
+    found = rows.by_group([group], iterations=1)
     made = [
         figures.communication_figure(found),
         figures.bars_figure([name], [1.0], name),

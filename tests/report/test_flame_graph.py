@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from bridge_profiling.errors import ProfilingConfigError
-from bridge_profiling.report.flame_graph import Weight
-from bridge_profiling.report.flame_graph_view import flame_graph_figure
+from bridge_profiling.report.flame_graph import Weight, flame_graph_figure
 from tests.traces.kineto_files import call, complete, kernel
 
 jsonschema = pytest.importorskip("jsonschema")

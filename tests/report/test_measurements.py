@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from bridge_profiling.report.measurements import flops_profile, phase_memory, wall_clock
-from bridge_profiling.report.run_view import _training_facts
+from bridge_profiling.report.measurements import flops_rows, phase_memory_rows, training_facts, wall_clock_rows
+from bridge_profiling.report.tables import view
 from bridge_profiling.run import Run
 from tests.report.summaries import manifest
 from tests.traces.kineto_files import complete, write_capture
@@ -28,7 +28,8 @@ def test_memory_by_phase_and_deepspeeds_timers():
     measured.manifest.framework = _FRAMEWORK
     other.manifest.framework = {"phase_memory": {"phase": "forward"}, "wall_clock_breakdown": {"timers_ms": {"fwd": "fast"}}}
     unavailable.manifest.framework = {"phase_memory": "this rank has no CUDA device"}
-    tables = [make([measured, other, unavailable]) for make in (phase_memory, wall_clock, flops_profile)]
+    answers = {"phase-memory": phase_memory_rows, "wall-clock": wall_clock_rows, "flops-profile": flops_rows}
+    tables = [view(name, rows([measured, other, unavailable])) for name, rows in answers.items()]
     assert [[[cell.text for cell in row] for row in table.rows] for table in tables] == [
         [["0", "forward", "2", "2.0 MiB", "6.0 MiB", "8.0 MiB"], ["0", "backward", "1", "5.0 MiB", "1.0 MiB", "9.0 MiB"]],
         [["0", "50.00", "10.00", "50%", "fwd"]],
@@ -50,4 +51,4 @@ def test_they_are_on_the_page(tmp_path):
 def test_a_part_of_a_model_is_shown_as_that_of_its_rank(name, shown):
     measured = manifest(1, [100, 100], [90])
     measured.manifest.framework = {"name": name, "parameters": 1234, "trainable_parameters": 1234, "batch_size": 4}
-    assert _training_facts(SimpleNamespace(manifests=[measured])) == [(shown, "1,234"), ("batch of a rank", "4")]
+    assert training_facts(SimpleNamespace(manifests=[measured])) == [(shown, "1,234"), ("batch of a rank", "4")]
