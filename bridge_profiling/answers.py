@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 #: Facts that findings know by other names.
-_ANSWERS = {"rank_iterations": "ranks", "kernels": "kernels_by_rank"}
+_ANSWERS = {"kernels": "kernels_by_rank"}
 
 #: The options of `facts.operators` as `RunFacts.operators` has them.
 _DEFAULT = {"category": "operator", "shapes": False, "stacks": False, "modules": False}
@@ -424,7 +424,7 @@ class Answers:
         Args:
             thresholds: which ranges count as data loading and as saving; None for the defaults.
         """
-        from bridge_profiling.findings import Evidence, Thresholds
+        from bridge_profiling.findings import Evidence, Facts, Thresholds
 
         chosen = thresholds or Thresholds()
         if chosen in self._evidence:
@@ -441,15 +441,16 @@ class Answers:
                 table = table.filter(pc.invert(pc.is_in(table["rank"], pa.array(unjudged, pa.int32()))))
             return table
 
-        self._evidence[chosen] = Evidence(
+        evidence = Facts(
             infos=[info for info in facts.infos if info.judged],
             every_info=[info for info in self.infos if info.judged],
             manifests=[each for each in self.manifests if each.rank not in unjudged],
             unjudged=tuple(unjudged),
             alone=None if bench is None else bench.communication,
             # The other fields are facts.
-            **{field.name: judged(field.name) for field in fields(Evidence) if field.type == "pa.Table"},
+            **{field.name: judged(field.name) for field in fields(Facts) if field.type == "pa.Table"},
         )
+        self._evidence[chosen] = Evidence(evidence)
         return self._evidence[chosen]
 
     def compare(self, other: Answers, *, noise: Noise | None = None) -> Comparison:

@@ -6,7 +6,7 @@ list is a good answer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 from bridge_profiling.findings import (
@@ -15,27 +15,22 @@ from bridge_profiling.findings import (
     communication,
     device_work,
     idle,
-    initialization,
     iterations,
     kernels,
     memory,
-    on_host,
-    overhead,
+    peers,
     ranks,
-    uneven,
 )
 from bridge_profiling.findings.evidence import Evidence
-from bridge_profiling.findings.ledger import Found, Ledger
-from bridge_profiling.findings.types import Confidence, Event, Finding, Occurrence, Thresholds
+from bridge_profiling.findings.ledger import Find, Ledger
+from bridge_profiling.findings.types import Confidence, Event, Facts, Finding, Occurrence, Thresholds
 from bridge_profiling.layout import name_ranks
 
-__all__ = ["ORDER", "Confidence", "Event", "Evidence", "Find", "Finding", "Ledger", "Occurrence", "Thresholds", "find_all"]
-
-Find = Callable[[Evidence, Thresholds, Ledger], Found]
+__all__ = ["ORDER", "Confidence", "Event", "Evidence", "Facts", "Finding", "Ledger", "Occurrence", "Thresholds", "find_all"]
 
 # Most specific cause first: time without compute is attributed to the first finding whose evidence covers it.
 _FINDINGS: tuple[Find, ...] = (
-    initialization.initialization,
+    idle.initialization,
     idle.data_loading,
     idle.recompilation,
     idle.garbage_collection,
@@ -49,8 +44,8 @@ _FINDINGS: tuple[Find, ...] = (
     device_work.full_precision_matmul,
     collectives.accumulation_sync,
     collectives.small_collectives,
-    uneven.contended_device,
-    uneven.uneven_work,
+    peers.contended_device,
+    peers.uneven_work,
     ranks.straggler_compute,
     ranks.straggler_host,
     ranks.pipeline_bubble,
@@ -68,22 +63,21 @@ _FINDINGS: tuple[Find, ...] = (
     memory.memory_headroom,
     memory.memory_fragmentation,
     memory.memory_growth,
-    overhead.profiler_overhead,
+    iterations.profiler_overhead,
 )
 
-# Of trainings on CPUs. A host that pauses outside of communication is a finding too.
+# Of trainings on CPUs.
 _ON_HOST: tuple[Find, ...] = (
     idle.data_loading,
     idle.recompilation,
     idle.garbage_collection,
     idle.checkpoint_stall,
-    on_host.straggler_host,
-    on_host.host_pause,
+    ranks.late_on_cpus,
     iterations.slow_iterations,
-    overhead.profiler_overhead,
+    iterations.profiler_overhead,
 )
 
-_OF_UNREAD_DEVICES: tuple[Find, ...] = (iterations.slow_iterations, overhead.profiler_overhead)
+_OF_UNREAD_DEVICES: tuple[Find, ...] = (iterations.slow_iterations, iterations.profiler_overhead)
 
 #: Ids of findings: the names of their functions.
 ORDER = tuple(find.__name__ for find in _FINDINGS)
@@ -94,19 +88,19 @@ _OF_COMPUTE = (ranks.straggler_compute.__name__, idle.recompilation.__name__)
 
 
 def _about(evidence: Evidence) -> tuple[Find, ...]:
-    if evidence.has_device or not evidence.host_iterations.num_rows:
+    if evidence.has_device or not evidence.facts.host_iterations.num_rows:
         return _FINDINGS
     # What a host waits for is unknown where a device works that is not read.
-    return _OF_UNREAD_DEVICES if any(info.has_unread_events for info in evidence.infos) else _ON_HOST
+    return _OF_UNREAD_DEVICES if any(info.has_unread_events for info in evidence.facts.infos) else _ON_HOST
 
 
 def find_all(evidence: Evidence, thresholds: Thresholds | None = None) -> list[Finding]:
     """Every finding about a run, largest potential saving first, findings without one last."""
-    ledger, found = evidence.ledger(), []
+    ledger, found = Ledger.of(evidence), []
     for find in _about(evidence):
         findings, ledger = find(evidence, thresholds or Thresholds(), ledger)
         found += findings
-    if any(each.id == initialization.initialization.__name__ and each.severe for each in found):
+    if any(each.id == idle.initialization.__name__ and each.severe for each in found):
         found = [each for each in found if each.id.startswith(("memory_", "initialization"))]
     found = sorted(_within(evidence, [bounds.bounded(evidence, each) for each in _once(evidence, found)]), key=_by_saving)
     return [_doubted(each, evidence) for each in found]
@@ -120,9 +114,9 @@ def _doubted(finding: Finding, evidence: Evidence) -> Finding:
     if finding.id.startswith("memory_"):
         return finding
     confidence, reasons = finding.confidence, [finding.confidence_reason]
-    if evidence.unjudged:
+    if evidence.facts.unjudged:
         confidence = confidence.lowered
-        reasons.append(f"{name_ranks(evidence.unjudged)} lost too many device events to be judged")
+        reasons.append(f"{name_ranks(evidence.facts.unjudged)} lost too many device events to be judged")
     for doubt, doubted in evidence.doubts.items():
         confidence = Confidence.low
         reasons.append(f"{doubt} ({name_ranks(doubted)})")

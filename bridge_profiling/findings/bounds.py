@@ -24,16 +24,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from bridge_profiling.facts.idle import OFTEN, SEVERAL, Cause
 from bridge_profiling.facts.statistics import t_quantile
 from bridge_profiling.findings.evidence import DOUBT, Evidence
 from bridge_profiling.findings.iterations import slow_iterations
-from bridge_profiling.findings.ledger import Grid
 from bridge_profiling.findings.peers import CONTENTION, beyond_peers, peers_of
-from bridge_profiling.findings.types import Finding
+from bridge_profiling.findings.types import Finding, Grid
 from bridge_profiling.findings.unprofiled import total_us
 
 #: A time in each iteration that counts.
@@ -106,11 +104,11 @@ def _calls(evidence: Evidence, finding: Finding) -> float:
     """Calls and waits of a host: compute stays, and what the host does besides them."""
     cause = Cause(finding.id)
     # Waiting is not among what a host does. An operator goes with each call, and takes as long as others.
-    in_calls_us = 0.0 if cause is Cause.host_sync else _in_calls_us(evidence, cause)
+    in_calls_us = 0.0 if cause is Cause.host_sync else np.nan_to_num(evidence.in_ranges_us(cause))
     calls = np.nan_to_num(evidence.of_cause(cause, "calls"))
     if cause is Cause.host_sync and calls.mean(axis=0).max(initial=0.0) >= OFTEN:
         return _launching(evidence, finding)  # a loop that waits so often goes as a whole, with what it launches
-    launches = np.nan_to_num(evidence.grid(evidence.launch_statistics, "kernel_count"))
+    launches = np.nan_to_num(evidence.grid("launch_statistics", "kernel_count"))
     stays = launches / np.maximum(calls + launches, 1.0)
 
     def floor(cost: float) -> _Times:
@@ -121,7 +119,7 @@ def _calls(evidence: Evidence, finding: Finding) -> float:
 
 def _ranges(evidence: Evidence, finding: Finding) -> float:
     """Ranges of a host: the same, and no more than their time goes, on all ranks together."""
-    within = np.inf if finding.occurrence else _limit(_in_calls_us(evidence, Cause(finding.id)).sum(axis=1))
+    within = np.inf if finding.occurrence else _limit(np.nan_to_num(evidence.in_ranges_us(Cause(finding.id))).sum(axis=1))
     return min(_calls(evidence, finding), within)
 
 
@@ -129,7 +127,7 @@ def _kernels(evidence: Evidence, finding: Finding) -> float:
     """Kernels that others replace: all of their time goes, and the idle time that launching them can cost."""
     kernels_us, count = np.zeros_like(evidence.duration_us), np.zeros_like(evidence.duration_us)
     for role, goes in _REPLACED[finding.id].items():
-        rows = evidence.device_roles.filter(pc.equal(evidence.device_roles["role"], role))
+        rows = evidence.role(role)
         kernels_us += goes * np.nan_to_num(evidence.grid(rows, "device_us"))
         count += np.nan_to_num(evidence.grid(rows, "count"))
     if finding.id == "layout_conversion":
@@ -204,7 +202,7 @@ def _slow_iterations(evidence: Evidence, finding: Finding) -> float:
     if finding.occurrence:
         compute_us = _most(evidence.compute_us)
         return _beyond(evidence, finding, lambda cost: np.minimum(compute_us, np.median(compute_us)))
-    timed = [np.array(manifest.durations_ns(profiled=False)) / 1e3 for manifest in evidence.manifests]
+    timed = [np.array(manifest.durations_ns(profiled=False)) / 1e3 for manifest in evidence.facts.manifests]
     return max((float(np.mean(np.maximum(each - np.median(each), 0.0))) for each in timed if len(each)), default=0.0)
 
 
@@ -244,7 +242,7 @@ def _beyond_at(evidence: Evidence, finding: Finding, floor_us: _Times, cost: flo
     struck = np.isin(np.array(evidence.numbers, float), numbers)
     counted_us = _most(evidence.captured_iterations_us)[struck] - cost_us.min()
     left_out_us = [time_us for number, time_us in evidence.left_out_us.items() if number in numbers]
-    timed_us = [max(manifest.durations_ns(profiled=False), default=0) / 1e3 for manifest in evidence.manifests]
+    timed_us = [max(manifest.durations_ns(profiled=False), default=0) / 1e3 for manifest in evidence.facts.manifests]
     lasting_us = np.maximum([*counted_us, *left_out_us], max(timed_us, default=0.0)) - np.median(floor_us)
     causes = _CAUSES[finding.id] if finding.id in _CAUSES else (Cause(finding.id),)
     between = [evidence.of_cause(cause, "lost_us", between=True) for cause in causes]
@@ -258,7 +256,7 @@ def _longer_outside_us(evidence: Evidence) -> float:
     What makes one longer than every captured iteration is another cause.
     """
     longest_us = np.nan_to_num(evidence.captured_iterations_us).max(initial=0.0)
-    timed_us = [np.array(manifest.durations_ns(profiled=False)) / 1e3 for manifest in evidence.manifests]
+    timed_us = [np.array(manifest.durations_ns(profiled=False)) / 1e3 for manifest in evidence.facts.manifests]
     means_us = [float(np.minimum(each, longest_us).mean()) for each in timed_us if len(each)]
     return max(float(np.median(means_us)) - evidence.iteration_us, 0.0) if means_us else 0.0
 
@@ -280,13 +278,8 @@ def _host_us(evidence: Evidence, cost: float) -> Grid:
 
     Its cost is an estimate, even where manifests measure what of it the job's iteration shows.
     """
-    own_us, cost_us = (evidence.grid(evidence.profiler_cost, name) for name in ("host_own_us", "host_cost_us"))
+    own_us, cost_us = (evidence.grid("profiler_cost", name) for name in ("host_own_us", "host_cost_us"))
     return own_us + (1 - cost) * cost_us
-
-
-def _in_calls_us(evidence: Evidence, cause: Cause) -> Grid:
-    """Time of each host in the calls or ranges of a cause."""
-    return np.nan_to_num(evidence.of_cause(cause, "host_us") + evidence.of_cause(cause, "host_us", between=True))
 
 
 def _launch_gaps_us(evidence: Evidence, count: Grid, causes: Sequence[Cause]) -> Grid:
@@ -297,11 +290,11 @@ def _launch_gaps_us(evidence: Evidence, count: Grid, causes: Sequence[Cause]) ->
     copies_us = evidence.idle_us(Cause.blocked_by_device_copy)
     explained_us = sum((evidence.profiler.explained_us[cause] for cause in causes), np.zeros_like(copies_us))
     idle_us = evidence.idle_us(*causes) + (1 - _factor(evidence, 1 - DOUBT)) * explained_us
-    launches = np.maximum(np.nan_to_num(evidence.grid(evidence.launch_statistics, "kernel_count")), 1.0)
+    launches = np.maximum(np.nan_to_num(evidence.grid("launch_statistics", "kernel_count")), 1.0)
     own_us = _host_us(evidence, 1 - DOUBT)
     host_us = np.where(np.isnan(own_us), evidence.duration_us, own_us) * np.minimum(count / launches, 1.0)
-    usual_us = evidence.typical_us(idle_us + copies_us)
-    return np.minimum(np.minimum(idle_us, host_us) + copies_us, [usual_us.get(rank, 0.0) for rank in evidence.ranks])
+    usual_us = evidence.captured_row(evidence.typical_us(idle_us + copies_us))
+    return np.minimum(np.minimum(idle_us, host_us) + copies_us, usual_us)
 
 
 def _strided_us(evidence: Evidence) -> NDArray[np.float64]:

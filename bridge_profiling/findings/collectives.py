@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import math
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from bridge_profiling.facts.idle import Cause
-from bridge_profiling.findings.communication import BANDWIDTH_BOUND_BYTES, Transfer, transfers
+from bridge_profiling.findings.communication import (
+    BANDWIDTH_BOUND_BYTES,
+    Transfer,
+    by_captured_rank,
+    operation_event,
+    transfers,
+)
 from bridge_profiling.findings.evidence import Evidence
-from bridge_profiling.findings.ledger import Found, Grid, Ledger
-from bridge_profiling.findings.losses import responsible
+from bridge_profiling.findings.ledger import Found, Ledger, finding, responsible
 from bridge_profiling.findings.peers import CONTENTION
-from bridge_profiling.findings.types import Event, Finding, Thresholds, advice, by_rank, ms, ranks_in_words
+from bridge_profiling.findings.types import Event, Grid, Thresholds, by_rank, ms
 
 #: Operations that reduce gradients, and all that a data-parallel or sharded training runs.
 _REDUCING, _SHARDED = ("all_reduce", "reduce_scatter"), ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
@@ -48,37 +53,27 @@ def accumulation_sync(evidence: Evidence, thresholds: Thresholds, ledger: Ledger
         return [], ledger
     mine = [each for each in transfers(evidence) if each.rank in repeated and _reduces(each)]
     needless = {rank: 1 - 1 / times for rank, times in repeated.items()}
-    exposed = _by_rank(evidence, [(each.rank, each.exposed_us * needless[each.rank]) for each in mine])
+    exposed = by_captured_rank(evidence, ((each.rank, each.exposed_us * needless[each.rank]) for each in mine))
     exposed = np.minimum(exposed, np.nan_to_num(ledger.left_us(Cause.blocked_by_communication)))
-    slowed = _by_rank(evidence, [(each.rank, each.overlapped_us * needless[each.rank] * CONTENTION) for each in mine])
+    slowed = by_captured_rank(evidence, ((each.rank, each.overlapped_us * needless[each.rank] * CONTENTION) for each in mine))
     saving_us, attributed = ledger.attribute(exposed, (Cause.blocked_by_communication,))
     slowed_us = float(np.nanmean(slowed)) if slowed.size else 0.0
     if evidence.share(saving_us + slowed_us) < thresholds.cause:
         return [], ledger
-    ranks = sorted(repeated)
-    times = max(repeated.values())
-    count = sum(each.count for each in mine if each.rank == ranks[0])
-    size = sum(each.count * (each.message_bytes or 0.0) for each in mine if each.rank == ranks[0])
-    confidence, reason = evidence.confidence()
-    named = ranks_in_words(ranks, evidence.ranks).capitalize()
-    finding = Finding(
-        id="accumulation_sync",
-        title=f"{named}: gradients are reduced {times} times per {evidence.per}, after each micro-batch, which costs "
-        f"{ms(saving_us + slowed_us)}",
-        ranks=ranks,
-        evidence={
-            "micro_batches": times,
-            "collectives": round(count, 2),
-            "bytes": round(size),
-            "exposed_us": by_rank(evidence.mean_us(exposed)),
-        },
-        recoverable_us_per_iteration=saving_us + slowed_us,
-        confidence=confidence,
-        confidence_reason=reason,
-        action=advice("accumulation_sync"),
-        events=_events(mine),
+    ranks, times, saving_us = sorted(repeated), max(repeated.values()), saving_us + slowed_us
+    of_first = [each for each in mine if each.rank == ranks[0]]
+    title = (
+        f"{evidence.named(ranks).capitalize()}: gradients are reduced {times} times per {evidence.per}, after each "
+        f"micro-batch, which costs {ms(saving_us)}"
     )
-    return [finding], attributed
+    numbers = {
+        "micro_batches": times,
+        "collectives": round(sum(each.count for each in of_first), 2),
+        "bytes": round(sum(each.count * (each.message_bytes or 0.0) for each in of_first)),
+        "exposed_us": by_rank(evidence.mean_us(exposed)),
+    }
+    events = _events(mine)
+    return [finding(evidence, "accumulation_sync", title, ranks, numbers, saving_us=saving_us, events=events)], attributed
 
 
 def small_collectives(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
@@ -101,47 +96,49 @@ def small_collectives(evidence: Evidence, thresholds: Thresholds, ledger: Ledger
         return [], ledger
     mine = [each for each in transfers(evidence) if each.rank in many and _of_data_parallelism(each)]
     latency = [each for each in mine if (each.message_bytes or 0.0) < BANDWIDTH_BOUND_BYTES]
-    exposed = _by_rank(evidence, [(each.rank, each.exposed_us) for each in latency])
+    exposed = by_captured_rank(evidence, ((each.rank, each.exposed_us) for each in latency))
     exposed = np.minimum(exposed, np.nan_to_num(ledger.left_us(Cause.blocked_by_communication)))
     of_units = _host_us(evidence)
-    host = _by_rank(evidence, [(rank, of_units.get(rank, 0.0)) for rank in many]) + _issuing_us(evidence, many)
+    host = by_captured_rank(evidence, ((rank, of_units.get(rank, 0.0)) for rank in many)) + _issuing_us(evidence, many)
     host = np.minimum(host, np.nan_to_num(ledger.left_us(*_HOST)))
     of_transfers, attributed = ledger.attribute(exposed, (Cause.blocked_by_communication,))
     of_host, attributed = attributed.attribute(host, _HOST)
     if evidence.share(of_transfers + of_host) < thresholds.cause:
         return [], ledger
-    ranks = sorted(many)
     worst = max(many.values(), key=lambda each: each.every)
-    confidence, reason = evidence.confidence(of_host=of_host > of_transfers)
-    named = ranks_in_words(ranks, evidence.ranks).capitalize()
     units = max(units_per_layer.values(), default=0.0)
     by_unit = f" ({units:.0f} units in each layer)" if units > _UNITS_PER_LAYER else ""
-    finding = Finding(
-        id="small_collectives",
-        title=f"{named}: {worst.every:,.0f} collectives per {evidence.per}{by_unit}, {worst.small:,.0f} of them under "
-        f"{BANDWIDTH_BOUND_BYTES >> 20} MiB, the mean {worst.mean_bytes / 2**20:.2g} MiB, cost {ms(of_transfers + of_host)}",
-        ranks=ranks,
-        evidence={
-            "collectives": by_rank({rank: each.every for rank, each in many.items()}, 1),
-            "small_collectives": by_rank({rank: each.small for rank, each in many.items()}, 1),
-            "mean_message_bytes": {f"{each.operation} on rank {each.rank}": each.message_bytes for each in mine},
-            "units_per_layer": by_rank(units_per_layer, 1),
-            "exposed_us": by_rank(evidence.mean_us(exposed)),
-            "host_us": by_rank(evidence.mean_us(host)),
-        },
-        recoverable_us_per_iteration=of_transfers + of_host,
-        confidence=confidence,
-        confidence_reason=reason,
-        action=advice("small_collectives", "units" if of_units else "buckets"),
+    title = (
+        f"{evidence.named(sorted(many)).capitalize()}: {worst.every:,.0f} collectives per {evidence.per}{by_unit}, "
+        f"{worst.small:,.0f} of them under {BANDWIDTH_BOUND_BYTES >> 20} MiB, the mean {worst.mean_bytes / 2**20:.2g} MiB, "
+        f"cost {ms(of_transfers + of_host)}"
+    )
+    numbers = {
+        "collectives": by_rank({rank: each.every for rank, each in many.items()}, 1),
+        "small_collectives": by_rank({rank: each.small for rank, each in many.items()}, 1),
+        "mean_message_bytes": {f"{each.operation} on rank {each.rank}": each.message_bytes for each in mine},
+        "units_per_layer": by_rank(units_per_layer, 1),
+        "exposed_us": by_rank(evidence.mean_us(exposed)),
+        "host_us": by_rank(evidence.mean_us(host)),
+    }
+    found = finding(
+        evidence,
+        "small_collectives",
+        title,
+        sorted(many),
+        numbers,
+        saving_us=of_transfers + of_host,
+        of_host=of_host > of_transfers,
+        case="units" if of_units else "buckets",
         events=_events(mine),
     )
-    return [finding], attributed
+    return [found], attributed
 
 
 def _passes(evidence: Evidence) -> dict[int, int]:
     """Forward passes of DDP for each step of the optimizer, by rank; ranks on which they vary are left out."""
     found: dict[int, set[int]] = defaultdict(set)
-    for row in evidence.loop_counts.to_pylist():
+    for row in evidence.facts.loop_counts.to_pylist():
         if row["iteration"] in evidence.lines and row["rank"] in evidence.ranks:
             found[row["rank"]].add(row["passes"] // max(row["steps"], 1))
     units = _units_per_step(evidence)
@@ -152,10 +149,10 @@ def _passes(evidence: Evidence) -> dict[int, int]:
 def _units_per_step(evidence: Evidence) -> dict[int, int]:
     """How often each unit of a sharded model reduces its gradients for each step of the optimizer, by rank."""
     steps: dict[int, int] = defaultdict(int)
-    for row in evidence.loop_counts.to_pylist():
+    for row in evidence.facts.loop_counts.to_pylist():
         steps[row["rank"]] += row["steps"]
     found: dict[int, set[int]] = defaultdict(set)
-    for row in evidence.units.to_pylist():
+    for row in evidence.facts.units.to_pylist():
         if row["step"] == "reduce" and steps[row["rank"]]:
             found[row["rank"]].add(round(row["count"] / steps[row["rank"]]))
     return {rank: min(each) for rank, each in found.items()}
@@ -164,7 +161,7 @@ def _units_per_step(evidence: Evidence) -> dict[int, int]:
 def _units_per_layer(evidence: Evidence) -> dict[int, float]:
     """Units of a sharded model inside of each numbered layer that has any, by rank: their mean number."""
     units: dict[int, set[str]] = defaultdict(set)
-    for row in evidence.units.to_pylist():
+    for row in evidence.facts.units.to_pylist():
         units[row["rank"]].add(row["unit"])
     found = {}
     for rank, names in units.items():
@@ -177,7 +174,7 @@ def _units_per_layer(evidence: Evidence) -> dict[int, float]:
 def _repeats(evidence: Evidence) -> dict[int, int]:
     """How often ranks run the same reductions in each iteration: the greatest common divisor of their counts by size."""
     found: dict[int, int] = {}
-    for row in evidence.collective_sizes.to_pylist():
+    for row in evidence.facts.collective_sizes.to_pylist():
         large = row["operation"] in _REDUCING and (row["message_bytes"] or 0) >= _GRADIENTS_BYTES
         if large and row["iteration"] in evidence.lines:
             found[row["rank"]] = math.gcd(found.get(row["rank"], 0), row["count"])
@@ -206,61 +203,43 @@ class _Counted:
 def _counted(evidence: Evidence) -> dict[int, _Counted]:
     """By rank, as far as sizes are recorded."""
     groups = {(each.rank, each.group) for each in transfers(evidence) if _of_data_parallelism(each)}
-    small, every, size, issued = (dict.fromkeys(evidence.ranks, 0) for _ in range(4))
-    for row in evidence.collective_sizes.to_pylist():
-        rank, known = row["rank"], row["iteration"] in evidence.lines and row["message_bytes"] is not None
-        if rank in issued and row["iteration"] in evidence.lines:
-            issued[rank] += row["count"]
-        if rank in every and known and row["operation"] in _SHARDED and (rank, row["group"]) in groups:
-            every[rank] += row["count"]
-            size[rank] += row["count"] * row["message_bytes"]
-            small[rank] += row["count"] if row["message_bytes"] < BANDWIDTH_BOUND_BYTES else 0
-    iterations = max(len(evidence.numbers), 1)
-    return {
-        rank: _Counted(
-            small[rank] / iterations,
-            every[rank] / iterations,
-            size[rank] / max(every[rank], 1),
-            small[rank] / max(issued[rank], 1),
-        )
-        for rank in evidence.ranks
-    }
+    issued: Counter[int] = Counter()
+    rows: dict[int, list[tuple[int, int]]] = {rank: [] for rank in evidence.ranks}
+    for row in evidence.facts.collective_sizes.to_pylist():
+        rank, count, size = row["rank"], row["count"], row["message_bytes"]
+        if row["iteration"] in evidence.lines:
+            issued[rank] += count
+            if rank in rows and size is not None and row["operation"] in _SHARDED and (rank, row["group"]) in groups:
+                rows[rank].append((count, size))
+    iterations, found = max(len(evidence.numbers), 1), {}
+    for rank, sized in rows.items():
+        small, every = (sum(count for count, size in sized if size < below) for below in (BANDWIDTH_BOUND_BYTES, math.inf))
+        mean_bytes = sum(count * size for count, size in sized) / max(every, 1)
+        found[rank] = _Counted(small / iterations, every / iterations, mean_bytes, small / max(issued[rank], 1))
+    return found
 
 
 def _host_us(evidence: Evidence) -> dict[int, float]:
     """Time of the host in the ranges of a sharded model's communication, per iteration."""
     found: dict[int, float] = defaultdict(float)
-    for row in evidence.units.to_pylist():
-        found[row["rank"]] += row["host_us"] / evidence.captured_iterations.get(row["rank"], 1)
-    return {rank: time for rank, time in found.items() if rank in evidence.ranks}
+    for row in evidence.facts.units.to_pylist():
+        if row["rank"] in evidence.ranks:
+            found[row["rank"]] += row["host_us"] / evidence.captured_iterations.get(row["rank"], 1)
+    return found
 
 
 def _issuing_us(evidence: Evidence, many: Mapping[int, _Counted]) -> Grid:
     """The host's time in issuing small collectives of data parallelism, without the profiler's part of it."""
-    own_us, cost_us = (np.nan_to_num(evidence.grid(evidence.profiler_cost, name)) for name in ("host_own_us", "host_cost_us"))
+    own_us, cost_us = (np.nan_to_num(evidence.grid("profiler_cost", name)) for name in ("host_own_us", "host_cost_us"))
     of_host = np.maximum(own_us, 0.0) / np.maximum(np.maximum(own_us, 0.0) + cost_us, 1.0)
     share = [many[rank].share if rank in many else 0.0 for rank in evidence.ranks]
-    issuing_us = np.nan_to_num(evidence.grid(evidence.loop_counts, "issuing_us")) * of_host * share
-    return np.where(np.isnan(evidence.duration_us), np.nan, issuing_us)
-
-
-def _by_rank(evidence: Evidence, times_us: Sequence[tuple[int, float]]) -> Grid:
-    """Times added up by rank, in each captured iteration."""
-    found = dict.fromkeys(evidence.ranks, 0.0)
-    for rank, time_us in times_us:
-        found[rank] += time_us
-    row = np.array([found[rank] for rank in evidence.ranks])
-    return np.where(np.isnan(evidence.duration_us), np.nan, row)
+    issuing_us = np.nan_to_num(evidence.grid("loop_counts", "issuing_us")) * of_host * share
+    return evidence.zero + issuing_us
 
 
 def _events(mine: Sequence[Transfer]) -> list[Event]:
     worst = responsible({place: each.exposed_us + each.overlapped_us for place, each in enumerate(mine)})
     return [
-        Event(
-            mine[place].rank,
-            f"{mine[place].operation} of {mine[place].group or 'an unnamed group'}",
-            duration_us=mine[place].exposed_us,
-            count=max(round(mine[place].count), 1),
-        )
-        for place in worst[:5]
+        operation_event(each.rank, each.operation, each.group, each.exposed_us, each.count)
+        for each in map(mine.__getitem__, worst[:5])
     ]

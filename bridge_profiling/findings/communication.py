@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from bridge_profiling.facts.idle import Cause
 from bridge_profiling.findings.evidence import Evidence
-from bridge_profiling.findings.ledger import Found, Grid, Ledger
-from bridge_profiling.findings.types import Confidence, Event, Finding, Thresholds, advice, ms, ranks_in_words
+from bridge_profiling.findings.ledger import Found, Ledger, finding
+from bridge_profiling.findings.types import Confidence, Event, Grid, Thresholds, advice, ms
 
 #: Names of groups in Megatron and other frameworks; the first match counts.
 _DIMENSIONS = (
@@ -44,7 +43,10 @@ _MOSTLY_HIDDEN = 0.5
 #: the backward pass.
 _OVERLAPPING, _SMALLEST_BYTES = ("all_reduce", "reduce_scatter", "all_gather"), 1 << 20
 
-_UNMATCHED = "communication is not matched between ranks, so transfers are estimated from the shortest operation of each size"
+_UNMATCHED = (
+    Confidence.low,
+    "communication is not matched between ranks, so transfers are estimated from the shortest operation of each size",
+)
 
 
 @dataclass(frozen=True)
@@ -95,38 +97,35 @@ def exposed_communication(evidence: Evidence, thresholds: Thresholds, ledger: Le
     typical = evidence.typical_us(exposed)
     ranks = [rank for rank in evidence.ranks if evidence.share(typical.get(rank, 0.0)) > thresholds.communication]
     if not ranks:
-        exposed = np.minimum(exposed, _by_rank(evidence, [(each.rank, each.slow_link_us) for each in every]))
+        exposed = np.minimum(exposed, by_captured_rank(evidence, ((each.rank, each.slow_link_us) for each in every)))
         saved = evidence.typical_us(exposed)
         ranks = [rank for rank in evidence.ranks if evidence.share(saved.get(rank, 0.0)) > thresholds.cause]
     if not ranks:
         return [], ledger
     groups = _by_group(each for each in every if each.rank in ranks)
-    worst_us = max(typical[rank] for rank in ranks)
+    worst_us, known = max(typical[rank] for rank in ranks), evidence.waiting_is_known
     share = evidence.share(worst_us)
-    known = evidence.waiting_is_known
-    confidence, reason = evidence.confidence() if known else (Confidence.low, _UNMATCHED)
     slow = [row["bus_bandwidth_gbs"] for row in groups if row["limited_by"] == "link"]
     saving_us, ledger = ledger.attribute(exposed, (Cause.blocked_by_communication,), waited=not known)
-    finding = Finding(
-        id="exposed_communication",
-        title=f"{ranks_in_words(ranks, evidence.ranks).capitalize()}: exposed communication takes {ms(worst_us)} of each "
-        f"{evidence.per} ({share:.0%}), excluding waiting for other ranks"
-        + (f", over a slow link ({min(slow):.0f} GB/s)" if slow else ""),
-        ranks=ranks,
-        evidence={
+    found = finding(
+        evidence,
+        "exposed_communication",
+        f"{evidence.named(ranks).capitalize()}: exposed communication takes {ms(worst_us)} of each {evidence.per} ({share:.0%})"
+        ", excluding waiting for other ranks" + (f", over a slow link ({min(slow):.0f} GB/s)" if slow else ""),
+        ranks,
+        {
             "exposed_transfer_us": {str(rank): typical[rank] for rank in ranks},
             "share_of_iteration": share,
             "estimated": not known,
             "groups": groups,
         },
-        recoverable_us_per_iteration=saving_us,
-        confidence=confidence,
-        confidence_reason=reason,
+        saving_us=saving_us,
+        sure=None if known else _UNMATCHED,
         action=_action(groups),
         events=_events(groups),
         severe=share > 2 * thresholds.communication,
     )
-    return [finding], ledger
+    return [found], ledger
 
 
 def low_overlap(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
@@ -157,35 +156,32 @@ def low_overlap(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> F
     ]
     if not ranks:
         return [], ledger
-    lost = np.minimum(ledger.left_us(*blocked), np.array([hideable[rank] for rank in evidence.ranks]))
+    lost = np.minimum(ledger.left_us(*blocked), evidence.captured_row(hideable))
     saving_us, ledger = ledger.attribute(lost, blocked, waited=not evidence.waiting_is_known)
     worst = max(ranks, key=lambda rank: hideable[rank])
     groups = _by_group(each for each in chosen if each.rank in ranks)
-    matched = all(each.matched for each in chosen)
-    confidence, reason = evidence.confidence() if matched else (Confidence.low, _UNMATCHED)
-    finding = Finding(
-        id="low_overlap",
-        title=f"{ranks_in_words(ranks, evidence.ranks).capitalize()}: {ms(hideable[worst])} of data-parallel communication per "
-        f"{evidence.per} could overlap compute; {hidden[worst]:.0%} of it does",
-        ranks=ranks,
-        evidence={
+    found = finding(
+        evidence,
+        "low_overlap",
+        f"{evidence.named(ranks).capitalize()}: {ms(hideable[worst])} of data-parallel communication per {evidence.per} could "
+        f"overlap compute; {hidden[worst]:.0%} of it does",
+        ranks,
+        {
             "could_hide_us": {str(rank): hideable[rank] for rank in ranks},
             "hidden_share": {str(rank): hidden[rank] for rank in ranks},
             "groups": groups,
         },
-        recoverable_us_per_iteration=saving_us,
-        confidence=confidence,
-        confidence_reason=reason,
-        action=advice("low_overlap"),
+        saving_us=saving_us,
+        sure=None if all(each.matched for each in chosen) else _UNMATCHED,
         events=_events(groups),
     )
-    return [finding], ledger
+    return [found], ledger
 
 
 def unmatched_communication(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
     """Communication takes much of an iteration, and captures of other ranks would show how much of it is waiting for them."""
-    world_size = max((info.world_size or 0 for info in evidence.infos), default=0)
-    if evidence.waiting_is_known or not evidence.ranks or 0 < world_size <= len(evidence.infos):
+    world_size = max((info.world_size or 0 for info in evidence.facts.infos), default=0)
+    if evidence.waiting_is_known or not evidence.ranks or 0 < world_size <= len(evidence.facts.infos):
         return [], ledger
     blocked = ledger.left_us(Cause.blocked_by_communication)
     mean = evidence.mean_us(blocked)
@@ -193,31 +189,32 @@ def unmatched_communication(evidence: Evidence, thresholds: Thresholds, ledger: 
     if not ranks:
         return [], ledger
     saving_us, ledger = ledger.attribute(blocked, (Cause.blocked_by_communication,), waited=True)
-    worst_us, named = max(mean[rank] for rank in ranks), ranks_in_words(ranks, evidence.ranks).capitalize()
-    rows = [row for row in evidence.communication_by_rank.to_pylist() if row["rank"] in ranks and (row["exposed_us"] or 0) > 0]
-    longest = sorted(rows, key=lambda row: -row["exposed_us"])[:5]
-    times = [evidence.captured_iterations.get(row["rank"], 1) for row in longest]
-    finding = Finding(
-        id="unmatched_communication",
-        title=f"{named}: communication takes {ms(worst_us)} of each {evidence.per} ({evidence.share(worst_us):.0%}), and the "
-        "capture does not show how much of it is waiting for other ranks",
-        ranks=ranks,
-        evidence={
+    worst_us = max(mean[rank] for rank in ranks)
+    rows = [
+        row for row in evidence.facts.communication_by_rank.to_pylist() if row["rank"] in ranks and (row["exposed_us"] or 0) > 0
+    ]
+    events = []
+    for row in sorted(rows, key=lambda row: -row["exposed_us"])[:5]:
+        iterations = evidence.captured_iterations.get(row["rank"], 1)
+        exposed_us, count = row["exposed_us"] / iterations, row["count"] / iterations
+        events.append(operation_event(row["rank"], row["operation"], row["group"], exposed_us, count))
+    found = finding(
+        evidence,
+        "unmatched_communication",
+        f"{evidence.named(ranks).capitalize()}: communication takes {ms(worst_us)} of each {evidence.per} "
+        f"({evidence.share(worst_us):.0%}), and the capture does not show how much of it is waiting for other ranks",
+        ranks,
+        {
             "exposed_us": {str(rank): mean[rank] for rank in ranks},
             "share_of_iteration": evidence.share(worst_us),
-            "ranks_captured": len(evidence.infos),
+            "ranks_captured": len(evidence.facts.infos),
             "world_size": world_size or None,
         },
-        recoverable_us_per_iteration=saving_us,
-        confidence=Confidence.low,
-        confidence_reason="a late rank and a slow link look the same on a rank that waits",
-        action=advice("unmatched_communication"),
-        events=[
-            _event(row, row["exposed_us"] / iterations, row["count"] / iterations)
-            for row, iterations in zip(longest, times, strict=True)
-        ],
+        saving_us=saving_us,
+        sure=(Confidence.low, "a late rank and a slow link look the same on a rank that waits"),
+        events=events,
     )
-    return [finding], ledger
+    return [found], ledger
 
 
 def transfers(evidence: Evidence) -> list[Transfer]:
@@ -229,11 +226,13 @@ def transfers(evidence: Evidence) -> list[Transfer]:
     def key(row: dict[str, Any]) -> tuple[str, str | None, str | None]:
         return row["operation"], row["group_name"], row["group_ranks"]
 
-    bandwidths = {key(row): row["bus_bandwidth_gbs"] for row in evidence.communication.to_pylist()}
-    reached = {key(row): row["reached_share"] for row in (() if evidence.alone is None else evidence.alone.to_pylist())}
+    bandwidths = {key(row): row["bus_bandwidth_gbs"] for row in evidence.facts.communication.to_pylist()}
+    reached = {
+        key(row): row["reached_share"] for row in (() if evidence.facts.alone is None else evidence.facts.alone.to_pylist())
+    }
     groups: dict[tuple[str | None, str | None], tuple[str | None, float]] = {}
     found = []
-    for row in evidence.communication_by_rank.to_pylist():
+    for row in evidence.facts.communication_by_rank.to_pylist():
         group = row["group"], row["group_ranks"]
         if group not in groups:
             groups[group] = _group(evidence, *group)
@@ -267,7 +266,7 @@ def transfers(evidence: Evidence) -> list[Transfer]:
 def _group(evidence: Evidence, group: str | None, group_ranks: str | None) -> tuple[str | None, float]:
     """The parallel dimension of a group, by its name or else by its ranks' coordinates, and its slow bandwidth."""
     members = set(json.loads(group_ranks)) if group_ranks else set()
-    infos = [info for info in evidence.infos if info.rank in members]
+    infos = [info for info in evidence.facts.infos if info.rank in members]
     hosts = {info.host for info in infos}
     if None in hosts:  # the job is on one host if it is not larger than the host
         in_one_host = any(info.world_size is not None and info.world_size <= len(info.device_bytes) for info in infos)
@@ -294,7 +293,7 @@ def _exposed(evidence: Evidence, ledger: Ledger, every: Sequence[Transfer]) -> G
     if not evidence.ranks:
         return None
     blocked = ledger.left_us(Cause.blocked_by_communication)
-    transfers_us = _by_rank(evidence, [(each.rank, each.exposed_us) for each in every])
+    transfers_us = by_captured_rank(evidence, ((each.rank, each.exposed_us) for each in every))
     if evidence.waiting_is_known:
         # A kernel that another process interrupts, or one behind others that wait for a late rank, ends later than its transfer
         # would, and does not wait for a rank either.
@@ -302,12 +301,12 @@ def _exposed(evidence: Evidence, ledger: Ledger, every: Sequence[Transfer]) -> G
     return np.minimum(blocked, transfers_us) if every else None
 
 
-def _by_rank(evidence: Evidence, times_us: list[tuple[int, float]]) -> NDArray[np.float64]:
-    """Times added up by rank, as a row of a grid."""
-    found = dict.fromkeys(evidence.ranks, 0.0)
+def by_captured_rank(evidence: Evidence, times_us: Iterable[tuple[int, float]]) -> Grid:
+    """Times added up by rank, in each captured iteration."""
+    found: dict[int, float] = defaultdict(float)
     for rank, time_us in times_us:
         found[rank] += time_us
-    return np.array([found[rank] for rank in evidence.ranks])
+    return evidence.captured_row(found)
 
 
 def _by_group(chosen: Iterable[Transfer]) -> list[dict[str, Any]]:
@@ -336,13 +335,13 @@ def _by_group(chosen: Iterable[Transfer]) -> list[dict[str, Any]]:
 
 
 def _events(groups: Sequence[dict[str, Any]]) -> list[Event]:
-    return [_event(row, row["exposed_us"], row["operations"]) for row in groups[:5]]
+    names = ("rank", "operation", "group", "exposed_us", "operations")
+    return [operation_event(*(row[name] for name in names)) for row in groups[:5]]
 
 
-def _event(row: dict[str, Any], exposed_us: float, count: float) -> Event:
+def operation_event(rank: int, operation: str, group: str | None, exposed_us: float, count: float) -> Event:
     """The operations of a group on a rank, in an iteration."""
-    name = f"{row['operation']} of {row['group'] or 'an unnamed group'}"
-    return Event(row["rank"], name, duration_us=exposed_us, count=max(round(count), 1))
+    return Event(rank, f"{operation} of {group or 'an unnamed group'}", duration_us=exposed_us, count=max(round(count), 1))
 
 
 def _action(groups: Sequence[dict[str, Any]]) -> str:

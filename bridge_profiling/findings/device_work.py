@@ -13,15 +13,13 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from bridge_profiling.facts.idle import Cause
 from bridge_profiling.facts.names import FULL_PRECISIONS, is_strided_copy
 from bridge_profiling.facts.roles import IN_A_ROW, OUTSIDE
 from bridge_profiling.findings.evidence import Evidence
-from bridge_profiling.findings.ledger import Found, Grid, Ledger
-from bridge_profiling.findings.losses import responsible
-from bridge_profiling.findings.types import Confidence, Event, Finding, Thresholds, advice, by_rank, ms, ranks_in_words
+from bridge_profiling.findings.ledger import Found, Ledger, finding, responsible
+from bridge_profiling.findings.types import Confidence, Event, Finding, Grid, Thresholds, by_rank, ms
 from bridge_profiling.peaks import peaks
 
 #: The time of bf16 as a share of that of a slower precision, where the device's peaks are unknown: those of an A100.
@@ -53,7 +51,7 @@ def full_precision_matmul(evidence: Evidence, thresholds: Thresholds, ledger: Le
     fp64 count where products are in fp64.
     """
     roles = (*FULL_PRECISIONS, "reduced", "fp32_elementwise", "fp64_elementwise")
-    rows = {role: _rows(evidence, role) for role in roles}
+    rows = {role: evidence.role(role) for role in roles}
     own = {role: _grid(evidence, rows[role], "own_us") for role in rows}
     of_bf16 = _of_bf16(evidence)
     slow_us = own["fp64"] + own["fp32"] + own["tf32"]
@@ -68,20 +66,19 @@ def full_precision_matmul(evidence: Evidence, thresholds: Thresholds, ledger: Le
     main = max(by_precision, key=lambda name: by_precision[name])
     device, known = _device(evidence), bool(peaks(_device(evidence)))
     half = _half(evidence)
-    compute = evidence.mean_us(evidence.compute_us)
     slow = evidence.mean_us(slow_us)
-    share = {rank: time / compute[rank] for rank, time in slow.items() if compute.get(rank)}
+    share = _of_compute(evidence, slow)
     least = {rank: slow[rank] - time for rank, time in evidence.mean_us(products_us).items()}
     unknown = "" if known else f"the peaks of {device or 'the device'} are unknown, so those of an A100 are used"
-    finding = _finding(
+    found = _finding(
         evidence,
         "full_precision_matmul",
         pa.concat_tables([rows[name] for name in FULL_PRECISIONS]),
         min(saving_us, evidence.room_us),
         slow,
-        title=f"Matrix products of {{ranks}} run in {main} and take {max(share.values(), default=0.0):.0%} of the compute: "
+        f"Matrix products of {{ranks}} run in {main} and take {max(share.values(), default=0.0):.0%} of the compute: "
         f"{{time}} of each {{per}}, in {half} about {ms(max(least.values()))}",
-        numbers={
+        {
             "matrix_products_us": {name: round(time, 3) for name, time in by_precision.items() if time},
             "share_of_compute": by_rank(share, 4),
             "in_bf16_us": by_rank(least),
@@ -90,37 +87,36 @@ def full_precision_matmul(evidence: Evidence, thresholds: Thresholds, ledger: Le
             },
         },
         case="fp16" if half == "fp16" else main.lower(),
-        reason=unknown,
+        doubt=unknown,
     )
-    return [finding], ledger
+    return [found], ledger
 
 
 def unfused_attention(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
     """Softmax, mask and scale run as kernels of their own between the batched products of attention."""
-    other, products = (_rows(evidence, role) for role in ("attention_other", "attention_product"))
+    other, products = evidence.role("attention_other"), evidence.role("attention_product")
     other_us, products_us = _grid(evidence, other, "own_us"), _grid(evidence, products, "own_us")
     saving_us = _saving_us(evidence, other_us + products_us * (1 - _OF_ATTENTION_PRODUCTS))
     if evidence.share(saving_us) < thresholds.device_work:
         return [], ledger
     attention = evidence.mean_us(other_us + _grid(evidence, products, "device_us"))
-    compute = evidence.mean_us(evidence.compute_us)
-    share = {rank: time / compute[rank] for rank, time in attention.items() if compute.get(rank)}
-    finding = _finding(
+    share = _of_compute(evidence, attention)
+    found = _finding(
         evidence,
         "unfused_attention",
         other,
         min(saving_us, evidence.room_us),
         attention,
-        title="Attention of {ranks} is not fused: softmax, masks and products take {time} of each {per}, "
+        "Attention of {ranks} is not fused: softmax, masks and products take {time} of each {per}, "
         f"{max(share.values(), default=0.0):.0%} of the compute",
-        numbers={
+        {
             "attention_us": by_rank(attention),
             "softmax_and_mask_us": by_rank(evidence.mean_us(other_us)),
             "share_of_compute": by_rank(share, 4),
             "kernels": _per_iteration(evidence, other),
         },
     )
-    return [finding], ledger
+    return [found], ledger
 
 
 #: Where a sweep over parameters is that no optimizer's range contains.
@@ -132,7 +128,7 @@ _WHERE = {
 
 def unfused_optimizer(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
     """An optimizer, a moving average of weights or a clipping of gradients launches kernels for each parameter."""
-    rows = _rows(evidence, "optimizer_sweep")
+    rows = evidence.role("optimizer_sweep")
     own_us, idle_us = (_grid(evidence, rows, name) for name in ("own_us", "idle_us"))
     of_kernels, of_idle, attributed = _of_sweeps(evidence, ledger)
     if evidence.share(of_kernels + of_idle) < thresholds.device_work:
@@ -143,27 +139,27 @@ def unfused_optimizer(evidence: Evidence, thresholds: Thresholds, ledger: Ledger
     names = {row["name"]: row["own_us_sum"] for row in rows.group_by("name").aggregate([("own_us", "sum")]).to_pylist()}
     name = max(names, key=lambda each: names[each])
     where = _WHERE.get(name, f"in {name}")
-    finding = _finding(
+    found = _finding(
         evidence,
         "unfused_optimizer",
         rows,
         of_idle + of_kernels,
         time,
-        title=f"{{ranks}}: {max(count.values(), default=0.0):,.0f} kernels for single parameters {where} take {{time}} of each "
+        f"{{ranks}}: {max(count.values(), default=0.0):,.0f} kernels for single parameters {where} take {{time}} of each "
         "{per}",
-        numbers={
+        {
             "kernels": count,
             "kernels_us": by_rank(evidence.mean_us(own_us)),
             "idle_us": by_rank(evidence.mean_us(idle_us)),
         },
         case="outside" if name == OUTSIDE else "default",
     )
-    return [finding], attributed
+    return [found], attributed
 
 
 def _of_sweeps(evidence: Evidence, ledger: Ledger) -> tuple[float, float, Ledger]:
     """What fused kernels for all parameters save: of kernels, of the idle time between them, and the ledger with the latter."""
-    rows = _rows(evidence, "optimizer_sweep")
+    rows = evidence.role("optimizer_sweep")
     own_us, short_us, idle_us = (_grid(evidence, rows, name) for name in ("own_us", "short_us", "idle_us"))
     of_kernels = _saving_us(evidence, short_us + (own_us - short_us) * (1 - _OF_SWEEP))
     of_launches, attributed = ledger.attribute(_between_us(evidence, ledger, idle_us), _BETWEEN)
@@ -184,13 +180,13 @@ def _after_waits_us(evidence: Evidence, ledger: Ledger) -> Grid:
     A host that has waited has no lead left. The next kernels of ordinary length restore it; these do not.
     """
     explained_us = sum((evidence.profiler.explained_us[cause] for cause in _BETWEEN), ledger.left_us(*_BETWEEN))
-    idle_us = _usual_us(evidence, _grid(evidence, _rows(evidence, "optimizer_sweep"), "idle_us"))
+    idle_us = _usual_us(evidence, _grid(evidence, evidence.role("optimizer_sweep"), "idle_us"))
     return np.clip(idle_us - np.nan_to_num(explained_us), 0.0, np.nan_to_num(ledger.left_us(Cause.host_sync)))
 
 
 def in_waiting_sweeps_us(evidence: Evidence, ledger: Ledger, waits: float) -> Grid:
     """Idle time between kernels for single parameters, if the host waits so often in an iteration that it waits for each."""
-    rows = _rows(evidence, "optimizer_sweep")
+    rows = evidence.role("optimizer_sweep")
     kernels = max(evidence.mean_us(_grid(evidence, rows, "count")).values(), default=0.0)
     idle_us = _between_us(evidence, ledger, _grid(evidence, rows, "idle_us"))
     return idle_us if kernels <= _OF_ONE_PARAMETER * waits else np.zeros_like(idle_us)
@@ -198,36 +194,36 @@ def in_waiting_sweeps_us(evidence: Evidence, ledger: Ledger, waits: float) -> Gr
 
 def layout_conversion(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
     """Convolutions copy their images between channels first and channels last."""
-    rows = _rows(evidence, "layout")
+    rows = evidence.role("layout")
     own_us = _grid(evidence, rows, "own_us")
-    norms_us = _grid(evidence, _rows(evidence, "layout_norm"), "device_us") * (own_us > 0)
+    norms_us = _grid(evidence, evidence.role("layout_norm"), "device_us") * (own_us > 0)
     saving_us = _saving_us(evidence, own_us + norms_us * (1 - _OF_NORMS))
     if evidence.share(_saving_us(evidence, own_us)) < thresholds.device_work:
         return [], ledger
     count = _per_iteration(evidence, rows)
     copies = rows.filter(pa.array([is_strided_copy(name) for name in rows["name"].to_pylist()], pa.bool_()))
     inferred = "copies to other strides count as conversions, because the network has convolutions"
-    finding = _finding(
+    found = _finding(
         evidence,
         "layout_conversion",
         rows,
         min(saving_us, evidence.room_us),
         evidence.mean_us(own_us),
-        title=f"{{ranks}}: {max(count.values(), default=0.0):,.0f} conversions between channels first and channels last take "
+        f"{{ranks}}: {max(count.values(), default=0.0):,.0f} conversions between channels first and channels last take "
         "{time} of each {per}",
-        numbers={
+        {
             "conversions_us": by_rank(evidence.mean_us(own_us)),
             "batch_norms_us": by_rank(evidence.mean_us(norms_us)),
             "kernels": count,
         },
-        reason=inferred if copies.num_rows else "",
+        doubt=inferred if copies.num_rows else "",
     )
-    return [finding], ledger
+    return [found], ledger
 
 
 def recomputation(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
     """The backward pass computes activations again, which is needless while memory is free."""
-    rows = _rows(evidence, "recomputation")
+    rows = evidence.role("recomputation")
     again_us, own_us = _grid(evidence, rows, "device_us"), _grid(evidence, rows, "own_us")
     free = _free_memory(evidence)
     if free is not None and free < thresholds.free_for_activations:
@@ -238,23 +234,23 @@ def recomputation(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) ->
     if evidence.share(saving_us) < thresholds.device_work:
         return [], ledger
     memory = "" if free is None else f", with {free:.0%} of the memory free at the peak"
-    finding = _finding(
+    found = _finding(
         evidence,
         "recomputation",
         rows,
         saving_us,
         evidence.mean_us(again_us),
-        title=f"{{ranks}}: the backward pass computes {{time}} of activations again in each {{per}}{memory}",
-        numbers={
+        f"{{ranks}}: the backward pass computes {{time}} of activations again in each {{per}}{memory}",
+        {
             "recomputed_us": by_rank(evidence.mean_us(again_us)),
             "idle_us": by_rank(evidence.mean_us(idle_us)),
             "free_share": free,
             "kernels": _per_iteration(evidence, rows),
         },
         confidence=Confidence.low if free is None else Confidence.medium,
-        reason="free memory is unknown" if free is None else "how much memory the activations need is unknown",
+        doubt="free memory is unknown" if free is None else "how much memory the activations need is unknown",
     )
-    return [finding], attributed
+    return [found], attributed
 
 
 def _between_us(evidence: Evidence, ledger: Ledger, idle_us: Grid) -> Grid:
@@ -265,18 +261,12 @@ def _between_us(evidence: Evidence, ledger: Ledger, idle_us: Grid) -> Grid:
 
 def _usual_us(evidence: Evidence, times_us: Grid) -> Grid:
     """Times, each as far as it is in the median iteration as well."""
-    typical_us = evidence.typical_us(times_us)
-    return np.minimum(times_us, [typical_us.get(rank, 0.0) for rank in evidence.ranks])
-
-
-def _rows(evidence: Evidence, role: str) -> pa.Table:
-    return evidence.device_roles.filter(pc.equal(evidence.device_roles["role"], role))
+    return np.minimum(times_us, evidence.captured_row(evidence.typical_us(times_us)))
 
 
 def _grid(evidence: Evidence, rows: pa.Table, column: str) -> Grid:
     """A column by iteration and rank; 0 in captured iterations without the role."""
-    grid = evidence.grid(rows, column)
-    return np.where(np.isnan(evidence.duration_us), np.nan, np.nan_to_num(grid))
+    return evidence.zero + np.nan_to_num(evidence.grid(rows, column))
 
 
 def _per_iteration(evidence: Evidence, rows: pa.Table) -> dict[str, float]:
@@ -294,8 +284,14 @@ def _saving_us(evidence: Evidence, lost_us: Grid) -> float:
     return float(np.minimum(lost_us.max(axis=1), path_us)[counted].mean())
 
 
+def _of_compute(evidence: Evidence, time_us: Mapping[int, float]) -> dict[int, float]:
+    """A time of each rank as a share of its compute."""
+    compute = evidence.mean_us(evidence.compute_us)
+    return {rank: time / compute[rank] for rank, time in time_us.items() if compute.get(rank)}
+
+
 def _device(evidence: Evidence) -> str:
-    return next((name for info in evidence.infos for name in info.devices.values()), "")
+    return next((name for info in evidence.facts.infos for name in info.devices.values()), "")
 
 
 def _half(evidence: Evidence) -> str:
@@ -317,9 +313,9 @@ def _of_bf16(evidence: Evidence) -> dict[str, float]:
 
 def _free_memory(evidence: Evidence) -> float | None:
     """The share of the fullest device's memory that is free at its peak; None when unknown."""
-    sizes = {(info.rank, device): size for info in evidence.every_info for device, size in info.device_bytes.items()}
+    sizes = {(info.rank, device): size for info in evidence.facts.every_info for device, size in info.device_bytes.items()}
     found = []
-    for row in evidence.memory.to_pylist():
+    for row in evidence.facts.memory.to_pylist():
         size, peak = sizes.get((row["rank"], row["device"])), row["peak_reserved_bytes"] or row["peak_bytes"]
         if size and peak:
             found.append(max(1 - peak / size, 0.0))
@@ -332,30 +328,30 @@ def _finding(
     rows: pa.Table,
     saving_us: float,
     time_us: Mapping[int, float],
-    *,
     title: str,
     numbers: Mapping[str, Any],
-    case: str = "default",
+    *,
     confidence: Confidence | None = None,
-    reason: str = "",
+    doubt: str = "",
+    case: str = "default",
 ) -> Finding:
     """The finding of a role; `title` names {ranks}, {time} and {per}."""
     # Ranks that run as many of these kernels are as responsible, also those that lose less because they wait for others.
-    count = evidence.mean_us(_grid(evidence, rows, "count"))
-    ranks = sorted({*responsible(time_us), *responsible(count)})
-    sure, why = evidence.confidence()
-    if confidence is not None or (reason and sure is Confidence.high):
-        sure = confidence or Confidence.medium
-    named = title.format(ranks=ranks_in_words(ranks, evidence.ranks), time=ms(max(time_us.values())), per=evidence.per)
-    return Finding(
-        id=id,
-        title=named[0].upper() + named[1:],
-        ranks=ranks,
-        evidence={"share_of_iteration": round(evidence.share(saving_us), 4), **numbers},
-        recoverable_us_per_iteration=saving_us,
-        confidence=sure,
-        confidence_reason="; ".join(filter(None, (why, reason))),
-        action=advice(id, case),
+    ranks = sorted({*responsible(time_us), *responsible(evidence.mean_us(_grid(evidence, rows, "count")))})
+    known, reason = evidence.confidence()
+    if doubt and known is Confidence.high:
+        known = Confidence.medium
+    title = title.format(ranks=evidence.named(ranks), time=ms(max(time_us.values())), per=evidence.per)
+    return finding(
+        evidence,
+        id,
+        title[0].upper() + title[1:],
+        ranks,
+        {"share_of_iteration": round(evidence.share(saving_us), 4), **numbers},
+        saving_us=saving_us,
+        sure=(confidence or known, reason),
+        doubt=doubt,
+        case=case,
         events=_events(evidence, rows, ranks),
     )
 
@@ -367,7 +363,5 @@ def _events(evidence: Evidence, rows: pa.Table, ranks: Sequence[int]) -> list[Ev
     first: dict[str, dict[str, Any]] = {}
     for row in counted:
         first.setdefault(row["name"], row)
-    return [
-        Event(row["rank"], row["name"], row["iteration"], row["start_ns"], row["device_us"], row["count"])
-        for row in list(first.values())[:5]
-    ]
+    names = ("rank", "name", "iteration", "start_ns", "device_us", "count")
+    return [Event(*(row[name] for name in names)) for row in list(first.values())[:5]]

@@ -1,10 +1,10 @@
-"""The tables that findings read, as arrays of iterations by ranks."""
+"""The facts of a run as arrays of iterations by ranks."""
 
 from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -18,8 +18,7 @@ from bridge_profiling.facts.device import ranks_without_work
 from bridge_profiling.facts.idle import Cause
 from bridge_profiling.facts.parts import ENOUGH_ITERATIONS
 from bridge_profiling.facts.ranks import steady_iterations
-from bridge_profiling.findings.ledger import Grid, Ledger
-from bridge_profiling.findings.types import Confidence, Event
+from bridge_profiling.findings.types import Confidence, Event, Facts, Grid, ranks_in_words
 from bridge_profiling.findings.unprofiled import (
     LAUNCHING,
     ProfilerTime,
@@ -28,8 +27,6 @@ from bridge_profiling.findings.unprofiled import (
     timed_iterations,
     total_us,
 )
-from bridge_profiling.manifest import RankCapture
-from bridge_profiling.traces.types import RankInfo
 
 #: Hosts differ in what recording costs them: the profiler's part of a cause can be wrong by this share. On most of eighteen
 #: trainings on H200s, an event cost 1.7 to 2.6 µs.
@@ -45,46 +42,20 @@ _APART = 1.5
 _UNRECORDED = (Cause.host_pause, Cause.host_launch)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Evidence:
-    """Answers of the methods of `Run`, from the traces of the profiler that captured most ranks.
+    """The facts of a run as grids.
 
-    Grids have a row for each of `numbers` and a column for each of `ranks`; NaN where a rank did not capture an iteration.
+    A grid has a row for each of `numbers` and a column for each of `ranks`; NaN where a rank did not capture an iteration.
     """
 
-    infos: list[RankInfo]
-    every_info: list[RankInfo]  # traces of other profilers included
-    manifests: list[RankCapture]  # empty for captures of other origin
-    breakdown: pa.Table
-    iterations: pa.Table
-    idle_gaps: pa.Table
-    idle_causes: pa.Table
-    host_iterations: pa.Table  # of ranks without device work
-    launch_statistics: pa.Table
-    profiler_cost: pa.Table
-    kernels: pa.Table
-    device_roles: pa.Table
-    collective_sizes: pa.Table
-    loop_counts: pa.Table
-    units: pa.Table
-    copies: pa.Table
-    communication: pa.Table
-    communication_by_rank: pa.Table
-    rank_iterations: pa.Table  # Run.ranks
-    pipeline: pa.Table
-    pipeline_by_rank: pa.Table
-    memory: pa.Table
-    memory_growth: pa.Table
-    memory_sites: pa.Table
-    out_of_memory: pa.Table
-    alone: pa.Table | None  # communication of Run.against_bench
-    unjudged: tuple[int, ...] = ()  # ranks that lost too much of their device work, and that no other field has
+    facts: Facts
 
     @cached_property
     def doubts(self) -> dict[str, list[int]]:
         """What is wrong with the times of captures, and the ranks of each."""
         found: dict[str, list[int]] = {}
-        for info in self.infos:
+        for info in self.facts.infos:
             for doubt in dict.fromkeys(info.doubts):
                 found.setdefault(doubt, []).append(info.rank)
         return found
@@ -92,15 +63,19 @@ class Evidence:
     @cached_property
     def compute_kernels(self) -> list[dict[str, Any]]:
         """The rows of `kernels` that are compute."""
-        return [row for row in self.kernels.to_pylist() if row["kind"] == "compute"]
+        return [row for row in self.facts.kernels.to_pylist() if row["kind"] == "compute"]
 
     # Rows and columns of grids.
 
     @cached_property
     def ranks(self) -> list[int]:
         """Captured ranks, ascending; without ranks whose trace shows no device, unless that is all of them."""
-        captured = set(self.idle_gaps["rank"].to_pylist())
+        captured = set(self.facts.idle_gaps["rank"].to_pylist())
         return sorted(captured.difference(self._without_device) or captured)
+
+    def named(self, ranks: Sequence[int]) -> str:
+        """Some of the ranks, in words."""
+        return ranks_in_words(ranks, self.ranks)
 
     @property
     def has_device(self) -> bool:
@@ -109,19 +84,19 @@ class Evidence:
 
     @cached_property
     def _without_device(self) -> list[int]:
-        return ranks_without_work(self.breakdown, self.infos[0].source) if self.infos else []
+        return ranks_without_work(self.facts.breakdown, self.facts.infos[0].source) if self.facts.infos else []
 
     @cached_property
     def numbers(self) -> list[int | None]:
         """Iterations that count, ascending, without boundary iterations if possible; [None] when none is marked."""
         boundary: dict[int, bool] = {}
-        for row in self.iterations.select(["iteration", "boundary"]).to_pylist() if self.iterations.num_rows else ():
-            boundary[row["iteration"]] = boundary.get(row["iteration"], False) or row["boundary"]
+        for number, is_boundary in _values(self.facts.iterations, "iteration", "boundary"):
+            boundary[number] = boundary.get(number, False) or is_boundary
         if boundary:
             steady = steady_iterations(boundary)
             usual = [number for number in steady if number not in self.chance]
             return list(usual if len(usual) >= ENOUGH_ITERATIONS else steady)
-        return [None] if self.idle_gaps.num_rows else []
+        return [None] if self.facts.idle_gaps.num_rows else []
 
     @cached_property
     def lines(self) -> dict[int | None, int]:
@@ -134,15 +109,13 @@ class Evidence:
 
         Their share of the captured iterations says little about the run, and the pause may be the profiler's.
         """
-        rows = [
-            row for cause in _UNRECORDED for between in (False, True) for row in self._rows(cause, between=between).to_pylist()
-        ]
         unrecorded: Counter[tuple[int, int]] = Counter()
-        for row in rows:
-            unrecorded[row["iteration"], row["rank"]] += row["lost_us"]
+        for cause, between in itertools.product(_UNRECORDED, (False, True)):
+            for number, rank, lost_us in _values(self._rows(cause, between=between), "iteration", "rank", "lost_us"):
+                unrecorded[number, rank] += lost_us
         return frozenset(
             number
-            for number, excess_us in longer_than_any_us(self.manifests).items()
+            for number, excess_us in longer_than_any_us(self.facts.manifests).items()
             if any(time_us >= excess_us / 2 for (iteration, _), time_us in unrecorded.items() if iteration == number)
         )
 
@@ -152,15 +125,13 @@ class Evidence:
 
         The capture does not say how long the profiler takes to start and to stop.
         """
-        rows = self.iterations.select(["rank", "iteration", "duration_us"]).to_pylist() if self.iterations.num_rows else []
         own: Counter[tuple[int, int]] = Counter()
-        for row in self._rows(Cause.profiler).to_pylist():
-            own[row["rank"], row["iteration"]] += row["lost_us"]
+        for rank, number, lost_us in _values(self._rows(Cause.profiler), "rank", "iteration", "lost_us"):
+            own[rank, number] += lost_us
         found: dict[int, float] = {}
-        for row in rows:
-            number = row["iteration"]
+        for rank, number, duration_us in _values(self.facts.iterations, "rank", "iteration", "duration_us"):
             if number not in self.lines:
-                found[number] = max(found.get(number, 0.0), row["duration_us"] - own[row["rank"], number])
+                found[number] = max(found.get(number, 0.0), duration_us - own[rank, number])
         return found
 
     @property
@@ -171,15 +142,19 @@ class Evidence:
     @cached_property
     def captured_iterations(self) -> Counter[int]:
         """Iterations in each rank's capture, boundary iterations included."""
-        return Counter(self.iterations["rank"].to_pylist() if self.iterations.num_rows else [])
+        return Counter(rank for (rank,) in _values(self.facts.iterations, "rank"))
 
-    def grid(self, table: pa.Table, column: str) -> Grid:
-        """A column of a table with `rank` and `iteration` as a grid; values of the same rank and iteration are added up."""
+    def grid(self, table: str | pa.Table, column: str) -> Grid:
+        """A column of a table with `rank` and `iteration` as a grid; values of the same rank and iteration are added up.
+
+        Args:
+            table: the name of a fact, or some rows of one.
+        """
         grid = np.full((len(self.numbers), len(self.ranks)), np.nan)
         lines = self.lines
         places = {rank: place for place, rank in enumerate(self.ranks)}
-        columns = [table[name].to_pylist() for name in ("rank", "iteration", column)] if table.num_rows else [[], [], []]
-        for rank, number, value in zip(*columns, strict=True):
+        rows = getattr(self.facts, table) if isinstance(table, str) else table
+        for rank, number, value in _values(rows, "rank", "iteration", column):
             line, place = lines.get(number), places.get(rank)
             if line is not None and place is not None and value is not None:
                 before = grid[line, place]
@@ -192,28 +167,38 @@ class Evidence:
 
     def typical_us(self, grid: Grid) -> dict[int, float]:
         """The median over iterations, by rank."""
-        seen = ~np.isnan(grid)
-        if seen.all() and grid.size:
+        if not np.isnan(grid).any() and grid.size:
             # A call for each rank took 5 ms a rank in all findings together.
             return dict(zip(self.ranks, np.median(grid, axis=0).tolist(), strict=True))
-        return {rank: float(np.median(grid[seen[:, at], at])) for at, rank in enumerate(self.ranks) if seen[:, at].any()}
+        return self._by_rank(grid, np.median)
 
     def mean_us(self, grid: Grid) -> dict[int, float]:
         """The mean over iterations, by rank."""
+        return self._by_rank(grid, np.mean)
+
+    def _by_rank(self, grid: Grid, of: Callable[[NDArray[np.float64]], np.floating[Any]]) -> dict[int, float]:
         seen = ~np.isnan(grid)
-        return {rank: float(grid[seen[:, at], at].mean()) for at, rank in enumerate(self.ranks) if seen[:, at].any()}
+        return {rank: float(of(grid[seen[:, at], at])) for at, rank in enumerate(self.ranks) if seen[:, at].any()}
+
+    def role(self, role: str) -> pa.Table:
+        """The rows of `device_roles` about one role."""
+        return self.facts.device_roles.filter(pc.equal(self.facts.device_roles["role"], role))
+
+    def captured_row(self, by_rank: Mapping[int, float]) -> Grid:
+        """The same value of a rank in each iteration that it captured."""
+        return self.zero + [by_rank.get(rank, 0.0) for rank in self.ranks]
 
     # Times of iterations.
 
     @cached_property
     def duration_us(self) -> Grid:
         """Duration of each iteration on each rank's device, with the profiler's cost."""
-        return self.grid(self.idle_gaps, "duration_us")
+        return self.grid("idle_gaps", "duration_us")
 
     @cached_property
     def compute_us(self) -> Grid:
         """Compute of each iteration."""
-        return self.duration_us - self.grid(self.idle_gaps, "non_compute_us")
+        return self.duration_us - self.grid("idle_gaps", "non_compute_us")
 
     @cached_property
     def communicating_us(self) -> Grid:
@@ -224,10 +209,10 @@ class Evidence:
     def overlapped_us(self) -> Grid:
         """Communication that overlaps with compute."""
         name = "overlapped_communication_us"
-        if self.iterations.num_rows:
-            return self.grid(self.iterations, name)
-        whole = pa.array([None] * self.breakdown.num_rows, pa.int32())
-        return self.grid(self.breakdown.append_column("iteration", whole), name)
+        if self.facts.iterations.num_rows:
+            return self.grid("iterations", name)
+        whole = pa.array([None] * self.facts.breakdown.num_rows, pa.int32())
+        return self.grid(self.facts.breakdown.append_column("iteration", whole), name)
 
     @cached_property
     def waiting_us(self) -> Grid:
@@ -235,16 +220,16 @@ class Evidence:
         if len(self.ranks) < 2:
             return self.communicating_us
         if not self.has_device:
-            return self._zero + np.nan_to_num(self.grid(self.host_iterations, "waiting_us"))
-        known = self.grid(self.rank_iterations, "waiting_us")
+            return self.zero + np.nan_to_num(self.grid("host_iterations", "waiting_us"))
+        known = self.grid("ranks", "waiting_us")
         return np.where(np.isnan(known), self.communicating_us, np.minimum(known, self.communicating_us))
 
     @cached_property
     def waiting_is_known(self) -> bool:
         """Whether waiting is known apart from transfers, for every rank."""
         if len(self.ranks) < 2 or not self.has_device:
-            return len(self.ranks) > 1 and bool(self.host_iterations.num_rows)
-        known = self.grid(self.rank_iterations, "waiting_us")
+            return len(self.ranks) > 1 and bool(self.facts.host_iterations.num_rows)
+        known = self.grid("ranks", "waiting_us")
         return not bool((np.isnan(known) & ~np.isnan(self.duration_us)).any())
 
     @cached_property
@@ -259,9 +244,9 @@ class Evidence:
         if not self.numbers:
             return 0.0
         each_us = self.captured_iterations_us
-        if self.iterations.num_rows:
+        if self.facts.iterations.num_rows:
             # Captures need not begin together: in their first iteration, ranks wait for the one whose capture begins last.
-            begin_ns = self.grid(self.iterations, "start_ns")[0]
+            begin_ns = self.grid("iterations", "start_ns")[0]
             early_us = (np.nanmax(begin_ns) - begin_ns) / 1e3
             each_us = np.vstack((each_us[:1] - np.where(early_us < each_us[0], early_us, 0.0), each_us[1:]))
         return float(np.mean(np.nanmedian(each_us, axis=1)))
@@ -272,12 +257,6 @@ class Evidence:
         cost_us = float(np.mean(np.nanmedian(self.profiler.cost_us, axis=1))) if self.numbers else 0.0
         return max(self.captured_iteration_us - cost_us, *self.mean_us(self.compute_us).values(), 0.0)
 
-    @cached_property
-    def _least_compute_us(self) -> float:
-        """The mean compute of the rank that computes least in each iteration: ranks can take turns."""
-        captured = self.compute_us[~np.isnan(self.compute_us).all(axis=1)]
-        return float(np.nanmin(captured, axis=1).mean()) if captured.size else 0.0
-
     def share(self, time_us: float) -> float:
         """A time as a share of a mean iteration without the profiler's cost."""
         return time_us / self.iteration_us if self.iteration_us else 0.0
@@ -287,7 +266,7 @@ class Evidence:
     @cached_property
     def timed_iterations(self) -> dict[int, TimedIterations]:
         """Iterations with and without the profiler by rank, as far as manifests show both."""
-        return timed_iterations(self.manifests, self.typical_us(self.compute_us), self.typical_us(self.duration_us))
+        return timed_iterations(self.facts.manifests, self.typical_us(self.compute_us), self.typical_us(self.duration_us))
 
     @property
     def profiler_us(self) -> dict[int, float]:
@@ -316,7 +295,7 @@ class Evidence:
         together = (*causes, *(cause for cause in LAUNCHING if cause not in causes)) if set(causes) & set(LAUNCHING) else causes
 
         def left_and_explained_us(*some: Cause) -> tuple[float, float]:
-            explained = sum((self.profiler.explained_us[cause] for cause in some), self._zero)
+            explained = sum((self.profiler.explained_us[cause] for cause in some), self.zero)
             return float(np.mean(np.nanmax(self.idle_us(*some), axis=1))), float(np.mean(np.nanmax(explained, axis=1)))
 
         (left_us, explained_us), (own_us, own_explained_us) = left_and_explained_us(*together), left_and_explained_us(*causes)
@@ -337,7 +316,7 @@ class Evidence:
     def idle_us(self, *causes: Cause, with_profiler: bool = False) -> Grid:
         """Non-compute time within iterations of some causes together, without the profiler's cost unless asked for."""
         times = self._captured_us if with_profiler else self._idle_us
-        return sum((times[cause] for cause in causes), self._zero)
+        return sum((times[cause] for cause in causes), self.zero)
 
     def of_cause(self, cause: Cause, column: str, *, between: bool = False) -> Grid:
         """A column of a cause, within iterations or after each and before the next.
@@ -345,19 +324,21 @@ class Evidence:
         `lost_us`: non-compute time; `host_us`: time of the launching threads in its ranges or calls, whether the device
         computed meanwhile or not; `calls`: number of ranges or calls that began.
         """
-        return self._zero + np.nan_to_num(self.grid(self._rows(cause, between=between), column))
+        return self.zero + np.nan_to_num(self.grid(self._rows(cause, between=between), column))
+
+    def in_ranges_us(self, cause: Cause) -> Grid:
+        """Time of the launching threads in the ranges or calls of a cause, within iterations and after each."""
+        return self.of_cause(cause, "host_us") + self.of_cause(cause, "host_us", between=True)
 
     def in_turns_us(self, cause: Cause) -> NDArray[np.float64]:
         """Cost of a cause in each iteration when its ranges follow one another: the rank that loses most in each range."""
         cost = np.zeros(len(self.numbers))
         for between in (False, True):
             most: dict[int, list[float]] = {line: [] for line in range(len(self.numbers))}
-            rows = self._rows(cause, between=between)
-            for row in rows.select(["iteration", "lost_each_us"]).to_pylist() if rows.num_rows else ():
-                if row["iteration"] in self.lines and row["lost_each_us"]:
-                    line = self.lines[row["iteration"]]
-                    pairs = itertools.zip_longest(most[line], row["lost_each_us"], fillvalue=0.0)
-                    most[line] = [max(pair) for pair in pairs]
+            for number, lost_us in _values(self._rows(cause, between=between), "iteration", "lost_each_us"):
+                if number in self.lines and lost_us:
+                    line = self.lines[number]
+                    most[line] = [max(pair) for pair in itertools.zip_longest(most[line], lost_us, fillvalue=0.0)]
             cost += [sum(most[line]) for line in range(len(self.numbers))]
         return cost
 
@@ -382,32 +363,22 @@ class Evidence:
             for row in rows[:limit]
         ]
 
-    def ledger(self) -> Ledger:
-        """The ledger before any finding. The profiler's part counts as waiting, because it is gone without the profiler.
-
-        All savings together are at most what an iteration without the profiler has besides its compute: in each iteration that
-        of the rank that computes least, so that ranks which compute more in turns can lose all of that.
-        """
-        free_us = self.waiting_us + total_us(self.profiler.explained_us)
-        return Ledger.empty(
-            free_us, self._idle_us, numbers=self.numbers, most_us=max(self.iteration_us - self._least_compute_us, 0.0)
-        )
-
     @cached_property
     def room_us(self) -> float:
         """The most that less work for devices saves, before the slowest host, never waiting for its device, limits it.
 
         What recording costs a host is an estimate, even where manifests measure what of it the job's iteration shows.
         """
-        own_us = self.grid(self.profiler_cost, "host_own_us") - DOUBT * self.grid(self.profiler_cost, "host_cost_us")
+        own_us = self.grid("profiler_cost", "host_own_us") - DOUBT * self.grid("profiler_cost", "host_cost_us")
         return max(self.iteration_us - max(self.typical_us(own_us).values(), default=0.0), 0.0)
 
     @cached_property
-    def _zero(self) -> Grid:
+    def zero(self) -> Grid:
+        """0 in each captured iteration."""
         return np.where(np.isnan(self.duration_us), np.nan, 0.0)
 
     def _rows(self, cause: Cause, *, between: bool = False) -> pa.Table:
-        rows = self.idle_causes
+        rows = self.facts.idle_causes
         if not rows.num_rows:
             return rows
         return rows.filter(pc.and_(pc.equal(rows["cause"], str(cause)), pc.equal(rows["between"], between)))
@@ -415,9 +386,9 @@ class Evidence:
     @cached_property
     def _captured_us(self) -> Mapping[Cause, Grid]:
         found = {cause: self.of_cause(cause, "lost_us") for cause in Cause}
-        if not self.has_device and self.host_iterations.num_rows:
+        if not self.has_device and self.facts.host_iterations.num_rows:
             # Nothing is recorded on the loop's thread while a collective on a CPU blocks it.
-            blocked = sum(np.nan_to_num(self.grid(self.host_iterations, f"{part}_us")) for part in ("communication", "waiting"))
+            blocked = sum(np.nan_to_num(self.grid("host_iterations", f"{part}_us")) for part in ("communication", "waiting"))
             found[Cause.host_pause] = np.maximum(found[Cause.host_pause] - blocked, 0.0)
         return found
 
@@ -427,3 +398,8 @@ class Evidence:
         return {
             cause: np.maximum(time_us - self.profiler.explained_us[cause], 0.0) for cause, time_us in self._captured_us.items()
         }
+
+
+def _values(table: pa.Table, *columns: str) -> Iterable[tuple[Any, ...]]:
+    """The rows of some columns; an empty table need not have them."""
+    return zip(*(table[name].to_pylist() for name in columns), strict=True) if table.num_rows else ()

@@ -14,18 +14,23 @@ from bridge_profiling.facts.kernels import LAUNCH_NS
 from bridge_profiling.facts.names import PREPARING
 from bridge_profiling.findings import device_work
 from bridge_profiling.findings.evidence import Evidence
-from bridge_profiling.findings.ledger import Found, Ledger
-from bridge_profiling.findings.losses import (
+from bridge_profiling.findings.ledger import (
+    Found,
+    Ledger,
+    Loss,
     advice_on_short_pauses,
     attributed,
+    finding,
     finding_of,
-    in_left_out,
-    lost,
-    lost_in_ranges,
+    of_cause,
     responsible,
 )
-from bridge_profiling.findings.types import Confidence, Finding, Thresholds, advice, by_rank, ms, ranks_in_words
+from bridge_profiling.findings.types import Confidence, Finding, Thresholds, advice, by_rank, ms
 from bridge_profiling.findings.unprofiled import seldom_us
+
+#: From this share of a typical iteration in initialization on, nothing else is judged: what follows the setting up is as slow
+#: as first calls are.
+_MOSTLY = 0.5
 
 #: Ranks that launch this share fewer kernels do less.
 _AS_MANY = 0.1
@@ -53,17 +58,40 @@ _WAITS_FOR = {
 }
 
 
-def data_loading(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
-    """The launching thread waits for its next batch. Loading while the device computes costs nothing and does not count."""
-    cause = Cause.data_loading
-    loss, ledger = lost_in_ranges(evidence, ledger, cause, thresholds.data_loading)
-    if loss is None:
+def initialization(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
+    """The driver and libraries are set up within the capture. Later iterations do not have that, so nothing can be saved."""
+    lost_us = evidence.idle_us(Cause.initialization)
+    mean_us = evidence.mean_us(lost_us)
+    share = max(mean_us.values(), default=0.0) / (evidence.captured_iteration_us or np.inf)
+    if share < thresholds.cause or not evidence.has_device:
         return [], ledger
+    ranks = responsible(mean_us)
+    typical = np.nan_to_num(lost_us / evidence.duration_us).max(axis=1)
+    mostly = float(np.median(typical)) >= _MOSTLY
+    what = f"is mostly initialization ({share:.0%})" if mostly else f"contains initialization ({share:.0%})"
+    found = finding(
+        evidence,
+        str(Cause.initialization),
+        f"The capture {what}: the host of {evidence.named(ranks)} sets up the driver and libraries for "
+        f"{ms(max(mean_us.values()))}" + (" of each iteration" if evidence.per == "iteration" else ""),
+        ranks,
+        {"share_of_iteration": round(share, 4), "idle_us": by_rank(mean_us)},
+        sure=(Confidence.high, ""),
+        events=evidence.events(Cause.initialization, ranks=ranks),
+        severe=mostly,
+    )
+    return [found], ledger
+
+
+@of_cause(Cause.data_loading, at_least="data_loading", in_ranges=True)
+def data_loading(evidence: Evidence, thresholds: Thresholds, loss: Loss) -> Finding:
+    """The launching thread waits for its next batch. Loading while the device computes costs nothing and does not count."""
     numbers = {"idle_us": by_rank(loss.lost_us), "in_data_loading_us": by_rank(loss.host_us)}
-    title, action = "Data loading stalls {ranks} for {cost}", None
-    if [event.name for event in evidence.events(cause, ranks=loss.ranks, limit=1)] == [PREPARING]:
-        title, action = "Preparing data with operators on the CPU stalls {ranks} for {cost}", advice("data_loading", "prepared")
-    return [finding_of(evidence, cause, loss, title, numbers, action=action, severe=3 * thresholds.data_loading)], ledger
+    title, known = "Data loading stalls {ranks} for {cost}", dict[str, Any]()
+    if [event.name for event in evidence.events(Cause.data_loading, ranks=loss.ranks, limit=1)] == [PREPARING]:
+        title, known = "Preparing data with operators on the CPU stalls {ranks} for {cost}", {"case": "prepared"}
+    severe = 3 * thresholds.data_loading
+    return finding_of(evidence, loss, title, numbers, severe=severe, **known)
 
 
 def host_sync(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
@@ -100,31 +128,26 @@ def host_sync(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Fou
     often = f"{number:.0f} times" if round(number) != 1 else "once"
     title = f"{{ranks}}: the host waits for the device {often} per {evidence.per}, and the late launches cost {{cost}}"
     action = " ".join([*([advice("host_sync", "few")] if number < SEVERAL else []), advice("host_sync"), *hints])
-    return [finding_of(evidence, cause, loss, title, numbers, ranks=ranks, action=action, severe=0.25)], ledger
+    return [finding_of(evidence, loss, title, numbers, ranks=ranks, action=action, severe=0.25)], ledger
 
 
-def pageable_copy(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
+@of_cause(Cause.pageable_copy)
+def pageable_copy(evidence: Evidence, thresholds: Thresholds, loss: Loss) -> Finding:
     """Copies of pageable host memory: they block the host until staged, and reach a fraction of the link's bandwidth."""
-    cause = Cause.pageable_copy
-    loss, ledger = lost(evidence, ledger, cause, thresholds.cause)
-    if loss is None:
-        return [], ledger
     numbers = {
         "lost_us": by_rank(loss.lost_us),
-        "host_held_us": by_rank(evidence.mean_us(evidence.of_cause(cause, "host_us"))),
+        "host_held_us": by_rank(evidence.mean_us(evidence.of_cause(Cause.pageable_copy, "host_us"))),
         "copies": _copies(evidence, loss.ranks, pageable=True),
     }
     title = "Copies of pageable memory stall {ranks} for {cost}"
-    return [finding_of(evidence, cause, loss, title, numbers)], ledger
+    return finding_of(evidence, loss, title, numbers)
 
 
-def checkpoint_stall(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
+@of_cause(Cause.checkpoint_stall, in_ranges=True, stops="Saving a checkpoint stalls")
+def checkpoint_stall(evidence: Evidence, thresholds: Thresholds, loss: Loss) -> Finding:
     """Devices idle while a checkpoint is saved, within iterations or between them."""
     cause = Cause.checkpoint_stall
-    loss, ledger = lost_in_ranges(evidence, ledger, cause, thresholds.cause)
-    if loss is None:
-        return in_left_out(evidence, thresholds, cause, "Saving a checkpoint stalls"), ledger
-    saving = np.nanmax(evidence.of_cause(cause, "host_us") + evidence.of_cause(cause, "host_us", between=True), axis=1)
+    saving = np.nanmax(evidence.in_ranges_us(cause), axis=1)
     times, of = int((saving > 0).sum()), len(evidence.numbers)
     numbers = {
         "idle_us": by_rank(loss.lost_us),
@@ -135,52 +158,44 @@ def checkpoint_stall(evidence: Evidence, thresholds: Thresholds, ledger: Ledger)
     often = "each captured iteration" if times == of else f"{times} of {of} captured iterations"
     title = f"Saving a checkpoint stalls {{ranks}} for {ms(loss.saving_us * of / times)} in {often}"
     rare = "the saving applies to the captured iterations, and over the whole run it depends on save_interval"
-    found = finding_of(evidence, cause, loss, title, numbers, reason=rare)
+    found = finding_of(evidence, loss, title, numbers, doubt=rare)
     if found.events and all(event.name == COPIES for event in found.events):
         inferred = "saving is inferred from many copies to the host in a row, which no range names"
         found = replace(found, confidence=Confidence.low, confidence_reason=f"{inferred}; {found.confidence_reason}")
-    return [found], ledger
+    return found
 
 
-def garbage_collection(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
+@of_cause(Cause.garbage_collection, in_ranges=True, stops="Python's garbage collection stops")
+def garbage_collection(evidence: Evidence, thresholds: Thresholds, loss: Loss) -> Finding | None:
     """Python collects garbage on the launching thread, and the device runs out of work."""
-    cause, before = Cause.garbage_collection, ledger
-    loss, ledger = lost_in_ranges(evidence, ledger, cause, thresholds.cause)
-    if loss is None:
-        return in_left_out(evidence, thresholds, cause, "Python's garbage collection stops"), ledger
-    seldom = seldom_us(evidence.manifests, loss.occurrence) if loss.occurrence else None
+    cause = Cause.garbage_collection
+    seldom = seldom_us(evidence.facts.manifests, loss.occurrence) if loss.occurrence else None
     if seldom is not None and evidence.share(seldom) < thresholds.cause:
-        return [], before  # one of the collections that every program has now and then
+        return None  # one of the collections that every program has now and then
     numbers = {
         "idle_us": by_rank(loss.lost_us),
         "in_garbage_collection_us": by_rank(loss.host_us),
         "collections": by_rank(evidence.mean_us(evidence.of_cause(cause, "calls")), 2),
     }
-    title = "Python's garbage collection stops {ranks} for {cost}"
-    return [finding_of(evidence, cause, loss, title, numbers)], ledger
+    return finding_of(evidence, loss, "Python's garbage collection stops {ranks} for {cost}", numbers)
 
 
-def recompilation(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
+@of_cause(Cause.recompilation, in_ranges=True, stops="torch.compile compiles on")
+def recompilation(evidence: Evidence, thresholds: Thresholds, loss: Loss) -> Finding:
     """torch.compile compiles within the window, because shapes, types or guarded values change."""
-    cause = Cause.recompilation
-    loss, ledger = lost_in_ranges(evidence, ledger, cause, thresholds.cause)
-    if loss is None:
-        return in_left_out(evidence, thresholds, cause, "torch.compile compiles on"), ledger
     numbers = {
         "idle_us": by_rank(loss.lost_us),
         "in_compilation_us": by_rank(loss.host_us),
-        "compilations": by_rank(evidence.mean_us(evidence.of_cause(cause, "calls")), 2),
+        "compilations": by_rank(evidence.mean_us(evidence.of_cause(Cause.recompilation, "calls")), 2),
     }
     title = "torch.compile compiles in the window and stops {ranks} for {cost}"
-    return [finding_of(evidence, cause, loss, title, numbers, severe=0.25)], ledger
+    return finding_of(evidence, loss, title, numbers, severe=0.25)
 
 
-def allocator_churn(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
+@of_cause(Cause.allocator_churn)
+def allocator_churn(evidence: Evidence, thresholds: Thresholds, loss: Loss) -> Finding:
     """The allocator gets memory from the driver and gives it back, which holds the host and waits for the device."""
     cause = Cause.allocator_churn
-    loss, ledger = lost(evidence, ledger, cause, thresholds.cause)
-    if loss is None:
-        return [], ledger
     host, calls = (evidence.mean_us(evidence.of_cause(cause, name)) for name in ("host_us", "calls"))
     # Ranks that call as often are as responsible, also those that lose less because they wait for others.
     ranks = responsible(calls)
@@ -189,58 +204,45 @@ def allocator_churn(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) 
     numbers = {"idle_us": by_rank(loss.lost_us), "in_calls_us": by_rank(host), "calls": by_rank(calls, 2)}
     often = f"{max(calls.values()):,.1f} times per {evidence.per}"
     title = f"{{ranks}}: the allocator calls the driver {often}, which costs {{cost}}"
-    action = advice("allocator_churn", "pinned" if pinned else "default")
-    return [finding_of(evidence, cause, loss, title, numbers, ranks=ranks, action=action)], ledger
+    return finding_of(evidence, loss, title, numbers, ranks=ranks, case="pinned" if pinned else "default")
 
 
-def host_pause(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
+@of_cause(Cause.host_pause)
+def host_pause(evidence: Evidence, thresholds: Thresholds, loss: Loss) -> Finding | None:
     """The host launches and calls nothing for a while, and the capture does not show what it does instead."""
     if not evidence.has_device:
-        return [], ledger
-    cause = Cause.host_pause
-    loss, ledger = lost(evidence, ledger, cause, thresholds.cause)
-    if loss is None:
-        return [], ledger
-    numbers = {"idle_us": by_rank(loss.lost_us)}
+        return None
     title = "The host of {ranks} pauses for {cost}, for no recorded reason"
-    reason = "the capture does not show what the host does in the pauses"
+    doubt = "the capture does not show what the host does in the pauses"
+    sure = Confidence.low, evidence.confidence(of_host=True)[1]
     action = " ".join([*advice_on_short_pauses(evidence, loss.ranks), advice("host_pause")])
-    found = finding_of(evidence, cause, loss, title, numbers, reason=reason, action=action)
-    return [replace(found, confidence=Confidence.low)], ledger
+    numbers = {"idle_us": by_rank(loss.lost_us)}
+    return finding_of(evidence, loss, title, numbers, sure=sure, doubt=doubt, action=action)
 
 
-def copy_bound(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
+@of_cause(Cause.blocked_by_copy)
+def copy_bound(evidence: Evidence, thresholds: Thresholds, loss: Loss) -> Finding:
     """Compute waits for copies of pinned memory."""
-    cause = Cause.blocked_by_copy
-    loss, ledger = lost(evidence, ledger, cause, thresholds.cause)
-    if loss is None:
-        return [], ledger
     numbers = {"blocked_us": by_rank(loss.lost_us), "copies": _copies(evidence, loss.ranks, pageable=False)}
     title = "Compute on {ranks} waits for copies for {cost}"
-    return [finding_of(evidence, cause, loss, title, numbers, id="copy_bound", of_host=False)], ledger
+    return finding_of(evidence, loss, title, numbers, id="copy_bound", of_host=False)
 
 
-def small_kernels(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
+@of_cause(Cause.small_kernels)
+def small_kernels(evidence: Evidence, thresholds: Thresholds, loss: Loss) -> Finding:
     """Runs of kernels so short that the host cannot launch them as fast as the device finishes them."""
-    cause = Cause.small_kernels
-    loss, ledger = lost(evidence, ledger, cause, thresholds.cause)
-    if loss is None:
-        return [], ledger
     ranks = _launching_as_many(evidence, loss.ranks)
     numbers = {"idle_us": by_rank(loss.lost_us), **_launches(evidence, ranks)}
-    shorter = f"Kernels shorter than their launches ({LAUNCH_NS / 1e3:.0f} µs)"
-    title = f"{shorter} leave {{ranks}} idle for {{cost}}"
-    return [finding_of(evidence, cause, loss, title, numbers, ranks=ranks)], ledger
+    title = f"Kernels shorter than their launches ({LAUNCH_NS / 1e3:.0f} µs) leave {{ranks}} idle for {{cost}}"
+    return finding_of(evidence, loss, title, numbers, ranks=ranks)
 
 
-def host_launch_bound(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
+@of_cause(Cause.host_launch)
+def host_launch_bound(evidence: Evidence, thresholds: Thresholds, loss: Loss) -> Finding | None:
     """Devices wait for launches for no more specific reason: Python, the framework, garbage collection, the CPU."""
     if not evidence.has_device:
-        return [], ledger
+        return None
     cause = Cause.host_launch
-    loss, ledger = lost(evidence, ledger, cause, thresholds.cause)
-    if loss is None:
-        return [], ledger
     starved = evidence.mean_us(evidence.idle_us(cause))
     profiler_us = max(evidence.profiler_of_host_us.values(), default=0.0)
     differ = max(starved.values()) - min(starved.values()) > profiler_us
@@ -248,7 +250,7 @@ def host_launch_bound(evidence: Evidence, thresholds: Thresholds, ledger: Ledger
     numbers = {"idle_us": by_rank(starved), "profiler_us": by_rank(evidence.profiler_us), **_launches(evidence, late)}
     besides = ", in addition to single late ranks" if max(starved.values()) > max(loss.lost_us.values()) + 1 else ""
     title = f"{{ranks}}: the device waits for launches for {{cost}}{besides}"
-    return [finding_of(evidence, cause, loss, title, numbers, id="host_launch_bound", ranks=late, severe=0.30)], ledger
+    return finding_of(evidence, loss, title, numbers, id="host_launch_bound", ranks=late, severe=0.30)
 
 
 def low_device_busy(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
@@ -265,40 +267,39 @@ def low_device_busy(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) 
     alone = ledger.is_empty
     loss, ledger = attributed(evidence, ledger, ledger.left_us(*causes), causes, 0.0) if alone else (None, ledger)
     lost_us = idle[main].get(least, 0.0)
-    confidence, reason = evidence.confidence(of_host=main is not Cause.dependency_stalled)
-    finding = Finding(
-        id="low_device_busy",
-        title=f"{ranks_in_words(low, evidence.ranks).capitalize()}: the device is busy for only {busy[least]:.0%} of each "
-        f"{evidence.per}, and mostly waits for {_WAITS_FOR[main]}",
-        ranks=low,
-        evidence={
+    found = finding(
+        evidence,
+        "low_device_busy",
+        f"{evidence.named(low).capitalize()}: the device is busy for only {busy[least]:.0%} of each {evidence.per}, and mostly "
+        f"waits for {_WAITS_FOR[main]}",
+        low,
+        {
             "busy_share": by_rank(busy, 4),
             "idle_us": {str(cause): by_rank({rank: idle[cause][rank] for rank in low}) for cause in (main, *others[:3])},
         },
-        recoverable_us_per_iteration=loss.saving_us if loss else None,
-        confidence=confidence,
-        confidence_reason=reason,
+        saving_us=loss.saving_us if loss else None,
+        of_host=main is not Cause.dependency_stalled,
         action=f"{advice('low_device_busy', 'alone' if alone else 'follow')} "
         f"On rank {least}, the device waits {ms(lost_us)} of each {evidence.per} for {_WAITS_FOR[main]}.",
         events=evidence.events(main, ranks=responsible({rank: idle[main].get(rank, 0.0) for rank in low})),
         severe=busy[least] < thresholds.device_busy_severe,
     )
-    return [finding], ledger
+    return [found], ledger
 
 
 def _busy(evidence: Evidence) -> dict[int, float]:
     """The share of an iteration without the profiler's cost in which each device is busy."""
-    if evidence.iterations.num_rows:
-        busy = evidence.duration_us - evidence.grid(evidence.iterations, "idle_us")
+    if evidence.facts.iterations.num_rows:
+        busy = evidence.duration_us - evidence.grid("iterations", "idle_us")
         return evidence.typical_us(busy / np.maximum(np.maximum(evidence.duration_us - evidence.profiler.cost_us, busy), 1e-9))
-    return {row["rank"]: row["busy_us"] / row["span_us"] for row in evidence.breakdown.to_pylist() if row["span_us"]}
+    return {row["rank"]: row["busy_us"] / row["span_us"] for row in evidence.facts.breakdown.to_pylist() if row["span_us"]}
 
 
 def _copies(evidence: Evidence, ranks: Sequence[int], *, pageable: bool) -> list[dict[str, Any]]:
     """Kinds of copies over the whole capture, most time first."""
     rows = [
         row
-        for row in evidence.copies.to_pylist()
+        for row in evidence.facts.copies.to_pylist()
         if row["kind"] == "memcpy" and row["rank"] in ranks and (row["host_memory"] == "pageable") == pageable
     ]
     rows.sort(key=lambda row: (-row["total_us"], row["rank"]))
@@ -308,14 +309,14 @@ def _copies(evidence: Evidence, ranks: Sequence[int], *, pageable: bool) -> list
 
 def _launching_as_many(evidence: Evidence, ranks: Sequence[int]) -> list[int]:
     """Some ranks, and those that launch as many kernels: which of them idles, and which waits for it, is chance."""
-    count = evidence.typical_us(evidence.grid(evidence.launch_statistics, "kernel_count"))
+    count = evidence.typical_us(evidence.grid("launch_statistics", "kernel_count"))
     least = (1 - _AS_MANY) * min((count.get(rank, 0.0) for rank in ranks), default=0.0)
     return sorted({*ranks, *(rank for rank in evidence.ranks if count.get(rank, -1.0) >= least)})
 
 
 def _as_slow(evidence: Evidence, saving_us: float) -> list[int]:
     """Ranks whose own host would leave less than half of a saving, if only other hosts launched sooner."""
-    own = evidence.typical_us(evidence.grid(evidence.profiler_cost, "host_own_us"))
+    own = evidence.typical_us(evidence.grid("profiler_cost", "host_own_us"))
     return [rank for rank, own_us in own.items() if evidence.iteration_us - own_us < saving_us / 2]
 
 
@@ -323,6 +324,6 @@ def _launches(evidence: Evidence, ranks: Sequence[int]) -> dict[str, Any]:
     """Kernels of a typical iteration and the cost of launching them."""
     found = {}
     for name in ("kernel_count", "mean_kernel_us", "launch_call_us", "graph_kernel_count"):
-        values = evidence.typical_us(evidence.grid(evidence.launch_statistics, name))
+        values = evidence.typical_us(evidence.grid("launch_statistics", name))
         found[name] = by_rank({rank: values[rank] for rank in ranks if rank in values})
     return found

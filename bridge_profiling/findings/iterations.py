@@ -1,18 +1,17 @@
-"""Iterations that are far longer than usual, outside the capture or in it."""
+"""Iterations that are longer than others: far longer than usual, outside the capture or in it, or because they are profiled."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from bridge_profiling.facts.idle import Cause
 from bridge_profiling.findings.evidence import Evidence
-from bridge_profiling.findings.ledger import Found, Ledger
-from bridge_profiling.findings.losses import responsible
-from bridge_profiling.findings.occurrences import cost_in_words, occurrence
+from bridge_profiling.findings.ledger import Found, Ledger, cost_in_words, finding, occurrence, responsible
 from bridge_profiling.findings.types import (
     Confidence,
     Event,
@@ -20,6 +19,7 @@ from bridge_profiling.findings.types import (
     Occurrence,
     Thresholds,
     advice,
+    by_rank,
     ms,
     ranks_in_words,
 )
@@ -58,7 +58,7 @@ def _unprofiled(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> l
     slow: dict[int, dict[int, float]] = {}
     lost, typical, ranks = [], [], []
     compute = evidence.typical_us(evidence.compute_us)
-    for manifest in evidence.manifests:
+    for manifest in evidence.facts.manifests:
         durations = {number: time_ns / 1e3 for number, time_ns in manifest.durations_by_iteration(profiled=False).items()}
         threshold = slow_threshold(list(durations.values()), factor=thresholds.slow_iteration, at_least=_ENOUGH)
         # A host that launches several iterations ahead catches up in one of them. That iteration is not slow.
@@ -78,7 +78,7 @@ def _unprofiled(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> l
         typical.append(threshold.median)
     # Ranks agree on durations, because a rank that is not slow waits: at once, or in the next iteration.
     if 2 * len(ranks) >= len(lost):
-        ranks = [manifest.rank for manifest in evidence.manifests]
+        ranks = [manifest.rank for manifest in evidence.facts.manifests]
     saving_us, usual = (float(np.median(values)) if values else 0.0 for values in (lost, typical))
     if not slow or saving_us < thresholds.cause * usual:
         return []
@@ -94,33 +94,47 @@ def _unprofiled(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> l
         confidence, reason = Confidence.low, "one such pause can be chance, and does not show how often others follow"
     elif len(numbers) < _REGULAR:
         confidence, reason = Confidence.medium, f"only {len(numbers)} such iterations, which can be chance"
-    named = ranks_in_words(sorted(ranks), [manifest.rank for manifest in evidence.manifests])
+    named = ranks_in_words(sorted(ranks), [manifest.rank for manifest in evidence.facts.manifests])
     counted = "1 iteration is" if len(numbers) == 1 else f"{len(numbers)} iterations are up to"
     action = [
         advice("slow_iterations", ranks=named, start=worst, end=worst + 1),
         advice("slow_iterations", "regular" if every else "irregular", every=every),
     ]
-    finding = Finding(
-        id="slow_iterations",
-        title=f"{counted} {ms(longest[worst])} longer than the usual {ms(usual)}"
-        + (f", every {every} iterations" if every else ""),
-        ranks=sorted(ranks),
-        evidence={
-            "iterations": numbers[:50],
-            "usual_us": round(usual, 3),
-            "beyond_usual_us": {str(number): round(longest[number], 3) for number in numbers[:50]},
-            "every": every,
-        },
-        recoverable_us_per_iteration=None if once else saving_us,
-        confidence=confidence,
-        confidence_reason=reason,
+    often = f", every {every} iterations" if every else ""
+    title = f"{counted} {ms(longest[worst])} longer than the usual {ms(usual)}{often}"
+    events = [
+        Event(max(slow[number], key=lambda rank: slow[number][rank]), f"iteration {number}", number, None, longest[number])
+        for number in sorted(slow, key=lambda number: -longest[number])[:5]
+    ]
+    return _found(
+        evidence,
+        title,
+        sorted(ranks),
+        usual,
+        longest,
+        {"every": every},
+        saving_us=None if once else saving_us,
+        sure=(confidence, reason),
         action=" ".join(action),
-        events=[
-            Event(max(slow[number], key=lambda rank: slow[number][rank]), f"iteration {number}", number, None, longest[number])
-            for number in sorted(slow, key=lambda number: -longest[number])[:5]
-        ],
+        events=events,
     )
-    return [finding]
+
+
+def _found(
+    evidence: Evidence,
+    title: str,
+    ranks: list[int],
+    usual_us: float,
+    beyond_us: Mapping[int, float],
+    numbers: Mapping[str, Any],
+    **known: Any,
+) -> list[Finding]:
+    """The finding about slow iterations, which are longer than usual by such times."""
+    shown = sorted(beyond_us)[:50]
+    beyond = {str(number): round(beyond_us[number], 3) for number in shown}
+    numbers = {"iterations": shown, "usual_us": round(usual_us, 3), "beyond_usual_us": beyond, **numbers}
+    events = [Event(ranks[0], f"iteration {number}", number, None, beyond_us[number]) for number in shown[:5]]
+    return [finding(evidence, "slow_iterations", title, ranks, numbers, **{"events": events, **known})]
 
 
 def _regained(durations: Mapping[int, float], number: int, usual: float) -> float:
@@ -161,28 +175,22 @@ def _left_out(evidence: Evidence, thresholds: Thresholds) -> list[Finding]:
     title = f"{named} {ms(durations_us[worst])}, {durations_us[worst] / usual_us:.3g} times the usual {ms(usual_us)}"
     timed, confidence, reason = len(captured), Confidence.medium, _STARTED_THERE
     if evidence.chance.issuperset(numbers):
-        others = max(len(manifest.durations_by_iteration(profiled=False)) for manifest in evidence.manifests)
+        others = max(len(manifest.durations_by_iteration(profiled=False)) for manifest in evidence.facts.manifests)
         title += f", and none of {others} unprofiled iterations is as long"
         timed, confidence, reason = len(captured) + others, Confidence.low, "it can be the profiler's, or chance"
-    finding = Finding(
-        id="slow_iterations",
-        title=title,
-        ranks=ranks,
-        evidence={
-            "iterations": numbers[:50],
-            "usual_us": round(usual_us, 3),
-            "beyond_usual_us": {str(number): round(beyond_us[number], 3) for number in numbers[:50]},
-            "idle_us": lasting,
-            "iterations_captured": len(captured),
-        },
-        recoverable_us_per_iteration=sum(beyond_us.values()) / timed,
-        confidence=confidence,
-        confidence_reason=reason,
-        action=advice("slow_iterations", "captured"),
-        events=[Event(ranks[0], f"iteration {number}", number, None, beyond_us[number]) for number in numbers[:5]],
-        occurrence=Occurrence(tuple(numbers), timed, sum(beyond_us.values()) / len(numbers)),
+    saving_us = sum(beyond_us.values())
+    return _found(
+        evidence,
+        title,
+        ranks,
+        usual_us,
+        beyond_us,
+        {"idle_us": lasting, "iterations_captured": len(captured)},
+        saving_us=saving_us / timed,
+        sure=(confidence, reason),
+        case="captured",
+        occurrence=Occurrence(tuple(numbers), timed, saving_us / len(numbers)),
     )
-    return [finding]
 
 
 def _computing(evidence: Evidence, thresholds: Thresholds) -> list[Finding]:
@@ -200,34 +208,24 @@ def _computing(evidence: Evidence, thresholds: Thresholds) -> list[Finding]:
     longest_us = dict(zip(evidence.numbers, beyond_us.tolist(), strict=True))
     verb = "computes" if len(struck.iterations) == 1 else "compute"
     saving_us = struck.each_us * len(struck.iterations) / struck.of
-    cost = cost_in_words(saving_us, evidence.share(saving_us), evidence.per, struck)
-    finding = Finding(
-        id="slow_iterations",
-        title=f"{_named(list(struck.iterations))} {verb} more than the others, by {cost}",
-        ranks=evidence.ranks,
-        evidence={
-            "iterations": list(struck.iterations[:50]),
-            "usual_us": round(usual_us, 3),
-            "beyond_usual_us": {str(number): round(longest_us[number], 3) for number in struck.iterations[:50]},
-            "iterations_captured": struck.of,
-        },
-        recoverable_us_per_iteration=saving_us,
-        confidence=Confidence.medium,
-        confidence_reason="the capture does not show whether this work is needed, nor how often it comes",
-        action=advice("slow_iterations", "computing"),
-        events=[
-            Event(evidence.ranks[0], f"iteration {number}", number, None, longest_us[number])
-            for number in struck.iterations[:5]
-        ],
+    return _found(
+        evidence,
+        f"{_named(list(struck.iterations))} {verb} more than the others, by {cost_in_words(evidence, saving_us, struck)}",
+        evidence.ranks,
+        usual_us,
+        {number: longest_us[number] for number in struck.iterations},
+        {"iterations_captured": struck.of},
+        saving_us=saving_us,
+        sure=(Confidence.medium, "the capture does not show whether this work is needed, nor how often it comes"),
+        case="computing",
         occurrence=struck,
     )
-    return [finding]
 
 
 def _longest(evidence: Evidence, number: int) -> tuple[list[int], dict[str, float]]:
     """The ranks that lose most time in an iteration for reasons of their own, and the time that they lose by cause."""
     lost: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
-    for row in evidence.idle_causes.to_pylist():
+    for row in evidence.facts.idle_causes.to_pylist():
         if row["iteration"] == number and not row["between"] and row["cause"] != Cause.profiler:
             lost[row["rank"]][row["cause"]] += row["lost_us"]
     own = {rank: sum(time_us for cause, time_us in causes.items() if cause not in _OF_OTHERS) for rank, causes in lost.items()}
@@ -239,3 +237,103 @@ def _longest(evidence: Evidence, number: int) -> tuple[list[int], dict[str, floa
 def _named(numbers: list[int]) -> str:
     """`Iteration 12`, or `Iterations 12, 15`."""
     return f"Iteration{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers[:5]))}{', …' if len(numbers) > 5 else ''}"
+
+
+# The profiler itself.
+
+
+@dataclass(frozen=True)
+class _Overhead:
+    """By rank: iterations with and without the profiler. Measured, or estimated from the recorded events."""
+
+    profiled_us: Mapping[int, float]
+    unprofiled_us: Mapping[int, float]
+    compared: Mapping[str, int] | None = None  # iterations behind the medians; None for an estimate
+    unclear: frozenset[int] = frozenset()  # ranks with unprofiled iterations as long as the profiled ones
+
+    @property
+    def shares(self) -> dict[int, float]:
+        return {rank: self.profiled_us[rank] / usual - 1.0 for rank, usual in self.unprofiled_us.items() if usual > 0}
+
+
+def profiler_overhead(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
+    """Profiled iterations are longer than the others, which do not overlap them. That costs nothing outside the window."""
+    overhead = _overhead(evidence)
+    clear = ((rank, share) for rank, share in sorted(overhead.shares.items()) if rank not in overhead.unclear)
+    costly = {rank: share for rank, share in clear if share > thresholds.profiler}
+    if not costly:
+        return [], ledger
+    worst = max(costly, key=lambda rank: costly[rank])
+    cost_us = {rank: overhead.profiled_us[rank] - overhead.unprofiled_us[rank] for rank in overhead.unprofiled_us}
+    about, confidence, reason = "", Confidence.high, ""
+    unit = "an iteration" if evidence.per == "iteration" else "the capture"
+    if overhead.compared is None:
+        about, confidence, reason = "about ", Confidence.medium, "the cost is estimated from the number of recorded events"
+    elif min(overhead.compared.values()) < 3:
+        confidence = Confidence.medium
+        reason = "only {profiled} profiled and {unprofiled} other iterations are compared".format_map(overhead.compared)
+    by_kind = _by_kind(evidence)
+    title = (
+        f"Profiling makes {unit} {about}{ms(cost_us[worst])} ({costly[worst]:.0%}) longer: "
+        f"{ms(overhead.profiled_us[worst])} profiled, {about}{ms(overhead.unprofiled_us[worst])} without the profiler"
+    )
+    numbers = {
+        "profiler_us": by_rank(cost_us),
+        "unprofiled_iteration_us": by_rank(overhead.unprofiled_us),
+        "share_of_unprofiled_iteration": by_rank(overhead.shares, 4),
+        "iterations_compared": overhead.compared,
+        "host_cost_us": {kind: round(time_us, 3) for kind, time_us in by_kind.items()},
+    }
+    found = finding(
+        evidence,
+        "profiler_overhead",
+        title,
+        list(costly),
+        numbers,
+        sure=(confidence, reason),
+        action=_action(evidence, max(by_kind, key=lambda kind: by_kind[kind]) if by_kind else None),
+        events=[
+            Event(rank, f"profiled iterations of rank {rank}", duration_us=cost_us[rank])
+            for rank in responsible({rank: cost_us[rank] for rank in costly})[:5]
+        ],
+        severe=costly[worst] > 1.0,
+    )
+    return [found], ledger
+
+
+def _action(evidence: Evidence, costliest: str | None) -> str:
+    if not evidence.has_device:
+        return advice("profiler_overhead", "on_host")
+    if evidence.facts.infos[0].source == "nsys":
+        return advice("profiler_overhead", "under_nsys")
+    return " ".join([*([advice("profiler_overhead", costliest)] if costliest else []), advice("profiler_overhead")])
+
+
+def _overhead(evidence: Evidence) -> _Overhead:
+    """Iterations in the window and outside, as manifests time them; else an estimate.
+
+    Those are captured iterations, and the same without the estimated cost, alike on all ranks, which wait for each other.
+    """
+    timed = evidence.timed_iterations
+    if not timed:
+        return _Overhead(
+            dict.fromkeys(evidence.ranks, evidence.captured_iteration_us), dict.fromkeys(evidence.ranks, evidence.iteration_us)
+        )
+    fewest = min(each.counts for each in timed.values())
+    return _Overhead(
+        {rank: each.profiled_us for rank, each in timed.items()},
+        {rank: each.unprofiled_us for rank, each in timed.items()},
+        dict(zip(("profiled", "unprofiled"), fewest, strict=True)),
+        frozenset(rank for rank, each in timed.items() if each.overlap),
+    )
+
+
+def _by_kind(evidence: Evidence) -> dict[str, float]:
+    """What recording costs the host per iteration, by kind of event; of the rank whose host pays most."""
+    of_host = evidence.mean_us(evidence.grid("profiler_cost", "host_cost_us"))
+    if not of_host:
+        return {}
+    rank = max(of_host, key=lambda rank: of_host[rank])
+    kinds = ("operators", "shapes", "cuda_calls", "annotations", "python_frames")
+    found = {kind: evidence.mean_us(evidence.grid("profiler_cost", f"{kind}_cost_us"))[rank] for kind in kinds}
+    return {kind: time_us for kind, time_us in found.items() if time_us > 0}

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from bridge_profiling.findings.evidence import Evidence
-from bridge_profiling.findings.ledger import Found, Ledger
-from bridge_profiling.findings.types import Confidence, Event, Finding, Thresholds, advice, ms, ranks_in_words
+from bridge_profiling.findings.ledger import Found, Ledger, finding
+from bridge_profiling.findings.types import Confidence, Event, Thresholds, advice, ms
 from bridge_profiling.manifest import RankCapture
 from bridge_profiling.printable import shell_word
 from bridge_profiling.recording import FLAGS, option
@@ -35,7 +35,7 @@ def dominant_kernel(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) 
     compute_us: dict[int, float] = defaultdict(float)
     kernels: dict[str, dict[int, dict[str, Any]]] = defaultdict(dict)
     counts: dict[int, dict[str, int]] = defaultdict(dict)
-    for row in evidence.kernels.to_pylist():
+    for row in evidence.facts.kernels.to_pylist():
         counts[row["rank"]][row["name"]] = row["count"]
         if row["kind"] == "compute":
             compute_us[row["rank"]] += row["total_us"]
@@ -46,10 +46,10 @@ def dominant_kernel(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) 
         if max(shares.values(), default=0.0) > thresholds.dominant_kernel:
             found.append((shares, name, rows))
     found.sort(key=lambda each: (-max(each[0].values()), each[1]))
-    infos, hosts = evidence.infos, {info.host for info in evidence.infos}
+    infos, hosts = evidence.facts.infos, {info.host for info in evidence.facts.infos}
     # The hosts of ranks without a capture are unknown.
     complete = None not in hosts and all(info.world_size == len(infos) for info in infos)
-    confidence, reason = evidence.confidence()
+    sure, reason = evidence.confidence()
     findings = []
     for shares, name, rows in found:
         ranks = sorted(rank for rank, share in shares.items() if share > thresholds.dominant_kernel)
@@ -60,30 +60,28 @@ def dominant_kernel(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) 
             next(info for info in infos if info.rank == worst),
             counts[worst],
             iterations=evidence.captured_iterations[worst],
-            manifest=next((manifest for manifest in evidence.manifests if manifest.rank == worst), None),
+            manifest=next((manifest for manifest in evidence.facts.manifests if manifest.rank == worst), None),
             hosts=len(hosts) if complete else None,
         )
+        numbers = {
+            "kernel": name,
+            "share_of_compute": {str(rank): round(shares[rank], 4) for rank in ranks},
+            **{column: row[column] for column in ("count", "mean_us", "max_us")},
+            "ncu_command": ncu.command,
+            "ncu_notes": ncu.notes,
+        }
         runs = f"It runs {row['count']} times in the capture, for {ms(row['mean_us'])} on average."
-        findings.append(
-            Finding(
-                id="dominant_kernel",
-                title=f"{name[:80]} takes {max(shares.values()):.0%} of the compute of {ranks_in_words(ranks, evidence.ranks)}",
-                ranks=ranks,
-                evidence={
-                    "kernel": name,
-                    "share_of_compute": {str(rank): round(shares[rank], 4) for rank in ranks},
-                    "count": row["count"],
-                    "mean_us": row["mean_us"],
-                    "max_us": row["max_us"],
-                    "ncu_command": ncu.command,
-                    "ncu_notes": ncu.notes,
-                },
-                confidence=confidence if confidence is Confidence.high else Confidence.medium,
-                confidence_reason=reason,
-                action=f"{advice('dominant_kernel')} {runs}",
-                events=[Event(rank, name, duration_us=rows[rank]["total_us"], count=rows[rank]["count"]) for rank in ranks[:5]],
-            )
+        each = finding(
+            evidence,
+            "dominant_kernel",
+            f"{name[:80]} takes {max(shares.values()):.0%} of the compute of {evidence.named(ranks)}",
+            ranks,
+            numbers,
+            sure=(sure if sure is Confidence.high else Confidence.medium, reason),
+            action=f"{advice('dominant_kernel')} {runs}",
+            events=[Event(rank, name, duration_us=rows[rank]["total_us"], count=rows[rank]["count"]) for rank in ranks[:5]],
         )
+        findings.append(each)
     return findings, ledger
 
 

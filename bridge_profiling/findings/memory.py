@@ -9,17 +9,8 @@ import numpy as np
 
 from bridge_profiling.facts.intervals import grouped
 from bridge_profiling.findings.evidence import Evidence
-from bridge_profiling.findings.ledger import Found, Ledger
-from bridge_profiling.findings.types import (
-    Confidence,
-    Event,
-    Finding,
-    Thresholds,
-    advice,
-    gigabytes,
-    megabytes,
-    ranks_in_words,
-)
+from bridge_profiling.findings.ledger import Found, Ledger, finding
+from bridge_profiling.findings.types import Confidence, Event, Thresholds, advice, gigabytes, megabytes
 
 #: The allocator takes up to 10 MiB in pieces of 20 MiB: one piece now and then is rounding, and so are a few per stream.
 _PIECE_BYTES = 20 * 1024 * 1024
@@ -40,9 +31,9 @@ def memory_headroom(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) 
 
     Devices of unknown size count only if they ran out.
     """
-    failed = {(row["rank"], row["device"]): row for row in evidence.out_of_memory.to_pylist()}
+    failed = {(row["rank"], row["device"]): row for row in evidence.facts.out_of_memory.to_pylist()}
     rows = []
-    for row in evidence.memory.to_pylist():
+    for row in evidence.facts.memory.to_pylist():
         key = row["rank"], row["device"]
         capacity, peak, error = _device_bytes(evidence, *key), row["peak_reserved_bytes"] or row["peak_bytes"], failed.get(key)
         left = max(1 - peak / capacity, 0.0) if capacity and peak else None
@@ -55,7 +46,7 @@ def memory_headroom(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) 
     error = fullest["error"]
     # Memory without tensors is freed before a request fails, at the price of stalls.
     held = bool(error) or fullest["peak_bytes"] / fullest["capacity"] > 1 - thresholds.memory_headroom
-    named = ranks_in_words(ranks, evidence.ranks).capitalize()
+    named = evidence.named(ranks).capitalize()
     events = []
     if error:
         failed_bytes = megabytes(error["requested_bytes"] or 0)
@@ -67,31 +58,30 @@ def memory_headroom(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) 
     if fullest["peak_ns"] is not None:
         events.append(Event(fullest["rank"], "peak of allocated memory", start_ns=fullest["peak_ns"]))
     cached = "the allocator reserved this memory, but tensors hold less: it frees cached memory first, at the price of stalls"
-    finding = Finding(
-        id="memory_headroom",
-        title=title,
-        ranks=ranks,
-        evidence={
-            "devices": [
-                {
-                    "rank": row["rank"],
-                    "device": row["device"],
-                    "device_bytes": row["capacity"],
-                    "peak_allocated_bytes": row["peak_bytes"],
-                    "peak_reserved_bytes": row["peak_reserved_bytes"],
-                    "left_share": row["left"],
-                    "failed_request_bytes": row["error"]["requested_bytes"] if row["error"] else None,
-                }
-                for row in rows
-            ]
-        },
-        confidence=Confidence.high if held else Confidence.medium,
-        confidence_reason="" if held else cached,
+    numbers = [
+        {
+            "rank": row["rank"],
+            "device": row["device"],
+            "device_bytes": row["capacity"],
+            "peak_allocated_bytes": row["peak_bytes"],
+            "peak_reserved_bytes": row["peak_reserved_bytes"],
+            "left_share": row["left"],
+            "failed_request_bytes": row["error"]["requested_bytes"] if row["error"] else None,
+        }
+        for row in rows
+    ]
+    found = finding(
+        evidence,
+        "memory_headroom",
+        title,
+        ranks,
+        {"devices": numbers},
+        sure=(Confidence.high, "") if held else (Confidence.medium, cached),
         action=" ".join([*([] if held else [advice("memory_headroom", "cached")]), advice("memory_headroom")]),
         events=[*events, *_largest_sites(evidence, fullest["rank"], fullest["device"], "bytes_at_peak")],
         severe=bool(error) or (held and fullest["left"] < thresholds.memory_headroom / 2),
     )
-    return [finding], ledger
+    return [found], ledger
 
 
 def memory_fragmentation(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
@@ -102,7 +92,7 @@ def memory_fragmentation(evidence: Evidence, thresholds: Thresholds, ledger: Led
     """
     growth, failed = _needless_growth(evidence), _failed_requests(evidence)
     rows = []
-    for row in evidence.memory.to_pylist():
+    for row in evidence.facts.memory.to_pylist():
         key = row["rank"], row["device"]
         needless = row["needlessly_reserved_bytes"] or 0
         row |= {"growth": growth.get(key, 0.0), "failed": failed.get(key, 0)}
@@ -115,7 +105,7 @@ def memory_fragmentation(evidence: Evidence, thresholds: Thresholds, ledger: Led
     worst, ranks = rows[0], sorted({row["rank"] for row in rows})
     split = worst["inactive_split_bytes"]
     certain = worst["failed"] or (split is not None and split > thresholds.memory_fragmentation * worst["end_reserved_bytes"])
-    named = ranks_in_words(ranks, evidence.ranks)
+    named = evidence.named(ranks)
     reserved = megabytes(worst["peak_reserved_bytes"])
     if worst["failed"]:
         free = megabytes(worst["end_reserved_bytes"] - worst["end_bytes"])
@@ -124,42 +114,39 @@ def memory_fragmentation(evidence: Evidence, thresholds: Thresholds, ledger: Led
         title = f"Fragmentation reserves {megabytes(worst['growth'])} more per iteration on {named} (peak: {reserved})"
     else:
         title = f"Fragmentation takes {megabytes(worst['needlessly_reserved_bytes'])} of the {reserved} reserved on {named}"
-    finding = Finding(
-        id="memory_fragmentation",
-        title=title,
-        ranks=ranks,
-        evidence={
-            "devices": [
-                {
-                    "rank": row["rank"],
-                    "device": row["device"],
-                    "needlessly_reserved_bytes": row["needlessly_reserved_bytes"],
-                    "needless_growth_bytes_per_iteration": row["growth"],
-                    "failed_request_bytes": row["failed"] or None,
-                    "peak_reserved_bytes": row["peak_reserved_bytes"],
-                    "peak_allocated_bytes": row["peak_bytes"],
-                    "share_of_reserved": (row["needlessly_reserved_bytes"] or 0) / row["peak_reserved_bytes"],
-                    "inactive_split_bytes": row["inactive_split_bytes"],
-                    "inactive_split_share": None
-                    if row["inactive_split_bytes"] is None
-                    else row["inactive_split_bytes"] / row["end_reserved_bytes"],
-                }
-                for row in rows
-            ]
-        },
-        confidence=Confidence.high if certain else Confidence.medium,
-        confidence_reason="" if certain else "the snapshot shows no holes: there are none, or they closed before it was taken",
-        action=advice("memory_fragmentation"),
+    numbers = [
+        {
+            "rank": row["rank"],
+            "device": row["device"],
+            "needlessly_reserved_bytes": row["needlessly_reserved_bytes"],
+            "needless_growth_bytes_per_iteration": row["growth"],
+            "failed_request_bytes": row["failed"] or None,
+            "peak_reserved_bytes": row["peak_reserved_bytes"],
+            "peak_allocated_bytes": row["peak_bytes"],
+            "share_of_reserved": (row["needlessly_reserved_bytes"] or 0) / row["peak_reserved_bytes"],
+            "inactive_split_bytes": (split := row["inactive_split_bytes"]),
+            "inactive_split_share": None if split is None else split / row["end_reserved_bytes"],
+        }
+        for row in rows
+    ]
+    no_holes = "the snapshot shows no holes: there are none, or they closed before it was taken"
+    found = finding(
+        evidence,
+        "memory_fragmentation",
+        title,
+        ranks,
+        {"devices": numbers},
+        sure=(Confidence.high, "") if certain else (Confidence.medium, no_holes),
         # Tensors in use at the end lie between the holes.
         events=_largest_sites(evidence, worst["rank"], worst["device"], "end_bytes"),
         severe=bool(worst["failed"]),
     )
-    return [finding], ledger
+    return [found], ledger
 
 
 def memory_growth(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
     """Memory allocated at the end of iterations keeps growing, beyond the set-up of the first ones."""
-    recorded: dict[tuple[int, int], list[dict[str, Any]]] = grouped(evidence.memory_growth.to_pylist(), "rank", "device")
+    recorded: dict[tuple[int, int], list[dict[str, Any]]] = grouped(evidence.facts.memory_growth.to_pylist(), "rank", "device")
     changes = {key: [row["change_bytes"] for row in rows if row["change_bytes"] is not None] for key, rows in recorded.items()}
     grown = {key: size for key, each in changes.items() if (size := _steady_growth(each, thresholds.memory_growth_bytes))}
     if not grown:
@@ -189,19 +176,18 @@ def memory_growth(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) ->
                 **_leak_severity(recorded[key], left),
             }
         )
-    finding = Finding(
-        id="memory_growth",
-        title=f"Memory of {ranks_in_words(ranks, evidence.ranks)} grows by {megabytes(grown[most])} per iteration"
-        + next((f", full in {_lasting(each)}" for each in devices[:1] if each["severity"]), ""),
-        ranks=ranks,
-        evidence={"devices": devices, "sites": [event.name for event in events]},
-        confidence=Confidence.medium if reason else Confidence.high,
-        confidence_reason=reason,
-        action=advice("memory_growth"),
+    full = f", full in {_lasting(devices[0])}" if devices[0]["severity"] else ""
+    found = finding(
+        evidence,
+        "memory_growth",
+        f"Memory of {evidence.named(ranks)} grows by {megabytes(grown[most])} per iteration{full}",
+        ranks,
+        {"devices": devices, "sites": [event.name for event in events]},
+        sure=(Confidence.medium if reason else Confidence.high, reason),
         events=events,
         severe=any(device["severity"] == "high" for device in devices),
     )
-    return [finding], ledger
+    return [found], ledger
 
 
 def _lasting(device: dict[str, Any]) -> str:
@@ -234,7 +220,7 @@ def _steady_growth(changes: Sequence[int], threshold: int) -> float:
 def _needless_growth(evidence: Evidence) -> dict[tuple[int, int], float]:
     """Growth per iteration of each device's reserved memory beyond its allocated memory, where it continues."""
     found = {}
-    for key, rows in grouped(evidence.memory_growth.to_pylist(), "rank", "device").items():
+    for key, rows in grouped(evidence.facts.memory_growth.to_pylist(), "rank", "device").items():
         known = [row for row in rows if row["reserved_bytes"] is not None]
         # Both must grow: freed tensors add to free memory too, without taking more of the device.
         both = [row["reserved_bytes"] for row in known], [row["reserved_bytes"] - row["allocated_bytes"] for row in known]
@@ -246,11 +232,11 @@ def _failed_requests(evidence: Evidence) -> dict[tuple[int, int], int]:
     """Each device's largest request that failed although as much memory was reserved and free."""
     free = {
         (row["rank"], row["device"]): row["end_reserved_bytes"] - row["end_bytes"]
-        for row in evidence.memory.to_pylist()
+        for row in evidence.facts.memory.to_pylist()
         if row["end_reserved_bytes"] is not None
     }
     failed: dict[tuple[int, int], int] = {}
-    for row in evidence.out_of_memory.to_pylist():
+    for row in evidence.facts.out_of_memory.to_pylist():
         key, size = (row["rank"], row["device"]), row["requested_bytes"] or 0
         if 0 < size <= free.get(key, 0):
             failed[key] = max(size, failed.get(key, 0))
@@ -259,7 +245,7 @@ def _failed_requests(evidence: Evidence) -> dict[tuple[int, int], int]:
 
 def _device_bytes(evidence: Evidence, rank: int, device: int) -> int | None:
     """The size of a device's memory; None when no trace of the rank records it."""
-    for info in evidence.every_info:
+    for info in evidence.facts.every_info:
         if info.rank == rank and info.device_bytes:
             # A process that sees one device calls it 0, while nsys can number it as the host does.
             sizes = set(info.device_bytes.values())
@@ -271,7 +257,7 @@ def _largest_sites(evidence: Evidence, rank: int, device: int, column: str) -> l
     """The allocation sites of a device with most bytes in a column, as events."""
     rows = [
         row
-        for row in evidence.memory_sites.to_pylist()
+        for row in evidence.facts.memory_sites.to_pylist()
         if row["rank"] == rank and row["device"] == device and (row[column] or 0) > 0
     ]
     rows.sort(key=lambda row: (-row[column], row["site"]))

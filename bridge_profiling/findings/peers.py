@@ -1,9 +1,9 @@
-"""Ranks with the same work, and how one differs from the others: in compute, in kernels, in single iterations."""
+"""Ranks with the same work, and how one differs from the others: a shared GPU, data of another size, more or slower kernels."""
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +14,11 @@ from bridge_profiling.facts.idle import Cause
 from bridge_profiling.facts.matching import POINT_TO_POINT
 from bridge_profiling.facts.names import is_convolution
 from bridge_profiling.findings.evidence import Evidence
-from bridge_profiling.findings.ledger import Grid
-from bridge_profiling.findings.types import Thresholds
+from bridge_profiling.findings.ledger import Found, Ledger, finding
+from bridge_profiling.findings.types import Confidence, Event, Grid, Thresholds, by_rank, ms
+
+#: A finding shows so many kernels.
+KERNELS = 5
 
 #: A kernel with a smaller share of a rank's excess is noise.
 _WORTH_SHOWING = 0.01
@@ -66,14 +69,14 @@ class ExtraKernel:
 
 def peers_of(evidence: Evidence) -> list[list[int]]:
     """Sets of ranks with the same work, as columns of grids: ranks of one pipeline stage; ranks of unknown work are alone."""
-    places = {info.rank: (info.coordinates or {}).get("pp") for info in evidence.infos}
+    places = {info.rank: (info.coordinates or {}).get("pp") for info in evidence.facts.infos}
     stages: dict[int, int | str] = {rank: place[0] for rank, place in places.items() if place is not None}
     if len(stages) < len(evidence.ranks):
-        stages |= {row["rank"]: row["stage"] for row in evidence.pipeline_by_rank.to_pylist()}
+        stages |= {row["rank"]: row["stage"] for row in evidence.facts.pipeline_by_rank.to_pylist()}
     # Sends and receives without a group show that there are stages, but not which.
     unknown = not stages and any(
         row["operation"] in POINT_TO_POINT and row["group_ranks"] is None
-        for row in evidence.communication.select(["operation", "group_ranks"]).to_pylist()
+        for row in evidence.facts.communication.select(["operation", "group_ranks"]).to_pylist()
     )
     sets: dict[int | str | None, list[int]] = {}
     for place, rank in enumerate(evidence.ranks):
@@ -97,22 +100,14 @@ def beyond_peers(grid: Grid, peers: list[list[int]]) -> Grid:
 
 def kernels_beyond_peers(evidence: Evidence, peers: list[list[int]], rank: int) -> list[ExtraKernel]:
     """Kernels that take longer on a rank than on its peers, most first, from whole captures."""
-    mine = next(places for places in peers if evidence.ranks.index(rank) in places)
-    others = [evidence.ranks[place] for place in mine if evidence.ranks[place] != rank]
-    by_name: dict[str, dict[int, tuple[float, float]]] = defaultdict(dict)
-    compared = {rank, *others}
-    for row in evidence.compute_kernels:
-        if row["rank"] in compared:
-            iterations = evidence.captured_iterations.get(row["rank"], 1)
-            by_name[row["name"]][row["rank"]] = row["count"] / iterations, row["total_us"] / iterations
-    found = []
-    for name, ranks in by_name.items():
-        count, total = ranks.get(rank, (0.0, 0.0))
-        usual_count, usual = (float(np.median([ranks.get(other, (0.0, 0.0))[each] for other in others])) for each in (0, 1))
-        each_us = usual / usual_count if usual_count else total / count if count else 0.0
-        # Additional executions can have other sizes, so all of the additional time is theirs.
-        more_us = total - usual if count > usual_count else (count - usual_count) * each_us
-        found.append(ExtraKernel(name, total - usual, count - usual_count, more_us))
+    names, count, total_us = _executions(evidence)
+    mine, others = _mine_and_others(evidence, peers, rank)
+    usual, usual_us = (np.median(grid[:, others], axis=1) for grid in (count, total_us))
+    more, extra_us = count[:, mine] - usual, total_us[:, mine] - usual_us
+    # Additional executions can have other sizes, so all of the additional time is theirs.
+    more_us = np.where(more > 0, extra_us, more * (usual_us / np.maximum(usual, 1e-9)))
+    columns = (extra_us.tolist(), more.tolist(), more_us.tolist())
+    found = [ExtraKernel(*each) for each in zip(names, *columns, strict=True)]
     found.sort(key=lambda each: (-each.extra_us, each.name))
     enough = _WORTH_SHOWING * sum(max(each.extra_us, 0.0) for each in found)
     return [each for each in found if each.extra_us > enough]
@@ -120,13 +115,18 @@ def kernels_beyond_peers(evidence: Evidence, peers: list[list[int]], rank: int) 
 
 def other_convolutions(evidence: Evidence, peers: list[list[int]], rank: int) -> bool:
     """Whether a rank convolves with other kernels than its peers: it lacks some of theirs where it has more of its own."""
-    mine = evidence.ranks.index(rank)
-    others = [place for places in peers if mine in places for place in places if place != mine]
+    mine, others = _mine_and_others(evidence, peers, rank)
     names, count, _ = _executions(evidence)
     count = count[[is_convolution(name) for name in names]]
     differ = np.rint(count[:, mine] - np.median(count[:, others], axis=1))
     more, fewer = differ[differ > 0].sum(), -differ[differ < 0].sum()
     return bool(fewer > 0 and fewer >= _SWAPPED * more)
+
+
+def _mine_and_others(evidence: Evidence, peers: list[list[int]], rank: int) -> tuple[int, list[int]]:
+    """The places of a rank and of its peers."""
+    mine = evidence.ranks.index(rank)
+    return mine, [place for places in peers if mine in places for place in places if place != mine]
 
 
 def unlike_peers(evidence: Evidence, excess: Grid, peers: list[list[int]]) -> list[int]:
@@ -163,7 +163,7 @@ def excess_compute_us(evidence: Evidence, peers: list[list[int]]) -> Grid:
     if evidence.has_device:
         overlapped = evidence.overlapped_us
         mine, theirs = (CONTENTION * np.maximum(np.nan_to_num(beyond_peers(sign * overlapped, peers)), 0.0) for sign in (1, -1))
-        more = beyond_peers(evidence.grid(evidence.launch_statistics, "kernel_count"), peers) > 0
+        more = beyond_peers(evidence.grid("launch_statistics", "kernel_count"), peers) > 0
         own = np.where(more, np.minimum(_of_more_executions_us(evidence, peers), excess + theirs), -np.inf)
         excess = np.maximum(excess - np.minimum(mine, np.maximum(excess, 0.0)), own)
     return excess
@@ -226,29 +226,26 @@ def take_turns(
     return turns if len(turns) > 1 and struck.mean() > often else {}
 
 
-def contended_ranks(evidence: Evidence, peers: Sequence[Sequence[int]]) -> list[int]:
+def contended_ranks(evidence: Evidence, peers: list[list[int]]) -> list[int]:
     """Ranks whose kernels are interrupted for slices of time, as another process on the GPU does."""
     longest: dict[str, dict[int, dict[str, Any]]] = defaultdict(dict)
     for row in evidence.compute_kernels:
         longest[row["name"]][row["rank"]] = row
-    stalled = beyond_peers(evidence.idle_us(Cause.dependency_stalled), [list(places) for places in peers])
+    stalled = beyond_peers(evidence.idle_us(Cause.dependency_stalled), peers)
     usual = evidence.typical_us(stalled)
-    stalling = [rank for rank in unlike_peers(evidence, stalled, [*map(list, peers)]) if evidence.share(usual[rank]) > _STALLED]
-    found = []
-    for places in peers:
-        members = [evidence.ranks[place] for place in places]
-        sliced = dict.fromkeys(members, 0)
-        for rows in longest.values():
-            present = [rank for rank in members if rank in rows]
-            if len(present) > 1:
-                most, mean = (np.array([rows[rank][name] for rank in present]) for name in ("max_us", "mean_us"))
-                others = _median_of_others(most)
-                # Not a kernel with executions of several sizes: the mean stays below a slice.
-                hit = (most > np.maximum(_SLICED * others, others + _SLICE_US)) & (mean < most / 2)
-                for place in np.flatnonzero(hit):
-                    sliced[present[place]] += 1
-        found += [rank for rank in members if sliced[rank] >= (1 if rank in stalling else _SLICED_KERNELS)]
-    return found
+    stalling = [rank for rank in unlike_peers(evidence, stalled, peers) if evidence.share(usual[rank]) > _STALLED]
+    sliced = dict.fromkeys(evidence.ranks, 0)
+    for places, rows in itertools.product(peers, longest.values()):
+        present = [rank for place in places if (rank := evidence.ranks[place]) in rows]
+        if len(present) > 1:
+            most, mean = (np.array([rows[rank][name] for rank in present]) for name in ("max_us", "mean_us"))
+            others = _median_of_others(most)
+            # Not a kernel with executions of several sizes: the mean stays below a slice.
+            hit = (most > np.maximum(_SLICED * others, others + _SLICE_US)) & (mean < most / 2)
+            for place in np.flatnonzero(hit):
+                sliced[present[place]] += 1
+    members = (evidence.ranks[place] for places in peers for place in places)
+    return [rank for rank in members if sliced[rank] >= (1 if rank in stalling else _SLICED_KERNELS)]
 
 
 def _median_of_others(values: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -263,15 +260,89 @@ def _median_of_others(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return (kth((others - 1) // 2) + kth(others // 2)) / 2
 
 
-def differ_in_size(evidence: Evidence, peers: Sequence[Sequence[int]], thresholds: Thresholds) -> dict[int, float]:
+def differ_in_size(evidence: Evidence, peers: list[list[int]], thresholds: Thresholds) -> dict[int, float]:
     """Ranks that take turns in computing longer with as many kernels, with their shares: their data differ in size."""
-    excess = excess_compute_us(evidence, [list(places) for places in peers])
-    turns = take_turns(evidence, excess, thresholds.cause * evidence.iteration_us)
+    turns = take_turns(evidence, excess_compute_us(evidence, peers), thresholds.cause * evidence.iteration_us)
     if not turns or set(turns) & set(contended_ranks(evidence, peers)):
         return {}
-    count = evidence.grid(evidence.launch_statistics, "kernel_count")
+    count = evidence.grid("launch_statistics", "kernel_count")
     for places in peers:
-        mine = count[:, list(places)]
+        mine = count[:, places]
         if np.nanmax(np.nanmax(mine, axis=1) / np.maximum(np.nanmin(mine, axis=1), 1.0)) > 1 + _AS_MANY:
             return {}
     return turns
+
+
+# The findings that these show.
+
+
+def contended_device(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
+    """Another process uses a rank's GPU: the same kernels are sometimes interrupted there, and the other ranks wait."""
+    peers = peers_of(evidence)
+    ranks = contended_ranks(evidence, peers) if len(evidence.ranks) > 1 else []
+    # Between kernels, the other process has the device too.
+    stalled = ledger.left_us(Cause.dependency_stalled)
+    stalled = np.minimum(stalled, np.maximum(np.nan_to_num(beyond_peers(stalled, peers)), 0.0))
+    slower = np.maximum(np.nan_to_num(beyond_peers(evidence.compute_us, peers)), 0.0)
+    here = np.isin(evidence.ranks, ranks)
+    excess = evidence.mean_us(np.where(here, slower + stalled, evidence.zero))
+    if not ranks or evidence.share(max(excess.values())) < thresholds.cause:
+        return [], ledger
+    of_stalls, ledger = ledger.attribute(np.where(here, stalled, 0.0), (Cause.dependency_stalled,))
+    of_compute, ledger = ledger.attribute(np.where(here, slower, 0.0))
+    saving_us = of_stalls + min(of_compute, evidence.room_us)
+    worst = max(ranks, key=lambda rank: excess[rank])
+    mine = [row for row in evidence.compute_kernels if row["rank"] == worst]
+    longest = sorted(mine, key=lambda row: row["mean_us"] - row["max_us"])[:KERNELS]
+    title = (
+        f"The GPU of {evidence.named(ranks)} is shared: the same kernels are interrupted there, which costs {ms(saving_us)} of "
+        f"each {evidence.per}"
+    )
+    numbers = {
+        "excess_us": by_rank({rank: excess[rank] for rank in ranks}),
+        "compute_us": by_rank(evidence.mean_us(evidence.compute_us)),
+        "longest_us": {row["name"]: round(row["max_us"], 3) for row in longest},
+        "usual_us": {row["name"]: round(row["mean_us"], 3) for row in longest},
+    }
+    events = [Event(worst, row["name"], duration_us=row["max_us"]) for row in longest]
+    return [finding(evidence, "contended_device", title, ranks, numbers, saving_us=saving_us, events=events)], ledger
+
+
+def uneven_work(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
+    """Ranks run the same kernels on data of different sizes, in each iteration another one has more, and the others wait."""
+    peers = peers_of(evidence)
+    turns = differ_in_size(evidence, peers, thresholds) if len(evidence.ranks) > 1 else {}
+    if not turns:
+        return [], ledger
+    # Evened out, each rank has the mean.
+    mean = np.zeros_like(evidence.compute_us)
+    for places in peers:
+        mean[:, places] = np.nanmean(evidence.compute_us[:, places], axis=1)[:, None]
+    excess = np.where(excess_compute_us(evidence, peers) > 0, np.maximum(evidence.compute_us - mean, 0.0), 0.0)
+    saving_us, ledger = ledger.attribute(excess)
+    saving_us, ranks = min(saving_us, evidence.room_us), sorted(turns)
+    sizes: dict[str, list[int]] = defaultdict(list)
+    for row in evidence.facts.communication_by_rank.to_pylist():
+        if row["rank"] in ranks and row["operation"] == "all_to_all":
+            sizes[str(row["rank"])].append(row["bytes"])
+    found = finding(
+        evidence,
+        "uneven_work",
+        f"Work is uneven: in each {evidence.per} another one of {evidence.named(ranks)} computes longer with as many kernels, "
+        f"by {ms(saving_us)} on average",
+        ranks,
+        {
+            "rotating": True,
+            "slowest_share": by_rank(turns),
+            "excess_compute_us_by_iteration": {str(rank): evidence.column(excess, rank) for rank in ranks},
+            "all_to_all_bytes": {rank: sizes[rank] for rank in map(str, ranks) if rank in sizes},
+        },
+        saving_us=saving_us,
+        sure=(Confidence.medium, "sizes are inferred from times of kernels, because ranks launch as many of them"),
+        events=[
+            Event(rank, each.name, duration_us=each.extra_us)
+            for rank in ranks
+            for each in kernels_beyond_peers(evidence, peers, rank)[:2]
+        ],
+    )
+    return [found], ledger

@@ -9,11 +9,11 @@ from dataclasses import replace
 import numpy as np
 
 from bridge_profiling.facts.idle import Cause
+from bridge_profiling.facts.parts import ENOUGH_ITERATIONS
 from bridge_profiling.findings.evidence import Evidence
-from bridge_profiling.findings.ledger import Found, Grid, Ledger
-from bridge_profiling.findings.losses import advice_on_short_pauses
-from bridge_profiling.findings.occurrences import cost_in_words, occurrence
+from bridge_profiling.findings.ledger import Found, Ledger, advice_on_short_pauses, cost_in_words, finding, occurrence
 from bridge_profiling.findings.peers import (
+    KERNELS,
     beyond_peers,
     computes_more,
     contended_ranks,
@@ -26,21 +26,11 @@ from bridge_profiling.findings.peers import (
     take_turns,
     unlike_peers,
 )
-from bridge_profiling.findings.types import (
-    Confidence,
-    Event,
-    Finding,
-    Occurrence,
-    Thresholds,
-    advice,
-    by_rank,
-    ms,
-    ranks_in_words,
-)
+from bridge_profiling.findings.types import Confidence, Event, Grid, Occurrence, Thresholds, advice, by_rank, ms
 from bridge_profiling.layout import name_ranks
 
-#: A finding shows this many kernels, and those of this many slow ranks: ranks that are slow together mostly share the cause.
-_KERNELS, _RANKS = 5, 3
+#: A finding shows the kernels of this many slow ranks: ranks that are slow together mostly share the cause.
+_RANKS = 3
 
 #: Matrix products of cuBLAS (nvjet, xmma, gemm), CUTLASS, cuDNN, Triton and ROCm.
 _MATRIX_PRODUCT = re.compile(r"gemm|gemv|nvjet|xmma|cutlass|wgmma|matmul|\bmm_|_mm\b|splitk|Cijk_", re.IGNORECASE)
@@ -75,6 +65,12 @@ _MOST_LAYERS, _FEW_LAYERS = 256, 4
 #: A schedule whose ideal bubble is larger has too few microbatches: fewer than three for each stage but one.
 _SCHEDULE_WASTES = 0.25
 
+#: Parts of an iteration on CPUs, in words. Data loading and saving have findings of their own.
+_SPENT = {"operators_us": "in operators", "other_us": "in Python between operators", "communication_us": "in transfers"}
+
+#: CPUs that other processes use too make a rank late by chance: it must be the latest this often, by this share.
+_OFTEN, _LATEST = 0.75, 0.2
+
 _NO_ITERATIONS = "no iterations are marked, so whole captures are compared, which can contain different work"
 
 
@@ -85,10 +81,8 @@ def straggler_compute(evidence: Evidence, thresholds: Thresholds, ledger: Ledger
     peers = peers_of(evidence)
     excess = excess_compute_us(evidence, peers)
     # Found before, by what only these show.
-    explained = set(contended_ranks(evidence, peers)) | (
-        {*evidence.ranks} if differ_in_size(evidence, peers, thresholds) else set()
-    )
-    excess = np.where(np.isin(evidence.ranks, [*explained]), np.minimum(excess, 0.0), excess)
+    explained = evidence.ranks if differ_in_size(evidence, peers, thresholds) else contended_ranks(evidence, peers)
+    excess = np.where(np.isin(evidence.ranks, explained), np.minimum(excess, 0.0), excess)
     typical, turns = evidence.typical_us(excess), take_turns(evidence, excess, thresholds.cause * evidence.iteration_us)
     compute, same_part = evidence.typical_us(evidence.compute_us), not differ_in_part(evidence, peers)
     slow = [
@@ -115,35 +109,32 @@ def straggler_compute(evidence: Evidence, thresholds: Thresholds, ledger: Ledger
     more = sum(max(each.of_count_us, 0.0) for each in kernels[worst])
     products = sum(each.extra_us for each in kernels[worst] if _MATRIX_PRODUCT.search(each.name))
     confidence, reason = (Confidence.low, _NO_ITERATIONS) if evidence.per == "capture" else evidence.confidence()
-    if (
-        not struck
-        and confidence is Confidence.high
-        and any(np.nanmin(excess[:, evidence.ranks.index(rank)]) <= 0 for rank in slow)
-    ):
+    not_always = any(np.nanmin(excess[:, evidence.ranks.index(rank)]) <= 0 for rank in slow)
+    if not struck and confidence is Confidence.high and not_always:
         confidence, reason = Confidence.medium, "the ranks are not slow in every captured iteration"
     why = "more_work" if more >= extra / 2 else "slower"
-    if other_convolutions(evidence, peers, worst):
-        why = "other_kernels"
+    why = "other_kernels" if other_convolutions(evidence, peers, worst) else why
     saving_us, attributed = ledger.attribute(np.where(np.isin(evidence.ranks, slow), excess, 0.0))
     saving_us = min(saving_us, evidence.room_us)
     if struck:
         if evidence.share(saving_us) < thresholds.cause:
             return [], ledger
         attributed = replace(attributed, sporadic_us=attributed.sporadic_us + saving_us)
-    named = ranks_in_words(slow, evidence.ranks).capitalize()
+    named = evidence.named(slow).capitalize()
     computes = "compute up to" if len(slow) > 1 else "computes"
     mostly = ", mostly in matrix products" if extra and products / extra > 0.5 else ""
     title = f"{named} {computes} {ms(typical[worst])} longer per {evidence.per} than ranks with the same work{mostly}"
     if turns:
         title = f"{named} take turns: in each {evidence.per} another one computes longer, by {ms(saving_us)} on average{mostly}"
     elif struck:
-        cost = cost_in_words(saving_us, evidence.share(saving_us), evidence.per, struck)
+        cost = cost_in_words(evidence, saving_us, struck)
         title = f"{named} {computes.removesuffix(' up to')} longer than ranks with the same work, by {cost}{mostly}"
-    finding = Finding(
-        id="straggler_compute",
-        title=title,
-        ranks=slow,
-        evidence={
+    found = finding(
+        evidence,
+        "straggler_compute",
+        title,
+        slow,
+        {
             "excess_compute_us": {str(rank): typical[rank] for rank in slow},
             "compute_us": {str(rank): value for rank, value in compute.items()},
             "rotating": bool(turns),
@@ -159,21 +150,20 @@ def straggler_compute(evidence: Evidence, thresholds: Thresholds, ledger: Ledger
                     "extra_count_per_iteration": each.extra_count,
                     "matrix_product": bool(_MATRIX_PRODUCT.search(each.name)),
                 }
-                for each in kernels[worst][:_KERNELS]
+                for each in kernels[worst][:KERNELS]
             ],
         },
-        recoverable_us_per_iteration=saving_us,
-        confidence=confidence,
-        confidence_reason=reason,
-        action=advice("straggler_compute", why),
+        saving_us=saving_us,
+        sure=(confidence, reason),
+        case=why,
         events=[
             Event(rank, each.name, duration_us=each.extra_us, count=max(round(each.extra_count), 1))
             for rank in kernels
-            for each in kernels[rank][: max(_KERNELS // len(kernels), 1)]
+            for each in kernels[rank][: max(KERNELS // len(kernels), 1)]
         ],
         occurrence=struck,
     )
-    return [finding], attributed
+    return [found], attributed
 
 
 def _sometimes(evidence: Evidence, excess_us: Grid) -> tuple[Grid, Occurrence | None]:
@@ -199,11 +189,11 @@ def straggler_host(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -
     peers, known = peers_of(evidence), evidence.waiting_is_known
     own = evidence.duration_us - evidence.compute_us - np.nan_to_num(evidence.waiting_us)
     late = np.minimum(beyond_peers(ledger.left_us(*_LATE), peers), beyond_peers(own, peers))
-    of_host = beyond_peers(evidence.grid(evidence.profiler_cost, "host_own_us"), peers)
+    of_host = beyond_peers(evidence.grid("profiler_cost", "host_own_us"), peers)
     late = np.where(np.isnan(of_host), late, np.minimum(late, of_host))
     if evidence.per == "capture" and known:
         # Captures that start one after the other have one long wait, in which ranks meet for the first time.
-        longest_us = evidence.grid(evidence.rank_iterations, "longest_wait_us")
+        longest_us = evidence.grid("ranks", "longest_wait_us")
         late = np.minimum(late, np.nanmax(np.maximum(evidence.waiting_us - longest_us, 0.0), axis=1, keepdims=True))
     # Hosts that barely keep up are late in turns by chance, and by what the profiler costs each of them.
     least_us = max(_BY_CHANCE * evidence.iteration_us, *evidence.profiler_of_host_us.values())
@@ -219,7 +209,7 @@ def straggler_host(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -
     # In pauses nothing is recorded, so the profiler does not explain them.
     pauses_us = np.minimum(late, beyond_peers(ledger.left_us(Cause.host_pause), peers))
     paused = evidence.typical_us(pauses_us)
-    waited_for = evidence.typical_us(evidence.grid(evidence.rank_iterations, "waited_for_us")) if known else {}
+    waited_for = evidence.typical_us(evidence.grid("ranks", "waited_for_us")) if known else {}
     slow = [
         rank
         for rank in unlike_peers(evidence, late, peers)
@@ -232,7 +222,7 @@ def straggler_host(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -
     if not slow:
         return [], ledger
     worst = max(slow, key=lambda rank: typical[rank])
-    calls = evidence.typical_us(evidence.grid(evidence.launch_statistics, "launch_call_us"))
+    calls = evidence.typical_us(evidence.grid("launch_statistics", "launch_call_us"))
     slow_calls = calls.get(worst, 0.0) > _SLOW_CALL * float(np.median(list(calls.values()) or [0.0])) > 0
     confidence, reason = evidence.confidence(of_host=True)
     if not known:
@@ -242,21 +232,22 @@ def straggler_host(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -
     saving_us, attributed = ledger.attribute(np.where(np.isin(evidence.ranks, slow), late, 0.0), _LATE)
     if turns and evidence.share(saving_us) < thresholds.cause:
         return [], ledger
-    named = ranks_in_words(slow, evidence.ranks)
+    named = evidence.named(slow)
     launches = "Hosts of {} launch up to" if len(slow) > 1 else "The host of {} launches"
     pauses = paused[worst] > _MOSTLY * typical[worst]
     how = ", mostly in pauses for no recorded reason" if pauses else ""
     hints = [advice("straggler_host", name) for name, holds in (("slow_calls", slow_calls), ("pauses", pauses)) if holds]
     if pauses:
         hints = advice_on_short_pauses(evidence, slow) + hints
-    in_turns = f"in each {evidence.per} another one launches late, by {ms(saving_us)} on average"
-    finding = Finding(
-        id="straggler_host",
-        title=f"Hosts of {named} take turns: {in_turns}{how}"
-        if turns
-        else f"{launches.format(named)} {ms(typical[worst])} late in each {evidence.per}{how}, and the other ranks wait",
-        ranks=slow,
-        evidence={
+    title = f"Hosts of {named} take turns: in each {evidence.per} another one launches late, by {ms(saving_us)} on average{how}"
+    if not turns:
+        title = f"{launches.format(named)} {ms(typical[worst])} late in each {evidence.per}{how}, and the other ranks wait"
+    found = finding(
+        evidence,
+        "straggler_host",
+        title,
+        slow,
+        {
             "late_us": {str(rank): typical[rank] for rank in slow},
             "rotating": bool(turns),
             "slowest_share": by_rank(turns),
@@ -266,13 +257,42 @@ def straggler_host(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -
             "waited_for_us": {str(rank): waited_for.get(rank, 0.0) for rank in slow} if known else None,
             "launch_call_us": {str(rank): value for rank, value in calls.items()},
         },
-        recoverable_us_per_iteration=saving_us,
-        confidence=confidence,
-        confidence_reason=reason,
+        saving_us=saving_us,
+        sure=(confidence, reason),
         action=" ".join([*hints, advice("straggler_host")]),
         events=evidence.events(*_LATE, ranks=slow, limit=6),
     )
-    return [finding], attributed
+    return [found], attributed
+
+
+def late_on_cpus(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
+    """A rank that takes longer than the others, which wait for it in collectives, beyond its data loading and saving."""
+    if len(evidence.ranks) < 2 or evidence.per == "capture":
+        return [], ledger
+    parts = {column: np.nan_to_num(evidence.grid("host_iterations", column)) for column in _SPENT}
+    own = sum(parts.values(), np.zeros_like(evidence.duration_us))
+    late = int(own.mean(axis=0).argmax())
+    others = np.delete(own, late, axis=1).max(axis=1)
+    excess_us = float(np.mean(own[:, late] - others))
+    waiting_us = float(np.delete(np.nan_to_num(evidence.waiting_us), late, axis=1).min(axis=1).mean())
+    # All of this is measured with the profiler, which makes every part longer.
+    unprofiled = min(evidence.iteration_us / evidence.captured_iteration_us, 1.0) if evidence.captured_iteration_us else 1.0
+    saving_us = unprofiled * min(excess_us, waiting_us)
+    few = len(evidence.numbers) < ENOUGH_ITERATIONS
+    if np.mean(own[:, late] > others) < _OFTEN or saving_us < _LATEST * evidence.iteration_us:
+        return [], ledger
+    rank, rest = evidence.ranks[late], {name: np.delete(grid, late, axis=1).mean() for name, grid in parts.items()}
+    longer = {name: float(grid[:, late].mean() - rest[name]) for name, grid in parts.items()}
+    most = max(longer, key=lambda name: longer[name])
+    title = f"Rank {rank} takes {ms(excess_us)} longer per iteration than the other ranks, mostly {_SPENT[most]}"
+    numbers = {
+        "own_us": by_rank(dict(zip(evidence.ranks, own.mean(axis=0).tolist(), strict=True))),
+        "waiting_us": by_rank(evidence.mean_us(evidence.waiting_us)),
+        "beyond_other_ranks_us": {name.removesuffix("_us"): round(time_us, 3) for name, time_us in longer.items()},
+    }
+    sure = Confidence.low if few else Confidence.medium, "the profiler slows the hosts of ranks differently"
+    found = finding(evidence, "straggler_host", title, [rank], numbers, saving_us=saving_us, sure=sure, case="on_host")
+    return [found], ledger
 
 
 def pipeline_bubble(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
@@ -282,14 +302,14 @@ def pipeline_bubble(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) 
     mean stage's. A stage's work is the least compute of its ranks, so that a slow rank does not look like a long stage. Only
     whole layers can be moved, which helps where two stages differ by more than one.
     """
-    stages = {row["stage"]: row for row in evidence.pipeline.to_pylist()}
+    stages = {row["stage"]: row for row in evidence.facts.pipeline.to_pylist()}
     if len(stages) < 2:
         return [], ledger
     first = next(iter(stages.values()))
     count, microbatches, ideal = first["stages"], first["microbatches"], first["ideal_bubble_fraction"]
-    typical = evidence.typical_us(evidence.grid(evidence.pipeline_by_rank, "compute_us"))
+    typical = evidence.typical_us(evidence.grid("pipeline_by_rank", "compute_us"))
     ranks: dict[int, set[int]] = defaultdict(set)
-    for row in evidence.pipeline_by_rank.to_pylist():
+    for row in evidence.facts.pipeline_by_rank.to_pylist():
         ranks[row["stage"]].add(row["rank"])
     compute = {stage: min((typical[rank] for rank in ranks[stage] if rank in typical), default=0.0) for stage in stages}
     mean = float(np.mean(list(compute.values())))
@@ -306,9 +326,9 @@ def pipeline_bubble(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) 
         return [], ledger
     members = stages[longest]["ranks"]
     of_longest = np.where(np.isin(evidence.ranks, members), uneven_us if uneven else 0.0, 0.0)
-    saving_us, ledger = ledger.attribute(np.where(np.isnan(evidence.duration_us), np.nan, of_longest))
+    saving_us, ledger = ledger.attribute(evidence.zero + of_longest)
     if few:
-        of_bubble, ledger = ledger.attribute(evidence.grid(evidence.pipeline_by_rank, "bubble_us"), waited=True)
+        of_bubble, ledger = ledger.attribute(evidence.grid("pipeline_by_rank", "bubble_us"), waited=True)
         saving_us += of_bubble
     confidence, reason = evidence.confidence()
     if microbatches is None:
@@ -320,13 +340,15 @@ def pipeline_bubble(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) 
     steps += [advice("pipeline_bubble", "few_microbatches")] if few else []
     names = ("stage", "ranks", "pipeline_us", "bubble_us", "warm_up_us", "steady_us", "cool_down_us", "other_idle_us")
     longer = f"{ms(compute[longest] - mean)} longer per {evidence.per} than the mean stage"
-    finding = Finding(
-        id="pipeline_bubble",
-        title=f"Pipeline stage {longest} ({name_ranks(members)}) computes {longer}, and the other stages wait"
-        if uneven
-        else f"Pipeline stages wait {bubble:.0%} of the time: {microbatches} microbatches are too few for {len(stages)} stages",
-        ranks=members if uneven else sorted(rank for row in stages.values() for rank in row["ranks"]),
-        evidence={
+    title = f"Pipeline stages wait {bubble:.0%} of the time: {microbatches} microbatches are too few for {len(stages)} stages"
+    if uneven:
+        title = f"Pipeline stage {longest} ({name_ranks(members)}) computes {longer}, and the other stages wait"
+    found = finding(
+        evidence,
+        "pipeline_bubble",
+        title,
+        members if uneven else sorted(rank for row in stages.values() for rank in row["ranks"]),
+        {
             "stages": [
                 {name: row[name] for name in (*names, "bubble_fraction")}
                 | {"compute_us": compute[stage], "excess_compute_us": compute[stage] - mean}
@@ -339,16 +361,15 @@ def pipeline_bubble(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) 
             "bubble_fraction": bubble,
             "ideal_bubble_fraction": ideal,
         },
-        recoverable_us_per_iteration=saving_us,
-        confidence=confidence,
-        confidence_reason=reason,
+        saving_us=saving_us,
+        sure=(confidence, reason),
         action=" ".join(steps),
         events=[
             Event(row["ranks"][0], f"bubble of stage {row['stage']}", duration_us=row["bubble_us"])
             for row in sorted(stages.values(), key=lambda row: -row["bubble_us"])
         ],
     )
-    return [finding], ledger
+    return [found], ledger
 
 
 def _layers(evidence: Evidence, rank: int, microbatches: int | None) -> int | None:
@@ -356,7 +377,7 @@ def _layers(evidence: Evidence, rank: int, microbatches: int | None) -> int | No
     if not microbatches:
         return None
     captured = max(evidence.captured_iterations[rank], 1)
-    rows = [row for row in evidence.kernels.to_pylist() if row["rank"] == rank and row["kind"] == "compute"]
+    rows = [row for row in evidence.compute_kernels if row["rank"] == rank]
     count = np.array([row["count"] / captured / microbatches for row in rows])
     time = np.array([row["total_us"] for row in rows])
     enough = _OF_LAYERS * time.sum()

@@ -15,30 +15,17 @@ from bridge_profiling.traces.types import RankInfo
 
 Rows = Sequence[dict[str, Any]]
 
-#: Of each check: the limit of its value, and whether the value must be at least or at most that.
-LIMITS: dict[str, tuple[float, bool]] = {
-    "device_busy": (0.80, True),
-    "memory_headroom": (0.10, True),
-    "data_loading": (0.10, False),
-    "mixed_precision": (0.80, True),
-    "fused_attention": (0.50, True),
-    "fused_optimizer": (0.50, True),
-    "compiled_or_graphed": (0.10, True),
-    "overlapped_communication": (0.50, True),
-    "gradient_accumulation": (0.10, False),
-}
-
-#: Why the answer is unknown.
-_UNKNOWN = {
-    "device_busy": "no iteration with device work is marked",
-    "memory_headroom": "no memory was recorded, or the size of the device is unknown",
-    "data_loading": "no iteration is marked",
-    "mixed_precision": "no matrix product was recognized",
-    "fused_attention": "no attention was recognized",
-    "fused_optimizer": "no optimizer was recognized",
-    "compiled_or_graphed": "no kernel was captured",
-    "overlapped_communication": "no communication on a device was captured",
-    "gradient_accumulation": "no optimizer was recognized in a marked iteration",
+#: Of each check: the limit of its value, whether the value must be at least or at most that, and why the answer is unknown.
+CHECKS: dict[str, tuple[float, bool, str]] = {
+    "device_busy": (0.80, True, "no iteration with device work is marked"),
+    "memory_headroom": (0.10, True, "no memory was recorded, or the size of the device is unknown"),
+    "data_loading": (0.10, False, "no iteration is marked"),
+    "mixed_precision": (0.80, True, "no matrix product was recognized"),
+    "fused_attention": (0.50, True, "no attention was recognized"),
+    "fused_optimizer": (0.50, True, "no optimizer was recognized"),
+    "compiled_or_graphed": (0.10, True, "no kernel was captured"),
+    "overlapped_communication": (0.50, True, "no communication on a device was captured"),
+    "gradient_accumulation": (0.10, False, "no optimizer was recognized in a marked iteration"),
 }
 
 #: Exposed communication that is a smaller share of an iteration counts as hidden.
@@ -64,7 +51,7 @@ def scorecard(
     memory: pa.Table,
     infos: list[RankInfo],
 ) -> pa.Table:
-    """One row per check of `LIMITS`; of a training on CPUs, data loading alone.
+    """One row per check of `CHECKS`; of a training on CPUs, data loading alone.
 
     Returns:
         `answer`: yes, no or unknown. `value`: a share, of the rank that does worst; `limit`: what it is compared with. `rank`:
@@ -116,26 +103,20 @@ def scorecard(
     answers = {check: (value, None) for check, value in of_run.items()} | {
         check: _worst(check, values) for check, values in by_rank.items()
     }
-    return pa.Table.from_pylist([_row(check, *answers[check]) for check in LIMITS], schema=_SCHEMA)
+    return pa.Table.from_pylist([_row(check, *answers[check]) for check in CHECKS], schema=_SCHEMA)
 
 
 def _row(check: str, value: float | None, rank: int | None) -> dict[str, Any]:
-    limit, at_least = LIMITS[check]
-    known = {
-        "check": check,
-        "value": value,
-        "limit": limit,
-        "rank": rank,
-        "reason": "" if value is not None else _UNKNOWN[check],
-    }
+    limit, at_least, unknown = CHECKS[check]
+    known = {"check": check, "value": value, "limit": limit, "rank": rank}
     if value is None:
-        return known | {"answer": "unknown"}
-    return known | {"answer": "yes" if (value >= limit if at_least else value < limit) else "no"}
+        return known | {"answer": "unknown", "reason": unknown}
+    return known | {"answer": "yes" if (value >= limit if at_least else value < limit) else "no", "reason": ""}
 
 
 def _worst(check: str, by_rank: dict[int, float]) -> tuple[float | None, int | None]:
     """The value of the rank that does worst, and that rank; of several, the first."""
-    sign = 1 if LIMITS[check][1] else -1
+    sign = 1 if CHECKS[check][1] else -1
     rank = min(by_rank, key=lambda rank: (sign * by_rank[rank], rank), default=None)
     return (None, None) if rank is None else (by_rank[rank], rank)
 

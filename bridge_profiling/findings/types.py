@@ -1,4 +1,4 @@
-"""Findings, the thresholds above which a number becomes one, and the wording that findings share."""
+"""What findings are made of, findings, the thresholds above which a number becomes one, and the wording that they share."""
 
 from __future__ import annotations
 
@@ -7,10 +7,55 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
 from bridge_profiling.facts.caveats import texts
 from bridge_profiling.facts.idle import OFTEN
 from bridge_profiling.facts.names import CHECKPOINT, DATA_LOADING
 from bridge_profiling.layout import name_ranks
+from bridge_profiling.manifest import RankCapture
+from bridge_profiling.traces.types import RankInfo
+
+#: A value for each iteration that counts (rows) and each rank (columns); NaN where a rank did not capture an iteration.
+Grid = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What is known of a run: its captures, and the answers of the methods of `Run` with the same names.
+
+    From the traces of the profiler that captured most ranks, but for `every_info` and memory.
+    """
+
+    infos: list[RankInfo]
+    every_info: list[RankInfo]  # traces of other profilers included
+    manifests: list[RankCapture]  # empty for captures of other origin
+    breakdown: pa.Table
+    iterations: pa.Table
+    idle_gaps: pa.Table
+    idle_causes: pa.Table
+    host_iterations: pa.Table  # of ranks without device work
+    launch_statistics: pa.Table
+    profiler_cost: pa.Table
+    kernels: pa.Table
+    device_roles: pa.Table
+    collective_sizes: pa.Table
+    loop_counts: pa.Table
+    units: pa.Table
+    copies: pa.Table
+    communication: pa.Table
+    communication_by_rank: pa.Table
+    ranks: pa.Table
+    pipeline: pa.Table
+    pipeline_by_rank: pa.Table
+    memory: pa.Table
+    memory_growth: pa.Table
+    memory_sites: pa.Table
+    out_of_memory: pa.Table
+    alone: pa.Table | None  # communication of Run.against_bench
+    unjudged: tuple[int, ...] = ()  # ranks that lost too much of their device work, and that no other field has
 
 
 class Confidence(StrEnum):

@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bridge_profiling.facts.idle import Cause
-from bridge_profiling.findings.ledger import Grid
-from bridge_profiling.findings.types import Occurrence
+from bridge_profiling.findings.types import Grid, Occurrence
 from bridge_profiling.manifest import RankCapture
 
 #: Causes that profiling inflates, most inflated first: a profiler slows operators and launches, hardly waits for storage.

@@ -4,7 +4,7 @@ from collections import defaultdict
 from contextlib import contextmanager
 
 from bridge_profiling.engines import Outcome, call
-from bridge_profiling.findings import Thresholds
+from bridge_profiling.findings import Ledger, Thresholds
 from tests.facts.ranks_in_hand import span, write_rank
 
 US = 1_000
@@ -31,7 +31,7 @@ class Here:
 def found_by(run, *finds, thresholds=None):
     """What some findings find in a run, without those that come before them."""
     evidence, found = run.evidence(thresholds), []
-    ledger = evidence.ledger()
+    ledger = Ledger.of(evidence)
     for find in finds:
         findings, ledger = find(evidence, thresholds or Thresholds(), ledger)
         found += findings

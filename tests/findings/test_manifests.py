@@ -6,7 +6,7 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from bridge_profiling.findings import Confidence, Thresholds
+from bridge_profiling.findings import Confidence, Ledger, Thresholds
 from bridge_profiling.findings.iterations import slow_iterations
 from tests.traces.kineto_files import call, complete, kernel, write_capture
 
@@ -139,9 +139,11 @@ def test_a_collection_of_garbage_that_few_iterations_have_is_no_finding(find, ot
 def test_pauses_in_and_outside_the_window_are_saved_once(find, run_of):
     find(_EVERY_TENTH)
     evidence = run_of().evidence()
-    slow = [dict(row, iteration=9, boundary=True, duration_us=3e6) for row in evidence.iterations.to_pylist()[:1]]
-    table = pa.Table.from_pylist(evidence.iterations.to_pylist() + slow, evidence.iterations.schema)
-    found, _ = slow_iterations(replace(evidence, iterations=table), Thresholds(), evidence.ledger())
+    slow = [dict(row, iteration=9, boundary=True, duration_us=3e6) for row in evidence.facts.iterations.to_pylist()[:1]]
+    table = pa.Table.from_pylist(evidence.facts.iterations.to_pylist() + slow, evidence.facts.iterations.schema)
+    found, _ = slow_iterations(
+        replace(evidence, facts=replace(evidence.facts, iterations=table)), Thresholds(), Ledger.of(evidence)
+    )
     assert [finding.evidence["iterations"] for finding in found] == [[19, 29, 39, 49, 59], [9]]
     assert [finding.recoverable_us_per_iteration is None for finding in found] == [False, True]
 

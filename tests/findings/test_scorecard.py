@@ -3,7 +3,7 @@
 import pyarrow as pa
 import pytest
 
-from bridge_profiling.findings.scorecard import LIMITS, scorecard
+from bridge_profiling.findings.scorecard import CHECKS, scorecard
 from bridge_profiling.traces.types import RankInfo
 
 NAMES = {
@@ -71,5 +71,5 @@ def test_each_answer_has_the_number_of_the_worst_rank(check, tables, expected):
 
 
 def test_what_is_not_recorded_is_unknown_and_hosts_alone_answer_for_data_loading():
-    assert _answers() == dict.fromkeys(LIMITS, ("unknown", None, None))
+    assert _answers() == dict.fromkeys(CHECKS, ("unknown", None, None))
     assert _answers(host_iterations=[(0, 100, 5), (1, 100, 50)]) == {"data_loading": ("no", 0.5, 1)}
