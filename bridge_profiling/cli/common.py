@@ -84,7 +84,7 @@ JsonOption = Annotated[bool, Option("--json", help="Print JSON.")]
 
 def _print_schema(context: typer.Context, wanted: bool) -> None:
     if wanted:
-        from bridge_profiling.report.schemas import schema_text
+        from bridge_profiling.report.documents import schema_text
 
         typer.echo(schema_text(context.info_name or ""), nl=False)
         raise typer.Exit

@@ -20,8 +20,8 @@ import pyarrow as pa
 
 from bridge_profiling.bench.results import BenchDocument, bus_factor
 from bridge_profiling.facts.intervals import grouped
+from bridge_profiling.facts.types import Count, Gbs, Number, Row, Share, Text, Us, choice
 from bridge_profiling.manifest import RankCapture
-from bridge_profiling.traces.tables import fields
 from bridge_profiling.traces.types import RankInfo
 
 #: Captured operations that are compared with a measured operation of another name.
@@ -33,19 +33,37 @@ _PAIRWISE = ("send", "send_recv")
 _GROUP = ("operation", "group", "group_name", "group_ranks")
 
 
-def _schema(kind: Sequence[str], time: str, bandwidth: str) -> pa.Schema:
-    return pa.schema(
-        [
-            *((name, pa.int32() if name == "group_size" else pa.string()) for name in kind),
-            *fields(pa.int64(), "count", "compared_count"),
-            *fields(pa.float64(), time, "alone_us", "reached_share", bandwidth, f"alone_{bandwidth}"),
-            ("reason", pa.string()),
-        ]
-    )
+class ComparedCommunication(Row):
+    """Communication of one operation in one group compared with what `bench collectives` measured."""
+
+    operation = Text.or_null("As in `collectives`")
+    group = Text.or_null("As in `collectives`")
+    group_name = Text.or_null("torch's name of the process group; null if unknown")
+    group_ranks = Text.or_null("JSON text of the group's global ranks; null if unknown")
+    group_size = Number.or_null("Number of ranks in the group; null if unknown")
+    count = Count("Number captured")
+    compared_count = Count("Number compared")
+    transfer_us = Us.or_null("Transfer time in the run of those compared")
+    alone_us = Us.or_null("Time that the compared ones take alone; null if none is compared")
+    reached_share = Share.or_null("Time alone over time in the run: 1 is as fast as alone")
+    bus_bandwidth_gbs = Gbs.or_null("Bus bandwidth in the run of those compared")
+    alone_bus_bandwidth_gbs = Gbs.or_null("Bus bandwidth of the same transfers alone")
+    reason = Text.or_null("Why some or all are not compared; null if all are")
 
 
-_COMMUNICATION = _schema((*_GROUP, "group_size"), "transfer_us", "bus_bandwidth_gbs")
-_COPY = _schema(("direction", "host_memory"), "copy_us", "bandwidth_gbs")
+class ComparedCopies(Row):
+    """Copies between host and device compared with what `bench copies` measured."""
+
+    direction = choice("HtoD", "DtoH")("From host to device, or from device to host")
+    host_memory = Text.or_null("The host's memory: `pinned`, `pageable`, …; null if unknown")
+    count = ComparedCommunication.count
+    compared_count = ComparedCommunication.compared_count
+    copy_us = Us.or_null("Time in the run of those compared")
+    alone_us = ComparedCommunication.alone_us
+    reached_share = ComparedCommunication.reached_share
+    bandwidth_gbs = Gbs.or_null("Bandwidth in the run of those compared")
+    alone_bandwidth_gbs = Gbs.or_null("Bandwidth of the same copies alone")
+    reason = ComparedCommunication.reason
 
 
 @dataclass(frozen=True)
@@ -54,11 +72,8 @@ class AgainstBench:
 
     path: str  # file of results
     found: bool  # whether it was found next to the captures instead of named
-    # A row per operation and group: count, compared_count, transfer_us and alone_us (of those compared), reached_share
-    # (alone_us over transfer_us: 1 is as fast as alone), bus_bandwidth_gbs and alone_bus_bandwidth_gbs (1e9 bytes/s), and
-    # reason (why some or all are not compared, else null).
-    communication: pa.Table
-    copies: pa.Table  # the same for copies, by direction and memory of the host
+    communication: pa.Table  # rows of `ComparedCommunication`
+    copies: pa.Table  # rows of `ComparedCopies`
     step: dict[str, Any] | None  # the step alone and a captured iteration; None without such a result
     data_loader: dict[str, Any] | None  # the loader alone and a captured iteration; None without such a result
 
@@ -120,8 +135,10 @@ def against_bench(
     return AgainstBench(
         path=str(document.path),
         found=found,
-        communication=pa.Table.from_pylist(list(_communication(document, communication, sizes, infos)), _COMMUNICATION),
-        copies=pa.Table.from_pylist(list(_copies(document, copies, device)), _COPY),
+        communication=pa.Table.from_pylist(
+            list(_communication(document, communication, sizes, infos)), ComparedCommunication.schema()
+        ),
+        copies=pa.Table.from_pylist(list(_copies(document, copies, device)), ComparedCopies.schema()),
         step=_step(document, device, iteration),
         data_loader=_data_loader(document, iteration),
     )

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from bridge_profiling.facts.columns import KernelGroup
 from bridge_profiling.facts.device import WHOLE_CAPTURE, DeviceWork, Windows
 from bridge_profiling.facts.host import Operators
 from bridge_profiling.facts.intervals import Nanoseconds, coded, judged, rows_of, union
@@ -168,15 +169,7 @@ def kernels(connection: duckdb.DuckDBPyConnection, *, by_rank: bool = True) -> p
     return found.drop_columns("configuration")
 
 
-_KERNEL_GROUPS = pa.schema(
-    [
-        ("rank", pa.int32()),
-        *fields(pa.string(), "source", "group"),
-        *fields(pa.int64(), "count", "name_count"),
-        *fields(pa.float64(), "total_us", "share"),
-        ("names", pa.list_(pa.string())),
-    ]
-)
+_KERNEL_GROUPS = pa.schema([("rank", pa.int32()), ("source", pa.string()), *KernelGroup.schema()])
 
 #: Names of a group that are listed, those with the most time.
 _NAMES_OF_GROUP = 5

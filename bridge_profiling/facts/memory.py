@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from bridge_profiling.facts.caveats import caveat
+from bridge_profiling.facts.columns import DeviceMemory, IterationEnd, Site, SiteChange
 from bridge_profiling.facts.memory_series import (
     Amounts,
     Integers,
@@ -48,33 +49,8 @@ _POINTS, _POINTS_OF_SITES = 2_000, 400
 _DEVICE = fields(pa.int32(), "rank", "device")
 
 
-_SUMMARY = pa.schema(
-    [
-        *_DEVICE,
-        ("source", pa.string()),
-        *fields(
-            pa.int64(), "peak_bytes", "peak_ns", "end_bytes", "peak_reserved_bytes", "end_reserved_bytes", "largest_free_bytes"
-        ),
-        ("fragmentation", pa.float64()),
-        *fields(pa.int64(), "inactive_split_bytes", "needlessly_reserved_bytes"),
-        ("iterations", pa.int32()),
-        ("growth_bytes_per_iteration", pa.float64()),
-    ]
-)
-
 _TIMELINE = pa.schema([*_DEVICE, *fields(pa.int64(), "time_ns", "allocated_bytes", "reserved_bytes")])
 
-_AMOUNTS = fields(pa.int64(), "end_ns", "allocated_bytes", "change_bytes", "reserved_bytes")
-_GROWTH = pa.schema([*_DEVICE, ("iteration", pa.int32()), *_AMOUNTS])
-
-_SITES = pa.schema(
-    [
-        *_DEVICE,
-        ("site", pa.string()),
-        *fields(pa.int64(), "allocations", "allocated_bytes", "peak_bytes", "bytes_at_peak", "end_bytes"),
-        ("growth_bytes_per_iteration", pa.float64()),
-    ]
-)
 
 # A stack has kilobytes, and each occurs many times.
 _STACK = [(name, pa.dictionary(pa.int32(), pa.string())) for name in ("site", "stack")]
@@ -159,10 +135,10 @@ def memory_tables(connection: duckdb.DuckDBPyConnection, *, points: int = _POINT
             over_time.append(_over_time(series, parts))
     sites.sort(key=lambda row: (row["rank"], row["device"], -row["bytes_at_peak"], -row["peak_bytes"], row["site"]))
     return MemoryTables(
-        pa.Table.from_pylist(summary, schema=_SUMMARY),
+        pa.Table.from_pylist(summary, schema=DeviceMemory.schema()),
         pa.concat_tables(timeline),
-        pa.Table.from_pylist(growth, schema=_GROWTH),
-        pa.Table.from_pylist(sites, schema=_SITES),
+        pa.Table.from_pylist(growth, schema=IterationEnd.schema()),
+        pa.Table.from_pylist(sites, schema=Site.schema()),
         pa.concat_tables(at_peak),
         pa.concat_tables(over_time),
         tuple(caveats),
@@ -214,9 +190,7 @@ def difference(before: pa.Table, after: pa.Table) -> pa.Table:
                 row[f"change_{measure}"] = second[measure] - first[measure]
         rows.append(row)
     rows.sort(key=lambda row: (-abs(row["change_bytes_at_peak"]), -abs(row["change_end_bytes"]), row["site"]))
-    names = ["before_bytes_at_peak", "after_bytes_at_peak", "change_bytes_at_peak", "before_end_bytes", "after_end_bytes"]
-    names += ["change_end_bytes", "before_allocations", "after_allocations"]
-    return pa.Table.from_pylist(rows, schema=pa.schema([("site", pa.string()), *((name, pa.float64()) for name in names)]))
+    return pa.Table.from_pylist(rows, schema=SiteChange.schema())
 
 
 def _free_blocks(connection: duckdb.DuckDBPyConnection) -> dict[tuple[int, int], dict[str, Any]]:

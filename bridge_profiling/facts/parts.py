@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from bridge_profiling.facts.columns import HostIteration
 from bridge_profiling.facts.idle import Cause
 from bridge_profiling.facts.intervals import Intervals, coded, judged, parents, rows_named, rows_of, union
 from bridge_profiling.facts.names import CHECKPOINT, DATA_LOADING
@@ -238,9 +239,7 @@ _ISSUING = re.compile("|".join(ISSUING))
 #: Parts of an iteration, in the order in which a time that fits several is attributed.
 HOST_PARTS = ("data_loading_us", "checkpoint_us", "communication_us", "operators_us", "other_us")
 
-_HOST_STEPS = pa.schema(
-    [("iteration", pa.int32()), ("boundary", pa.bool_()), *fields(pa.float64(), "duration_us", *HOST_PARTS, "collectives_us")]
-)
+_HOST_STEPS = HostIteration.schema("iteration", "boundary", "duration_us", *HOST_PARTS, "collectives_us")
 
 
 def host_steps(
@@ -325,5 +324,5 @@ def host_iterations(host_steps: pa.Table) -> pa.Table:
         own_us = row["duration_us"] - (waiting_us or 0.0)
         known = {"communication_us": row["communication_us"] - (waiting_us or 0.0), "waiting_us": waiting_us, "own_us": own_us}
         found.append({**row, **known})
-    schema = pa.schema([*host_steps.schema, *fields(pa.float64(), "waiting_us", "own_us")])
+    schema = pa.schema([*host_steps.schema, *HostIteration.schema("waiting_us", "own_us")])
     return pa.Table.from_pylist(found, schema=schema)

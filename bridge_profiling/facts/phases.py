@@ -14,10 +14,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from bridge_profiling.facts.columns import Phase
 from bridge_profiling.facts.intervals import Nanoseconds, Threads, coded, judged, names_in, rows_of, sums_inside
 from bridge_profiling.facts.parts import counted_iterations
-from bridge_profiling.facts.sampled import MEASURES, Counted, means
-from bridge_profiling.traces.tables import NULL, fields, to_int64
+from bridge_profiling.facts.sampled import Counted, means
+from bridge_profiling.traces.tables import NULL, to_int64
 
 #: Names that the hook and its integrations give to the phases of a step.
 PHASES = (
@@ -54,12 +55,7 @@ _OF_NODE = re.compile(r"autograd::|.*Backward\d*$")
 
 _SCHEMA = pa.schema(
     [
-        *fields(pa.string(), "name", "kind"),
-        *fields(pa.int64(), "iterations", "present"),
-        *fields(pa.float64(), "calls", "host_us", "host_low_us", "host_high_us", "host_share"),
-        *fields(pa.float64(), "device_us", "device_low_us", "device_high_us", "device_share"),
-        *fields(pa.float64(), "compute_us", "communication_us", "kernel_count", "backward_host_us", "backward_device_us"),
-        *fields(pa.float64(), *MEASURES),
+        *Phase.schema(),
         ("longest_iteration", pa.int32()),
         ("longest_start_ns", pa.int64()),
         ("longest_us", pa.float64()),

@@ -27,6 +27,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from bridge_profiling.facts.caveats import caveat
+from bridge_profiling.facts.columns import Stage, StageWait
 from bridge_profiling.facts.communication import some_ranks, source_of
 from bridge_profiling.facts.intervals import EMPTY, Intervals, Lanes, grouped, run_starts, union
 from bridge_profiling.facts.matching import POINT_TO_POINT
@@ -73,24 +74,9 @@ _EVENTS = """
 select rank, start_ns, end_ns, kind = 'compute' as computing, coalesce(collective, -1) as collective from device_events
 """
 
-_BETWEEN_STAGES = pa.schema(
-    [
-        *fields(pa.int32(), "stage", "waits_for_stage"),
-        ("ranks", pa.list_(pa.int32())),
-        *fields(pa.float64(), "count", "wait_us"),
-    ]
-)
 
 _TIMES = ("pipeline_us", "compute_us", "bubble_us", "warm_up_us", "steady_us", "cool_down_us", "other_idle_us")
 
-_STAGES = pa.schema(
-    [
-        *fields(pa.int32(), "stage", "stages"),
-        ("ranks", pa.list_(pa.int32())),
-        *fields(pa.int32(), "iterations", "microbatches"),
-        *fields(pa.float64(), *_TIMES[:2], "excess_compute_us", *_TIMES[2:], "bubble_fraction", "ideal_bubble_fraction"),
-    ]
-)
 
 _RANKS = pa.schema(
     [
@@ -156,7 +142,7 @@ def pipeline(by_rank: pa.Table) -> Answer:
         row["excess_compute_us"] = row["compute_us"] - even
     missing = ", ".join(str(stage) for stage in range(count) if found and stage not in stages)
     caveats = (caveat("stages_not_captured", missing=missing),) if missing else ()
-    return Answer(pa.Table.from_pylist(found, schema=_STAGES), caveats)
+    return Answer(pa.Table.from_pylist(found, schema=Stage.schema()), caveats)
 
 
 def pipeline_waits(by_rank: pa.Table, connection: duckdb.DuckDBPyConnection) -> pa.Table:
@@ -183,7 +169,7 @@ def pipeline_waits(by_rank: pa.Table, connection: duckdb.DuckDBPyConnection) -> 
         times = sum(each == stage for each in steady.values())
         amounts = {"count": count / times, "wait_us": wait_ns / 1e3 / times}
         found.append({"stage": stage, "waits_for_stage": other, "ranks": ranks, **amounts})
-    return pa.Table.from_pylist(found, schema=_BETWEEN_STAGES)
+    return pa.Table.from_pylist(found, schema=StageWait.schema())
 
 
 def pipeline_by_rank(

@@ -13,11 +13,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from bridge_profiling.facts.columns import MatrixProduct
 from bridge_profiling.facts.intervals import coded, judged, launched_inside, rows_of, sums_inside
 from bridge_profiling.facts.names import is_product_or_attention, product_precision
-from bridge_profiling.facts.sampled import MEASURES, Counted, means, memory_tb_s, traffic
+from bridge_profiling.facts.sampled import Counted, means, memory_tb_s, traffic
 from bridge_profiling.peaks import peaks
-from bridge_profiling.traces.tables import NULL, fields, to_int64
+from bridge_profiling.traces.tables import NULL, to_int64
 from bridge_profiling.traces.types import RankInfo
 
 Dimensions = Sequence[Sequence[int]]
@@ -32,13 +33,7 @@ _BF16 = re.compile(r"bf16|bfloat|nvjet_(?:sm\d+_)?t|s16816", re.IGNORECASE)
 #: Bytes of an element, by precision.
 _BYTES = {"fp8": 1, "bf16": 2, "fp16": 2, "tf32": 4, "fp32": 4, "fp64": 8}
 
-_SCHEMA = pa.schema(
-    [
-        *fields(pa.string(), "operator", "shapes", "precision", "kernel"),
-        ("count", pa.int64()),
-        *fields(pa.float64(), "device_us", "flops", "tflops", "flops_per_byte", *MEASURES),
-    ]
-)
+_COLUMNS = ("operator", "shapes", "precision", "kernel", "count", "device_us", "flops", "tflops", "flops_per_byte")
 
 
 def matrix(m: int, k: int, n: int, batch: int = 1) -> Work:
@@ -153,7 +148,7 @@ def products(host_events: pa.Table, device_events: pa.Table, kernel_names: pa.Ta
         ],
         np.int64,
     ).reshape(len(found), len(amounts))
-    table = pa.Table.from_pylist(rows_found, schema=_SCHEMA).drop_columns([*MEASURES])
+    table = pa.Table.from_pylist(rows_found, schema=MatrixProduct.schema(*_COLUMNS))
     return pa.table({name: table[name] for name in table.column_names} | means(spent))
 
 

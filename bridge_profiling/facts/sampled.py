@@ -11,11 +11,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from bridge_profiling.facts.columns import CudaMemory, KernelCounters, SystemCall
 from bridge_profiling.facts.intervals import Intervals, coded, outermost, rows_of, union
 from bridge_profiling.facts.names import group_of
 from bridge_profiling.facts.parts import counted_iterations
 from bridge_profiling.peaks import memory_gbs
-from bridge_profiling.traces.tables import NULL, fields, to_int64
+from bridge_profiling.traces.tables import NULL, to_int64
 from bridge_profiling.traces.types import RankInfo
 
 if TYPE_CHECKING:
@@ -32,13 +33,7 @@ MEASURES: dict[str, re.Pattern[str]] = {
 #: A longer time between samples, in multiples of the usual one, was not sampled.
 _GAP = 4
 
-_BY_KERNEL = pa.schema(
-    [
-        *fields(pa.string(), "name", "group"),
-        *fields(pa.int64(), "count"),
-        *fields(pa.float64(), "device_us", "samples_per_call", *MEASURES),
-    ]
-)
+_BY_KERNEL = KernelCounters.schema("name", "group", "count", "device_us", "samples_per_call", *MEASURES)
 
 
 @dataclass(frozen=True)
@@ -161,25 +156,6 @@ def traffic(rows: pa.Table, peak: pa.Array) -> pa.ChunkedArray:
     return pc.multiply(pc.add(rows["dram_read"], rows["dram_write"]), peak)
 
 
-_SYSTEM_CALLS = pa.schema(
-    [
-        ("name", pa.string()),
-        *fields(pa.int64(), "iterations"),
-        *fields(pa.float64(), "calls", "time_us", "share", "longest_us"),
-        *fields(pa.int64(), "longest_start_ns"),
-    ]
-)
-
-_CUDA_MEMORY = pa.schema(
-    [
-        ("device", pa.int32()),
-        ("memory", pa.string()),
-        *fields(pa.int64(), "allocations", "frees", "in_iterations", "iterations", "allocated_bytes"),
-        *fields(pa.int64(), "peak_bytes", "end_bytes"),
-    ]
-)
-
-
 def system_calls(calls: pa.Table, device_events: pa.Table, iterations: pa.Table) -> pa.Table:
     """System calls (`--trace=osrt`) by name, of the threads that launch work on a device, else of all, most time first.
 
@@ -189,7 +165,7 @@ def system_calls(calls: pa.Table, device_events: pa.Table, iterations: pa.Table)
         call. Empty unless recorded.
     """
     if not calls.num_rows:
-        return _SYSTEM_CALLS.empty_table()
+        return SystemCall.schema().empty_table()
     launching = np.setdiff1d(to_int64(device_events["launch_thread"]), [NULL])
     thread, start, end = (to_int64(calls[name]) for name in ("thread", "start_ns", "end_ns"))
     mine = np.isin(thread, launching) if len(launching) else np.ones(len(thread), bool)
@@ -222,7 +198,7 @@ def system_calls(calls: pa.Table, device_events: pa.Table, iterations: pa.Table)
             }
         )
     found.sort(key=lambda row: (-row["time_us"], row["name"]))
-    return pa.Table.from_pylist(found, schema=_SYSTEM_CALLS)
+    return pa.Table.from_pylist(found, schema=SystemCall.schema())
 
 
 def cuda_memory(events: pa.Table, iterations: pa.Table) -> pa.Table:
@@ -235,7 +211,7 @@ def cuda_memory(events: pa.Table, iterations: pa.Table) -> pa.Table:
         `end_bytes`: allocated less freed, as far as reported. Empty unless recorded.
     """
     if not events.num_rows:
-        return _CUDA_MEMORY.empty_table()
+        return CudaMemory.schema().empty_table()
     marked, count = _counted(iterations)
     time, device, amount = (to_int64(events[name]) for name in ("time_ns", "device", "bytes"))
     code, names = coded(events["memory"])
@@ -258,7 +234,7 @@ def cuda_memory(events: pa.Table, iterations: pa.Table) -> pa.Table:
             }
         )
     found.sort(key=lambda row: -row["peak_bytes"])
-    return pa.Table.from_pylist(found, schema=_CUDA_MEMORY)
+    return pa.Table.from_pylist(found, schema=CudaMemory.schema())
 
 
 def _counted(iterations: pa.Table) -> tuple[Intervals, int]:

@@ -1,10 +1,10 @@
-"""Types of facts: an answer, and what collects a table block by block."""
+"""Types of facts: an answer, what collects a table block by block, and the columns of tables and documents."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -74,3 +74,117 @@ class Chosen:
     def result(self) -> pa.Table:
         """The rows in order."""
         return pa.concat_tables(self._found).unify_dictionaries()
+
+
+@dataclass(frozen=True)
+class Kind:
+    """The type of a column or of a key of a document; called with a description, a column of that type.
+
+    Args:
+        json: its JSON Schema, with its unit as `x-unit`.
+        arrow: its type in a table; None if no table has it.
+        row: the type of the objects that it holds, if it holds objects.
+        optional: whether the key can be missing.
+    """
+
+    json: dict[str, Any]
+    arrow: pa.DataType | None = None
+    row: type[Row] | None = None
+    optional: bool = False
+
+    def __call__(self, about: str) -> Column:
+        """A column of this type."""
+        return Column(about, self)
+
+    @property
+    def or_null(self) -> Kind:
+        """The same, or null."""
+        json = self.json
+        if "enum" in json:
+            return replace(self, json=json | {"enum": [*json["enum"], None]})
+        if "type" in json:
+            return replace(self, json=json | {"type": [json["type"], "null"]})
+        return replace(self, json={"anyOf": [json, {"type": "null"}]})
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table, or a key of a document: its description and its type."""
+
+    about: str
+    kind: Kind
+
+
+class Row:
+    """The rows of a table, or the objects of a document: a subclass declares their columns in order, and describes them.
+
+    An attribute is a column, or several by name.
+    """
+
+    columns: ClassVar[dict[str, Column]] = {}
+
+    def __init_subclass__(cls) -> None:
+        """Collect the columns, inherited ones first."""
+        found = dict(cls.columns)
+        for name, value in vars(cls).items():
+            found |= value if isinstance(value, dict) else {name: value} if isinstance(value, Column) else {}
+        cls.columns = found
+
+    @classmethod
+    def schema(cls, *names: str) -> pa.Schema:
+        """The schema of a table with such rows, or with some of their columns."""
+        return pa.schema([(name, cls.columns[name].kind.arrow) for name in names or cls.columns])
+
+
+def _number(arrow: pa.DataType, unit: str | None = None, **limits: int) -> Kind:
+    kind = "integer" if pa.types.is_integer(arrow) else "number"
+    return Kind({"type": kind} | ({} if unit is None else {"x-unit": unit}) | limits, arrow)
+
+
+Text, Flag = Kind({"type": "string"}, pa.string()), Kind({"type": "boolean"}, pa.bool_())
+Int, Float = _number(pa.int32()), _number(pa.float64())
+Us, Ns = _number(pa.float64(), "us"), _number(pa.int64(), "ns")
+#: `MeanBytes`: of means, and of changes.
+Bytes, MeanBytes = _number(pa.int64(), "bytes"), _number(pa.float64(), "bytes")
+#: 10⁹ bytes, and 10¹² floating-point operations, per second.
+Gbs, Tflops = _number(pa.float64(), "1e9 bytes/s"), _number(pa.float64(), "1e12 FLOP/s")
+#: 1 is the whole.
+Share = _number(pa.float64(), "share")
+#: `Number`: of a rank or a stage, or of few.
+Count, Number = _number(pa.int64(), minimum=0), _number(pa.int32(), minimum=0)
+
+
+def choice(*values: str | int) -> Kind:
+    """One of some values."""
+    return Kind({"enum": list(values)}, pa.string())
+
+
+def one(row: type[Row]) -> Kind:
+    """An object."""
+    return Kind({"$ref": f"#/$defs/{row.__name__}"}, row=row)
+
+
+def many(of: Kind | type[Row]) -> Kind:
+    """A list of values or objects."""
+    inner = of if isinstance(of, Kind) else one(of)
+    return Kind({"type": "array", "items": inner.json}, inner.arrow and pa.list_(inner.arrow), inner.row)
+
+
+def mapping(of: Kind | type[Row], keys: str | None = None) -> Kind:
+    """Values or objects by name; `keys`: a regular expression for the names."""
+    inner = of if isinstance(of, Kind) else one(of)
+    names = {} if keys is None else {"propertyNames": {"pattern": keys}}
+    return Kind({"type": "object", "additionalProperties": inner.json} | names, row=inner.row)
+
+
+#: Changes of rows that are on both sides: what the names and the descriptions of amounts begin and end with.
+_SIDES = {"base": "before", "other": "after", "change": "the change"}
+
+
+def changes(**amounts: Column) -> dict[str, Column]:
+    """Columns of each amount on both sides, and of its change: `base_us`, `other_us`, `change_us`."""
+    return {
+        f"{side}_{name}": Column(f"{column.about}: {when}", column.kind)
+        for name, column in amounts.items()
+        for side, when in _SIDES.items()
+    }

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from bridge_profiling.facts.names import FULL_PRECISIONS, FUSED_ATTENTION
-from bridge_profiling.traces.tables import fields
+from bridge_profiling.facts.types import Number, Row, Share, Text, choice
 from bridge_profiling.traces.types import RankInfo
 
 Rows = Sequence[dict[str, Any]]
@@ -31,14 +31,18 @@ CHECKS: dict[str, tuple[float, bool, str]] = {
 #: Exposed communication that is a smaller share of an iteration counts as hidden.
 _NEGLIGIBLE = 0.01
 
-_SCHEMA = pa.schema(
-    [
-        *fields(pa.string(), "check", "answer"),
-        *fields(pa.float64(), "value", "limit"),
-        ("rank", pa.int32()),
-        ("reason", pa.string()),
-    ]
-)
+
+class Check(Row):
+    """One question of the checklist of a fast training."""
+
+    check = choice(*CHECKS)(
+        "The question. docs/concepts/scorecard.md defines each; of a training on CPUs there is `data_loading` alone"
+    )
+    answer = choice("yes", "no", "unknown")("`yes` is good")
+    value = Share.or_null("The number behind the answer, of the rank that does worst; null if unknown")
+    limit = Share("What it is compared with")
+    rank = Number.or_null("That rank; null if unknown, and of a share of the whole run")
+    reason = Text("Why the answer is unknown; empty if it is known")
 
 
 def scorecard(
@@ -51,12 +55,7 @@ def scorecard(
     memory: pa.Table,
     infos: list[RankInfo],
 ) -> pa.Table:
-    """One row per check of `CHECKS`; of a training on CPUs, data loading alone.
-
-    Returns:
-        `answer`: yes, no or unknown. `value`: a share, of the rank that does worst; `limit`: what it is compared with. `rank`:
-        that rank; null for a share of the whole run. `reason`: why the answer is unknown; empty if it is known.
-    """
+    """One row per check of `CHECKS`; of a training on CPUs, data loading alone."""
     source, judged = infos[0].source if infos else "kineto", {info.rank for info in infos if info.judged}
     mine = {
         name: [row for row in table.filter(pc.equal(table["source"], source)).to_pylist() if row["rank"] in judged]
@@ -75,7 +74,7 @@ def scorecard(
     hosts = host_iterations.to_pylist()
     if hosts and not mine["kernels"]:
         return pa.Table.from_pylist(
-            [_row("data_loading", *_worst("data_loading", _shares(hosts, "data_loading_us")))], schema=_SCHEMA
+            [_row("data_loading", *_worst("data_loading", _shares(hosts, "data_loading_us")))], schema=Check.schema()
         )
     working = [row for row in mine["attribution"] if row["idle_us"] < row["duration_us"]]
     compute = [row for row in mine["kernels"] if row["kind"] == "compute"]
@@ -103,7 +102,7 @@ def scorecard(
     answers = {check: (value, None) for check, value in of_run.items()} | {
         check: _worst(check, values) for check, values in by_rank.items()
     }
-    return pa.Table.from_pylist([_row(check, *answers[check]) for check in CHECKS], schema=_SCHEMA)
+    return pa.Table.from_pylist([_row(check, *answers[check]) for check in CHECKS], schema=Check.schema())
 
 
 def _row(check: str, value: float | None, rank: int | None) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The document that `bridge-profiling analyze --json` and `report --json` print; `schemas.run` has its keys.
+"""The document that `bridge-profiling analyze --json` and `report --json` print; `report.run_document` has its keys.
 
 Keys may be added; within a `schema_version` none changes its meaning. Times are microseconds, sizes bytes, bandwidths
 10⁹ bytes per second.
@@ -9,96 +9,58 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from bridge_profiling.facts.columns import Device, SizedCollective
 from bridge_profiling.facts.parts import BY_CAUSE
+from bridge_profiling.facts.types import Row
 from bridge_profiling.report import measurements
 from bridge_profiling.report.figures import PARTS
-from bridge_profiling.report.schemas import run as schema
+from bridge_profiling.report.run_document import Collective, Finding, RankAnswer
 from bridge_profiling.report.verdict import Summary, outcome, summarize, verdict
 
 if TYPE_CHECKING:
     from bridge_profiling.answers import Answers
-    from bridge_profiling.findings import Finding, Occurrence, Thresholds
+    from bridge_profiling.findings import Thresholds
 
 #: Columns that identify an operation in a group.
 _KIND = ("operation", "group", "group_name", "group_ranks")
 
 
-def document(run: Answers, thresholds: Thresholds | None = None) -> schema.RunDocument:
+def document(run: Answers, thresholds: Thresholds | None = None) -> dict[str, Any]:
     """Every answer about a run as plain data; None stands for the default thresholds."""
     # First: one pass over the captures for the findings then reads everything.
     summary = summarize(run, thresholds)
-    breakdowns = _by_capture(run.breakdown())
-    iterations = _by_capture(run.iterations(), list(schema.Iteration.__annotations__))
-    kernels = _by_capture(run.kernels(), list(schema.Kernel.__annotations__))
-    groups = _by_capture(run.kernel_groups(), list(schema.KernelGroup.__annotations__))
-    products = _by_capture(run.matrix_products(), list(schema.MatrixProduct.__annotations__))
-    hosts = _by_capture(run.host_iterations(), list(schema.HostIteration.__annotations__))
-    phases = _by_capture(run.phases(), list(schema.Phase.__annotations__))
-    operators = _by_capture(run.operators(), list(schema.Operator.__annotations__))
-    system_calls = _by_capture(run.system_calls(), list(schema.SystemCall.__annotations__))
-    cuda_memory = _by_capture(run.cuda_memory(), list(schema.CudaMemory.__annotations__))
-    ranks: list[Any] = []
-    for info in run.infos:
-        capture = (info.rank, info.source)
-        places = info.coordinates
-        ranks.append(
-            {
-                "rank": info.rank,
-                "source": info.source,
-                "files": info.files,
-                "coordinates": None if places is None else {name: list(place) for name, place in places.items()},
-                "judged": info.judged,
-                "lost": asdict(info.lost),
-                "device": breakdowns[capture][0],
-                "iterations": iterations[capture],
-                "host_iterations": hosts[capture],
-                "phases": phases[capture],
-                "operators": operators[capture],
-                "matrix_products": products[capture],
-                "kernels": kernels[capture],
-                "kernel_groups": groups[capture],
-                "system_calls": system_calls[capture],
-                "cuda_memory": cuda_memory[capture],
-            }
-        )
-    collectives, memory, pipeline = _collectives(run), run.memory().to_pylist(), run.pipeline().to_pylist()
-    sizes: Any = _by_size(run)
-    measured: Any = {
-        "training": measurements.training_rows(run.manifests),
-        "phase_memory": measurements.phase_memory_rows(run.manifests),
-        "wall_clock": measurements.wall_clock_rows(run.manifests),
-        "flops_profile": measurements.flops_rows(run.manifests),
-    }
-    counters: Any = run.kernel_counters().to_pylist()
-    waits: Any = run.pipeline_waits().to_pylist()
-    scorecard: Any = summary.scorecard
-    bench: Any = None if summary.bench is None else summary.bench.as_plain_data()
-    caveats: list[Any] = [asdict(caveat) for caveat in run.caveats()]
     return {
         "schema_version": 1,
         "verdict": _verdict(summary),
         "budget": _budget(summary),
-        "scorecard": scorecard,
-        "measured": measured,
-        "ranks": ranks,
-        "collectives": collectives,
-        "collectives_by_size": sizes,
-        "memory": memory,
-        "pipeline": pipeline,
-        "pipeline_waits": waits,
+        "scorecard": summary.scorecard,
+        "measured": {
+            "training": measurements.training_rows(run.manifests),
+            "phase_memory": measurements.phase_memory_rows(run.manifests),
+            "wall_clock": measurements.wall_clock_rows(run.manifests),
+            "flops_profile": measurements.flops_rows(run.manifests),
+        },
+        "ranks": _ranks(run),
+        "collectives": _collectives(run),
+        "collectives_by_size": [
+            _chosen(SizedCollective, row | {"ranks": _members(row)}) for row in run.communication(by_size=True).to_pylist()
+        ],
+        "memory": run.memory().to_pylist(),
+        "pipeline": run.pipeline().to_pylist(),
+        "pipeline_waits": run.pipeline_waits().to_pylist(),
         "gpu_metrics": run.gpu_metrics().to_pylist(),
-        "kernel_counters": counters,
-        "bench": bench,
-        "findings": [as_plain_data(finding) for finding in summary.findings],
+        "kernel_counters": run.kernel_counters().to_pylist(),
+        "bench": None if summary.bench is None else summary.bench.as_plain_data(),
+        "findings": [_chosen(Finding, asdict(finding)) for finding in summary.findings],
         # Last: questions add to what the captures cannot show.
         "limitations": run.limitations,
-        "caveats": caveats,
+        "caveats": [asdict(caveat) for caveat in run.caveats()],
     }
 
 
@@ -107,30 +69,43 @@ def dumps(run: Answers, thresholds: Thresholds | None = None) -> str:
     return as_text(document(run, thresholds), indent=1)
 
 
-def as_plain_data(finding: Finding) -> schema.Finding:
-    """A finding as the document holds it."""
-    events: list[Any] = [asdict(event) for event in finding.events]
-    return {
-        "id": finding.id,
-        "title": finding.title,
-        "ranks": finding.ranks,
-        "evidence": dict(finding.evidence),
-        "recoverable_us_per_iteration": finding.recoverable_us_per_iteration,
-        "at_most_us_per_iteration": finding.at_most_us_per_iteration,
-        "confidence": finding.confidence.value,
-        "confidence_reason": finding.confidence_reason,
-        "action": finding.action,
-        "events": events,
-        "severe": finding.severe,
-        "occurrence": None if finding.occurrence is None else _occurrence(finding.occurrence),
+def _chosen(row: type[Row], found: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns of a row."""
+    return {name: found[name] for name in row.columns}
+
+
+def _ranks(run: Answers) -> list[dict[str, Any]]:
+    breakdowns = _by_capture(run.breakdown(), Device)
+    # A list of objects is the answer of the question of its name.
+    lists = {
+        name: _by_capture(getattr(run, name)(), column.kind.row)
+        for name, column in RankAnswer.columns.items()
+        if column.kind.row is not None and "items" in column.kind.json
     }
+    return [
+        {
+            "rank": info.rank,
+            "source": info.source,
+            "files": info.files,
+            "coordinates": info.coordinates,
+            "judged": info.judged,
+            "lost": asdict(info.lost),
+            "device": breakdowns[info.rank, info.source][0],
+            **{name: rows[info.rank, info.source] for name, rows in lists.items()},
+        }
+        for info in run.infos
+    ]
 
 
-def _occurrence(occurrence: Occurrence) -> schema.Occurrence:
-    return {"iterations": list(occurrence.iterations), "of": occurrence.of, "each_us": occurrence.each_us}
+def _by_capture(table: pa.Table, row: type[Row]) -> dict[tuple[int, str], list[dict[str, Any]]]:
+    """Rows of each rank and source, without these two columns."""
+    found: dict[tuple[int, str], list[dict[str, Any]]] = defaultdict(list)
+    for each in table.select(["rank", "source", *row.columns]).to_pylist():
+        found[each.pop("rank"), each.pop("source")].append(each)
+    return found
 
 
-def _verdict(summary: Summary) -> schema.Verdict:
+def _verdict(summary: Summary) -> dict[str, Any]:
     said = verdict(summary)
     first = summary.first
     unprofiled = summary.unprofiled
@@ -157,90 +132,52 @@ def _verdict(summary: Summary) -> schema.Verdict:
     }
 
 
-def _budget(summary: Summary) -> schema.Budget:
+def _budget(summary: Summary) -> dict[str, Any]:
     found = summary.budget
-    source: Any = summary.source
-    parts: list[Any] = [
-        {
-            "cause": part.column.removesuffix("_us"),
-            "name": PARTS[part.column][0],
-            "time_us": part.time_us,
-            "share": part.share,
-            "low_share": part.low,
-            "high_share": part.high,
-        }
-        for part in found.parts
-    ]
     return {
-        "source": source,
+        "source": summary.source,
         "iteration_us": found.iteration_us,
         "waiting_known": found.waiting_known,
-        "parts": parts,
+        "parts": [
+            _part(part.column, part.time_us, part.share) | {"low_share": part.low, "high_share": part.high}
+            for part in found.parts
+        ],
         "ranks": [_rank_budget(row) for row in summary.attribution],
     }
 
 
-def _rank_budget(row: dict[str, Any]) -> schema.RankBudget:
+def _rank_budget(row: dict[str, Any]) -> dict[str, Any]:
     """A row of `Run.attribution`."""
-    parts: list[Any] = [
-        {
-            "cause": column.removesuffix("_us"),
-            "name": PARTS[column][0],
-            "time_us": row[column],
-            "share": row[column] / row["duration_us"] if row["duration_us"] else 0.0,
-        }
-        for column in BY_CAUSE
-    ]
+    whole_us = row["duration_us"]
     return {
         "rank": row["rank"],
-        "iteration_us": row["duration_us"],
+        "iteration_us": whole_us,
         "iterations": row["iterations"],
         "waiting_known": row["waiting_known"],
-        "parts": parts,
+        "parts": [_part(name, row[name], row[name] / whole_us if whole_us else 0.0) for name in BY_CAUSE],
     }
 
 
-def _by_capture(table: pa.Table, columns: Sequence[str] | None = None) -> dict[tuple[int, str], list[dict[str, Any]]]:
-    """Rows of each rank and source, without these two columns; `columns`: the others, or None for all."""
-    found: dict[tuple[int, str], list[dict[str, Any]]] = defaultdict(list)
-    if columns is not None:
-        table = table.select(["rank", "source", *columns])
-    for row in table.to_pylist():
-        found[row.pop("rank"), row.pop("source")].append(row)
-    return found
+def _part(column: str, time_us: float, share: float) -> dict[str, Any]:
+    return {"cause": column.removesuffix("_us"), "name": PARTS[column][0], "time_us": time_us, "share": share}
 
 
-def _collectives(run: Answers) -> list[schema.Collective]:
+def _collectives(run: Answers) -> list[dict[str, Any]]:
     waits: dict[tuple[Any, ...], dict[str, float]] = defaultdict(dict)
     for row in run.communication(by_rank=True).to_pylist():
         if row["wait_us"] is not None:
             waits[tuple(row[name] for name in _KIND)][str(row["rank"])] = row["wait_us"]
     return [
-        {
-            "operation": row["operation"],
-            "group": row["group"],
-            "ranks": None if row["group_ranks"] is None else json.loads(row["group_ranks"]),
-            "size": row["group_size"],
-            "count": row["count"],
-            "matched_count": row["matched_count"],
-            "bytes": row["bytes"],
-            "transfer_us": row["transfer_us"],
-            "wait_us": waits[tuple(row[name] for name in _KIND)],
-            "algorithm_bandwidth_gbs": row["algorithm_bandwidth_gbs"],
-            "bus_bandwidth_gbs": row["bus_bandwidth_gbs"],
-            "dimension": row["dimension"],
-        }
+        _chosen(
+            Collective,
+            row | {"ranks": _members(row), "size": row["group_size"], "wait_us": waits[tuple(row[name] for name in _KIND)]},
+        )
         for row in run.communication().to_pylist()
     ]
 
 
-def _by_size(run: Answers) -> list[dict[str, Any]]:
-    columns = [name for name in schema.SizedCollective.__annotations__ if name != "ranks"]
-    return [
-        {name: row[name] for name in columns}
-        | {"ranks": None if row["group_ranks"] is None else json.loads(row["group_ranks"])}
-        for row in run.communication(by_size=True).to_pylist()
-    ]
+def _members(row: Mapping[str, Any]) -> list[int] | None:
+    return None if row["group_ranks"] is None else json.loads(row["group_ranks"])
 
 
 def as_text(value: Any, **layout: Any) -> str:

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from bridge_profiling.report.schemas import schema_text
+from bridge_profiling.report.documents import schema_text
 from tests.cli.conftest import write
 from tests.compare.compared_runs import WrittenRun, quiet
 from tests.report.published import problems

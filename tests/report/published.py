@@ -6,7 +6,7 @@ from typing import Any
 
 from jsonschema import Draft202012Validator
 
-from bridge_profiling.report.schemas import schema_text
+from bridge_profiling.report.documents import schema_text
 
 
 @functools.cache

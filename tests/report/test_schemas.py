@@ -1,4 +1,4 @@
-"""The JSON document has the numbers that the terminal prints, and its published schemas are current and complete."""
+"""The JSON document has the numbers that the terminal prints, and its published schemas are valid and complete."""
 
 import json
 import runpy
@@ -17,12 +17,10 @@ from tests.traces.kineto_files import kernel
 SCRIPT = Path(__file__).resolve().parents[2] / "tools" / "json_schemas.py"
 
 
-def test_the_files_and_the_page_are_current():
+def test_the_page_is_current_and_the_schemas_are_valid():
     script = runpy.run_path(str(SCRIPT))
     assert script["PAGE"].read_text() == script["page"](), "type: python tools/json_schemas.py"
     for name in script["DOCUMENTS"]:
-        for folder in (script["FOLDER"], script["PAGE"].parent / "schemas"):  # the latter is a link
-            assert (folder / f"{name}.schema.json").read_text() == script["text"](name), "type: python tools/json_schemas.py"
         Draft202012Validator.check_schema(published(name))
 
 
