@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from bridge_profiling.traces.tables import NULL, Integers, coded_column, integer_column, text_column
+from bridge_profiling.traces.tables import NULL, SCHEMAS, Integers, coded_column, integer_column, text_column
 from bridge_profiling.traces.types import Caveat, LostRecords, ProcessGroup, RankInfo
 
 #: Bytes of an element, by torch's name of its type.
@@ -31,7 +31,8 @@ MAX_RANKS = 10**7
 #: Values that are searched for at a time.
 _SEARCHED = 2048
 
-#: Columns of `collectives` that are those of the kernel in `device_events`.
+#: Columns of `collectives` that are those of its `Operation`, and of its kernel in `device_events`.
+_OF_THE_OPERATION = ("operation", "group_name", "group_size", "message_bytes", "in_elements", "out_elements", "dtype", "peer")
 _OF_THE_KERNEL = ("backend", "device", "stream", "start_ns", "end_ns", "launch_start_ns", "iteration")
 
 
@@ -247,16 +248,14 @@ def batch(operations: Sequence[Operation]) -> Operation:
     kinds = {operation.operation for operation in operations}
     peers = {operation.peer for operation in operations}
     same_group = len({operation.group_name for operation in operations}) == 1
-    return Operation(
+    return replace(
+        first if same_group else Operation(),
         operation=kinds.pop() if len(kinds) == 1 else "send_recv",
-        group_name=first.group_name if same_group else None,
-        group=first.group if same_group else None,
-        group_ranks=first.group_ranks if same_group else None,
-        group_size=first.group_size if same_group else None,
         in_elements=_elements(operations, "send"),
         out_elements=_elements(operations, "recv"),
         dtype=first.dtype if len({operation.dtype for operation in operations}) == 1 else None,
         peer=peers.pop() if len(peers) == 1 else None,
+        size_bytes=None,
     )
 
 
@@ -291,36 +290,23 @@ def collective_columns(
     codes: dict[tuple[str | None, str | None], int] = {}
     groups = [codes.setdefault((each.group_name, text), len(codes)) for each, text in zip(operations, ranks, strict=True)]
 
-    def integers(name: str, kind: pa.DataType) -> pa.Array:
-        return pa.array([getattr(each, name) for each in operations], kind)
-
+    described = {column: [getattr(each, column) for each in operations] for column in _OF_THE_OPERATION}
     return {
         **{name: device_events[name].take(pa.array(rows)) for name in _OF_THE_KERNEL},
+        **{name: pa.array(values, SCHEMAS["collectives"].field(name).type) for name, values in described.items()},
         "collective": pa.array(np.arange(len(operations), dtype=np.int32)),
-        "operation": text_column([each.operation for each in operations]),
-        "group_name": text_column([each.group_name for each in operations]),
         "group": text_column([each.group or each.group_name for each in operations]),
         "group_ranks": text_column(ranks),
-        "group_size": integers("group_size", pa.int32()),
         "sequence": pa.array(_sequence_in_group(np.array(groups, np.int64), issued_ns), pa.int32()),
-        "message_bytes": integers("message_bytes", pa.int64()),
-        "in_elements": integers("in_elements", pa.int64()),
-        "out_elements": integers("out_elements", pa.int64()),
-        "dtype": text_column([each.dtype for each in operations]),
-        "peer": integers("peer", pa.int32()),
     }
 
 
 def _sequence_in_group(group: Integers, order_key: Integers) -> Integers:
     """Position of each row among the rows of its group, from 0, in the order of a key."""
     order = np.lexsort((order_key, group))
-    ordered = group[order]
-    first = np.ones(len(group), dtype=bool)
-    first[1:] = ordered[1:] != ordered[:-1]
-    begins = np.flatnonzero(first)
-    position = np.arange(len(group)) - np.repeat(begins, np.diff(np.append(begins, len(group))))
+    begins = np.flatnonzero(np.diff(group[order], prepend=-1))  # numbers of groups begin at 0
     sequence = np.empty(len(group), dtype=np.int64)
-    sequence[order] = position
+    sequence[order] = np.arange(len(group)) - np.repeat(begins, np.diff(np.append(begins, len(group))))
     return sequence
 
 

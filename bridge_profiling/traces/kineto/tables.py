@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -57,8 +56,6 @@ _NO_STREAM = (1 << 32) - 1
 
 #: Categories that caveats name one by one; the others are added up.
 _NAMED = 3
-
-_FLUSH = re.compile(r"flush", re.IGNORECASE)
 
 _KINDS = (COMPUTE, COMMUNICATION, MEMCPY, MEMSET)
 
@@ -129,11 +126,10 @@ def _read(path: Path, rank: int, rank_source: RankSource, *, operators: bool, ex
 
 def _lost(reader: EventReader, collected: Collector, recorded: int) -> LostRecords:
     """What could not be used, with an estimate for text that does not show how many events it held."""
-    device = reader.lost_device + collected.lost_device
     hole = reader.hole_bytes / max(reader.bytes_read - reader.hole_bytes, 1)
     in_hole, of_device = math.ceil(hole * collected.events), math.ceil(hole * recorded)
     total = max(reader.left_out, in_hole) + collected.untimed + collected.negative
-    device = max(device, of_device)
+    device = max(reader.lost_device + collected.lost_device, of_device)
     return LostRecords(total, device, recorded + device)
 
 
@@ -183,12 +179,8 @@ def _tables(collected: Collector, info: RankInfo) -> tuple[dict[str, pa.Table], 
     operations, undescribed = _operations(device, host, collected, {group.name: group for group in info.groups})
     columns, rows = device.columns(names, iterations), device.communication
     if undescribed:
-        unknown = (
-            "their messages are unknown"
-            if all(each.group_name for each in operations)
-            else "their group and message are unknown"
-        )
-        text = f"{undescribed} of {len(rows)} communication kernels have no description: {unknown}"
+        unknown = "messages are" if all(each.group_name for each in operations) else "group and message are"
+        text = f"{undescribed} of {len(rows)} communication kernels have no description: their {unknown} unknown"
         caveats.append(Caveat("collectives_undescribed", text))
     tables = {
         "device_events": build("device_events", info.rank, columns),
@@ -218,6 +210,11 @@ class _Names:
         place[used] = np.arange(len(used))
         return [what(self.all[code]) for code in used.tolist()], place[codes]
 
+    def which(self, codes: NDArray[np.int32], what: Callable[[str], bool]) -> NDArray[np.bool_]:
+        """The rows of a column for whose name `what` is true."""
+        said, place = self.say(codes, what)
+        return np.array(said, bool)[place]
+
 
 class _Host:
     """Host events by start, the longer one first."""
@@ -240,6 +237,7 @@ class _Host:
     def columns(self, collected: Collector) -> dict[str, pa.Array]:
         """The columns of host_events."""
         columns = collected.host
+        sequence = columns.take("sequence", self.order)
         shapes = [b"".join(text.split()).decode("utf-8", "replace") or None for text in collected.shapes.values]
         return {
             "process": integer_column(columns.take("process", self.order)),
@@ -250,7 +248,8 @@ class _Host:
             "end_ns": pa.array(self.end_ns),
             "correlation": integer_column(self.correlation),
             "operator": integer_column(_without_correlations(columns.take("operator", self.order), self.correlation)),
-            "sequence": integer_column(_sequences(columns.take("sequence", self.order))),
+            # torch writes -1, or its unsigned form, for none.
+            "sequence": integer_column(np.where(sequence < 0, NULL, sequence)),
             "shapes": coded_column(columns.take("shapes", self.order), shapes),
             "stack": coded_column(columns.take("stack", self.order), list(collected.stacks.values)),
         }
@@ -266,8 +265,8 @@ class _Device:
         start, name = columns.take("start_ns"), columns.take("name")
         order = np.argsort(start, kind="stable")
         # Some versions write synchronization records among the kernels, on a stream that does not exist.
-        waits, place = names.say(name[order], lambda name: synchronization_kind(name) is not None)
-        self.order = order[~np.array(waits, bool)[place]] if any(waits) else order
+        waits = names.which(name[order], lambda name: synchronization_kind(name) is not None)
+        self.order = order[~waits] if waits.any() else order
         self.start_ns, self.end_ns = start[self.order] + base_ns, columns.take("end_ns", self.order) + base_ns
         self._name = name[self.order]
         self._category, self._device, self._stream, self._correlation, operator, self._graph, self._bytes = (
@@ -278,14 +277,13 @@ class _Device:
             columns.take("configuration", self.order), [_configuration(text) for text in collected.configurations.values]
         )
         self._operator = _without_correlations(operator, self._correlation)
-        one, place = names.say(host.name[calls], launches_one)
         self.launch = launch_of(
             self._correlation,
             self.start_ns,
             kernel=self._category == MEANINGS.index("kernel"),
             calls=host.correlation[calls],
             call_start_ns=host.start_ns[calls],
-            launches_one=np.array(one, bool)[place],
+            launches_one=names.which(host.name[calls], launches_one),
         )
         self.launch_start_ns, self._launch_end_ns, self.launch_thread = (
             taken(each[calls], self.launch.row) for each in (host.start_ns, host.end_ns, host.thread)
@@ -311,7 +309,6 @@ class _Device:
     def times(self, host: _Host, names: _Names) -> DeviceTimes:
         """Its times, and the host's that they have to agree with."""
         calls = host.of_category("runtime")
-        waits, place = names.say(host.name[calls], waits_for_all)
         return DeviceTimes(
             start_ns=self.start_ns,
             duration_ns=self.end_ns - self.start_ns,
@@ -321,14 +318,13 @@ class _Device:
             launches=self.launch,
             call_start_ns=host.start_ns[calls],
             call_duration_ns=host.end_ns[calls] - host.start_ns[calls],
-            waits=np.array(waits, bool)[place],
+            waits=names.which(host.name[calls], waits_for_all),
             host_ns=(host.start_ns[:1], host.end_ns),
         )
 
     def periods(self, names: _Names, waits_ns: Integers, begin_ns: int) -> tuple[Iterations, list[Caveat]]:
         """Iterations in which its kernels repeat. The host waited for the device at `waits_ns`."""
-        copies, place = names.say(self._name, copy_kind)
-        of_host = np.array(["H" in each.direction for each in copies], bool)[place]
+        of_host = names.which(self._name, lambda name: "H" in copy_kind(name).direction)
         copied_ns = self.launch_start_ns[of_host & (self._category == MEANINGS.index("memcpy"))]
         return find_periods(
             names.all,
@@ -438,25 +434,23 @@ def _iterations(
 ) -> tuple[Iterations, list[Caveat]]:
     rows = np.flatnonzero((host.category == MEANINGS.index("annotation")) | (host.category == MEANINGS.index("operator")))
     calls = host.of_category("runtime")
-    launches, place = names.say(host.name[calls], launches_one)
     # A capture of a device begins with what the host first asks of it, long after the profiler's own mark.
     profiler_ns = np.array(marks, np.int64) + base_ns if marks else host.start_ns[:1]
     first = (host.start_ns[host.of_category("annotation")], host.start_ns[calls] if len(calls) else profiler_ns)
     begin_ns = min((int(times.min()) for times in first if len(times)), default=0)
-    launched_ns = host.start_ns[calls][np.array(launches, bool)[place]]
+    launched_ns = host.start_ns[calls][names.which(host.name[calls], launches_one)]
     found = find_iterations(names.all, host.name[rows], host.start_ns[rows], host.end_ns[rows], launched_ns, begin_ns)
     if len(found[0].number) or found[1]:
         return found
-    waits, place = names.say(host.name[calls], waits_for_device)
-    return device.periods(names, host.start_ns[calls][np.array(waits, bool)[place]], begin_ns)
+    waits = names.which(host.name[calls], waits_for_device)
+    return device.periods(names, host.start_ns[calls][waits], begin_ns)
 
 
 def _boundary(iterations: Iterations, host: _Host, names: _Names, marks: Sequence[int], base_ns: int) -> NDArray[np.bool_]:
     """Which iterations the profiler starts, stops or flushes in."""
     marks_ns = np.array(marks, np.int64) + base_ns
     overhead = host.of_category("overhead")
-    flushing, place = names.say(host.name[overhead], lambda name: _FLUSH.search(name) is not None)
-    rows = overhead[np.array(flushing, bool)[place]]
+    rows = overhead[names.which(host.name[overhead], lambda name: "flush" in name.lower())]
     return iterations.overlapping(marks_ns, marks_ns) | iterations.overlapping(host.start_ns[rows], host.end_ns[rows])
 
 
@@ -494,8 +488,3 @@ def _without_correlations(operator: Integers, correlation: Integers) -> Integers
     known = (operator != NULL) & (correlation != NULL)
     same = known & (operator == correlation)
     return np.where(same, NULL, operator) if same.sum() * 2 > known.sum() else operator
-
-
-def _sequences(written: Integers) -> Integers:
-    """Autograd's sequence numbers; NULL where torch writes -1, or its unsigned form, for none."""
-    return np.where(written < 0, NULL, written)
