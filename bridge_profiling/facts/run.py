@@ -353,15 +353,19 @@ class RunFacts:
         return found
 
     def _computed(self, name: str, compute: Callable[[RunFacts], Answer | pa.Table]) -> Answer:
-        found: list[Answer] = []
+        known = self._captures.known(self._options)
+        if name not in known:
+            found: list[Answer] = []
 
-        def create() -> tuple[Caveat, ...]:
-            own = compute(self)
-            found.append(own if isinstance(own, Answer) else Answer(own))
-            return found[0].caveats
+            def create() -> tuple[Caveat, ...]:
+                own = compute(self)
+                found.append(own if isinstance(own, Answer) else Answer(own))
+                return found[0].caveats
 
-        caveats = tuple(self._tracked(create))
-        return self._captures.known(self._options).setdefault(name, Answer(found[0].table, caveats))
+            caveats = tuple(self._tracked(create))
+            # Captures that were read again meanwhile have other facts: this one is computed again.
+            known[name] = Answer(found[0].table, caveats)
+        return known[name]
 
     @property
     def _database(self) -> duckdb.DuckDBPyConnection:
