@@ -63,7 +63,7 @@ class FactOptions:
 #: The default names of ranges.
 DEFAULT_OPTIONS = FactOptions()
 
-#: What is computed from a capture's tables: facts by name.
+#: Computes facts by name from a capture's tables.
 Compute = Callable[[RankTables], Mapping[str, Answer]]
 
 

@@ -28,7 +28,7 @@ _USUAL_CAP = 100_000
 
 _UNIX_SINCE_NS = 10**18
 
-#: What a device's history lacks, by the code of its caveat.
+#: Gaps of a device's history, by the code of the caveat about them.
 _LACKS = {
     "frees_unmatched": "frees {on} belong to allocations from before the history, of unknown start",
     "allocated_before_history": "allocations {on} that are live at the end precede the history",
