@@ -454,7 +454,7 @@ class Answers:
         return self._evidence[chosen]
 
     def compare(self, other: Answers, *, noise: Noise | None = None) -> Comparison:
-        """Changes from this run to another; `analysis.compare.compare` takes several runs per side.
+        """Changes from this run to another; `compare.compare` takes several runs per side.
 
         Args:
             other: the run to compare with this one.

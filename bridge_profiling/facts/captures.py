@@ -212,9 +212,10 @@ class Captures:
 
     def once(self, name: str, make: Callable[[], T]) -> T:
         """What a function returns, which is called once for each reading of the captures."""
-        if name not in self._once:
-            self._once[name] = make()
-        return self._once[name]
+        made = self._once  # another one if the captures are read again meanwhile
+        if name not in made:
+            made[name] = make()
+        return made[name]
 
     def of_rank(self, info: RankInfo, compute: Compute) -> dict[str, Answer]:
         """What is computed from one capture. The other captures are not read."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 
@@ -31,6 +31,8 @@ from bridge_profiling.traces.types import Caveat, RankInfo
 
 if TYPE_CHECKING:
     import duckdb
+
+T = TypeVar("T")
 
 #: Facts whose caveats are those of a run as a whole.
 _WITH_CAVEATS = ("breakdown", "idle_gaps", "typical_iteration", "communication", "stragglers", "pipeline", "memory")
@@ -355,16 +357,10 @@ class RunFacts:
     def _computed(self, name: str, compute: Callable[[RunFacts], Answer | pa.Table]) -> Answer:
         known = self._captures.known(self._options)
         if name not in known:
-            found: list[Answer] = []
-
-            def create() -> tuple[Caveat, ...]:
-                own = compute(self)
-                found.append(own if isinstance(own, Answer) else Answer(own))
-                return found[0].caveats
-
-            caveats = tuple(self._tracked(create))
+            made, read = self._tracked(lambda: compute(self))
+            own = made if isinstance(made, Answer) else Answer(made)
             # Captures that were read again meanwhile have other facts: this one is computed again.
-            known[name] = Answer(found[0].table, caveats)
+            known[name] = Answer(own.table, (*read, *own.caveats))
         return known[name]
 
     @property
@@ -384,28 +380,28 @@ class RunFacts:
     @property
     def _exposed(self) -> duckdb.DuckDBPyConnection:
         """The database with tables of waiting and of exposed communication."""
-
-        def measure() -> tuple[Caveat, ...]:
-            waiting = self._waiting
-            return communication.measure_exposure(waiting, self.exposure, self.infos)
-
-        return self._with_tables("exposed", measure)
+        return self._with_tables("exposed", lambda: communication.measure_exposure(self._waiting, self.exposure, self.infos))
 
     def _with_tables(self, name: str, create: Callable[[], Iterable[Caveat]]) -> duckdb.DuckDBPyConnection:
         """The database with tables that are created once."""
-        caveats = self._captures.once(name, lambda: self._tracked(create))
+
+        def created() -> list[Caveat]:
+            own, read = self._tracked(create)
+            return [*read, *own]
+
+        caveats = self._captures.once(name, created)
         if self._read:
             self._read[-1].extend(caveats)
         return self._database
 
-    def _tracked(self, create: Callable[[], Iterable[Caveat]]) -> list[Caveat]:
-        """Caveats of the facts that are read, and those that a function returns."""
+    def _tracked(self, make: Callable[[], T]) -> tuple[T, list[Caveat]]:
+        """What a function returns, and the caveats of the facts that it reads."""
         self._read.append([])
         try:
-            own = create()
+            made = make()
         finally:
             read = self._read.pop()
-        return [*read, *own]
+        return made, read
 
     @property
     def _memory(self) -> MemoryTables:
