@@ -69,7 +69,7 @@ class Captures:
         self._scratch = tempfile.TemporaryDirectory(prefix="bridge_profiling-", ignore_cleanup_errors=True)
         #: How often everything was read: a second time, without the cache, if that changed meanwhile.
         self._readings = 0
-        self._connections: dict[tuple[str, ...], duckdb.DuckDBPyConnection] = {}
+        self._connection: duckdb.DuckDBPyConnection | None = None
         self._begin()
 
     def _begin(self) -> None:
@@ -83,10 +83,8 @@ class Captures:
         self._facts: dict[FactOptions, dict[str, Answer]] = {}
         self._once: dict[str, Any] = {}
         self._kept: KeptFacts | None = None
-        for connection in self._connections.values():
-            connection.close()
-        self._connections.clear()
-        for name in ("_cached", "_offsets", "main_source"):
+        self._disconnect()
+        for name in ("_cached", "main_source"):
             vars(self).pop(name, None)
 
     def close(self) -> None:
@@ -96,10 +94,13 @@ class Captures:
         cache.remove_unfinished(self._captures, self._parquet, Path(self._scratch.name).name)
         if self._kept is not None:
             self._kept.add(self._facts)
-        for connection in self._connections.values():
-            connection.close()
-        self._connections.clear()
+        self._disconnect()
         self._scratch.cleanup()
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = None
 
     def undisturbed(self, use: Callable[[], T]) -> T:
         """What a function returns that reads tables; a cache that is removed meanwhile does not change it.
@@ -187,8 +188,8 @@ class Captures:
         unseen = sum(1 for result in results if result.entry is None or not self._was_seen(result.entry))
         if unseen:
             text = (
-                f"the tables of {unseen} captures are not accessible from this machine: answers across ranks leave them out. "
-                "Name a directory that all machines share with --parquet"
+                f"the tables of {unseen} captures are not accessible from this machine: timelines and merged traces leave them "
+                "out. Name a directory that all machines share with --parquet"
             )
             found.append(Caveat("tables_not_accessible", text))
         for result in results:
@@ -238,25 +239,17 @@ class Captures:
         entries = [result.entry for result in self.traces if result.entry is not None]
         return self._stacked(self._work([RankTask(entry, compute) for entry in entries]), compute)
 
-    # The database.
-
-    def database(self, source: str | None = None) -> duckdb.DuckDBPyConnection:
-        """A view of each table in `traces.tables.SCHEMAS` over the ranks' traces of a profiler, by default the main one.
-
-        Traces and memory snapshots have no table in common: those of the main profiler have the snapshots' too.
-        """
-        sources = (self.main_source, "memory") if source in (None, self.main_source) else (source,)
-        if sources not in self._connections:
-            entries = [result.entry for result in self.results if result.info.source in sources]
-            folders = [entry for entry in entries if entry is not None and entry.is_dir()]
-            numbers = next((self._offsets[source] for source in sources if self._offsets.get(source)), {})
-            self._connections[sources] = connect(folders, numbers)
-        return self._connections[sources]
+    def of_snapshots(self, compute: Compute) -> dict[str, Answer]:
+        """What is computed from each memory snapshot."""
+        found = [result for result in self.results if result.info.source == "memory"]
+        return self._stacked(self._work([RankTask(each.entry, compute) for each in found if each.entry is not None]), compute)
 
     @property
-    def sources_of_traces(self) -> list[str]:
-        """The profilers whose traces there are; a run without any has those of the first."""
-        return sorted({result.info.source for result in self.traces}) or ["kineto"]
+    def database(self) -> duckdb.DuckDBPyConnection:
+        """An empty database for facts across ranks; another one if the captures are read again."""
+        if self._connection is None:
+            self._connection = connect()
+        return self._connection
 
     # Reading captures.
 
@@ -360,21 +353,12 @@ class Captures:
         info = next(result.info for result in self._loaded or () if result.entry == source)
         return info.rank, info.files[0], "some answers are not"
 
-    @cached_property
-    def _offsets(self) -> dict[str, dict[int, int]]:
-        """By profiler, what each rank's numbers of inferred iterations lack to be those of the others."""
-        readable = [(each.info, each.entry) for each in self._loaded or () if each.entry is not None and each.entry.is_dir()]
-        sources = {info.source for info, _ in readable} - {"memory"}
-        return {source: offsets([each for each in readable if each[0].source == source]) for source in sorted(sources)}
-
     def _stacked(self, results: Sequence[RankResult], compute: Compute) -> dict[str, Answer]:
         """What was computed from each capture as one table each; what would be, if there is none."""
         if not results:  # the columns are those of a capture without events
             empty = compute(RankTables(_NO_CAPTURE, {}))
             return {name: Answer(_together([_NO_CAPTURE], [each.table]).slice(0, 0)) for name, each in empty.items()}
-        infos = [result.info for result in results]
-        known = self._offsets if self._loaded is not None else {}
-        numbers = [known.get(info.source, {}).get(info.rank, 0) for info in infos]
+        infos, numbers = [result.info for result in results], _numbers(results)
         found = {}
         for name in results[0].facts:
             answers = [result.facts[name] for result in results]
@@ -386,6 +370,17 @@ class Captures:
             )
             found[name] = Answer(_together(infos, tables), tuple(caveats))
         return found
+
+
+def _numbers(results: Sequence[RankResult]) -> list[int]:
+    """What each capture's numbers of inferred iterations lack to be those of the others of its profiler."""
+    if any("kernel_times" not in result.facts for result in results):
+        return [0] * len(results)
+    times = [(result.info, result.facts["kernel_times"].table) for result in results]
+    known = {
+        source: offsets([each for each in times if each[0].source == source]) for source in {info.source for info, _ in times}
+    }
+    return [known[info.source].get(info.rank, 0) for info, _ in times]
 
 
 def _of_trace(tables: RankTables, compute: Compute) -> Mapping[str, Answer]:

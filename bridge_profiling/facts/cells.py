@@ -17,7 +17,7 @@ KEYS = {
 }
 
 _DEVICE_EVENTS = (
-    "select *, end_ns - start_ns as ns, null as wait_ns, null as kernel_ns from device_events where kind in {kinds}"
+    "select *, total_ns as ns, null as wait_ns, null as kernel_ns from device_sums where kind in {kinds} and source = $source"
 )
 
 #: Events of each kind. Only matched operations have transfer and waiting; for others, the kernel's time counts as transfer.
@@ -26,7 +26,7 @@ _EVENTS = {
     "copies": _DEVICE_EVENTS.format(kinds=("memcpy", "memset")),
     "communication": """
         select operations.operation, coalesce("group", '') as "group", coalesce(group_size, 0) as group_size, rank,
-            operations.iteration, operations.message_bytes as bytes, wait_ns,
+            operations.iteration, operations.message_bytes as bytes, wait_ns, 1 as count,
             operations.end_ns - operations.start_ns as kernel_ns, coalesce(transfer_ns, kernel_ns) as ns
         from operations left join waiting using (rank, collective)
     """,
@@ -35,7 +35,7 @@ _EVENTS = {
 # Nanoseconds are added up as integers: DuckDB adds doubles in an order that changes from run to run.
 _CELLS = """
 with cells as (
-    select {keys}, rank, {step} as step, count(*) as count, sum(ns) as ns, sum(bytes) as bytes, sum(wait_ns) as wait_ns,
+    select {keys}, rank, {step} as step, sum(count) as count, sum(ns) as ns, sum(bytes) as bytes, sum(wait_ns) as wait_ns,
         sum(kernel_ns) as kernel_ns
     from ({events}) where {chosen} group by all
 )
@@ -46,20 +46,25 @@ from cells group by all order by step
 """
 
 _COPIES_BY_SIZE = """
-select direction, if(direction = 'HtoD', from_memory, to_memory) as host_memory, bytes::bigint as bytes, count(*) as count,
-    sum(end_ns - start_ns) / 1e3 as copy_us
-from device_events where kind = 'memcpy' and direction in ('HtoD', 'DtoH') and bytes > 0
-group by all order by direction, host_memory, bytes
+select direction, host_memory, bytes, sum(count)::bigint as count, sum(copy_ns) / 1e3 as copy_us from copy_sizes
+where source = $source group by all order by direction, host_memory, bytes
 """
 
 
 def event_cells(
-    connection: duckdb.DuckDBPyConnection, *, of: str, iterations: tuple[int, ...] = (), ranks: tuple[int, ...] = ()
+    connection: duckdb.DuckDBPyConnection,
+    *,
+    of: str,
+    source: str,
+    iterations: tuple[int, ...] = (),
+    ranks: tuple[int, ...] = (),
 ) -> pa.Table:
-    """Events per kind and iteration. Needs `measure_waiting`.
+    """Events per kind and iteration. Needs `measure_waiting` and the table `device_sums`.
 
     Args:
+        connection: the run's tables.
         of: `kernels`, `copies` or `communication`.
+        source: the profiler of the captures.
         iterations: to count; without any, the whole capture counts as one.
         ranks: to count.
 
@@ -74,9 +79,9 @@ def event_cells(
         step="iteration" if iterations else "0",
         chosen=f"iteration in ({numbers}) and rank in ({members})" if iterations else "true",
     )
-    return connection.sql(query).to_arrow_table()
+    return connection.sql(query, params={} if of == "communication" else {"source": source}).to_arrow_table()
 
 
-def copies_by_size(connection: duckdb.DuckDBPyConnection) -> pa.Table:
-    """Copies between host and device of all ranks by direction, memory and size: number and time."""
-    return connection.sql(_COPIES_BY_SIZE).to_arrow_table()
+def copies_by_size(connection: duckdb.DuckDBPyConnection, source: str) -> pa.Table:
+    """Copies between host and device of all ranks by direction, memory and size: number and time. Needs `copy_sizes`."""
+    return connection.sql(_COPIES_BY_SIZE, params={"source": source}).to_arrow_table()

@@ -11,13 +11,11 @@ Devices finish the same iteration together, because each one ends with communica
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from bridge_profiling.facts.caveats import caveat
@@ -184,16 +182,24 @@ _INFERRED = "iterations_inferred"
 _SAME = 0.25
 
 
-def offsets(captures: Sequence[tuple[RankInfo, Path]]) -> dict[int, int]:
+def offsets(captures: Sequence[tuple[RankInfo, pa.Table]]) -> dict[int, int]:
     """What to add to each rank's numbers; nothing unless all ranks' iterations are inferred, and their ends agree.
 
     Args:
-        captures: of one profiler, with the folders of their tables.
+        captures: of one profiler, with their facts `kernel_times`.
     """
     inferred = [any(caveat.code == _INFERRED for caveat in info.caveats) for info, _ in captures]
     if len(captures) < 2 or not all(inferred):
         return {}
-    ends = {info.rank: _ends_ns(folder) for info, folder in captures}
+    # The host may run ahead of the device: an iteration ends when what it launched does.
+    ends = {
+        info.rank: {
+            row["iteration"]: row["compute_end_ns"]
+            for row in times.to_pylist()
+            if row["iteration"] is not None and row["compute_end_ns"] is not None
+        }
+        for info, times in captures
+    }
     first, *others = sorted(ends)
     found = {first: 0}
     for rank in others:
@@ -202,7 +208,7 @@ def offsets(captures: Sequence[tuple[RankInfo, Path]]) -> dict[int, int]:
             return {}
         found[rank] = offset
     least = min(found.values())
-    return {rank: offset - least for rank, offset in found.items()} if any(found.values()) else {}
+    return {rank: offset - least for rank, offset in found.items()}
 
 
 def renumbered(table: pa.Table, offset: int) -> pa.Table:
@@ -212,23 +218,6 @@ def renumbered(table: pa.Table, offset: int) -> pa.Table:
     place = table.column_names.index("iteration")
     column = table["iteration"]
     return table.set_column(place, table.field(place), pc.add(column, pa.scalar(offset, column.type)))
-
-
-def in_sql(numbers: Mapping[int, int]) -> str:
-    """A projection that renumbers all ranks' rows."""
-    cases = " ".join(f"when {rank} then {offset}" for rank, offset in numbers.items())
-    return f"* replace (cast(iteration + case rank {cases} else 0 end as integer) as iteration)"
-
-
-def _ends_ns(folder: Path) -> dict[int, int]:
-    """When the device finished what each iteration launched, as the host may run ahead of it; empty without a device."""
-    path = folder / "device_events.parquet"
-    if not path.is_file():
-        return {}
-    table = pq.read_table(path, columns=["kind", "iteration", "end_ns"])
-    mine = table.filter(pc.and_(pc.equal(table["kind"].cast(pa.string()), "compute"), pc.is_valid(table["iteration"])))
-    last = mine.group_by("iteration").aggregate([("end_ns", "max")])
-    return dict(zip(last["iteration"].to_pylist(), last["end_ns_max"].to_pylist(), strict=True))
 
 
 def _offset(ends_ns: Mapping[int, int], others_ns: Mapping[int, int]) -> int | None:

@@ -12,7 +12,7 @@ the larger of one rank's input and output. Bus bandwidth is that times `bus_fact
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -27,12 +27,6 @@ from bridge_profiling.traces.types import Caveat, RankInfo
 
 if TYPE_CHECKING:
     import duckdb
-
-#: Rows of several ranks that are worked on together. More exceed the processor's cache.
-_SOME_ROWS = 1 << 16
-
-#: Rows per batch of a streamed query.
-_BATCH_ROWS = 1 << 17
 
 _WAITING = """
 create or replace temp table waiting as
@@ -187,54 +181,6 @@ def measure_exposure(
 def source_of(infos: Sequence[RankInfo]) -> str:
     """The profiler of the captures that are compared."""
     return infos[0].source if infos else "kineto"
-
-
-def rank_by_rank(connection: duckdb.DuckDBPyConnection, query: str) -> Iterator[tuple[int, pa.Table]]:
-    """Rows of a query, one rank at a time, so that memory holds one rank's rows.
-
-    Args:
-        connection: runs nothing else until the rows are read; pass a cursor if it does.
-        query: has `rank` as its first column, with the rows of each rank together.
-    """
-    kept: list[pa.RecordBatch] = []
-    rank: int | None = None
-    for batch in connection.sql(query).to_arrow_reader(_BATCH_ROWS):
-        begin = 0
-        ranks = batch.column(0).to_numpy()
-        while begin < len(ranks):
-            if rank is not None and ranks[begin] != rank:
-                yield rank, pa.Table.from_batches(kept)
-                kept = []
-            rank = int(ranks[begin])
-            same = ranks[begin:] == rank
-            length = len(same) if same.all() else int(same.argmin())
-            kept.append(batch.slice(begin, length))
-            begin += length
-    if rank is not None and kept:
-        yield rank, pa.Table.from_batches(kept)
-
-
-def some_ranks(connection: duckdb.DuckDBPyConnection, query: str) -> Iterator[pa.Table]:
-    """Rows of a query, all of some ranks at a time: so many that arrays pay off, and that memory does not grow with the ranks.
-
-    Args:
-        connection: runs nothing else until the rows are read; pass a cursor if it does.
-        query: has `rank` as its first column, with the rows of each rank together.
-    """
-    kept: list[pa.RecordBatch] = []
-    count = 0
-    for batch in connection.sql(query).to_arrow_reader(_BATCH_ROWS):  # a batch is at most one file, thus one rank
-        if count >= _SOME_ROWS:
-            other = batch.column(0).to_numpy() != kept[-1].column(0)[-1].as_py()
-            if other.any():
-                first = int(other.argmax())
-                yield pa.Table.from_batches([*kept, batch.slice(0, first)])
-                kept, count, batch = [], 0, batch.slice(first)
-        if batch.num_rows:
-            kept.append(batch)
-            count += batch.num_rows
-    if kept:
-        yield pa.Table.from_batches(kept)
 
 
 # Sums of fractions are in the order of ranks: threads would add them in any order, and the last digit would differ.

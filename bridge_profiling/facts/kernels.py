@@ -111,28 +111,75 @@ def copies(device_events: pa.Table) -> pa.Table:
     )
 
 
-# The events of all ranks are read once for both answers.
-_KERNEL_SUMS = """
-create temp table if not exists kernel_sums as
-with recorded as (
-    select rank, min(start_ns) filter (where launch_start_ns is not null) as first_ns from device_events
-    where rank in (select rank from iterations) group by rank having 2 * count(launch_start_ns) > count(*)
-)
-select rank, kind, backend, name, configuration, count(*) as calls, sum(end_ns - start_ns)::bigint as total_ns,
-    min(end_ns - start_ns) as min_ns, max(end_ns - start_ns) as max_ns
-from device_events left join recorded using (rank)
-where kind in ('compute', 'communication')
-    and not (iteration is null and launch_start_ns is null and coalesce(start_ns < first_ns, false))
-group by all
-"""
+def copy_sizes(device_events: pa.Table) -> pa.Table:
+    """Copies between host and device by direction, host_memory and bytes: count, and copy_ns of all of them."""
+    events = device_events.select(["direction", "from_memory", "to_memory", "bytes", "start_ns", "end_ns"])
+    mine = rows_of(device_events["kind"], "memcpy") & rows_of(device_events["direction"], "HtoD", "DtoH")
+    events = events.filter(pa.array(mine & (to_int64(device_events["bytes"], 0) > 0)))
+    direction, source, target = (events[name].cast(pa.string()) for name in _PATH)
+    table = pa.table(
+        {
+            "direction": direction,
+            "host_memory": pc.if_else(pc.equal(direction, "HtoD"), source, target),
+            "bytes": events["bytes"].cast(pa.int64()),
+            "copy_ns": pc.subtract(events["end_ns"], events["start_ns"]),
+        }
+    )
+    found = table.group_by(["direction", "host_memory", "bytes"]).aggregate([("copy_ns", "count"), ("copy_ns", "sum")])
+    return found.rename_columns({"copy_ns_count": "count", "copy_ns_sum": "copy_ns"})
+
+
+_OF_EVENTS = ("kind", "backend", "name", "configuration", *_PATH)
+
+#: Columns of device events that `device_sums` reads.
+SUMMED = (*_OF_EVENTS, "iteration", "start_ns", "end_ns", "launch_start_ns", "bytes")
+
+
+def device_sums(device_events: pa.Table, *, marked: bool) -> pa.Table:
+    """The device's events by iteration, kind, backend, name, launch configuration, direction and memories.
+
+    Args:
+        device_events: the table of that name.
+        marked: whether the capture has iterations.
+
+    Returns:
+        Also `queued`: the events were in the device's queue when the capture began; count; total_ns, min_ns and max_ns of their
+        durations; bytes (null if unknown).
+    """
+    start = device_events["start_ns"].to_numpy()
+    unlaunched = device_events["launch_start_ns"].is_null().to_numpy()
+    queued = np.zeros(len(start), bool)
+    if marked and 2 * unlaunched.sum() < len(start):
+        outside = device_events["iteration"].is_null().to_numpy()
+        queued = outside & unlaunched & (start < start[~unlaunched].min())
+    codes = {name: coded(device_events[name]) for name in _OF_EVENTS}
+    table = pa.table(
+        {name: code for name, (code, _) in codes.items()}
+        | {"iteration": device_events["iteration"], "queued": queued, "bytes": device_events["bytes"]}
+        | {"ns": device_events["end_ns"].to_numpy() - start}
+    )
+    sums = [("ns", "count"), ("ns", "sum"), ("ns", "min"), ("ns", "max"), ("bytes", "sum")]
+    found = table.group_by(["iteration", *_OF_EVENTS, "queued"], use_threads=False).aggregate(sums)
+    of_name = {
+        name: pa.array(names, pa.string()).take(pa.array(code, mask=code < 0))
+        for name, (_, names) in codes.items()
+        for code in [found[name].to_numpy()]
+    }
+    sums_of = {"count": "ns_count", "total_ns": "ns_sum", "min_ns": "ns_min", "max_ns": "ns_max", "bytes": "bytes_sum"}
+    return pa.table(
+        {name: found[name] for name in ("iteration", "queued")}
+        | of_name
+        | {name: found[column] for name, column in sums_of.items()}
+    )
+
 
 _KERNELS = """
     with launched as (
-        select {rank} kind, backend, name, configuration::varchar as configuration, sum(calls)::bigint as calls,
-            sum(total_ns)::bigint as total_ns, min(min_ns) as min_ns, max(max_ns) as max_ns
-        from kernel_sums group by all
+        select {of}, kind, backend, name, configuration, sum(count)::bigint as calls, sum(total_ns)::bigint as total_ns,
+            min(min_ns) as min_ns, max(max_ns) as max_ns
+        from device_sums where kind in ('compute', 'communication') and not queued group by all
     )
-    select {rank} kind, backend, name, sum(calls)::bigint as count,
+    select {of}, kind, backend, name, sum(calls)::bigint as count,
         sum(total_ns)::bigint / 1000 as total_us,
         sum(total_ns)::bigint / sum(calls)::bigint / 1000 as mean_us,
         min(min_ns) / 1000 as min_us,
@@ -141,20 +188,19 @@ _KERNELS = """
         count(configuration) as configurations
     from launched
     group by all
-    order by {rank} total_us desc, name
+    order by {of}, total_us desc, name
 """
 
 
 def kernels(connection: duckdb.DuckDBPyConnection, *, by_rank: bool = True) -> pa.Table:
-    """One row per kind, backend and name of kernel (and rank), with its group (`kernel_groups`), most time first.
+    """One row per source, kind, backend and name of kernel (and rank), with its group (`kernel_groups`), most time first.
 
     `grid`, `block` ("16x8x1"), `registers_per_thread` and `shared_memory_bytes` (of a block, static and dynamic) are those of
     most launches, null where the profiler did not record them; `configurations`: how many different ones there are.
 
-    Where iterations are marked, kernels that were in the device's queue when the capture began are left out.
+    Kernels that were in the device's queue when the capture began are left out. Needs the table `device_sums`.
     """
-    connection.execute(_KERNEL_SUMS)
-    found = connection.sql(_KERNELS.format(rank="rank," if by_rank else "")).to_arrow_table()
+    found = connection.sql(_KERNELS.format(of="rank, source" if by_rank else "source")).to_arrow_table()
     kinds, names = (found[column].cast(pa.string()).to_pylist() for column in ("kind", "name"))
     groups = [group_of(name or "", kind) for kind, name in zip(kinds, names, strict=True)]
     found = found.append_column("group", pa.array(groups, pa.string()))

@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from bridge_profiling.facts.activity import POINT_TO_POINT
 from bridge_profiling.facts.caveats import caveat
 from bridge_profiling.facts.intervals import run_starts
 from bridge_profiling.traces.types import Caveat
@@ -46,18 +47,12 @@ _HOSTS_NS = 50_000_000
 #: All offsets are tried up to this many comparisons, if the likely ones do not fit.
 _SEARCHED = 1 << 24
 
-#: Operations between two ranks.
-POINT_TO_POINT = ("send", "recv", "send_recv")
-
 #: Operations whose message size differs between ranks, so that sizes do not show whether two rows match.
 _UNEVEN = ("all_to_all", "gather", "scatter", "reduce", "dispatch", "combine", "barrier")
 
-# Not temporary: cursors of the connection must see it. No view: ten queries would read the ranks' files each time.
 _OPERATIONS = """
 create or replace table operations as
-select * replace (coalesce(operation, 'unknown') as operation),
-    hash(coalesce(group_name, ''), coalesce(group_ranks, '')) as group_id
-from collectives
+select *, hash(coalesce(group_name, ''), coalesce(group_ranks, '')) as group_id from recorded_operations
 """
 
 # The group_id stays that of operations without a group.
@@ -127,14 +122,15 @@ group by group_id
 """
 
 
-def match(connection: duckdb.DuckDBPyConnection) -> list[Caveat]:
-    """Create the tables `matched`, `groups`, and `operations`: `collectives` with a group_id.
+def match(connection: duckdb.DuckDBPyConnection, operations: pa.Table) -> list[Caveat]:
+    """Create the tables `matched`, `groups`, and `operations`: those given, of all ranks, with a group_id.
 
     `matched` has a row per participant of each matched operation and direction: match (one number for all participants), rank,
     collective, channel, group_id, point_to_point, operation, message_bytes, iteration, start_ns and end_ns on the rank's own
     clock, participants (captured ones), and transfer_ns: the shortest duration among the participants. `groups`: group_id,
     group, group_name, group_ranks, group_size, captured (number of its ranks that are).
     """
+    connection.register("recorded_operations", operations)
     connection.execute(_OPERATIONS)
     inferred = _ranks_of_one_group(connection)
     if inferred:
@@ -147,6 +143,7 @@ def match(connection: duckdb.DuckDBPyConnection) -> list[Caveat]:
     connection.execute(_GROUPS)
     found = [*([caveat("group_inferred")] if inferred else []), *_caveats(connection)]
     connection.execute("drop table calls; drop table unequal")
+    connection.unregister("recorded_operations")
     return found
 
 

@@ -11,9 +11,8 @@ a large request.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +20,9 @@ import pyarrow.compute as pc
 
 from bridge_profiling.facts.caveats import caveat
 from bridge_profiling.facts.columns import DeviceMemory, IterationEnd, Site, SiteChange
+from bridge_profiling.facts.intervals import grouped
 from bridge_profiling.facts.memory_series import (
+    UNRECORDED,
     Amounts,
     Integers,
     Series,
@@ -34,61 +35,56 @@ from bridge_profiling.facts.memory_series import (
 )
 from bridge_profiling.facts.types import Answer
 from bridge_profiling.traces.tables import fields
-from bridge_profiling.traces.types import Caveat
+from bridge_profiling.traces.types import RankTables
 
-if TYPE_CHECKING:
-    import duckdb
-
-#: Name of all sites beyond the `MOST_SITES` largest in `MemoryTables.over_time`.
+#: Name of all sites beyond the `MOST_SITES` largest in `memory_over_time`.
 OTHER_SITES = "other sites"
 MOST_SITES = 9
 
-#: Points in time of `MemoryTables.timeline` per device (more than a screen has columns), and of `MemoryTables.over_time`.
+#: Points in time of `memory_timeline` per device (more than a screen has columns), and of `memory_over_time`.
 _POINTS, _POINTS_OF_SITES = 2_000, 400
 
-_DEVICE = fields(pa.int32(), "rank", "device")
+#: Columns of the run's tables that the facts of one capture lack: its own.
+_OF_CAPTURE = ("rank", "source")
 
-
-_TIMELINE = pa.schema([*_DEVICE, *fields(pa.int64(), "time_ns", "allocated_bytes", "reserved_bytes")])
-
+_AMOUNTS = fields(pa.int64(), "time_ns", "allocated_bytes", "reserved_bytes")
 
 # A stack has kilobytes, and each occurs many times.
 _STACK = [(name, pa.dictionary(pa.int32(), pa.string())) for name in ("site", "stack")]
-_AT_PEAK = pa.schema([*_DEVICE, *fields(pa.int64(), "bytes", "allocated_ns", "freed_ns"), *_STACK])
-
-_OVER_TIME = pa.schema([*_DEVICE, ("site", pa.string()), *fields(pa.int64(), "time_ns", "bytes")])
+_LIVE = [*fields(pa.int64(), "bytes", "allocated_ns", "freed_ns"), *_STACK]
 
 _REQUEST = fields(pa.int64(), "time_ns", "requested_bytes", "free_bytes")
-_OUT_OF_MEMORY = pa.schema([*_DEVICE, *_REQUEST, ("site", pa.string()), ("stack", pa.string())])
+_FAILED = [*_REQUEST, ("site", pa.string()), ("stack", pa.string())]
 
+#: The tables of a run by name, each with a row for something of a rank's device:
+#:
+#: - `memory`: `Series` in numbers; the free blocks are those when the snapshot was taken.
+#: - `memory_timeline`: amounts from each time on, thinned so that no peak is lost. `reserved_bytes` is null if unknown.
+#: - `memory_growth`: amounts at the end of each iteration.
+#: - `memory_sites`: allocation sites, the largest at the peak first.
+#: - `memory_at_peak`: allocations that were live at the device's peak, the largest first; `allocated_ns` is null for one from
+#:   before the recording, `freed_ns` for one that was not freed.
+#: - `memory_over_time`: bytes of the device's largest sites (the largest at the peak first, `OTHER_SITES` last) over time. At
+#:   each time, they add up to the allocated amount.
+#: - `out_of_memory`: requests that the allocator could not serve, by time (null if not recorded), with the bytes free on the
+#:   device outside what the allocator held.
+SCHEMAS: dict[str, pa.Schema] = {
+    "memory": DeviceMemory.schema(),
+    "memory_growth": IterationEnd.schema(),
+    "memory_sites": Site.schema(),
+} | {
+    name: pa.schema([*fields(pa.int32(), "rank", "device"), *columns])
+    for name, columns in {
+        "memory_timeline": _AMOUNTS,
+        "memory_at_peak": _LIVE,
+        "memory_over_time": [("site", pa.string()), *fields(pa.int64(), "time_ns", "bytes")],
+        "out_of_memory": _FAILED,
+    }.items()
+}
 
-@dataclass(frozen=True)
-class MemoryTables:
-    """Everything about memory over time, from one pass over the recordings. Tables are empty if none was recorded."""
-
-    # A row per rank and device: rank, device, source (`snapshot` or `kineto`), peak_bytes and peak_ns (allocated, and when
-    # first), end_bytes (allocated at the end of the recording), peak_reserved_bytes, end_reserved_bytes; largest_free_bytes,
-    # fragmentation (0 to 1) and inactive_split_bytes (free parts of partly used device blocks) when the snapshot was taken,
-    # null without one; needlessly_reserved_bytes (`Series.needlessly_reserved`), iterations, growth_bytes_per_iteration (median
-    # change between the ends of iterations, null if fewer than two are known).
-    summary: pa.Table
-    # Rank, device, time_ns, allocated_bytes, reserved_bytes (null if unknown): amounts from that time on. Thinned so that no
-    # peak is lost.
-    timeline: pa.Table
-    # Amounts at the end of each iteration: rank, device, iteration (null if inferred), end_ns, allocated_bytes, change_bytes
-    # (since the iteration before; null for the first), reserved_bytes (null if unknown).
-    growth: pa.Table
-    # A row per rank, device and allocation site, the largest at the peak first: rank, device, site, allocations,
-    # allocated_bytes (sum of all), peak_bytes (most at once), bytes_at_peak (at the device's peak), end_bytes,
-    # growth_bytes_per_iteration.
-    sites: pa.Table
-    # Allocations that were live at a device's peak, the largest first: rank, device, bytes, allocated_ns (null: before the
-    # recording), freed_ns (null: never), site, stack.
-    at_peak: pa.Table
-    # Bytes of each device's largest sites over time: rank, device, site (the largest at the peak first, `OTHER_SITES` last),
-    # time_ns, bytes. At each time, the sites of a device add up to the allocated amount.
-    over_time: pa.Table
-    caveats: tuple[Caveat, ...]  # of all of them
+_OF_RANK = {
+    name: pa.schema([column for column in schema if column.name not in _OF_CAPTURE]) for name, schema in SCHEMAS.items()
+}
 
 
 class _Site(NamedTuple):
@@ -98,71 +94,75 @@ class _Site(NamedTuple):
     held: Amounts
 
 
-def memory_tables(connection: duckdb.DuckDBPyConnection, *, points: int = _POINTS) -> MemoryTables:
-    """All tables about memory over time.
+def memory_facts(tables: RankTables, iterations: pa.Table, *, points: int = _POINTS) -> dict[str, Answer]:
+    """The tables of `SCHEMAS` of a snapshot or a trace, without the columns rank and source.
 
     Args:
-        points: most rows per device in `timeline`.
+        tables: of the capture.
+        iterations: the rank's marked iterations, which a snapshot lacks: iteration, start_ns, end_ns.
+        points: most rows per device in `memory_timeline`.
     """
-    blocks = _free_blocks(connection)
-    summary: list[dict[str, Any]] = []
-    growth: list[dict[str, Any]] = []
-    sites: list[dict[str, Any]] = []
-    timeline, at_peak, over_time = [_TIMELINE.empty_table()], [_AT_PEAK.empty_table()], [_OVER_TIME.empty_table()]
-    sites_of_code: list[str] = []
-    of_code: tuple[pa.Array, ...] = ()
+    free = _free_blocks(tables)
+    found: dict[str, list[pa.Table]] = {name: [schema.empty_table()] for name, schema in _OF_RANK.items()}
     caveats = []
-    for series in device_series(connection):
-        key = {"rank": series.rank, "device": series.device}
-        ends, numbers = marked_ends(connection, series)
+
+    def add(name: str, device: int, rows: list[dict[str, Any]]) -> None:
+        found[name].append(pa.Table.from_pylist([{"device": device} | row for row in rows], schema=_OF_RANK[name]))
+
+    for series in device_series(tables):
+        ends, numbers = marked_ends(iterations, series)
         if not numbers:
             ends = inferred_ends(series)
-            caveats.append(caveat("memory_iterations_inferred" if len(ends) else "memory_growth_unknown", [series.rank]))
-        free = blocks.get((series.rank, series.device), {}) if series.source == "snapshot" else {}
-        summary.append(key | _summary(series, ends) | free)
-        timeline.append(_timeline(series, points))
-        growth += [key | row for row in _ends(series, ends, numbers)]
+            caveats.append(caveat("memory_iterations_inferred" if len(ends) else "memory_growth_unknown"))
+        add("memory", series.device, [_summary(series, ends) | free.get(series.device, {})])
+        found["memory_timeline"].append(_timeline(series, points))
+        add("memory_growth", series.device, _ends(series, ends, numbers))
         if series.allocations is None:
-            caveats.append(caveat("memory_without_snapshot", [series.rank]))
+            caveats.append(caveat("memory_without_snapshot"))
             continue
-        if not sites_of_code:  # once: stacks are those of the whole run
-            sites_of_code = [site(stack) for stack in series.stacks]
-            of_code = pa.array(sites_of_code, pa.string()), pa.array(series.stacks, pa.string())
-        parts = _by_site(series.allocations, sites_of_code)
-        sites += [key | row for row in _sites(series, parts, ends)]
-        at_peak.append(_at_peak(series.allocations, series.allocated.peak[1], of_code))
+        sites = [*map(site, series.stacks), UNRECORDED]
+        parts = _by_site(series.allocations, sites)
+        add("memory_sites", series.device, _sites(series, parts, ends))
+        found["memory_at_peak"].append(_at_peak(series, series.allocations, sites))
         if len(series.allocated.time_ns):
-            over_time.append(_over_time(series, parts))
-    sites.sort(key=lambda row: (row["rank"], row["device"], -row["bytes_at_peak"], -row["peak_bytes"], row["site"]))
-    return MemoryTables(
-        pa.Table.from_pylist(summary, schema=DeviceMemory.schema()),
-        pa.concat_tables(timeline),
-        pa.Table.from_pylist(growth, schema=IterationEnd.schema()),
-        pa.Table.from_pylist(sites, schema=Site.schema()),
-        pa.concat_tables(at_peak),
-        pa.concat_tables(over_time),
-        tuple(caveats),
-    )
+            found["memory_over_time"].append(_over_time(series, parts))
+    failed = tables.columns("out_of_memory", ("device", "time_ns", "requested_bytes", "free_bytes", "stack"))
+    rows = [
+        row | {"site": site(row["stack"])}
+        for row in failed.sort_by([("device", "ascending"), ("time_ns", "ascending")]).to_pylist()
+    ]
+    found["out_of_memory"].append(pa.Table.from_pylist(rows, schema=_OF_RANK["out_of_memory"]))
+    return {
+        name: Answer(pa.concat_tables(parts), () if name == "out_of_memory" else tuple(caveats))
+        for name, parts in found.items()
+    }
 
 
-def memory_over_time(recorded: MemoryTables, *, ranks: tuple[int, ...] | None = None) -> Answer:
-    """`MemoryTables.over_time` of some ranks; None for all."""
-    found = recorded.over_time
-    if ranks is not None:
-        found = found.filter(pc.is_in(found["rank"], pa.array(ranks, pa.int32())))
-    return Answer(found, recorded.caveats)
+def of_snapshot(tables: RankTables, marks: pa.Table) -> dict[str, Answer]:
+    """`memory_facts` of a snapshot, with the iterations of its rank's trace: rank, iteration, start_ns, end_ns."""
+    return memory_facts(tables, marks.filter(pc.equal(marks["rank"], tables.info.rank)))
 
 
-def out_of_memory(connection: duckdb.DuckDBPyConnection) -> pa.Table:
-    """Every request that the allocator could not serve, by rank and time, from memory snapshots.
+def of_run(name: str, snapshots: Mapping[str, Answer], traces: Mapping[str, Answer], source: str) -> Answer:
+    """A table of `SCHEMAS` from those of each capture. If a rank has a snapshot and a trace, the snapshot is used.
 
-    Returns:
-        rank, device, time_ns (null if not recorded), requested_bytes, free_bytes (of the device, outside what the allocator
-        held), site, stack (null if not recorded).
+    Args:
+        name: of the table.
+        snapshots: the tables of all snapshots, with the columns rank and source.
+        traces: those of all traces.
+        source: of the traces to use.
     """
-    columns = ", ".join(name for name in _OUT_OF_MEMORY.names if name != "site")
-    rows = connection.sql(f"select {columns} from out_of_memory order by rank, device, time_ns").to_arrow_table().to_pylist()
-    return pa.Table.from_pylist([row | {"site": site(row["stack"])} for row in rows], schema=_OUT_OF_MEMORY)
+    captured = set(snapshots["memory"].table["rank"].to_pylist())
+    recorded = traces["memory"].table
+    recorded = recorded.filter(pc.equal(recorded["source"], source))
+    alone = set(recorded["rank"].to_pylist()) - captured
+    rows = traces[name].table
+    rows = rows.filter(pc.and_(pc.equal(rows["source"], source), pc.is_in(rows["rank"], pa.array(sorted(alone), pa.int32()))))
+    table = pa.concat_tables([snapshots[name].table, rows])
+    of = pc.if_else(pc.equal(table["source"], "memory"), "snapshot", table["source"])
+    table = table.set_column(table.column_names.index("source"), "source", of)
+    caveats = [caveat for caveat in traces[name].caveats if caveat.ranks[0] in alone]
+    return Answer(table.select(SCHEMAS[name].names), (*snapshots[name].caveats, *caveats))
 
 
 def difference(before: pa.Table, after: pa.Table) -> pa.Table:
@@ -193,28 +193,26 @@ def difference(before: pa.Table, after: pa.Table) -> pa.Table:
     return pa.Table.from_pylist(rows, schema=SiteChange.schema())
 
 
-def _free_blocks(connection: duckdb.DuckDBPyConnection) -> dict[tuple[int, int], dict[str, Any]]:
+def _free_blocks(tables: RankTables) -> dict[int, dict[str, Any]]:
     """Free memory of each device when its snapshot was taken."""
-    rows = connection.execute(
-        """select rank, coalesce(device, 0), sum(bytes - active_bytes)::bigint, coalesce(max(largest_free_bytes), 0)::bigint,
-            coalesce(sum(bytes - active_bytes) filter (active_bytes > 0), 0)::bigint
-        from segments where freed_ns is null and active_bytes is not null group by all"""
-    ).fetchall()
-    return {
-        (rank, device): {
+    segments = tables.columns("segments", ("device", "bytes", "active_bytes", "largest_free_bytes", "freed_ns"))
+    held = segments.filter(pc.and_(segments["freed_ns"].is_null(), segments["active_bytes"].is_valid()))
+    found = {}
+    for device, rows in grouped(held.to_pylist(), "device").items():
+        free = sum(row["bytes"] - row["active_bytes"] for row in rows)
+        largest = max((row["largest_free_bytes"] or 0 for row in rows), default=0)
+        found[device or 0] = {
             "largest_free_bytes": largest,
             "fragmentation": 1 - largest / free if free else None,
-            "inactive_split_bytes": split,
+            "inactive_split_bytes": sum(row["bytes"] - row["active_bytes"] for row in rows if row["active_bytes"]),
         }
-        for rank, device, free, largest, split in rows
-    }
+    return found
 
 
 def _summary(series: Series, ends: Integers) -> dict[str, Any]:
     peak, peak_ns = series.allocated.peak
     reserved = None if series.reserved is None else series.reserved.bytes
     return {
-        "source": series.source,
         "peak_bytes": peak,
         "peak_ns": peak_ns,
         "end_bytes": int(series.allocated.bytes[-1]),
@@ -237,13 +235,12 @@ def _timeline(series: Series, points: int) -> pa.Table:
     reserved = None if series.reserved is None else series.reserved.at(time_ns)
     return pa.table(
         {
-            "rank": np.full(len(kept), series.rank, np.int32),
             "device": np.full(len(kept), series.device, np.int32),
             "time_ns": time_ns,
             "allocated_bytes": series.allocated.bytes[1:][kept],
             "reserved_bytes": pa.nulls(len(kept), pa.int64()) if reserved is None else reserved,
         },
-        schema=_TIMELINE,
+        schema=_OF_RANK["memory_timeline"],
     )
 
 
@@ -292,15 +289,19 @@ def _sites(series: Series, parts: dict[str, _Site], ends: Integers) -> list[dict
                 "growth_bytes_per_iteration": _growth(held.at(ends)),
             }
         )
+    rows.sort(key=lambda row: (-row["bytes_at_peak"], -row["peak_bytes"], row["site"]))
     return rows
 
 
-def _at_peak(allocations: pa.Table, peak_ns: int | None, of_code: Sequence[pa.Array]) -> pa.Table:
-    mine = allocations.filter(pa.array(live(allocations, peak_ns))).sort_by([("bytes", "descending")])
-    code = mine["code"].combine_chunks().cast(pa.int32())
-    columns = [mine[name] for name in ("rank", "device", "bytes", "allocated_ns", "freed_ns")]
-    columns += [pa.DictionaryArray.from_arrays(code, values) for values in of_code]
-    return pa.table(columns, names=_AT_PEAK.names).cast(_AT_PEAK)
+def _at_peak(series: Series, allocations: pa.Table, sites: Sequence[str]) -> pa.Table:
+    mine = allocations.filter(pa.array(live(allocations, series.allocated.peak[1]))).sort_by([("bytes", "descending")])
+    code = mine["code"].to_numpy()
+    columns = [mine[name] for name in ("device", "bytes", "allocated_ns", "freed_ns")]
+    for names in (sites, series.stacks):
+        indices = pa.array(code, pa.int32(), mask=code >= len(names))
+        columns.append(pa.DictionaryArray.from_arrays(indices, pa.array(names, pa.string())))
+    schema = _OF_RANK["memory_at_peak"]
+    return pa.table(columns, names=schema.names).cast(schema)
 
 
 def _over_time(series: Series, parts: dict[str, _Site]) -> pa.Table:
@@ -314,13 +315,12 @@ def _over_time(series: Series, parts: dict[str, _Site]) -> pa.Table:
     count = len(kept) * len(shown_ns)
     return pa.table(
         {
-            "rank": np.full(count, series.rank, np.int32),
             "device": np.full(count, series.device, np.int32),
             "site": pa.array([name for name in kept for _ in shown_ns], pa.string()),
             "time_ns": np.tile(shown_ns, len(kept)),
             "bytes": np.concatenate(list(kept.values())),
         },
-        schema=_OVER_TIME,
+        schema=_OF_RANK["memory_over_time"],
     )
 
 

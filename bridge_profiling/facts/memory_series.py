@@ -6,16 +6,15 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from bridge_profiling.facts.communication import rank_by_rank
-
-if TYPE_CHECKING:
-    import duckdb
+from bridge_profiling.facts.intervals import coded
+from bridge_profiling.traces.tables import to_int64
+from bridge_profiling.traces.types import RankTables
 
 Integers = NDArray[np.int64]
 
@@ -30,26 +29,6 @@ _MARKERS = 3
 
 #: Null in arrays of times.
 _UNKNOWN = np.iinfo(np.int64).min
-
-# A stack has kilobytes, and there are few different ones: rows carry its number. Cursors must see the table.
-_STACKS = """
-create or replace table allocation_stacks as
-select row_number() over (order by stack) - 1 as code, stack from (select distinct stack from allocations)
-"""
-
-# As torch counts: memory is allocated until its tensor is freed, even if another stream still uses the block.
-_ALLOCATIONS = """
-select rank, coalesce(device, 0) as device, bytes, allocated_ns, coalesce(free_requested_ns, freed_ns) as freed_ns, code
-from allocations join allocation_stacks on allocations.stack is not distinct from allocation_stacks.stack order by rank
-"""
-
-_SEGMENTS = "select rank, coalesce(device, 0) as device, bytes, allocated_ns, freed_ns from segments order by rank"
-
-_TOTALS = """
-select rank, coalesce(device, 0) as device, time_ns, total_allocated_bytes as allocated, total_reserved_bytes as reserved
-from memory_events where lower(device_type) <> 'cpu' and total_allocated_bytes is not null order by rank, device, time_ns
-"""
-
 
 # A Python frame: "function file:line".
 _FRAME = re.compile(r"^(?P<function>.*?)\s+(?P<file>\S+):(?P<line>\d+)$")
@@ -84,13 +63,13 @@ class Amounts:
 class Series:
     """What one device of one rank held over time."""
 
-    rank: int  # global rank
     device: int  # its number in the process
-    source: str  # `snapshot` or `kineto`
     allocated: Amounts  # bytes of tensors, as the allocator rounds them
     reserved: Amounts | None  # bytes that the caching allocator holds; None if unknown
-    allocations: pa.Table | None = None  # bytes, allocated_ns, freed_ns, code (index of `stacks`); None without a snapshot
-    stacks: Sequence[str | None] = ()  # call stacks of the whole run
+    allocations: pa.Table | None = (
+        None  # bytes, allocated_ns, freed_ns, code (index of `stacks`, or their number); None without a snapshot
+    )
+    stacks: Sequence[str | None] = ()  # call stacks of the capture
 
     @property
     def needlessly_reserved(self) -> int | None:
@@ -108,29 +87,37 @@ class Series:
         return min(needless, max(int(amounts.max()) - self.allocated.peak[0], 0))
 
 
-def device_series(connection: duckdb.DuckDBPyConnection) -> Iterator[Series]:
-    """Every device with recorded memory; a rank's snapshot is preferred to its trace."""
-    connection.execute(_STACKS)
-    stacks = [row[0] for row in connection.execute("select stack from allocation_stacks order by code").fetchall()]
-    segments = dict(rank_by_rank(connection, _SEGMENTS))
-    seen = set()
-    for rank, table in rank_by_rank(connection.cursor(), _ALLOCATIONS):
-        seen.add(rank)
-        for device, mine in _by_device(table):
-            held = dict(_by_device(segments[rank])).get(device) if rank in segments else None
-            yield Series(rank, device, "snapshot", running(mine), None if held is None else running(held), mine, stacks)
-    for rank, table in rank_by_rank(connection.cursor(), _TOTALS):
-        if rank in seen:
-            continue
-        for device, mine in _by_device(table):
-            time_ns = mine["time_ns"].to_numpy()
-            # The amount before the first event is not recorded, only the total after it.
-            allocated, reserved = (
-                Amounts(time_ns, np.concatenate((amounts[:1], amounts)))
-                for amounts in (mine["allocated"].to_numpy(), mine["reserved"].fill_null(0).to_numpy())
-            )
-            known = mine["reserved"].null_count < len(mine)
-            yield Series(rank, device, "kineto", allocated, reserved if known else None)
+def device_series(tables: RankTables) -> Iterator[Series]:
+    """Every device with recorded memory, of a snapshot or of a trace."""
+    if tables.info.source == "memory":
+        recorded = tables.columns("allocations", ("device", "bytes", "allocated_ns", "free_requested_ns", "freed_ns", "stack"))
+        codes, stacks = coded(recorded["stack"])
+        # A stack has kilobytes, and there are few different ones: rows carry its number, those without one the next.
+        codes[codes < 0] = len(stacks)
+        # As torch counts: memory is allocated until its tensor is freed, even if another stream still uses the block.
+        freed = pc.coalesce(recorded["free_requested_ns"], recorded["freed_ns"])
+        columns = [recorded["device"], recorded["bytes"], recorded["allocated_ns"], freed, pa.array(codes)]
+        allocations = pa.table(columns, names=["device", "bytes", "allocated_ns", "freed_ns", "code"])
+        segments = dict(_by_device(tables.columns("segments", ("device", "bytes", "allocated_ns", "freed_ns"))))
+        for device, mine in _by_device(allocations):
+            held = segments.get(device)
+            yield Series(device, running(mine), None if held is None else running(held), mine, stacks)
+        return
+    events = tables.columns(
+        "memory_events", ("device_type", "device", "time_ns", "total_allocated_bytes", "total_reserved_bytes")
+    )
+    on_device = pc.not_equal(pc.utf8_lower(events["device_type"].cast(pa.string())), "cpu")
+    events = events.filter(pc.and_(on_device, events["total_allocated_bytes"].is_valid()))
+    for device, mine in _by_device(events):
+        mine = mine.sort_by("time_ns")
+        time_ns = mine["time_ns"].to_numpy()
+        # The amount before the first event is not recorded, only the total after it.
+        allocated, reserved = (
+            Amounts(time_ns, np.concatenate((amounts[:1], amounts)))
+            for amounts in (to_int64(mine[f"total_{name}_bytes"], 0) for name in ("allocated", "reserved"))
+        )
+        known = mine["total_reserved_bytes"].null_count < len(mine)
+        yield Series(device, allocated, reserved if known else None)
 
 
 def running(allocations: pa.Table) -> Amounts:
@@ -158,17 +145,14 @@ def live(allocations: pa.Table, time_ns: int | None) -> NDArray[np.bool_]:
     return (begun <= time_ns) & ((gone == _UNKNOWN) | (gone > time_ns))
 
 
-def marked_ends(connection: duckdb.DuckDBPyConnection, series: Series) -> tuple[Integers, list[int]]:
+def marked_ends(iterations: pa.Table, series: Series) -> tuple[Integers, list[int]]:
     """Ends of the marked iterations that overlap a series, and their numbers."""
     times = series.allocated.time_ns
-    marked = []
-    if len(times):
-        marked = connection.execute(
-            """select distinct iteration, end_ns from iterations where rank = ? and end_ns >= ? and start_ns <= ?
-            order by end_ns""",
-            [series.rank, int(times[0]), int(times[-1])],
-        ).fetchall()
-    return np.array([end for _, end in marked], np.int64), [number for number, _ in marked]
+    rows = iterations.select(["end_ns", "start_ns", "iteration"]).to_pylist() if len(times) else []
+    marked = sorted(
+        {(row["end_ns"], row["iteration"]) for row in rows if row["end_ns"] >= times[0] and row["start_ns"] <= times[-1]}
+    )
+    return np.array([end for end, _ in marked], np.int64), [number for _, number in marked]
 
 
 def inferred_ends(series: Series) -> Integers:
@@ -247,6 +231,6 @@ def _times(column: pa.ChunkedArray) -> Integers:
 
 
 def _by_device(table: pa.Table) -> Iterator[tuple[int, pa.Table]]:
-    devices = table["device"].to_numpy()
+    devices = to_int64(table["device"], 0)
     for device in np.unique(devices).tolist():
         yield device, table.filter(pa.array(devices == device))

@@ -16,7 +16,7 @@ https://arxiv.org/abs/2104.04473).
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Sized
+from collections.abc import Iterator, Sequence, Sized
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -26,11 +26,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from bridge_profiling.facts.activity import POINT_TO_POINT
 from bridge_profiling.facts.caveats import caveat
 from bridge_profiling.facts.columns import Stage, StageWait
-from bridge_profiling.facts.communication import some_ranks, source_of
+from bridge_profiling.facts.communication import source_of
 from bridge_profiling.facts.intervals import EMPTY, Intervals, Lanes, grouped, run_starts, union
-from bridge_profiling.facts.matching import POINT_TO_POINT
 from bridge_profiling.facts.types import Answer
 from bridge_profiling.traces.joins import ranks_of
 from bridge_profiling.traces.tables import fields
@@ -70,10 +70,10 @@ select operations.rank, operations.start_ns,
 from operations left join waiting using (rank, collective) order by operations.rank
 """
 
-_EVENTS = """
-select rank, start_ns, end_ns, kind = 'compute' as computing, coalesce(collective, -1) as collective from device_events
-"""
+_POINT_TO_POINT = f"select rank, start_ns, end_ns, collective from operations where operation in {POINT_TO_POINT} order by rank"
 
+#: Intervals of several ranks that are worked on together. More exceed the processor's cache.
+_SOME_ROWS = 1 << 16
 
 _TIMES = ("pipeline_us", "compute_us", "bubble_us", "warm_up_us", "steady_us", "cool_down_us", "other_idle_us")
 
@@ -177,8 +177,8 @@ def pipeline_by_rank(
     infos: Sequence[RankInfo],
     clock_offsets: pa.Table,
     kernel_times: pa.Table,
-    *,
-    microbatches: int | None = None,
+    activity: pa.Table,
+    marks: pa.Table,
 ) -> Answer:
     """Each rank's part in its pipeline, per iteration. Needs `measure_waiting`.
 
@@ -187,7 +187,8 @@ def pipeline_by_rank(
         infos: of the ranks.
         clock_offsets: the answer of that name.
         kernel_times: the answer of that name.
-        microbatches: per iteration; None counts the messages that the first stage sends.
+        activity: the answer of that name.
+        marks: the answer of that name.
 
     Returns:
         A row per iteration and rank of a pipeline: iteration, rank, stage, pipeline (its ranks), boundary, microbatches,
@@ -197,14 +198,16 @@ def pipeline_by_rank(
     if not places:
         return Answer(_RANKS.empty_table())
     offsets = dict(zip(clock_offsets["rank"].to_pylist(), clock_offsets["offset_ns"].to_pylist(), strict=True))
-    times = kernel_times.filter(pc.equal(kernel_times["source"], source_of(infos)))
+    times, activity, marks = (
+        table.filter(pc.equal(table["source"], source_of(infos))) for table in (kernel_times, activity, marks)
+    )
     spans, unclear = _spans(connection, times.to_pylist(), places, offsets)
-    counts, interleaved = ({}, False) if microbatches else _microbatches(places, exchanges)
-    edge = set(connection.execute("select rank, iteration from iterations where boundary").fetchall())
+    counts, interleaved = _microbatches(places, exchanges)
+    edge = {(row["rank"], row["iteration"]) for row in marks.to_pylist() if row["boundary"]}
     rows: list[dict[str, Any]] = []
     waiting = _waiting(connection, places)
-    for events in some_ranks(connection.cursor(), _EVENTS):
-        lanes, work = [], _Work.of(events)
+    for work in _works(activity, connection.sql(_POINT_TO_POINT).to_arrow_table()):
+        lanes = []
         for rank, place in ((rank, places[rank]) for rank in work.rows if rank in places):
             shift = offsets.get(rank, 0)
             lanes += [
@@ -220,7 +223,7 @@ def pipeline_by_rank(
                     "stage": lane.place.stage,
                     "pipeline": lane.place.pipeline,
                     "boundary": (lane.rank, lane.iteration) in edge,
-                    "microbatches": microbatches or counts.get((lane.place.pipeline, lane.iteration)),
+                    "microbatches": counts.get((lane.place.pipeline, lane.iteration)),
                     **dict(zip(_TIMES, times_us, strict=True)),
                 }
             )
@@ -332,7 +335,7 @@ class _Lane(NamedTuple):
 
 
 class _Work(NamedTuple):
-    """Device events of some ranks."""
+    """Merged device work of some ranks, and each of their sends and receipts."""
 
     rows: dict[int, slice]  # of each rank
     start_ns: NDArray[np.int64]
@@ -340,18 +343,31 @@ class _Work(NamedTuple):
     computing: NDArray[np.bool_]
     collective: NDArray[np.int64]  # -1 for other work
 
-    @classmethod
-    def of(cls, events: pa.Table) -> _Work:
-        rank, start, end, computing, collective = (column.to_numpy() for column in events.columns)
-        bounds = [*run_starts(rank).tolist(), len(rank)]
-        rows = {int(rank[begin]): slice(begin, until) for begin, until in pairwise(bounds)}
-        return cls(rows, start, end, computing.astype(bool), collective.astype(np.int64))
-
     def near(self, lane: _Lane) -> NDArray[np.int64]:
         """Rows of the lane's rank that overlap its time."""
         mine = self.rows[lane.rank]
         found = (self.end_ns[mine] > lane.begin_ns) & (self.start_ns[mine] < lane.end_ns)
         return np.flatnonzero(found) + mine.start
+
+
+def _works(activity: pa.Table, exchanges: pa.Table) -> Iterator[_Work]:
+    """The work of all ranks, of some at a time."""
+    both = (activity, exchanges)
+    rank, start, end = (np.concatenate([table[name].to_numpy() for table in both]) for name in ("rank", "start_ns", "end_ns"))
+    nothing = np.full(len(activity), -1), np.zeros(len(exchanges), bool)
+    collective = np.concatenate([nothing[0], exchanges["collective"].to_numpy()])
+    computing = np.concatenate([activity["computes"].to_numpy(), nothing[1]])
+    order = np.argsort(rank, kind="stable")
+    begins = run_starts(rank[order])
+    first = 0
+    for last, end_of_rank in enumerate([*begins[1:].tolist(), len(rank)][: len(begins)]):
+        if end_of_rank - begins[first] < _SOME_ROWS and end_of_rank < len(rank):
+            continue
+        mine = order[begins[first] : end_of_rank]
+        bounds = [*(begins[first : last + 1] - begins[first]).tolist(), len(mine)]
+        rows = {int(rank[mine[begin]]): slice(begin, until) for begin, until in pairwise(bounds)}
+        yield _Work(rows, start[mine], end[mine], computing[mine], collective[mine])
+        first = last + 1
 
 
 def _bubbles(events: _Work, waits: dict[int, Intervals], lanes: list[_Lane]) -> list[tuple[float, ...]]:

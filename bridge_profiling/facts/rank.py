@@ -14,11 +14,13 @@ from numpy.typing import NDArray
 
 from bridge_profiling.errors import TraceError, shortage
 from bridge_profiling.facts import (
+    activity,
     device,
     flame_graph,
     host,
     idle,
     kernels,
+    memory,
     names,
     operators,
     parts,
@@ -36,6 +38,9 @@ from bridge_profiling.traces.discover import Capture
 from bridge_profiling.traces.tables import give_memory_back
 from bridge_profiling.traces.types import RankInfo, RankTables
 
+#: Begins the names of facts about memory in a trace: a rank's snapshot has its own.
+OF_TRACE = "trace_"
+
 #: Of Parquet of so many bytes, facts take some 100 MB.
 _LARGE_BYTES = 50_000_000
 
@@ -44,6 +49,7 @@ _DEVICE_EVENTS = (
     *("correlation", "operator", "launch_start_ns", "launch_end_ns", "launch_thread"),
     *("bytes", "direction", "from_memory", "to_memory", "collective"),
 )
+_SAMPLES = ("device", "metric", "time_ns", "value")
 _OPERATORS = ("category", "thread", "name", "start_ns", "end_ns", "operator")
 
 
@@ -161,11 +167,11 @@ def rank_facts(tables: RankTables, options: FactOptions) -> dict[str, Answer]:
     gaps = device.gaps(events, hosts.pop("waits"), waits, work, windows)
     cost = profiler_cost.replay(hosts.pop("recorded"), events, gaps, work, tables.info.source)
     names = hosts["operator_names"]
-    activity = hosts.pop("activity")
+    host_activity = hosts.pop("activity")
     found: dict[str, Answer | pa.Table] = {
-        "idle_causes": idle.idle_causes(gaps, events, activity, names, host_events, spans, cost, **vars(options))
+        "idle_causes": idle.idle_causes(gaps, events, host_activity, names, host_events, spans, cost, **vars(options))
     }
-    del activity
+    del host_activity
     free()
     found["device_roles"] = roles.device_roles(
         events, _kernel_names(tables), hosts.pop("roles"), hosts.pop("operator_names"), gaps
@@ -176,7 +182,10 @@ def rank_facts(tables: RankTables, options: FactOptions) -> dict[str, Answer]:
     found["iterations"] = device.iterations(windows, work, gaps)
     del gaps, cost, windows
     free()
-    counted = sampled.counted(tables.columns("gpu_metrics", ("device", "metric", "time_ns", "value")), events)
+    samples = tables.columns("gpu_metrics", _SAMPLES)
+    found["gpu_metrics"] = sampled.gpu_metrics(samples, iterations)
+    counted = sampled.counted(samples, events)
+    del samples
     found["phases"] = phases.phases(hosts.pop("timed"), events, iterations, counted)
     found["products"] = products.products(hosts.pop("shaped"), events, _kernel_names(tables), counted)
     found["counters_by_kernel"] = sampled.by_kernel(counted, events, _kernel_names(tables))
@@ -188,19 +197,24 @@ def rank_facts(tables: RankTables, options: FactOptions) -> dict[str, Answer]:
     found["longest_calls"] = hosts.pop("longest_calls")
     found["units"] = operators.units(hosts.pop("annotations"), events)
     found["loop_counts"] = parts.loop_counts(hosts.pop("ranges"), iterations)
-    collectives = tables.columns(
-        "collectives", ("iteration", "operation", "group", "group_name", "group_ranks", "message_bytes", "collective")
-    )
+    collectives = tables.columns("collectives", activity.COLUMNS)
+    found["operations"] = operations = activity.operations(collectives)
+    found["activity"] = activity.activity(events, operations, work)
+    found["first_event"] = activity.first_event(events)
+    found["marks"] = iterations
     found["collective_sizes"] = parts.collective_sizes(collectives)
     found["exposure"] = kernels.exposure(events, collectives, work)
     found["kernel_times"] = kernels.kernel_times(events)
     found["launch_statistics"] = kernels.launch_statistics(events, spans)
     found["copies"] = kernels.copies(events)
+    found["copy_sizes"] = kernels.copy_sizes(events)
+    found["device_sums"] = kernels.device_sums(tables.columns("device_events", kernels.SUMMED), marked=len(iterations) > 0)
     found["breakdown"] = device.breakdown(work)
     calls = tables.columns("system_calls", ("thread", "name", "start_ns", "end_ns"))
     found["system_calls"] = sampled.system_calls(calls, events, iterations)
-    memory = tables.columns("cuda_memory", ("time_ns", "device", "memory", "bytes"))
-    found["cuda_memory"] = sampled.cuda_memory(memory, iterations)
+    allocated = tables.columns("cuda_memory", ("time_ns", "device", "memory", "bytes"))
+    found["cuda_memory"] = sampled.cuda_memory(allocated, iterations)
+    found |= {f"{OF_TRACE}{name}": fact for name, fact in memory.memory_facts(tables, iterations).items()}
     free()
     return {name: each if isinstance(each, Answer) else Answer(each) for name, each in found.items()}
 
@@ -211,6 +225,12 @@ def operators_by(tables: RankTables, **by: Any) -> dict[str, Answer]:
     more = [column for option, column in names.items() if by.get(option)]
     events = tables.columns("device_events", _DEVICE_EVENTS)
     return {"operators": Answer(operators.operators(_operator_events(tables, *more), events, _memory_events(tables), **by))}
+
+
+def counters_over_time(tables: RankTables, intervals: int) -> dict[str, Answer]:
+    """Hardware counters over time: see `sampled.gpu_metrics_over_time`."""
+    samples, iterations = tables.columns("gpu_metrics", _SAMPLES), tables.columns("iterations", ("start_ns", "end_ns"))
+    return {"gpu_metrics_over_time": Answer(sampled.gpu_metrics_over_time(samples, iterations, intervals))}
 
 
 def stacks_of(tables: RankTables, least_share: float = 0.0) -> dict[str, Answer]:

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from bridge_profiling.facts.caveats import caveat
-from bridge_profiling.facts.communication import some_ranks, source_of
+from bridge_profiling.facts.communication import source_of
 from bridge_profiling.facts.device import WHOLE_CAPTURE
 from bridge_profiling.facts.intervals import Lanes, grouped, run_starts
 from bridge_profiling.facts.parts import ENOUGH_ITERATIONS, steady_iterations
@@ -56,9 +56,7 @@ select distinct rank from operations where coalesce(group_size, 2) > 1 and rank 
 """
 
 _SKEW = """
-with began as (
-    select rank, min(start_ns) as start_ns from device_events group by rank
-), lateness as (
+with lateness as (
     select rank, median(late_ns) / 1e3 as median_late_us, count(*) filter (waits_for = rank) as times_last,
         count(*) as operations
     from waiting group by rank
@@ -87,9 +85,6 @@ _STRAGGLERS = pa.schema(
     ]
 )
 
-# Whose tables the database has.
-_KNOWN = "select rank from device_events union select rank from iterations"
-
 
 def waits(connection: duckdb.DuckDBPyConnection) -> pa.Table:
     """Waiting between pairs of ranks. Needs `measure_waiting`.
@@ -103,7 +98,11 @@ def waits(connection: duckdb.DuckDBPyConnection) -> pa.Table:
 
 
 def ranks(
-    connection: duckdb.DuckDBPyConnection, infos: Sequence[RankInfo], iterations: pa.Table, kernel_times: pa.Table
+    connection: duckdb.DuckDBPyConnection,
+    infos: Sequence[RankInfo],
+    iterations: pa.Table,
+    kernel_times: pa.Table,
+    activity: pa.Table,
 ) -> Answer:
     """Each rank's iterations, with the slowest and the fastest rank of each. Needs `measure_waiting`.
 
@@ -112,6 +111,7 @@ def ranks(
         infos: of the ranks.
         iterations: the answer of that name.
         kernel_times: the answer of that name.
+        activity: the answer of that name.
 
     Returns:
         A row per iteration and rank: iteration (null for a capture without any, which counts as one), rank, boundary,
@@ -121,15 +121,10 @@ def ranks(
         `fastest` or null. The last five are null for a rank whose communication could not be matched, or whose capture lost too
         much to be judged.
     """
-    # Workers also answer about captures whose tables are not in the database: how these waited is unknown.
-    known = {rank for (rank,) in connection.execute(_KNOWN).fetchall()}
-    windows, kernels = (
-        grouped((row for row in _of_source(table, infos) if row["rank"] in known), "rank")
-        for table in (iterations, kernel_times)
-    )
+    windows, kernels = (grouped(_of_source(table, infos).to_pylist(), "rank") for table in (iterations, kernel_times))
     waited_for = {row[:2]: row[2] for row in connection.execute(_WAITED_FOR).fetchall()}
     rows: list[dict[str, Any]] = []
-    waited_ns = _waited_ns(connection)
+    waited_ns = _waited_ns(connection, _of_source(activity, infos))
     for rank, mine in kernels.items():
         rows += _iterations(rank, windows.pop(rank, []), mine, waited_ns)
     unjudged = {info.rank for info in infos if not info.judged}
@@ -151,7 +146,7 @@ def ranks(
     return Answer(pa.Table.from_pylist(rows, schema=_RANKS), tuple(caveats))
 
 
-def start_skew(connection: duckdb.DuckDBPyConnection, clock_offsets: pa.Table) -> pa.Table:
+def start_skew(connection: duckdb.DuckDBPyConnection, clock_offsets: pa.Table, began: pa.Table) -> pa.Table:
     """When each capture starts, separate from how late its rank is. Needs `measure_waiting`.
 
     Returns:
@@ -160,8 +155,10 @@ def start_skew(connection: duckdb.DuckDBPyConnection, clock_offsets: pa.Table) -
         that it was last to begin), operations.
     """
     connection.register("offsets", clock_offsets.select(["rank", "offset_ns"]))
+    connection.register("began", began.select(["rank", "start_ns"]))
     found = connection.sql(_SKEW).to_arrow_table()
     connection.unregister("offsets")
+    connection.unregister("began")
     return found
 
 
@@ -226,12 +223,11 @@ def verdict(stragglers: pa.Table) -> str:
     return {0: "none", 1: "occasional"}.get(words.count("sometimes"), "rotating")
 
 
-def _of_source(table: pa.Table, infos: Sequence[RankInfo]) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = table.filter(pc.equal(table["source"], source_of(infos))).to_pylist()
-    return rows
+def _of_source(table: pa.Table, infos: Sequence[RankInfo]) -> pa.Table:
+    return table.filter(pc.equal(table["source"], source_of(infos)))
 
 
-def _waited_ns(connection: duckdb.DuckDBPyConnection) -> dict[tuple[int, int], tuple[int, int]]:
+def _waited_ns(connection: duckdb.DuckDBPyConnection, activity: pa.Table) -> dict[tuple[int, int], tuple[int, int]]:
     """How long each rank waited for other ones without computing, and its longest wait, by rank and iteration."""
     waits = connection.sql(_WAITS_OF_RANKS).to_arrow_table()
     if not waits.num_rows:
@@ -248,10 +244,9 @@ def _waited_ns(connection: duckdb.DuckDBPyConnection) -> dict[tuple[int, int], t
     to_clock = np.minimum.reduceat(start, first) - lanes.start_ns
     begin, until, of_rank = waited.start_ns + to_clock[lane], waited.end_ns + to_clock[lane], rank[first][lane]
     alone = until - begin
-    query = "select rank, start_ns, end_ns from device_events where kind = 'compute'"
-    for events in some_ranks(connection.cursor(), query):
-        of_event, start, end = (column.to_numpy() for column in events.columns)
-        begins = run_starts(of_event)
+    of_event, start, end = (activity.filter(activity["computes"])[name].to_numpy() for name in ("rank", "start_ns", "end_ns"))
+    begins = run_starts(of_event)
+    if len(begins):
         ranks, place = of_event[begins], np.repeat(np.arange(len(begins)), np.diff(np.append(begins, len(of_event))))
         axis = Lanes(np.minimum.reduceat(start, begins), np.maximum.reduceat(end, begins))
         compute = axis.union(place, start, end)

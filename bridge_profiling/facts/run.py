@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from bridge_profiling.facts import (
     cells,
@@ -23,8 +24,7 @@ from bridge_profiling.facts import (
 )
 from bridge_profiling.facts.captures import Captures
 from bridge_profiling.facts.caveats import merged, sentences
-from bridge_profiling.facts.memory import MemoryTables
-from bridge_profiling.facts.rank import DEFAULT_OPTIONS, FactOptions, operators_by, stacks_of
+from bridge_profiling.facts.rank import DEFAULT_OPTIONS, OF_TRACE, FactOptions, counters_over_time, operators_by, stacks_of
 from bridge_profiling.facts.types import Answer
 from bridge_profiling.manifest import RankCapture
 from bridge_profiling.traces.types import Caveat, RankInfo
@@ -59,6 +59,13 @@ class RankFact(Fact):
 
     def __init__(self, doc: str) -> None:
         super().__init__(lambda facts: facts._captures.facts(facts._options)[self.name], doc)
+
+
+class MemoryFact(Fact):
+    """A table of `facts.memory.SCHEMAS`, of each rank's snapshot or trace."""
+
+    def __init__(self, doc: str) -> None:
+        super().__init__(lambda facts: facts._memory(self.name), doc)
 
 
 class RunFacts:
@@ -120,6 +127,13 @@ class RunFacts:
     device_roles = RankFact("Device time by the role of kernels: optimizer, attention and others.")
     collective_sizes = RankFact("Communication of each iteration by operation, group and size.")
     loop_counts = RankFact("How often a loop's own ranges and calls occur in an iteration.")
+    device_sums = RankFact("Time of the device's events by iteration and kind of event, for facts across ranks.")
+    copy_sizes = RankFact("Copies between host and device by direction, memory and size.")
+    operations = RankFact("Communication operations.")
+    activity = RankFact("When the device worked, as far as other ranks' facts depend on it.")
+    first_event = RankFact("When the device's first event starts.")
+    marks = RankFact("Iterations as the host marked them.")
+    gpu_metrics = RankFact("Hardware counters that nsys sampled: mean, 95th percentile, maximum.")
     copies = RankFact("Copies and memsets: direction, pinned or pageable, bytes, bandwidth.")
     host_steps = RankFact("Iterations of a host whose trace has no device work.")
     phases = RankFact("Ranges by name: host time, device time launched inside, spread.")
@@ -173,12 +187,12 @@ class RunFacts:
     @Fact
     def kernels_by_rank(self) -> pa.Table:
         """Kernel statistics per rank and name: group, count, total, mean, shortest and longest."""
-        return self._of_each_source(kernels.kernels)
+        return kernels.kernels(self._registered("device_sums"))
 
     @Fact
     def kernels(self) -> pa.Table:
         """Kernel statistics per name, of all ranks."""
-        return self._of_each_source(partial(kernels.kernels, by_rank=False))
+        return kernels.kernels(self._registered("device_sums"), by_rank=False)
 
     @Fact
     def kernel_groups(self) -> pa.Table:
@@ -195,15 +209,10 @@ class RunFacts:
         """Hardware counters while each kernel ran, of all ranks."""
         return sampled.kernel_counters(self.counters_by_kernel, self.infos)
 
-    @Fact
-    def gpu_metrics(self) -> pa.Table:
-        """Hardware counters that nsys sampled: mean, 95th percentile, maximum."""
-        return self._of_each_source(sampled.gpu_metrics)
-
     def gpu_metrics_over_time(self, intervals: int = 300) -> pa.Table:
         """Those counters over time."""
-        compute = partial(sampled.gpu_metrics_over_time, intervals=intervals)
-        return self.answer(f"gpu_metrics_over_time {intervals}", lambda facts: facts._of_each_source(compute)).table
+        name, compute = f"gpu_metrics_over_time {intervals}", partial(counters_over_time, intervals=intervals)
+        return self.answer(name, lambda facts: facts._captures.of_ranks(compute)["gpu_metrics_over_time"]).table
 
     # Communication.
 
@@ -230,7 +239,7 @@ class RunFacts:
     @Fact
     def ranks(self) -> Answer:
         """Each rank in each iteration: its own time, its waiting, and whether it was the slowest or the fastest."""
-        return ranks.ranks(self._waiting, self.infos, self.iterations, self.kernel_times)
+        return ranks.ranks(self._waiting, self.infos, self.iterations, self.kernel_times, self.activity)
 
     @Fact
     def waits(self) -> pa.Table:
@@ -245,12 +254,14 @@ class RunFacts:
     @Fact
     def start_skew(self) -> pa.Table:
         """How late each rank's capture starts, separate from how late the rank is in its operations."""
-        return ranks.start_skew(self._waiting, self.clock_offsets)
+        return ranks.start_skew(self._waiting, self.clock_offsets, self._of_source(self.first_event))
 
     @Fact
     def pipeline_by_rank(self) -> Answer:
         """Pipeline bubbles per rank and iteration."""
-        return pipeline.pipeline_by_rank(self._waiting, self.infos, self.clock_offsets, self.kernel_times)
+        return pipeline.pipeline_by_rank(
+            self._waiting, self.infos, self.clock_offsets, self.kernel_times, self.activity, self.marks
+        )
 
     @Fact
     def pipeline(self) -> Answer:
@@ -265,49 +276,27 @@ class RunFacts:
     def event_cells(self, **options: Any) -> pa.Table:
         """Events of all ranks, for comparisons: the options are those of `facts.cells.event_cells`."""
         name = f"event_cells {sorted(options.items())}"
-        return self.answer(name, lambda facts: cells.event_cells(facts._waiting, **options)).table
+
+        def compute(facts: RunFacts) -> pa.Table:
+            facts._registered("device_sums")
+            return cells.event_cells(facts._waiting, source=facts.source, **options)
+
+        return self.answer(name, compute).table
 
     @Fact
     def copies_by_size(self) -> pa.Table:
         """Copies by size, to compare with benchmarks."""
-        return cells.copies_by_size(self._database)
+        return cells.copies_by_size(self._registered("copy_sizes"), self.source)
 
     # Memory.
 
-    @Fact
-    def memory(self) -> Answer:
-        """Memory per rank and device: peak, growth per iteration, fragmentation."""
-        return self._memory_fact("summary")
-
-    @Fact
-    def memory_timeline(self) -> Answer:
-        """Allocated and reserved memory over time."""
-        return self._memory_fact("timeline")
-
-    @Fact
-    def memory_sites(self) -> Answer:
-        """Memory by the place in the program that allocated it."""
-        return self._memory_fact("sites")
-
-    @Fact
-    def memory_at_peak(self) -> Answer:
-        """Every allocation that was live at each device's peak, the largest first."""
-        return self._memory_fact("at_peak")
-
-    @Fact
-    def memory_growth(self) -> Answer:
-        """Memory in use at the end of each iteration."""
-        return self._memory_fact("growth")
-
-    def memory_over_time(self, ranks: tuple[int, ...] | None = None) -> pa.Table:
-        """Memory of each device's largest sites over time, of some ranks; None for all."""
-        name = f"memory_over_time {ranks}"
-        return self.answer(name, lambda facts: memory.memory_over_time(facts._memory, ranks=ranks)).table
-
-    @Fact
-    def out_of_memory(self) -> pa.Table:
-        """Each out-of-memory error: requested and free bytes, and the place in the program."""
-        return memory.out_of_memory(self._database)
+    memory = MemoryFact("Memory per rank and device: peak, growth per iteration, fragmentation.")
+    memory_timeline = MemoryFact("Allocated and reserved memory over time.")
+    memory_sites = MemoryFact("Memory by the place in the program that allocated it.")
+    memory_at_peak = MemoryFact("Every allocation that was live at each device's peak, the largest first.")
+    memory_growth = MemoryFact("Memory in use at the end of each iteration.")
+    memory_over_time = MemoryFact("Memory of each device's largest sites over time.")
+    out_of_memory = MemoryFact("Each out-of-memory error: requested and free bytes, and the place in the program.")
 
     # Caveats.
 
@@ -363,14 +352,15 @@ class RunFacts:
             known[name] = Answer(own.table, (*read, *own.caveats))
         return known[name]
 
-    @property
-    def _database(self) -> duckdb.DuckDBPyConnection:
-        return self._captures.database()
+    def _registered(self, name: str) -> duckdb.DuckDBPyConnection:
+        """The database with a fact about each rank as a view."""
+        return self._captures.once(f"view {name}", lambda: self._captures.database.register(name, getattr(self, name)))
 
     @property
     def _matched(self) -> duckdb.DuckDBPyConnection:
         """The database with tables of matched operations."""
-        return self._with_tables("matched", lambda: matching.match(self._database))
+        operations = self._of_source(self.operations)
+        return self._with_tables("matched", lambda: matching.match(self._captures.database, operations))
 
     @property
     def _waiting(self) -> duckdb.DuckDBPyConnection:
@@ -392,7 +382,7 @@ class RunFacts:
         caveats = self._captures.once(name, created)
         if self._read:
             self._read[-1].extend(caveats)
-        return self._database
+        return self._captures.database
 
     def _tracked(self, make: Callable[[], T]) -> tuple[T, list[Caveat]]:
         """What a function returns, and the caveats of the facts that it reads."""
@@ -403,17 +393,14 @@ class RunFacts:
             read = self._read.pop()
         return made, read
 
-    @property
-    def _memory(self) -> MemoryTables:
-        return self._captures.once("memory", lambda: memory.memory_tables(self._database))
+    def _of_source(self, table: pa.Table) -> pa.Table:
+        return table.filter(pc.equal(table["source"], self.source))
 
-    def _memory_fact(self, name: str) -> Answer:
-        return Answer(getattr(self._memory, name), self._memory.caveats)
-
-    def _of_each_source(self, function: Callable[[duckdb.DuckDBPyConnection], pa.Table]) -> pa.Table:
-        tables = []
-        for source in self._captures.sources_of_traces:
-            table = function(self._captures.database(source))
-            column = pa.repeat(pa.scalar(source), table.num_rows)
-            tables.append(table.add_column(1 if "rank" in table.column_names else 0, "source", column))
-        return pa.concat_tables(tables)
+    def _memory(self, name: str) -> Answer:
+        marks = self._of_source(self.marks)
+        snapshots = self._captures.once(
+            "snapshots", lambda: self._captures.of_snapshots(partial(memory.of_snapshot, marks=marks))
+        )
+        facts = self._captures.facts(self._options)
+        traces = {each: facts[f"{OF_TRACE}{each}"] for each in memory.SCHEMAS}
+        return memory.of_run(name, snapshots, traces, self.source)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -16,11 +16,8 @@ from bridge_profiling.facts.intervals import Intervals, coded, outermost, rows_o
 from bridge_profiling.facts.names import group_of
 from bridge_profiling.facts.parts import counted_iterations
 from bridge_profiling.peaks import memory_gbs
-from bridge_profiling.traces.tables import NULL, to_int64
+from bridge_profiling.traces.tables import NULL, fields, to_int64
 from bridge_profiling.traces.types import RankInfo
-
-if TYPE_CHECKING:
-    import duckdb
 
 #: Each share of a peak, and the counters in percent that add up to it; nsys' names differ between devices.
 MEASURES: dict[str, re.Pattern[str]] = {
@@ -32,6 +29,12 @@ MEASURES: dict[str, re.Pattern[str]] = {
 
 #: A longer time between samples, in multiples of the usual one, was not sampled.
 _GAP = 4
+
+_METRICS = pa.schema(
+    [("device", pa.int32()), ("metric", pa.string()), ("samples", pa.int64()), *fields(pa.float64(), "mean", "p95", "max")]
+)
+
+_OVER_TIME = pa.schema([("device", pa.int32()), ("metric", pa.string()), *fields(pa.float64(), "time_us", "value")])
 
 _BY_KERNEL = KernelCounters.schema("name", "group", "count", "device_us", "samples_per_call", *MEASURES)
 
@@ -244,48 +247,57 @@ def _counted(iterations: pa.Table) -> tuple[Intervals, int]:
     return union(start, end), int(counted.sum())
 
 
-#: Samples within each rank's marked iterations, or all of a rank that has none. Counters are those of the whole GPU.
-_SAMPLES = """
-create or replace temp view metric_samples as
-with marked as (select rank, min(start_ns) as first_ns, max(end_ns) as last_ns from iterations group by rank),
-bounds as (select rank, min(time_ns) as first_ns, max(time_ns) as last_ns from gpu_metrics group by rank)
-select sample.rank, sample.device, cast(sample.metric as varchar) as metric, sample.value, sample.time_ns,
-  coalesce(marked.first_ns, bounds.first_ns) as first_ns, coalesce(marked.last_ns, bounds.last_ns) as last_ns
-from gpu_metrics as sample join bounds using (rank) left join marked using (rank)
-where sample.time_ns between coalesce(marked.first_ns, bounds.first_ns) and coalesce(marked.last_ns, bounds.last_ns)
-"""
-
-
-def gpu_metrics(connection: duckdb.DuckDBPyConnection) -> pa.Table:
+def gpu_metrics(samples: pa.Table, iterations: pa.Table) -> pa.Table:
     """Each hardware counter that nsys sampled (`--gpu-metrics-devices`), within the marked iterations or the whole capture.
 
     Returns:
-        rank, device, metric (nsys' name, which ends with the unit in brackets), samples, mean, p95, max; the highest mean first
-        among the counters of a device.
+        device, metric (nsys' name, which ends with the unit in brackets), samples, mean, p95, max; the highest mean first among
+        the counters of a device.
     """
-    connection.execute(_SAMPLES)
-    return connection.sql(
-        """select rank, device, metric, count(*)::bigint as samples, avg(value) as mean, quantile_cont(value, 0.95) as p95,
-        max(value) as max from metric_samples group by rank, device, metric order by rank, device, mean desc, metric"""
-    ).to_arrow_table()
+    found = [
+        (device, metric, len(value), float(value.mean()), float(np.quantile(value, 0.95)), float(value.max()))
+        for device, metric, _, value in _series(samples, *_sampled(samples, iterations))
+    ]
+    found.sort(key=lambda row: (row[0], -row[3], row[1]))
+    return pa.Table.from_pylist([dict(zip(_METRICS.names, row, strict=True)) for row in found], schema=_METRICS)
 
 
-def gpu_metrics_over_time(connection: duckdb.DuckDBPyConnection, *, intervals: int = 300) -> pa.Table:
+def gpu_metrics_over_time(samples: pa.Table, iterations: pa.Table, intervals: int) -> pa.Table:
     """The mean of each counter in equal intervals of that time.
 
     Args:
-        connection: the run's tables.
+        samples: the table `gpu_metrics`.
+        iterations: the table of that name.
         intervals: their number.
 
     Returns:
-        rank, device, metric, time_us (middle of the interval, since the first marked iteration began), value.
+        device, metric, time_us (middle of the interval, since the first marked iteration began), value.
     """
-    connection.execute(_SAMPLES)
-    return connection.sql(
-        """with placed as (
-          select *, (last_ns - first_ns + 1) / $intervals as width_ns from metric_samples
-        ), numbered as (select *, floor((time_ns - first_ns) / width_ns) as place from placed)
-        select rank, device, metric, (place + 0.5) * any_value(width_ns) / 1000 as time_us, avg(value) as value
-        from numbered group by rank, device, metric, place order by rank, device, metric, place""",
-        params={"intervals": intervals},
-    ).to_arrow_table()
+    first_ns, last_ns = _sampled(samples, iterations)
+    width_ns = (last_ns - first_ns + 1) / intervals
+    found = [_OVER_TIME.empty_table()]
+    for device, metric, time_ns, value in sorted(_series(samples, first_ns, last_ns), key=lambda each: each[:2]):
+        interval, place, count = np.unique((time_ns - first_ns) // width_ns, return_inverse=True, return_counts=True)
+        columns = {"device": [device] * len(count), "metric": [metric] * len(count)}
+        amounts = {"time_us": (interval + 0.5) * width_ns / 1e3, "value": np.bincount(place, value) / count}
+        found.append(pa.table(columns | amounts, schema=_OVER_TIME))
+    return pa.concat_tables(found)
+
+
+def _sampled(samples: pa.Table, iterations: pa.Table) -> tuple[int, int]:
+    """Begin and end of the marked iterations, or of the samples."""
+    marked = iterations.num_rows > 0
+    first, last = (iterations["start_ns"], iterations["end_ns"]) if marked else (samples["time_ns"], samples["time_ns"])
+    return pc.min(first).as_py() or 0, pc.max(last).as_py() or 0
+
+
+def _series(
+    samples: pa.Table, first_ns: int, last_ns: int
+) -> Iterator[tuple[int, str, NDArray[np.int64], NDArray[np.float64]]]:
+    """Device, name, times and values of each counter of that time. Counters are those of the whole GPU."""
+    time, device = (to_int64(samples[name]) for name in ("time_ns", "device"))
+    code, names = coded(samples["metric"])
+    value, inside = samples["value"].to_numpy(), (time >= first_ns) & (time <= last_ns)
+    for one, number in sorted(set(zip(device[inside].tolist(), code[inside].tolist(), strict=True))):
+        rows = inside & (device == one) & (code == number)
+        yield one, names[number] or "", time[rows], value[rows]

@@ -111,9 +111,11 @@ def _memory(run: Answers, rank: int | None = None, device: int = 0) -> Figure:
         known = f"one of {held}" if held else "a run whose memory was recorded"
         raise ProfilingConfigError("no memory of that rank was recorded", instead=f"Name {known}")
     rank = held[0] if rank is None else rank
-    by_site = run.facts.memory_over_time((rank,)).to_pylist()
-    mine = [row for row in run.memory_timeline().to_pylist() if row["rank"] == rank and row["device"] == device]
-    return figures.memory_figure([row for row in by_site if row["device"] == device], mine)
+    by_site, mine = (
+        [row for row in table.to_pylist() if (row["rank"], row["device"]) == (rank, device)]
+        for table in (run.facts.memory_over_time, run.memory_timeline())
+    )
+    return figures.memory_figure(by_site, mine)
 
 
 def _timeline(run: Answers, iteration: int | None = None, ranks: list[int] | None = None) -> Figure:

@@ -363,7 +363,7 @@ def memory_over_time_view(run: Answers, ranks: set[int], id: str) -> list[Figure
     """Memory over time of the devices of some ranks; none if none was recorded."""
     by_site, timeline = (
         grouped((row for row in answer.to_pylist() if row["rank"] in ranks), "rank", "device")
-        for answer in (run.facts.memory_over_time(tuple(sorted(ranks))), run.memory_timeline())
+        for answer in (run.facts.memory_over_time, run.memory_timeline())
     )
     caption = "By allocation site." if by_site else "A trace does not show allocation sites; a memory snapshot does."
     variants = {

@@ -2,13 +2,14 @@
 
 import pickle
 import random
+from types import SimpleNamespace
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bridge_profiling.facts.database import connect
-from bridge_profiling.facts.memory import difference, memory_tables
+from bridge_profiling.facts.memory import difference, memory_facts
 from bridge_profiling.facts.memory_series import UNRECORDED, site
 from bridge_profiling.traces import cache
 from tests.facts.ranks_in_hand import rank, values
@@ -25,9 +26,16 @@ def _allocation(size, begin, end, stack=_TRAIN):
     return {"device": 0, "bytes": size, "allocated_ns": begin, "free_requested_ns": end, "freed_ns": end, "stack": stack}
 
 
-def _recorded(folder, *, points=2000, **tables):
-    cache.write(rank(source="memory", **tables), folder / "0")
-    return memory_tables(connect([folder / "0"]), points=points)
+def _of_rank(table):
+    return table.append_column("rank", pa.array([0] * len(table), pa.int32()))
+
+
+def _recorded(folder, *, points=2000, source="memory", **tables):
+    """The tables about memory of a capture, and the caveats of all of them."""
+    cache.write(rank(source=source, **tables), folder / "0")
+    kept = cache.open_entry(folder / "0")
+    found = memory_facts(kept, kept.iterations, points=points)
+    return SimpleNamespace(caveats=found["memory"].caveats, **{name: _of_rank(fact.table) for name, fact in found.items()})
 
 
 def test_the_peak_is_the_most_that_lived_at_once_with_what_was_there_before(tmp_path):
@@ -40,8 +48,8 @@ def test_the_peak_is_the_most_that_lived_at_once_with_what_was_there_before(tmp_
     found = _recorded(tmp_path, allocations=[_allocation(*each) for each in times], segments=segments)
     names = ("peak_bytes", "peak_ns", "end_bytes", "peak_reserved_bytes", "end_reserved_bytes", "largest_free_bytes")
     expected = (1045, 7 * S, 45, 6144, 6144, 2048, pytest.approx(1 - 2048 / (6144 - 45)))
-    assert values(found.summary, *names, "fragmentation") == [expected]
-    assert values(found.at_peak, "bytes", "allocated_ns") == [(1000, 7 * S), (25, None), (20, 2 * S)]
+    assert values(found.memory, *names, "fragmentation") == [expected]
+    assert values(found.memory_at_peak, "bytes", "allocated_ns") == [(1000, 7 * S), (25, None), (20, 2 * S)]
 
 
 _TIMES = st.one_of(st.none(), st.integers(0, 12)), st.one_of(st.none(), st.integers(1, 9))
@@ -57,9 +65,9 @@ def test_amounts_agree_with_counting_moment_by_moment(tmp_path_factory, rows):
     found = _recorded(tmp_path_factory.mktemp("m"), allocations=made)
     # No time is later than 21.
     held = [sum(row["bytes"] for row in made if (row["allocated_ns"] or 0) <= at < (row["freed_ns"] or 99)) for at in range(30)]
-    assert values(found.summary, "peak_bytes", "end_bytes") == [(max(held), held[-1])]
-    assert sum(found.at_peak["bytes"].to_pylist()) == sum(found.sites["bytes_at_peak"].to_pylist()) == max(held)
-    assert sum(found.sites["end_bytes"].to_pylist()) == held[-1]
+    assert values(found.memory, "peak_bytes", "end_bytes") == [(max(held), held[-1])]
+    assert sum(found.memory_at_peak["bytes"].to_pylist()) == sum(found.memory_sites["bytes_at_peak"].to_pylist()) == max(held)
+    assert sum(found.memory_sites["end_bytes"].to_pylist()) == held[-1]
 
 
 def _leaking():
@@ -76,7 +84,7 @@ def _leaking():
 
 def test_iterations_that_nothing_marks_are_inferred_from_what_recurs(tmp_path):
     found = _recorded(tmp_path, allocations=_leaking())
-    assert values(found.summary, "iterations", "growth_bytes_per_iteration") == [(5, 4 * MIB)]
+    assert values(found.memory, "iterations", "growth_bytes_per_iteration") == [(5, 4 * MIB)]
     assert [caveat.code for caveat in found.caveats] == ["memory_iterations_inferred"]
 
 
@@ -84,7 +92,7 @@ def test_without_order_in_the_allocations_growth_is_unknown(tmp_path):
     chance = random.Random(5)
     made = [_allocation(chance.randrange(1, 1 << 30), chance.randrange(S), None) for _ in range(200)]
     found = _recorded(tmp_path, allocations=made)
-    assert found.summary["growth_bytes_per_iteration"].to_pylist() == [None]
+    assert found.memory["growth_bytes_per_iteration"].to_pylist() == [None]
     assert [caveat.code for caveat in found.caveats] == ["memory_growth_unknown"]
 
 
@@ -110,10 +118,10 @@ def test_a_timeline_is_thinned_without_losing_its_peak(tmp_path):
         for begin in range(1, 1000)
     ]
     full, thin = (_recorded(tmp_path / str(points), points=points, allocations=made) for points in (100_000, 200))
-    peak = max(full.timeline["allocated_bytes"].to_pylist())
-    assert (max(thin.timeline["allocated_bytes"].to_pylist()), thin.timeline.num_rows <= 200) == (peak, True)
+    peak = max(full.memory_timeline["allocated_bytes"].to_pylist())
+    assert (max(thin.memory_timeline["allocated_bytes"].to_pylist()), thin.memory_timeline.num_rows <= 200) == (peak, True)
     # The sites of a device, the smallest of them together, add up to its amount.
-    assert max(full.over_time.group_by("time_ns").aggregate([("bytes", "sum")])["bytes_sum"].to_pylist()) == peak
+    assert max(full.memory_over_time.group_by("time_ns").aggregate([("bytes", "sum")])["bytes_sum"].to_pylist()) == peak
 
 
 def test_a_traces_memory_events_have_totals_and_no_sites(tmp_path):
@@ -123,20 +131,20 @@ def test_a_traces_memory_events_have_totals_and_no_sites(tmp_path):
         for kind in ("cuda", "cpu")
     ]
     marks = [{"iteration": number, "start_ns": 2 * number + 1, "end_ns": 2 * number + 2} for number in range(2)]
-    found = _recorded(tmp_path, memory_events=events, iterations=marks)
-    names = ("source", "peak_bytes", "peak_ns", "end_bytes", "peak_reserved_bytes", "fragmentation")
-    assert values(found.summary, *names, "growth_bytes_per_iteration") == [("kineto", 50, 2, 30, 128, None, -20)]
+    found = _recorded(tmp_path, source="kineto", memory_events=events, iterations=marks)
+    names = ("peak_bytes", "peak_ns", "end_bytes", "peak_reserved_bytes", "fragmentation")
+    assert values(found.memory, *names, "growth_bytes_per_iteration") == [(50, 2, 30, 128, None, -20)]
     assert [caveat.code for caveat in found.caveats] == ["memory_without_snapshot"]
 
 
 def test_the_difference_of_two_names_what_grew_what_went_and_what_came(tmp_path):
     bytes_of = {1: 100, 2: 50, 3: 20}
     first, second = (
-        _recorded(tmp_path / name, allocations=[_allocation(bytes_of[at], 1, None, f"f /me/x.py:{at}") for at in lines]).sites
+        _recorded(tmp_path / name, allocations=[_allocation(bytes_of[at], 1, None, f"f /me/x.py:{at}") for at in lines])
         for name, lines in (("before", (1, 2)), ("after", (1, 1, 1, 1, 3)))
     )
     names = ("site", "change_bytes_at_peak", "change_end_bytes", "before_allocations", "after_allocations")
-    assert values(difference(first, second), *names) == [
+    assert values(difference(first.memory_sites, second.memory_sites), *names) == [
         ("f /me/x.py:1", 300, 300, 1, 4),
         ("f /me/x.py:2", -50, -50, 1, 0),
         ("f /me/x.py:3", 20, 20, 0, 1),

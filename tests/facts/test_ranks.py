@@ -36,8 +36,9 @@ def _pairs(ranks, clocks, *, iterations=3, seed=0):
 
 def _matched(run, folder, skip={}, **how):  # noqa: B006
     """How many matches there are by their number of ranks, all of one operation each, and the codes of the caveats."""
-    connection = connect(run.write(folder, skip=skip, **how))
-    codes = [caveat.code for caveat in match(connection)]
+    connection = connect()
+    with run.captured(folder, skip=skip, **how) as asked:
+        codes = [caveat.code for caveat in match(connection, asked.facts.operations)]
     truths = run.truths(skip)
     rows = connection.execute("select match, rank, collective from matched").fetchall()
     sizes = Counter(number for number, *_ in rows)

@@ -11,7 +11,6 @@ import pytest
 
 from bridge_profiling.errors import TraceError
 from bridge_profiling.facts import captures
-from bridge_profiling.facts.database import connect
 from bridge_profiling.facts.rank import DEFAULT_OPTIONS, RankTask, rank_facts, read_rank
 from bridge_profiling.run import Run
 from bridge_profiling.traces import cache, kineto
@@ -260,10 +259,10 @@ def test_a_report_with_changes_that_are_pending_is_not_kept_nor_answered_from_an
 
 
 def test_an_entry_in_use_is_not_replaced_by_one_of_the_same_file(capture, entry):
-    database, inode = connect([entry]), entry.stat().st_ino
+    kept, inode = cache.open_entry(entry), entry.stat().st_ino
     cache.write(load(capture, cached=False), entry, capture, cache.Origin.of(capture.path))
     assert entry.stat().st_ino == inode
-    assert database.sql("select name from device_events").fetchall() == [("k",)]
+    assert kept.columns("device_events", ["name"])["name"].to_pylist() == ["k"]
 
 
 @pytest.mark.parametrize("command", ["report", "analyze", "merge", "flamegraph"])
