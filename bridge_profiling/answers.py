@@ -16,8 +16,8 @@ from bridge_profiling.bench import results
 from bridge_profiling.engines import Engine, engine_named
 from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.facts.captures import Captures, OnProgress
-from bridge_profiling.facts.rank import DEFAULT_OPTIONS, FactOptions
 from bridge_profiling.facts.run import RunFacts
+from bridge_profiling.facts.store import DEFAULT_OPTIONS, FactOptions
 from bridge_profiling.manifest import RankCapture
 from bridge_profiling.traces.types import Caveat, RankInfo
 
@@ -112,8 +112,7 @@ class Answers:
 
     def entries(self) -> list[tuple[RankInfo, Path]]:
         """Each rank's trace by the main source, and the folder of its Parquet tables."""
-        mine = [result for result in self._captures.traces if result.info.source == self.main_source]
-        return [(result.info, result.entry) for result in mine if result.entry is not None]
+        return self._captures.entries()
 
     def undisturbed(self, use: Callable[[], T]) -> T:
         """What a function returns that reads `entries()`: see `Captures.undisturbed`.

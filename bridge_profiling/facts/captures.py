@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -21,8 +21,8 @@ from bridge_profiling.engines import Engine, ProcessEngine, here
 from bridge_profiling.errors import TraceError
 from bridge_profiling.facts.clocks import offsets, renumbered
 from bridge_profiling.facts.database import connect
-from bridge_profiling.facts.rank import DEFAULT_OPTIONS, Compute, FactOptions, RankResult, RankTask, rank_facts, read_rank
-from bridge_profiling.facts.store import KeptFacts
+from bridge_profiling.facts.rank import Compute, RankResult, RankTask, kept_facts, rank_facts, read_rank
+from bridge_profiling.facts.store import DEFAULT_OPTIONS, FactOptions, KeptFacts, Packed
 from bridge_profiling.facts.types import Answer
 from bridge_profiling.layout import name_ranks
 from bridge_profiling.manifest import RankCapture, find_captures
@@ -63,92 +63,38 @@ class Captures:
     def __init__(
         self, path: Path, engine: Engine, parquet: Path | None, on_progress: OnProgress | None, cycle: int | None = None
     ) -> None:
-        self.sources, self._caveats_of_search, self._manifests, self._errors_of_search = _find(path, cycle)
+        self.sources, self._found_caveats, self._manifests, self._errors = _find(path, cycle)
         self._engine, self._parquet = engine, parquet
         self._on_progress = on_progress or (lambda done, total: None)
         self._scratch = tempfile.TemporaryDirectory(prefix="bridge_profiling-", ignore_cleanup_errors=True)
-        #: How often everything was read: a second time, without the cache, if that changed meanwhile.
-        self._readings = 0
-        self._connection: duckdb.DuckDBPyConnection | None = None
-        self._begin()
-
-    def _begin(self) -> None:
-        """Forget what was read and computed."""
-        self._readings += 1
-        self._found_caveats, self._errors = list(self._caveats_of_search), list(self._errors_of_search)
         self._loaded: list[RankResult] | None = None
-        #: The folders of the cache that are in use, each with the time of its last change.
+        #: The folders of tables that are in use, each with the time of its last change.
         self._in_use: dict[Path, int | None] = {}
         #: Facts about the run by name, for each set of options; and what else is computed once, by name.
         self._facts: dict[FactOptions, dict[str, Answer]] = {}
         self._once: dict[str, Any] = {}
         self._kept: KeptFacts | None = None
-        self._disconnect()
-        for name in ("_cached", "main_source"):
-            vars(self).pop(name, None)
+        self._connection: duckdb.DuckDBPyConnection | None = None
 
     def close(self) -> None:
         """End the workers, keep the facts, close the database and delete scratch files."""
         if isinstance(self._engine, ProcessEngine):
             self._engine.close()
-        cache.remove_unfinished(self._captures, self._parquet, Path(self._scratch.name).name)
+        captures = [source for source in self.sources if isinstance(source, Capture)]
+        cache.remove_unfinished(captures, self._parquet, Path(self._scratch.name).name)
         if self._kept is not None:
             self._kept.add(self._facts)
-        self._disconnect()
-        self._scratch.cleanup()
-
-    def _disconnect(self) -> None:
         if self._connection is not None:
             self._connection.close()
-        self._connection = None
-
-    def undisturbed(self, use: Callable[[], T]) -> T:
-        """What a function returns that reads tables; a cache that is removed meanwhile does not change it.
-
-        Everything is then read again, without the cache, and the function called again.
-
-        Raises:
-            TraceError: there are only the tables that have changed.
-        """
-        while True:
-            reading = self._readings
-            try:
-                found = use()
-            except Exception as error:
-                if reading == self._readings:
-                    # Without captures, nothing can be read again: what has not changed has another error.
-                    can_help = self._has_changed() or (_is_unreadable(error) and self._captures)
-                    if self._readings > 1 or not can_help:
-                        raise
-                    self._read_again()
-            else:
-                if reading == self._readings:
-                    if not self._has_changed():
-                        return found
-                    self._read_again()
-
-    def _was_seen(self, entry: Path) -> bool:
-        return self._in_use.get(entry) is not None or entry.is_dir()
-
-    def _has_changed(self) -> bool:
-        return any(_changed_ns(entry) != changed for entry, changed in self._in_use.items())
-
-    def _read_again(self) -> None:
-        for source in self.sources:
-            if isinstance(source, Path):
-                raise TraceError(f"{source} changed while it was read. Type the command again, with tables that are complete")
-        self._begin()
+        self._scratch.cleanup()
 
     # Captures.
 
     @property
     def results(self) -> list[RankResult]:
         """Each capture that could be read, by rank."""
-        if self._loaded is None and not self._cached:
-            if self._captures:
-                self.facts(DEFAULT_OPTIONS)
-            else:
-                self._open(list(self._opened()))
+        if self._loaded is None and not self._is_cached:
+            self.facts(DEFAULT_OPTIONS)
         return self._loaded or []
 
     @property
@@ -184,8 +130,9 @@ class Captures:
         if len({result.info.source for result in self.traces}) > 1:
             text = f"there are Kineto and nsys captures: answers across ranks are from the {self.main_source} ones"
             found.append(Caveat("several_profilers", text))
-        # Those in use may have been removed since; answers are then of tables that were read again.
-        unseen = sum(1 for result in results if result.entry is None or not self._was_seen(result.entry))
+        # Those in use may have been removed since.
+        entries = [result.entry for result in results if result.entry is not None]
+        unseen = sum(1 for entry in entries if self._in_use.get(entry) is None and not entry.is_dir())
         if unseen:
             text = (
                 f"the tables of {unseen} captures are not accessible from this machine: timelines and merged traces leave them "
@@ -201,89 +148,130 @@ class Captures:
     def known(self, options: FactOptions) -> dict[str, Answer]:
         """The facts about the run so far, those kept by an earlier command included; others can be added."""
         if options not in self._facts:
-            self._facts[options] = self._kept.get(options) if self._cached and self._kept is not None else {}
+            self._facts[options] = self._kept.get(options) if self._is_cached and self._kept is not None else {}
         return self._facts[options]
 
     def facts(self, options: FactOptions) -> Mapping[str, Answer]:
         """The same, with the facts about each rank."""
         if "breakdown" not in self.known(options):
-            found = self.of_ranks(partial(rank_facts, options=options))
+            found = self.of_ranks(partial(rank_facts, options=options), keep=options == DEFAULT_OPTIONS)
             self.known(options).update(found)
         return self.known(options)
 
     def once(self, name: str, make: Callable[[], T]) -> T:
-        """What a function returns, which is called once for each reading of the captures."""
-        made = self._once  # another one if the captures are read again meanwhile
-        if name not in made:
-            made[name] = make()
-        return made[name]
+        """What a function returns, which is called once."""
+        if name not in self._once:
+            self._once[name] = make()
+        return self._once[name]
 
     def of_rank(self, info: RankInfo, compute: Compute) -> dict[str, Answer]:
         """What is computed from one capture. The other captures are not read."""
         this = (info.rank, info.source)
-        entry = next((result.entry for result in self.traces if (result.info.rank, result.info.source) == this), None)
-        readable = entry if entry is not None and entry.is_dir() else None
-        # A capture's rank can turn out to be another one when it is read; a file of several processes has several captures.
-        captures = [each for each in self._captures if str(each.path.absolute()) in info.files]
-        source = readable or next((each for each in captures if each.rank == info.rank), next(iter(captures), None))
-        tasks = [] if source is None else [RankTask(source, compute, self._parquet, Path(self._scratch.name))]
-        return self._stacked(self._work(tasks), compute)
+        return self._computed([result for result in self.traces if _rank_and_source(result) == this], compute)
 
-    def of_ranks(self, compute: Compute) -> dict[str, Answer]:
-        """What is computed from each trace, while it is read if it was not yet."""
-        if self._loaded is None and not self._cached and self._captures:
-            self._load(partial(_of_trace, compute=compute))
-            found = self._stacked(self.traces, compute)
-            self._loaded = [replace(result, facts={}) for result in self.results]
-            return found
-        entries = [result.entry for result in self.traces if result.entry is not None]
-        return self._stacked(self._work([RankTask(entry, compute) for entry in entries]), compute)
+    def of_ranks(self, compute: Compute, *, keep: bool = False) -> dict[str, Answer]:
+        """What is computed from each trace, while it is read if it was not yet; `keep`: as of `RankTask`."""
+        if self._loaded is not None or self._is_cached:
+            return self._computed(self.traces, compute, keep=keep)
+        self._open(self._work(self.sources, partial(_of_trace, compute=compute), keep=keep))
+        found = _stacked(self.traces, compute)
+        self._loaded = [replace(result, facts=b"") for result in self.results]
+        return found
 
     def of_snapshots(self, compute: Compute) -> dict[str, Answer]:
         """What is computed from each memory snapshot."""
-        found = [result for result in self.results if result.info.source == "memory"]
-        return self._stacked(self._work([RankTask(each.entry, compute) for each in found if each.entry is not None]), compute)
+        return self._computed([result for result in self.results if result.info.source == "memory"], compute)
 
     @property
     def database(self) -> duckdb.DuckDBPyConnection:
-        """An empty database for facts across ranks; another one if the captures are read again."""
+        """An empty database for facts across ranks."""
         if self._connection is None:
             self._connection = connect()
         return self._connection
 
+    @property
+    def sources_of_traces(self) -> list[str]:
+        """The profilers whose traces there are; a run without any has those of the first."""
+        return sorted({result.info.source for result in self.traces}) or ["kineto"]
+
+    # Tables.
+
+    def undisturbed(self, use: Callable[[], T]) -> T:
+        """What a function returns that reads `entries`; a cache that is removed meanwhile does not change it.
+
+        The captures whose tables have changed are then read again, without the cache, and the function is called again.
+
+        Raises:
+            TraceError: there are only the tables that have changed.
+        """
+        try:
+            found = use()
+        except Exception:
+            if not self._read_again():
+                raise
+        else:
+            if not self._read_again():
+                return found
+        return use()
+
+    def entries(self) -> list[tuple[RankInfo, Path]]:
+        """Each trace of the main source, and the folder of its tables."""
+        self.once("tables", self._read_tables)
+        mine = [result for result in self.traces if result.info.source == self.main_source]
+        return [(result.info, result.entry) for result in mine if result.entry is not None]
+
+    def _read_tables(self) -> None:
+        """Read the captures whose facts alone were read."""
+        self._renew([result for result in self.traces if result.entry is None], cached=True)
+
+    def _read_again(self) -> bool:
+        """Read the captures again whose tables have changed; False if none have."""
+        changed = [
+            result
+            for result in self.results
+            if result.entry in self._in_use
+            and (_changed_ns(result.entry) != self._in_use[result.entry] or not is_whole(result.entry))
+        ]
+        for result in changed:
+            if isinstance(result.source, Path):
+                raise _changed(result.source)
+        self._renew(changed, cached=False)
+        return bool(changed)
+
+    def _renew(self, results: Sequence[RankResult], *, cached: bool) -> None:
+        found = self._work([result.source for result in results], _nothing, cached=cached) if results else []
+        entries = {_rank_and_source(result): result.entry for result in found}
+        self._loaded = [
+            replace(result, entry=entries.get(_rank_and_source(result), result.entry)) for result in self._loaded or ()
+        ]
+        self._use_entries()
+
+    def _use_entries(self) -> list[Path]:
+        entries = [result.entry for result in self._loaded or () if result.entry is not None]
+        kept = [entry for entry in entries if entry.parent != Path(self._scratch.name)]
+        self._in_use = {entry: _changed_ns(entry) for entry in kept}
+        return kept
+
     # Reading captures.
 
     @cached_property
-    def _cached(self) -> bool:
+    def _is_cached(self) -> bool:
         """Whether the tables of every capture are in the cache; they are then opened here, without any worker."""
         found: list[RankResult] = []
-        if self._readings > 1:
-            return False
-        for capture in self._captures:
+        for source in self.sources:
             try:
-                tables = cache.find(capture, directory=self._parquet)
+                if isinstance(source, Path):
+                    tables = cache.open_directory(source)
+                else:
+                    tables = cache.find(source, directory=self._parquet)
             except (OSError, TraceError):
                 tables = None
             if tables is None:
                 return False
-            found.append(RankResult(tables.info, tables.entry))
+            found.append(RankResult(tables.info, tables.entry, source=source))
         if found:
             self._open(found)
         return bool(found)
-
-    def _load(self, compute: Compute) -> None:
-        """Read each capture, and compute something on the way; folders of tables are only opened."""
-        # The largest first, so that no worker is left with it at the end.
-        captures = sorted(self._captures, key=lambda capture: size_bytes(capture.path), reverse=True)
-        scratch, cached = Path(self._scratch.name), self._readings == 1
-        tasks = [RankTask(capture, compute, self._parquet, scratch, cached) for capture in captures]
-        self._open([*self._opened(), *self._work(tasks)])
-        if self._loaded is None:
-            self._load(compute)
-
-    @property
-    def _captures(self) -> list[Capture]:
-        return [source for source in self.sources if isinstance(source, Capture)]
 
     def _open(self, read: Sequence[RankResult]) -> None:
         self._errors += [result.info.error for result in read if result.info.error is not None]
@@ -292,13 +280,8 @@ class Captures:
             ranks, reason = name_ranks(sorted(unkept)), next(iter(unkept.values()))
             self._errors.append(f"{self._parquet} lacks the tables of {ranks}, which cannot be written: {reason}")
         self._loaded = self._one_of_each(read)
-        captures, scratch = self._captures, Path(self._scratch.name)
-        entries = [result.entry for result in self._loaded if result.entry is not None and result.entry.parent != scratch]
-        self._in_use = {entry: _changed_ns(entry) for entry in entries}
-        # On other machines, tables may be out of reach.
-        if isinstance(self._engine, ProcessEngine) and not all(map(is_whole, entries)):
-            self._read_again()
-            return
+        entries = self._use_entries()
+        captures = [source for source in self.sources if isinstance(source, Capture)]
         # Otherwise one has an error, or cannot be cached.
         if captures and len(entries) == len(captures):
             with contextlib.suppress(OSError):
@@ -308,7 +291,7 @@ class Captures:
         """One result of each rank and profiler, whole captures first: a copied file says that it is of another one's rank."""
         kept: dict[tuple[int, str], RankResult] = {}
         for result in sorted(read, key=lambda result: (result.info.rank, result.info.source, result.info.error is not None)):
-            first = kept.setdefault((result.info.rank, result.info.source), result)
+            first = kept.setdefault(_rank_and_source(result), result)
             if first is not result:
                 path, other = result.info.files[0], first.info.files[0]
                 same = ", with the same content" if first.info.content and first.info.content == result.info.content else ""
@@ -316,18 +299,21 @@ class Captures:
                 self._found_caveats.append(Caveat("several_captures_of_a_rank", text, file=path))
         return _one_of_each_content(list(kept.values()))
 
-    def _opened(self) -> Iterator[RankResult]:
-        for source in self.sources:
-            if isinstance(source, Path):
-                tables = cache.open_directory(source)
-                if tables is None:
-                    self._errors.append(f"{source} holds no tables that this version can read")
-                else:
-                    yield RankResult(tables.info, source)
+    def _computed(self, results: Sequence[RankResult], compute: Compute, *, keep: bool = False) -> dict[str, Answer]:
+        """What is computed from some of the captures."""
+        return _stacked(self._work([result.source for result in results], compute, keep=keep) if results else [], compute)
 
-    def _work(self, tasks: Sequence[RankTask]) -> list[RankResult]:
-        """Results by rank. Tasks without a result leave an error."""
-        done = []
+    def _work(
+        self, sources: Sequence[Capture | Path | None], compute: Compute, *, keep: bool = False, cached: bool = True
+    ) -> list[RankResult]:
+        """Results by rank. Captures without a result leave an error."""
+        scratch = Path(self._scratch.name)
+        tasks = [RankTask(each, compute, keep, self._parquet, scratch, cached) for each in sources if each is not None]
+        # The largest first, so that no worker is left with it at the end.
+        tasks.sort(key=lambda task: size_bytes(task.path), reverse=True)
+        done = [kept for task in tasks if (kept := kept_facts(task)) is not None]
+        of_file = [result.source for result in done]
+        tasks = [task for task in tasks if task.source not in of_file]
         self._on_progress(0, len(tasks))
         few = isinstance(self._engine, ProcessEngine) and len(tasks) <= _FEW_TASKS
         small = few and sum(task.packed_bytes for task in tasks) <= _SMALL_BYTES
@@ -335,52 +321,62 @@ class Captures:
         for count, outcome in enumerate(outcomes, 1):
             source = tasks[outcome.task].source
             if isinstance(outcome.answer, RankResult):
-                done.append(outcome.answer)
+                done.append(replace(outcome.answer, source=source))
             elif isinstance(source, Path) and source in self._in_use and (outcome.answer or not is_whole(source)):
-                raise OSError(f"{source} can no longer be read: {outcome.answer or outcome.error}")
+                raise _changed(source)
             else:
-                rank, path, lacking = self._concerning(source)
+                known = next((result.info for result in self._loaded or () if result.source == source), None)
+                path = str(tasks[outcome.task].path) if known is None else known.files[0]
                 self._errors.append(outcome.answer or f"{path} cannot be read: {outcome.error}")
-                text = f"{lacking} about them: {path} cannot be read"
-                self._found_caveats.append(Caveat("rank_unreadable", text, (rank,), path))
+                rank = source.rank if isinstance(source, Capture) else None if known is None else known.rank
+                if rank is not None:
+                    lacking = "no answer is" if known is None else "some answers are not"
+                    text = f"{lacking} about them: {path} cannot be read"
+                    self._found_caveats.append(Caveat("rank_unreadable", text, (rank,), path))
             self._on_progress(count, len(tasks))
         return sorted(done, key=_rank_and_source)
 
-    def _concerning(self, source: Capture | Path) -> tuple[int, str, str]:
-        """The rank and the capture of a task without a result, and what is missing: all answers, or some."""
-        if isinstance(source, Capture):
-            return source.rank, str(source.path), "no answer is"
-        info = next(result.info for result in self._loaded or () if result.entry == source)
-        return info.rank, info.files[0], "some answers are not"
 
-    def _stacked(self, results: Sequence[RankResult], compute: Compute) -> dict[str, Answer]:
-        """What was computed from each capture as one table each; what would be, if there is none."""
-        if not results:  # the columns are those of a capture without events
-            empty = compute(RankTables(_NO_CAPTURE, {}))
-            return {name: Answer(_together([_NO_CAPTURE], [each.table]).slice(0, 0)) for name, each in empty.items()}
-        infos, numbers = [result.info for result in results], _numbers(results)
-        found = {}
-        for name in results[0].facts:
-            answers = [result.facts[name] for result in results]
-            tables = [renumbered(answer.table, offset) for answer, offset in zip(answers, numbers, strict=True)]
-            caveats = (
-                replace(caveat, ranks=(info.rank,))
-                for info, answer in zip(infos, answers, strict=True)
-                for caveat in answer.caveats
-            )
-            found[name] = Answer(_together(infos, tables), tuple(caveats))
-        return found
+def _stacked(results: Sequence[RankResult], compute: Compute) -> dict[str, Answer]:
+    """What was computed from each capture as one table each; what would be, if there is none."""
+    if not results:  # the columns are those of a capture without events
+        empty = compute(RankTables(_NO_CAPTURE, {}))
+        return {name: Answer(_together([_NO_CAPTURE], [each.table]).slice(0, 0)) for name, each in empty.items()}
+    infos, facts = [result.info for result in results], [Packed(result.facts) for result in results]
+    numbers = _numbers(infos, facts)
+    found = {}
+    for name in facts[0].header.facts:
+        answers = [each[name] for each in facts]
+        tables = [renumbered(answer.table, offset) for answer, offset in zip(answers, numbers, strict=True)]
+        caveats = (
+            replace(caveat, ranks=(info.rank,))
+            for info, answer in zip(infos, answers, strict=True)
+            for caveat in answer.caveats
+        )
+        found[name] = Answer(_together(infos, tables), tuple(caveats))
+    return found
 
 
-def _numbers(results: Sequence[RankResult]) -> list[int]:
+def _numbers(infos: Sequence[RankInfo], facts: Sequence[Packed]) -> list[int]:
     """What each capture's numbers of inferred iterations lack to be those of the others of its profiler."""
-    if any("kernel_times" not in result.facts for result in results):
-        return [0] * len(results)
-    times = [(result.info, result.facts["kernel_times"].table) for result in results]
+    if "kernel_times" not in facts[0].header.facts:
+        return [0] * len(infos)
     known = {
-        source: offsets([each for each in times if each[0].source == source]) for source in {info.source for info, _ in times}
+        source: offsets(
+            [(info, each["kernel_times"].table) for info, each in zip(infos, facts, strict=True) if info.source == source]
+        )
+        for source in {info.source for info in infos}
     }
-    return [known[info.source].get(info.rank, 0) for info, _ in times]
+    return [known[info.source].get(info.rank, 0) for info in infos]
+
+
+def _nothing(tables: RankTables) -> Mapping[str, Answer]:
+    """For captures of which only the tables are needed."""
+    return {}
+
+
+def _changed(tables: Path) -> TraceError:
+    return TraceError(f"{tables} changed while it was read. Type the command again, with tables that are complete")
 
 
 def _of_trace(tables: RankTables, compute: Compute) -> Mapping[str, Answer]:
@@ -394,15 +390,6 @@ def _changed_ns(entry: Path) -> int | None:
         return os.stat(entry).st_mtime_ns
     except OSError:
         return None
-
-
-def _is_unreadable(error: Exception) -> bool:
-    """Whether an error can be that of a file of the cache that is gone, cut off or forbidden."""
-    if isinstance(error, (OSError, pa.ArrowException)):
-        return True
-    import duckdb
-
-    return isinstance(error, duckdb.Error) and not isinstance(error, duckdb.OutOfMemoryException)
 
 
 #: Stands for the capture of a run without any.

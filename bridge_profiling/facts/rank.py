@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,6 @@ from bridge_profiling.facts import (
     idle,
     kernels,
     memory,
-    names,
     operators,
     parts,
     phases,
@@ -30,6 +30,7 @@ from bridge_profiling.facts import (
     roles,
     sampled,
 )
+from bridge_profiling.facts.store import FactOptions, fact_files, find_facts, keep_facts, packed
 from bridge_profiling.facts.types import Answer, Chosen, Collector
 from bridge_profiling.regular_files import size_bytes
 from bridge_profiling.traces import cache
@@ -53,22 +54,6 @@ _SAMPLES = ("device", "metric", "time_ns", "value")
 _OPERATORS = ("category", "thread", "name", "start_ns", "end_ns", "operator")
 
 
-@dataclass(frozen=True)
-class FactOptions:
-    """What changes the facts about a capture besides its events.
-
-    Args:
-        data_loading: regular expression for names of ranges that load data.
-        checkpoint: regular expression for names of ranges that save a checkpoint.
-    """
-
-    data_loading: str = names.DATA_LOADING
-    checkpoint: str = names.CHECKPOINT
-
-
-#: The default names of ranges.
-DEFAULT_OPTIONS = FactOptions()
-
 #: Computes facts by name from a capture's tables.
 Compute = Callable[[RankTables], Mapping[str, Answer]]
 
@@ -79,7 +64,8 @@ class RankTask:
 
     source: Capture | Path  # what to read
     compute: Compute
-    cache_directory: Path | None = None  # where to keep its Parquet; None for the default places
+    keep: bool = False  # whether `compute` computes all facts with the default options, which a file keeps
+    cache_directory: Path | None = None  # where to keep Parquet and facts; None for the default places
     scratch: Path | None = None  # where to write its Parquet if the cache cannot be written
     cached: bool = True  # False reads the capture itself, and writes to `scratch` alone
 
@@ -99,9 +85,10 @@ class RankResult:
     """What is known about one capture."""
 
     info: RankInfo
-    entry: Path | None  # the folder of its Parquet; None if it could not be written
-    facts: Mapping[str, Answer] = field(default_factory=dict)
+    entry: Path | None  # the folder of its Parquet; None if it was not needed, or could not be written
+    facts: bytes = b""  # as `store.packed` makes them; a worker is another process
     unkept: str | None = None  # why its Parquet could not be written where it was to be kept
+    source: Capture | Path | None = None  # of the task
 
 
 def read_rank(task: RankTask) -> RankResult | str:
@@ -124,8 +111,28 @@ def read_rank(task: RankTask) -> RankResult | str:
             raise
     else:
         if not _has_gone(task, entry):
-            return RankResult(tables.info, entry, facts, tables.unkept)
+            return RankResult(tables.info, entry, _packed(task, tables, facts), tables.unkept)
     return read_rank(replace(task, cached=False))
+
+
+def kept_facts(task: RankTask) -> RankResult | None:
+    """The facts about a capture that a file keeps, if they are what the task computes: nothing is read."""
+    if not task.keep or not task.cached or isinstance(task.source, Path):
+        return None
+    with suppress(OSError, TraceError):
+        kept = find_facts(task.source, fact_files(task.source, cache.places(task.source, task.cache_directory)))
+        if kept is not None and kept.header.info is not None:
+            tables = cache.find(task.source, directory=task.cache_directory)
+            return RankResult(kept.header.info, None if tables is None else tables.entry, kept.content, source=task.source)
+    return None
+
+
+def _packed(task: RankTask, tables: RankTables, facts: Mapping[str, Answer]) -> bytes:
+    """Facts as bytes, which a file keeps next to their tables."""
+    if task.keep and task.cached and tables.entry is not None and not isinstance(task.source, Path):
+        with suppress(OSError):
+            return keep_facts(task.source, tables.info, facts, fact_files(task.source, [tables.entry])[-1])
+    return packed(facts)
 
 
 def _has_gone(task: RankTask, entry: Path | None) -> bool:
@@ -135,15 +142,15 @@ def _has_gone(task: RankTask, entry: Path | None) -> bool:
 
 def _load(task: RankTask) -> tuple[RankTables, Path | None]:
     if isinstance(task.source, Path):
-        kept = cache.open_entry(task.source)
+        kept = cache.open_directory(task.source)
         if kept is None:
-            raise TraceError(f"{task.source} holds no tables of a capture")
+            raise TraceError(f"{task.source} holds no tables that this version can read")
         return kept, kept.entry
     writer = "" if task.scratch is None else task.scratch.name
     tables = cache.load(task.source, directory=task.cache_directory, cached=task.cached, writer=writer)
     if tables.entry is not None or task.scratch is None:
         return tables, tables.entry
-    # Facts across ranks need Parquet even if nothing can be cached.
+    # Timelines and merged traces need Parquet even if nothing can be cached.
     entry = task.scratch / f"{tables.info.source}{tables.info.rank}-scratch"
     try:
         cache.write(tables, entry)

@@ -24,7 +24,8 @@ from bridge_profiling.facts import (
 )
 from bridge_profiling.facts.captures import Captures
 from bridge_profiling.facts.caveats import merged, sentences
-from bridge_profiling.facts.rank import DEFAULT_OPTIONS, OF_TRACE, FactOptions, counters_over_time, operators_by, stacks_of
+from bridge_profiling.facts.rank import OF_TRACE, counters_over_time, operators_by, stacks_of
+from bridge_profiling.facts.store import DEFAULT_OPTIONS, FactOptions
 from bridge_profiling.facts.types import Answer
 from bridge_profiling.manifest import RankCapture
 from bridge_profiling.traces.types import Caveat, RankInfo
@@ -165,7 +166,7 @@ class RunFacts:
         """The same of one rank. The other captures are not read."""
         info = next(info for info in self.infos if info.rank == rank)
         compute = partial(stacks_of, least_share=least_share)
-        return self._captures.undisturbed(lambda: self._captures.of_rank(info, compute))["flame_graph"].table
+        return self._captures.of_rank(info, compute)["flame_graph"].table
 
     # All ranks.
 
@@ -336,20 +337,16 @@ class RunFacts:
         """
         if compute is None:
             compute = type(self).__dict__[name].compute
-        found = self._captures.known(self._options).get(name) or self._captures.undisturbed(
-            lambda: self._computed(name, compute)
-        )
+        found = self._captures.known(self._options).get(name) or self._computed(name, compute)
         if self._read:
             self._read[-1].extend(found.caveats)
         return found
 
     def _computed(self, name: str, compute: Callable[[RunFacts], Answer | pa.Table]) -> Answer:
+        made, read = self._tracked(lambda: compute(self))
+        own = made if isinstance(made, Answer) else Answer(made)
         known = self._captures.known(self._options)
-        if name not in known:
-            made, read = self._tracked(lambda: compute(self))
-            own = made if isinstance(made, Answer) else Answer(made)
-            # Captures that were read again meanwhile have other facts: this one is computed again.
-            known[name] = Answer(own.table, (*read, *own.caveats))
+        known[name] = Answer(own.table, (*read, *own.caveats))
         return known[name]
 
     def _registered(self, name: str) -> duckdb.DuckDBPyConnection:

@@ -1,7 +1,7 @@
-"""Keeps the facts about a run, so that a second command on the same captures computes none again.
+"""Keeps facts in files: those about a capture, and those about a run, so that a second command computes none again.
 
-One file in the folder of the captures' tables: a checksum, a header and each table as an Arrow stream. It is only a shortcut:
-the header says what they were computed from, and a file that is damaged or of anything else is computed again.
+A file is a signed line, a header and each table as a compressed Arrow stream. It is only a shortcut: the header says what the
+facts were computed from, and a file that is damaged, of anything else or not this user's is computed again.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
-import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import astuple, dataclass
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -22,13 +22,12 @@ from isal import isal_zlib
 
 from bridge_profiling.atomic import write_atomically
 from bridge_profiling.errors import TraceError
-from bridge_profiling.facts.names import VARIABLE
-from bridge_profiling.facts.rank import FactOptions
-from bridge_profiling.facts.types import Answer, as_stream, table_of
+from bridge_profiling.facts.names import CHECKPOINT, DATA_LOADING, VARIABLE
+from bridge_profiling.facts.types import Answer
 from bridge_profiling.regular_files import read_regular
-from bridge_profiling.traces.cache import SEAL, user_secret
+from bridge_profiling.traces.cache import SEAL, Origin, user_secret
 from bridge_profiling.traces.discover import Capture
-from bridge_profiling.traces.types import Caveat
+from bridge_profiling.traces.types import Caveat, RankInfo
 
 #: A run of 256 ranks has facts of a tenth of this. Larger ones are not kept.
 _MAX_BYTES = 1 << 28
@@ -39,15 +38,28 @@ _LIBRARIES = ("duckdb", "numpy", "pyarrow")
 #: The code that facts come from.
 _FOLDERS = ("facts", "traces")
 
-#: Digits of the checksum at the begin of a file.
-_CHECKSUM_DIGITS = 8
-
-#: Bytes that the first table's offset is a multiple of, and so every table's: Arrow warns of arrays that begin elsewhere.
-_ALIGNMENT = 64
+_COMPRESSED = pa.ipc.IpcWriteOptions(compression="zstd")
 
 
-class _Kept(msgspec.Struct, frozen=True):
-    """A fact in the file: its caveats, and where its table begins and ends after the header."""
+@dataclass(frozen=True)
+class FactOptions:
+    """What changes the facts about a capture besides its events.
+
+    Args:
+        data_loading: regular expression for names of ranges that load data.
+        checkpoint: regular expression for names of ranges that save a checkpoint.
+    """
+
+    data_loading: str = DATA_LOADING
+    checkpoint: str = CHECKPOINT
+
+
+#: The default names of ranges.
+DEFAULT_OPTIONS = FactOptions()
+
+
+class _Table(msgspec.Struct, frozen=True):
+    """A fact in a file: its caveats, and where its table begins and ends after the header."""
 
     caveats: tuple[Caveat, ...]
     begin: int
@@ -55,10 +67,101 @@ class _Kept(msgspec.Struct, frozen=True):
 
 
 class _Header(msgspec.Struct, frozen=True):
-    """What the facts were computed from, and each by its name and options."""
+    """What facts were computed from, and each by its name."""
 
-    origin: str
-    facts: dict[str, _Kept]
+    facts: dict[str, _Table]
+    made_of: str = ""  # a digest of everything but the capture
+    origin: Origin | None = None  # of the capture
+    info: RankInfo | None = None  # about the capture
+
+
+class Packed:
+    """Facts as bytes.
+
+    Raises:
+        ValueError: the bytes are damaged, or are not this user's.
+    """
+
+    def __init__(self, content: bytes) -> None:
+        first, header, tables = content.split(b"\n", 2)  # JSON holds no line break
+        if first != _signed(header, tables):
+            raise ValueError("not a file of facts")
+        self.content, self.header, self._tables = content, msgspec.json.decode(header, type=_Header), pa.py_buffer(tables)
+
+    def __getitem__(self, name: str) -> Answer:
+        return Answer(pa.ipc.open_stream(self.stream(name)).read_all(), self.header.facts[name].caveats)
+
+    def stream(self, name: str) -> pa.Buffer:
+        """The table of a fact as an Arrow stream."""
+        kept = self.header.facts[name]
+        return self._tables.slice(kept.begin, kept.end - kept.begin)
+
+
+def packed(facts: Mapping[str, Answer | tuple[pa.Buffer, tuple[Caveat, ...]]], **about: object) -> bytes:
+    """Facts by name as bytes.
+
+    Args:
+        facts: answers, or streams with their caveats.
+        about: other fields of the header.
+    """
+    streams = {name: (_stream(fact.table), fact.caveats) if isinstance(fact, Answer) else fact for name, fact in facts.items()}
+    ends = itertools.accumulate(len(stream) for stream, _ in streams.values())
+    places = zip(streams.items(), ends, strict=True)
+    kept = {name: _Table(caveats, end - len(stream), end) for (name, (stream, caveats)), end in places}
+    header = msgspec.json.encode({"facts": kept, **about})
+    tables = b"".join(stream for stream, _ in streams.values())
+    return b"\n".join([_signed(header, tables), header, tables])
+
+
+def _stream(table: pa.Table) -> pa.Buffer:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema, options=_COMPRESSED) as writer:
+        writer.write_table(table)
+    return sink.getvalue()
+
+
+def _signed(header: bytes, tables: bytes) -> bytes:
+    """Checksums, and a signature: facts that came with the captures are not this user's."""
+    checksum = b"%08x" % isal_zlib.crc32(tables)
+    return checksum + hashlib.blake2b(checksum + header, key=user_secret(), digest_size=16).hexdigest().encode()
+
+
+def fact_files(capture: Capture, entries: Iterable[Path]) -> list[Path]:
+    """Where the facts about a capture can be: in its run, and next to the entries of the cache that can have its tables."""
+    files = [entry.with_name(f"{entry.name}.facts") for entry in entries]
+    folder = capture.path.parent
+    root = folder.parents[1] if len(folder.parents) > 1 else folder
+    if (root / "manifest" / folder.name).is_dir() and user_secret():
+        profiler = "torch" if capture.source == "kineto" else capture.source
+        files.insert(0, root / "facts" / folder.name / f"rank-{capture.rank}.{profiler}.facts")
+    return files
+
+
+def find_facts(capture: Capture, files: Iterable[Path]) -> Packed | None:
+    """The facts about a capture as it is now, with the default options, from the first file that has them."""
+    for path in files:
+        with contextlib.suppress(OSError, TraceError, ValueError):
+            kept = Packed(read_regular(path, _MAX_BYTES))
+            origin = kept.header.origin
+            if kept.header.made_of == _about(capture) and origin is not None and origin.is_of(Origin.of(capture.path)):
+                return kept
+    return None
+
+
+def keep_facts(capture: Capture, info: RankInfo, facts: Mapping[str, Answer], path: Path) -> bytes:
+    """Write the facts about a capture, with the default options, to a file. Returns its content.
+
+    Raises:
+        OSError: without space or permission.
+    """
+    content = packed(facts, info=info, made_of=_about(capture), origin=Origin.of(capture.path).with_content())
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, lambda temporary: temporary.write_bytes(content))
+    return content
+
+
+def _about(capture: Capture) -> str:
+    return _digest(_code(), repr((capture.source, capture.rank, capture.rank_source, capture.manifest)), _patterns())
 
 
 class KeptFacts:
@@ -73,66 +176,44 @@ class KeptFacts:
     """
 
     def __init__(self, captures: Sequence[Capture], entries: Sequence[Path]) -> None:
-        self._origin = _origin(captures, entries)
+        self._made_of = _digest(*map(_about, captures), *((entry / SEAL).read_bytes() for entry in entries))
         names = [f"{capture.rank} {capture.path.absolute()}" for capture in captures]
         self._path = entries[0].parent / f"facts-{_digest(*names)}.arrow"
-        self._facts, self._tables = self._read()
+        self._kept: Packed | None = None
+        with contextlib.suppress(OSError, TraceError, ValueError):
+            kept = Packed(read_regular(self._path, _MAX_BYTES))
+            self._kept = kept if kept.header.made_of == self._made_of else None
 
     def get(self, options: FactOptions) -> dict[str, Answer]:
         """The facts with these options by name; empty if none are kept."""
-        found = ((msgspec.json.decode(key), kept) for key, kept in self._facts.items())
-        mine = list(vars(options).values())
-        return {name: Answer(table_of(self._stream(kept)), kept.caveats) for (name, *given), kept in found if given == mine}
+        found = ((msgspec.json.decode(key), key) for key in self._keys)
+        mine = list(astuple(options))
+        return {name: self._kept[key] for (name, *given), key in found if given == mine and self._kept is not None}
 
     def add(self, facts: Mapping[FactOptions, Mapping[str, Answer]]) -> None:
         """Keep these facts too. Without space or permission, the file stays as it is."""
         added = {_key(name, options): fact for options, named in facts.items() for name, fact in named.items()}
-        if added.keys() <= self._facts.keys():
+        if added.keys() <= self._keys.keys():
             return
-        streams = {key: (kept.caveats, self._stream(kept)) for key, kept in self._facts.items() if key not in added}
-        streams |= {key: (fact.caveats, as_stream(fact.table)) for key, fact in added.items()}
-        ends = itertools.accumulate(len(stream) for _, stream in streams.values())
-        places = zip(streams.items(), ends, strict=True)
-        kept = {key: _Kept(caveats, end - len(stream), end) for (key, (caveats, stream)), end in places}
-        header = msgspec.json.encode(_Header(self._origin, kept))
-        header += b" " * (-(_CHECKSUM_DIGITS + len(header) + 1) % _ALIGNMENT)
-        content = b"".join([header, b"\n", *(stream for _, stream in streams.values())])
+        kept = {key: (self._kept.stream(key), each.caveats) for key, each in self._keys.items() if self._kept is not None}
+        content = packed({**kept, **added}, made_of=self._made_of)
         if len(content) < _MAX_BYTES:
-            text = _checksum(content) + content
             with contextlib.suppress(OSError):
-                write_atomically(self._path, lambda temporary: temporary.write_bytes(text))
+                write_atomically(self._path, lambda temporary: temporary.write_bytes(content))
 
-    def _stream(self, kept: _Kept) -> pa.Buffer:
-        return self._tables.slice(kept.begin, kept.end - kept.begin)
-
-    def _read(self) -> tuple[Mapping[str, _Kept], pa.Buffer]:
-        try:
-            content = read_regular(self._path, _MAX_BYTES)
-            if content[:_CHECKSUM_DIGITS] == _checksum(memoryview(content)[_CHECKSUM_DIGITS:]):
-                end = content.index(b"\n")  # JSON holds none
-                header = msgspec.json.decode(content[_CHECKSUM_DIGITS:end], type=_Header)
-                if header.origin == self._origin:
-                    return header.facts, pa.py_buffer(content).slice(end + 1)
-        except (OSError, TraceError, ValueError):
-            pass
-        return {}, pa.py_buffer(b"")
+    @property
+    def _keys(self) -> Mapping[str, _Table]:
+        return {} if self._kept is None else self._kept.header.facts
 
 
 def _key(name: str, options: FactOptions) -> str:
-    return json.dumps([name, *vars(options).values()])
+    return msgspec.json.encode([name, *astuple(options)]).decode()
 
 
-def _checksum(content: bytes | memoryview) -> bytes:
-    return b"%0*x" % (_CHECKSUM_DIGITS, isal_zlib.crc32(content))
-
-
-def _origin(captures: Sequence[Capture], entries: Sequence[Path]) -> str:
-    """A digest of what the facts depend on: tables, manifests, this code, its libraries, and a user's patterns of names."""
-    found = [repr((capture.source, capture.rank, capture.rank_source, capture.manifest)) for capture in captures]
-    tables = [(entry / SEAL).read_bytes() for entry in entries]
+def _patterns() -> str:
+    """A digest of a user's own patterns of names."""
     patterns = os.environ.get(VARIABLE)
-    # The secret: facts that came with the captures are not this user's.
-    return _digest(_code(), user_secret(), *found, *tables, Path(patterns).read_bytes() if patterns else "")
+    return _digest(Path(patterns).read_bytes()) if patterns else ""
 
 
 @cache

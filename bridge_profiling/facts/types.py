@@ -25,27 +25,6 @@ class Answer:
     table: pa.Table
     caveats: tuple[Caveat, ...] = ()
 
-    def __reduce__(self) -> tuple[Callable[..., Answer], tuple[bytes, tuple[Caveat, ...]]]:
-        """Pickle the table as an Arrow stream: both ways take a tenth of the time of PyArrow's own, 4 ms a rank."""
-        return _unpickled, (as_stream(self.table).to_pybytes(), self.caveats)
-
-
-def as_stream(table: pa.Table) -> pa.Buffer:
-    """A table as an Arrow stream."""
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
-    return sink.getvalue()
-
-
-def table_of(content: pa.Buffer | bytes) -> pa.Table:
-    """The table in an Arrow stream."""
-    return pa.ipc.open_stream(content).read_all()
-
-
-def _unpickled(content: bytes, caveats: tuple[Caveat, ...]) -> Answer:
-    return Answer(table_of(content), caveats)
-
 
 class Collector(Protocol):
     """Takes in a table block by block, so that the table need not fit into memory."""

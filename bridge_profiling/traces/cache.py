@@ -127,6 +127,17 @@ def find(capture: Capture, *, directory: Path | None = None) -> RankTables | Non
     return None if kept is None else _described(kept, capture)
 
 
+def places(capture: Capture, directory: Path | None = None) -> list[Path]:
+    """The folders that can be the entry of a capture as it is now, in the order in which they are used.
+
+    Raises:
+        TraceError: the capture is not a regular file.
+        OSError: the capture is gone.
+    """
+    name = _entry_name(capture, Origin.of(capture.path))
+    return [folder / name for folder in _folders(capture, directory)]
+
+
 def _read(capture: Capture) -> RankTables:
     reader = importlib.import_module(_READERS[capture.source])
     tables: RankTables = reader.read(capture.path, rank=capture.rank, rank_source=capture.rank_source)

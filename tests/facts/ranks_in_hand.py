@@ -2,7 +2,8 @@
 
 import pyarrow as pa
 
-from bridge_profiling.facts.rank import FactOptions, operators_by, rank_facts, stacks_of
+from bridge_profiling.facts.rank import operators_by, rank_facts, stacks_of
+from bridge_profiling.facts.store import FactOptions
 from bridge_profiling.traces import cache
 from bridge_profiling.traces.tables import SCHEMAS, build
 from bridge_profiling.traces.types import RankInfo, RankTables

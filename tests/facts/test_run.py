@@ -117,10 +117,8 @@ def test_answers_are_kept_until_something_that_they_depend_on_changes(write_rank
         changed.kernels()
 
 
-@pytest.mark.parametrize("origin", ["x" * length for length in range(8)], ids=len)
-def test_store_begin_where_arrow_wants_them_however_long_the_header_is(write_ranks, run_of, monkeypatch, origin):
+def test_kept_tables_begin_where_arrow_wants_them(write_ranks, run_of):
     write_ranks(2)
-    monkeypatch.setattr(store, "_origin", lambda *captures: origin)
     for _ in range(2):
         with run_of() as run:
             tables = [run.iterations(), run.kernels()]
