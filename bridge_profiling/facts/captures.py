@@ -189,11 +189,6 @@ class Captures:
             self._connection = connect()
         return self._connection
 
-    @property
-    def sources_of_traces(self) -> list[str]:
-        """The profilers whose traces there are; a run without any has those of the first."""
-        return sorted({result.info.source for result in self.traces}) or ["kineto"]
-
     # Tables.
 
     def undisturbed(self, use: Callable[[], T]) -> T:

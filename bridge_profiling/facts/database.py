@@ -14,19 +14,17 @@ if TYPE_CHECKING:
 #: Address space that DuckDB's threads reserve, more or less.
 _DATABASE_BYTES = 1 << 28
 
+_MEMORY_LIMIT = "1GB"
 
-def connect(*, memory_limit: str = "1GB") -> duckdb.DuckDBPyConnection:
-    """An empty database.
 
-    Args:
-        memory_limit: size at which queries spill to the machine's temporary directory.
-    """
+def connect() -> duckdb.DuckDBPyConnection:
+    """An empty database. Queries spill to the machine's temporary directory beyond `_MEMORY_LIMIT`."""
     import duckdb  # workers never need it, and it takes 0.09 s to import
 
     # DuckDB ends in a segmentation fault where its threads find no memory: this raises an error.
     mmap.mmap(-1, _DATABASE_BYTES).close()
     spill = Path(tempfile.gettempdir(), f"bridge_profiling-{uuid.uuid4().hex}")  # created when needed, removed on close
-    connection = duckdb.connect(config={"memory_limit": memory_limit, "temp_directory": str(spill)})
+    connection = duckdb.connect(config={"memory_limit": _MEMORY_LIMIT, "temp_directory": str(spill)})
     # Its progress bar would be written into a notebook, or over ours. Off is refused where a notebook cannot show it anyway.
     if connection.sql("select current_setting('enable_progress_bar')").fetchall()[0][0]:
         connection.execute("set enable_progress_bar = false")

@@ -16,7 +16,7 @@ https://arxiv.org/abs/2104.04473).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence, Sized
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -30,7 +30,7 @@ from bridge_profiling.facts.activity import POINT_TO_POINT
 from bridge_profiling.facts.caveats import caveat
 from bridge_profiling.facts.columns import Stage, StageWait
 from bridge_profiling.facts.communication import source_of
-from bridge_profiling.facts.intervals import EMPTY, Intervals, Lanes, grouped, run_starts, union
+from bridge_profiling.facts.intervals import EMPTY, Intervals, grouped, run_starts, union, window
 from bridge_profiling.facts.types import Answer
 from bridge_profiling.traces.joins import ranks_of
 from bridge_profiling.traces.tables import fields
@@ -71,9 +71,6 @@ from operations left join waiting using (rank, collective) order by operations.r
 """
 
 _POINT_TO_POINT = f"select rank, start_ns, end_ns, collective from operations where operation in {POINT_TO_POINT} order by rank"
-
-#: Intervals of several ranks that are worked on together. More exceed the processor's cache.
-_SOME_ROWS = 1 << 16
 
 _TIMES = ("pipeline_us", "compute_us", "bubble_us", "warm_up_us", "steady_us", "cool_down_us", "other_idle_us")
 
@@ -205,25 +202,24 @@ def pipeline_by_rank(
     counts, interleaved = _microbatches(places, exchanges)
     edge = {(row["rank"], row["iteration"]) for row in marks.to_pylist() if row["boundary"]}
     rows: list[dict[str, Any]] = []
-    waiting = _waiting(connection, places)
-    for work in _works(activity, connection.sql(_POINT_TO_POINT).to_arrow_table()):
-        lanes = []
-        for rank, place in ((rank, places[rank]) for rank in work.rows if rank in places):
-            shift = offsets.get(rank, 0)
-            lanes += [
-                _Lane(rank, iteration, place, exchanges[rank, iteration], begin_ns - shift, end_ns - shift)
-                for iteration, (begin_ns, end_ns) in spans.get(place.pipeline, {}).items()
-                if (rank, iteration) in exchanges
-            ]
-        for lane, times_us in zip(lanes, _bubbles(work, waiting, lanes), strict=True):
+    waiting, messages = _waiting(connection, places), _by_rank(connection.sql(_POINT_TO_POINT).to_arrow_table())
+    for rank, work in _by_rank(activity).items():
+        if rank not in places:
+            continue
+        place, shift = places[rank], offsets.get(rank, 0)
+        for iteration, (begin_ns, end_ns) in spans.get(place.pipeline, {}).items():
+            if (rank, iteration) not in exchanges:
+                continue
+            lane = _Lane(place, exchanges[rank, iteration], begin_ns - shift, end_ns - shift)
+            times_us = _bubbles(lane, work, messages[rank], waiting.get(rank, EMPTY))
             rows.append(
                 {
-                    "iteration": lane.iteration,
-                    "rank": lane.rank,
-                    "stage": lane.place.stage,
-                    "pipeline": lane.place.pipeline,
-                    "boundary": (lane.rank, lane.iteration) in edge,
-                    "microbatches": counts.get((lane.place.pipeline, lane.iteration)),
+                    "iteration": iteration,
+                    "rank": rank,
+                    "stage": place.stage,
+                    "pipeline": place.pipeline,
+                    "boundary": (rank, iteration) in edge,
+                    "microbatches": counts.get((place.pipeline, iteration)),
                     **dict(zip(_TIMES, times_us, strict=True)),
                 }
             )
@@ -326,87 +322,41 @@ def _waiting(connection: duckdb.DuckDBPyConnection, places: dict[int, _Place]) -
 class _Lane(NamedTuple):
     """A rank's part in its pipeline's time of one iteration, on the rank's own clock."""
 
-    rank: int
-    iteration: int
     place: _Place
     exchange: _Exchange
     begin_ns: int
     end_ns: int
 
 
-class _Work(NamedTuple):
-    """Merged device work of some ranks, and each of their sends and receipts."""
-
-    rows: dict[int, slice]  # of each rank
-    start_ns: NDArray[np.int64]
-    end_ns: NDArray[np.int64]
-    computing: NDArray[np.bool_]
-    collective: NDArray[np.int64]  # -1 for other work
-
-    def near(self, lane: _Lane) -> NDArray[np.int64]:
-        """Rows of the lane's rank that overlap its time."""
-        mine = self.rows[lane.rank]
-        found = (self.end_ns[mine] > lane.begin_ns) & (self.start_ns[mine] < lane.end_ns)
-        return np.flatnonzero(found) + mine.start
+def _by_rank(table: pa.Table) -> dict[int, dict[str, NDArray[Any]]]:
+    """The columns of each rank's rows, which are together."""
+    columns = {name: table[name].to_numpy() for name in table.column_names if name != "source"}
+    bounds = [*run_starts(columns["rank"]).tolist(), len(table)]
+    slices = [slice(begin, until) for begin, until in pairwise(bounds)]
+    return {
+        int(columns["rank"][mine.start]): {name: values[mine] for name, values in columns.items()}
+        for mine in slices
+        if mine.start < mine.stop
+    }
 
 
-def _works(activity: pa.Table, exchanges: pa.Table) -> Iterator[_Work]:
-    """The work of all ranks, of some at a time."""
-    both = (activity, exchanges)
-    rank, start, end = (np.concatenate([table[name].to_numpy() for table in both]) for name in ("rank", "start_ns", "end_ns"))
-    nothing = np.full(len(activity), -1), np.zeros(len(exchanges), bool)
-    collective = np.concatenate([nothing[0], exchanges["collective"].to_numpy()])
-    computing = np.concatenate([activity["computes"].to_numpy(), nothing[1]])
-    order = np.argsort(rank, kind="stable")
-    begins = run_starts(rank[order])
-    first = 0
-    for last, end_of_rank in enumerate([*begins[1:].tolist(), len(rank)][: len(begins)]):
-        if end_of_rank - begins[first] < _SOME_ROWS and end_of_rank < len(rank):
-            continue
-        mine = order[begins[first] : end_of_rank]
-        bounds = [*(begins[first : last + 1] - begins[first]).tolist(), len(mine)]
-        rows = {int(rank[mine[begin]]): slice(begin, until) for begin, until in pairwise(bounds)}
-        yield _Work(rows, start[mine], end[mine], computing[mine], collective[mine])
-        first = last + 1
-
-
-def _bubbles(events: _Work, waits: dict[int, Intervals], lanes: list[_Lane]) -> list[tuple[float, ...]]:
-    """`_TIMES` of each lane. All lanes are computed together: hundreds of ranks have few events each."""
-    if not lanes:
-        return []
-    axis = Lanes(*(np.array([getattr(lane, name) for lane in lanes], np.int64) for name in ("begin_ns", "end_ns")))
-    every = np.arange(len(lanes))
-    begin, end = axis.start_ns, axis.end_ns
-
-    def repeated(pieces: Sequence[Sized]) -> NDArray[np.int64]:
-        return np.repeat(every, [len(piece) for piece in pieces])
-
-    pieces = [events.near(lane) for lane in lanes]
-    rows, of_row = np.concatenate(pieces), repeated(pieces)
-    start, until, computing = events.start_ns[rows], events.end_ns[rows], events.computing[rows]
-    collectives = [lane.exchange.collectives for lane in lanes]
-    # Numbers of a rank's collectives, made different for each lane.
-    numbers = max(int(events.collective.max()), max(max(each) for each in collectives)) + 2
-    exchanges = repeated(collectives) * numbers + np.concatenate([np.array(each, np.int64) for each in collectives])
-    exchanging = np.isin(of_row * numbers + events.collective[rows], exchanges) & (events.collective[rows] >= 0)
-    waited = [waits.get(lane.rank, EMPTY) for lane in lanes]
-    waiting = axis.union(
-        repeated(waited), np.concatenate([each.start_ns for each in waited]), np.concatenate([each.end_ns for each in waited])
-    )
-    compute = axis.union(of_row[computing], start[computing], until[computing])
-    work = (axis.union(of_row[~exchanging], start[~exchanging], until[~exchanging]) - waiting) | compute
-    # Begin of the first and end of the last work; the lane's end without any.
-    bounds = np.searchsorted(work.start_ns, begin), np.searchsorted(work.start_ns, end)
-    some = bounds[1] > bounds[0]
-    first, final = end.copy(), end.copy()
-    first[some], final[some] = work.start_ns[bounds[0][some]], work.end_ns[bounds[1][some] - 1]
-    bubble = (waiting | union(begin, first) | union(final, end)) - work
-    phases = [_phases(lane.exchange, lane.place, lane.begin_ns, lane.end_ns) for lane in lanes]
-    filled, drained = (axis.place(every, np.array(times, np.int64)) for times in zip(*phases, strict=True))
-    spent = [end - begin, compute.within_ns(begin, end), bubble.within_ns(begin, end)]
-    spent += [bubble.within_ns(*part) for part in ((begin, filled), (filled, drained), (drained, end))]
-    spent.append(spent[0] - spent[2] - work.within_ns(begin, end))
-    return list(zip(*((each / 1e3).tolist() for each in spent), strict=True))
+def _bubbles(
+    lane: _Lane, work: dict[str, NDArray[Any]], messages: dict[str, NDArray[Any]], waiting: Intervals
+) -> tuple[float, ...]:
+    """`_TIMES` of a lane, from the rank's activity, its sends and receipts, and its waiting for other stages."""
+    begin, end, span = lane.begin_ns, lane.end_ns, window(lane.begin_ns, lane.end_ns)
+    computes, other = work["computes"], ~np.isin(messages["collective"], lane.exchange.collectives)
+    compute = union(work["start_ns"][computes], work["end_ns"][computes]) & span
+    # Sends and receipts of another iteration, or of no pipeline, are work like any other.
+    starts, ends = (np.concatenate([work[name][~computes], messages[name][other]]) for name in ("start_ns", "end_ns"))
+    busy = (compute | (union(starts, ends) & span)) - waiting | compute
+    first, final = (int(busy.start_ns[0]), int(busy.end_ns[-1])) if len(busy) else (end, end)
+    bubble = ((waiting & span) | window(begin, first) | window(final, end)) - busy
+    filled, drained = _phases(lane.exchange, lane.place, begin, end)
+    times = np.array([begin, filled, drained, end])
+    parts = bubble.within_ns(times[:-1], times[1:]).tolist()
+    rest = end - begin - bubble.total_ns - busy.total_ns
+    return tuple(each / 1e3 for each in (end - begin, compute.total_ns, bubble.total_ns, *parts, rest))
 
 
 def _phases(exchange: _Exchange, place: _Place, begin_ns: int, end_ns: int) -> tuple[int, int]:
