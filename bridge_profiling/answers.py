@@ -3,39 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from bridge_profiling.bench import results
 from bridge_profiling.engines import Engine, engine_named
 from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.facts.captures import Captures, OnProgress
+from bridge_profiling.facts.memory import difference
 from bridge_profiling.facts.run import RunFacts
 from bridge_profiling.facts.store import DEFAULT_OPTIONS, FactOptions
+from bridge_profiling.findings import Finding, Grids, JudgedFacts, Thresholds, find_all
+from bridge_profiling.findings.iterations import slow_iterations
+from bridge_profiling.findings.scorecard import scorecard
+from bridge_profiling.findings.unprofiled import Unprofiled, usual_cost_us
 from bridge_profiling.manifest import RankCapture
 from bridge_profiling.traces.types import Caveat, RankInfo
 
 if TYPE_CHECKING:
-    from bridge_profiling.compare import Comparison
+    from bridge_profiling.compare import Comparison, Noise
     from bridge_profiling.compare.bench import AgainstBench
-    from bridge_profiling.compare.events import Noise
-    from bridge_profiling.compare.steps import ComparedRun
-    from bridge_profiling.findings import Evidence, Finding, Thresholds
-    from bridge_profiling.findings.unprofiled import Unprofiled
 
 T = TypeVar("T")
 
-#: Facts that findings know by other names.
-_ANSWERS = {"kernels": "kernels_by_rank"}
-
 #: The options of `facts.operators` as `RunFacts.operators` has them.
 _DEFAULT = {"category": "operator", "shapes": False, "stacks": False, "modules": False}
+
+
+def _fact(name: str) -> Callable[[Answers], pa.Table]:
+    """The method that returns a fact, with its description."""
+
+    def method(self: Answers) -> pa.Table:
+        return getattr(self.facts, name)
+
+    method.__name__, method.__doc__ = name, vars(RunFacts)[name].__doc__
+    return method
 
 
 class Answers:
@@ -79,7 +85,7 @@ class Answers:
         if isinstance(engine, str):
             engine = engine_named(engine, workers, ray_address)
         self._findings: dict[Thresholds, list[Finding]] = {}
-        self._evidence: dict[Thresholds, Evidence] = {}
+        self._grids: dict[Thresholds, Grids] = {}
         self._captures = Captures(self.path, engine, None if parquet is None else Path(parquet), on_progress, cycle)
         self.facts = self._facts_of(DEFAULT_OPTIONS)
 
@@ -128,11 +134,6 @@ class Answers:
         return self.facts.errors
 
     @property
-    def unjudged(self) -> list[int]:
-        """Ranks that no finding or verdict is about: their trace by the main source lost more than 1% of its device events."""
-        return self.facts.unjudged
-
-    @property
     def readable(self) -> bool:
         """Whether anything could be read. A page of nothing would replace a good one."""
         return bool(self.infos or self.facts.memory.num_rows or not self.errors)
@@ -158,23 +159,12 @@ class Answers:
     def _facts_of(self, options: FactOptions) -> RunFacts:
         return RunFacts(self._captures, options, self._bench_caveats)
 
-    # Each rank.
+    # Each rank: methods that return the fact of the same name.
 
-    def breakdown(self) -> pa.Table:
-        """Device time over the whole capture: busy, compute, communication exposed and overlapped, idle."""
-        return self.facts.breakdown
-
-    def iterations(self) -> pa.Table:
-        """The same for each iteration, with its duration, and whether it is at the profiler's start or stop (boundary)."""
-        return self.facts.iterations
-
-    def typical_iteration(self) -> pa.Table:
-        """Medians over each rank's iterations, without boundary ones if at least three were captured."""
-        return self.facts.typical_iteration
-
-    def idle_gaps(self) -> pa.Table:
-        """Time without compute on each device: launch-starved, blocked, dependency-stalled."""
-        return self.facts.idle_gaps
+    breakdown = _fact("breakdown")
+    iterations = _fact("iterations")
+    typical_iteration = _fact("typical_iteration")
+    idle_gaps = _fact("idle_gaps")
 
     def idle_causes(self, **range_names: str) -> pa.Table:
         """Time without compute by iteration, cause and name of what shows it; a cause's rows add up to its time.
@@ -185,28 +175,15 @@ class Answers:
         """
         return self._facts_of(FactOptions(**range_names)).idle_causes
 
-    def launch_statistics(self) -> pa.Table:
-        """Kernels of each iteration: number, durations, and the host's time to launch them."""
-        return self.facts.launch_statistics
-
-    def attribution(self) -> pa.Table:
-        """The parts of each rank's median iteration: compute, and the rest by cause; they add up to its duration."""
-        return self.facts.attribution
+    launch_statistics = _fact("launch_statistics")
+    attribution = _fact("attribution")
 
     def kernels(self, *, by_rank: bool = True) -> pa.Table:
         """Kernel statistics per name: group, count, total, mean, shortest and longest."""
         return self.facts.kernels_by_rank if by_rank else self.facts.kernels
 
-    def kernel_groups(self) -> pa.Table:
-        """Kernels and copies by what they do: matrix products, attention, normalization, communication by type, and others.
-
-        `$BRIDGE_PROFILING_KERNEL_GROUPS` names a TOML file with more patterns of names.
-        """
-        return self.facts.kernel_groups
-
-    def phases(self) -> pa.Table:
-        """Ranges by name: phases of the step, the program's own, libraries'; host time, device time launched inside, spread."""
-        return self.facts.phases
+    kernel_groups = _fact("kernel_groups")
+    phases = _fact("phases")
 
     def operators(
         self, *, category: str = "operator", shapes: bool = False, stacks: bool = False, modules: bool = False
@@ -222,12 +199,7 @@ class Answers:
         by = {"category": category, "shapes": shapes, "stacks": stacks, "modules": modules}
         return self.facts.operators if by == _DEFAULT else self.facts.operators_by(**by)
 
-    def matrix_products(self) -> pa.Table:
-        """Matrix products, convolutions and attention by operator and input shapes: FLOPs, TFLOP/s, share of the device's peak.
-
-        Needs recorded shapes (`record_shapes`).
-        """
-        return self.facts.matrix_products
+    matrix_products = _fact("matrix_products")
 
     def flame_graph(self, *, least_share: float = 0.0) -> pa.Table:
         """Stacks of each thread: host time in each, and device time launched from it, outermost frame first.
@@ -237,29 +209,12 @@ class Answers:
         """
         return self.facts.larger_stacks(least_share) if least_share else self.facts.flame_graph
 
-    def copies(self) -> pa.Table:
-        """Copies and memsets: direction, pinned or pageable, bytes, bandwidth."""
-        return self.facts.copies
-
-    def gpu_metrics(self) -> pa.Table:
-        """Hardware counters that nsys sampled: activity of SMs and tensor cores, bandwidths; mean, 95th percentile, maximum."""
-        return self.facts.gpu_metrics
-
-    def kernel_counters(self) -> pa.Table:
-        """Those counters while each kernel ran: activity of SMs and tensor cores, reads and writes of the device's memory."""
-        return self.facts.kernel_counters
-
-    def system_calls(self) -> pa.Table:
-        """System calls that nsys recorded (`osrt`) on the threads that launch work: calls and time in an iteration."""
-        return self.facts.system_calls
-
-    def cuda_memory(self) -> pa.Table:
-        """Memory that CUDA allocated, as nsys recorded it (`--cuda-memory-usage=true`): by device and kind of memory."""
-        return self.facts.cuda_memory
-
-    def units(self) -> pa.Table:
-        """Communication of a sharded model by FSDP unit or ZeRO step: gathers and reductions, host and device time."""
-        return self.facts.units
+    copies = _fact("copies")
+    gpu_metrics = _fact("gpu_metrics")
+    kernel_counters = _fact("kernel_counters")
+    system_calls = _fact("system_calls")
+    cuda_memory = _fact("cuda_memory")
+    units = _fact("units")
 
     # All ranks.
 
@@ -277,29 +232,12 @@ class Answers:
             return with_alone(self.facts.communication_by_size, self._bench, self.facts.infos)
         return self.facts.communication_by_rank if by_rank else self.facts.communication
 
-    def ranks(self) -> pa.Table:
-        """Each rank in each iteration: its own time, its waiting, and whether it was the slowest or the fastest."""
-        return self.facts.ranks
-
-    def waits(self) -> pa.Table:
-        """Which rank waits for which, and how long, in each iteration."""
-        return self.facts.waits
-
-    def stragglers(self) -> pa.Table:
-        """One row per rank, the slowest first: whether it is slow always, sometimes or never, and with which confidence."""
-        return self.facts.stragglers
-
-    def host_iterations(self) -> pa.Table:
-        """Iterations of ranks without device work, as on CPUs: data loading, communication, waiting, operators, the rest."""
-        return self.facts.host_iterations
-
-    def clock_offsets(self) -> pa.Table:
-        """Offsets that put each rank's times on one clock, from matched collectives, with residuals."""
-        return self.facts.clock_offsets
-
-    def start_skew(self) -> pa.Table:
-        """How late each rank's capture starts, separate from how late the rank is in its operations."""
-        return self.facts.start_skew
+    ranks = _fact("ranks")
+    waits = _fact("waits")
+    stragglers = _fact("stragglers")
+    host_iterations = _fact("host_iterations")
+    clock_offsets = _fact("clock_offsets")
+    start_skew = _fact("start_skew")
 
     def pipeline(self, *, by_rank: bool = False) -> pa.Table:
         """Pipeline bubbles per stage.
@@ -309,77 +247,35 @@ class Answers:
         """
         return self.facts.pipeline_by_rank if by_rank else self.facts.pipeline
 
-    def pipeline_waits(self) -> pa.Table:
-        """Which pipeline stage waits for which in sends and receives, and how long in an iteration."""
-        return self.facts.pipeline_waits
+    pipeline_waits = _fact("pipeline_waits")
 
     @cached_property
     def against_bench(self) -> AgainstBench | None:
         """This run compared with what its links, copies, data loader and step reach alone; None without such results."""
-        from bridge_profiling.compare.bench import against_bench
-
         if self._bench is None:
             return None
-        return against_bench(
-            self._bench,
-            found=self._bench_found,
-            infos=self.facts.infos,
-            manifests=self.manifests,
-            iterations=self.facts.iterations,
-            communication=self.facts.communication,
-            sizes=self.facts.communication_by_size,
-            copies=self.facts.copies_by_size,
-        )
+        from bridge_profiling.compare.bench import against_bench
+
+        return against_bench(self._bench, self.facts, found=self._bench_found)
 
     # Memory.
 
-    def memory(self) -> pa.Table:
-        """Memory per rank and device: peak, growth per iteration, fragmentation."""
-        return self.facts.memory
-
-    def memory_timeline(self) -> pa.Table:
-        """Allocated and reserved memory over time."""
-        return self.facts.memory_timeline
-
-    def memory_sites(self) -> pa.Table:
-        """Memory by the place in the program that allocated it."""
-        return self.facts.memory_sites
-
-    def memory_at_peak(self) -> pa.Table:
-        """Every allocation that was live at each device's peak, the largest first."""
-        return self.facts.memory_at_peak
-
-    def memory_growth(self) -> pa.Table:
-        """Memory in use at the end of each iteration."""
-        return self.facts.memory_growth
-
-    def out_of_memory(self) -> pa.Table:
-        """Each out-of-memory error: requested and free bytes, and the place in the program."""
-        return self.facts.out_of_memory
+    memory = _fact("memory")
+    memory_timeline = _fact("memory_timeline")
+    memory_sites = _fact("memory_sites")
+    memory_at_peak = _fact("memory_at_peak")
+    memory_growth = _fact("memory_growth")
+    out_of_memory = _fact("out_of_memory")
 
     def memory_difference(self, other: Answers) -> pa.Table:
         """Differences from this run's memory to another's, by the place in the program that allocated it."""
-        from bridge_profiling.facts.memory import difference
-
         return difference(self.memory_sites(), other.memory_sites())
 
     # Conclusions.
 
     def scorecard(self) -> pa.Table:
         """The checklist of a fast training: yes, no or unknown for each of eight checks, with the number."""
-        from bridge_profiling.findings.scorecard import scorecard
-
-        facts = self.facts
-        return scorecard(
-            facts.attribution,
-            facts.host_iterations,
-            facts.iterations,
-            facts.device_roles,
-            facts.kernels_by_rank,
-            facts.launch_statistics,
-            facts.memory,
-            facts.infos,
-        )
+        return scorecard(self.facts)
 
     def findings(self, thresholds: Thresholds | None = None) -> list[Finding]:
         """Where time is lost or memory is short, on which ranks, with which confidence, and what to change.
@@ -389,11 +285,9 @@ class Answers:
         Args:
             thresholds: limits beyond which a number becomes a finding; None for the defaults.
         """
-        from bridge_profiling.findings import Thresholds, find_all
-
         chosen = thresholds or Thresholds()
         if chosen not in self._findings:
-            self._findings[chosen] = find_all(self.evidence(chosen), chosen)
+            self._findings[chosen] = find_all(self.grids(chosen), chosen)
         return list(self._findings[chosen])
 
     def unprofiled(self, thresholds: Thresholds | None = None) -> Unprofiled | None:
@@ -402,55 +296,29 @@ class Answers:
         Args:
             thresholds: as of `findings`.
         """
-        from bridge_profiling.findings import iterations
-        from bridge_profiling.findings.unprofiled import Unprofiled, usual_cost_us
-
-        evidence = self.evidence(thresholds)
+        grids = self.grids(thresholds)
         slow_us = sum(
             finding.recoverable_us_per_iteration or 0.0
             for finding in self.findings(thresholds)
-            if finding.id == iterations.slow_iterations.__name__
+            if finding.id == slow_iterations.__name__
         )
-        if not evidence.numbers or evidence.per == "capture":
+        if not grids.numbers or grids.per == "capture":
             return None
-        profiler = evidence.profiler
-        measured_us = usual_cost_us(evidence.timed_iterations)
-        return Unprofiled(evidence.iteration_us + slow_us, profiler.source, measured_us, profiler.estimated_us)
+        profiler = grids.profiler
+        measured_us = usual_cost_us(grids.timed_iterations)
+        return Unprofiled(grids.iteration_us + slow_us, profiler.source, measured_us, profiler.estimated_us)
 
-    def evidence(self, thresholds: Thresholds | None = None) -> Evidence:
-        """The answers that findings are made from.
+    def grids(self, thresholds: Thresholds | None = None) -> Grids:
+        """The facts that findings are made from, as arrays of iterations by ranks.
 
         Args:
             thresholds: which ranges count as data loading and as saving; None for the defaults.
         """
-        from bridge_profiling.findings import Evidence, Facts, Thresholds
-
         chosen = thresholds or Thresholds()
-        if chosen in self._evidence:
-            return self._evidence[chosen]
-        facts, bench = self._facts_of(FactOptions(**chosen.range_names())), self.against_bench
-        unjudged = self.unjudged
-
-        def judged(name: str) -> pa.Table:
-            table = getattr(facts, _ANSWERS.get(name, name))
-            if "source" in table.column_names and not name.startswith("memory"):
-                table = table.filter(pc.equal(table["source"], facts.source))
-            # Memory is from snapshots, which are captures of their own.
-            if unjudged and "rank" in table.column_names and not name.startswith(("memory", "out_of")):
-                table = table.filter(pc.invert(pc.is_in(table["rank"], pa.array(unjudged, pa.int32()))))
-            return table
-
-        evidence = Facts(
-            infos=[info for info in facts.infos if info.judged],
-            every_info=[info for info in self.infos if info.judged],
-            manifests=[each for each in self.manifests if each.rank not in unjudged],
-            unjudged=tuple(unjudged),
-            alone=None if bench is None else bench.communication,
-            # The other fields are facts.
-            **{field.name: judged(field.name) for field in fields(Facts) if field.type == "pa.Table"},
-        )
-        self._evidence[chosen] = Evidence(evidence)
-        return self._evidence[chosen]
+        if chosen not in self._grids:
+            alone = None if self.against_bench is None else self.against_bench.communication
+            self._grids[chosen] = Grids(JudgedFacts(self._facts_of(FactOptions(**chosen.range_names())), alone))
+        return self._grids[chosen]
 
     def compare(self, other: Answers, *, noise: Noise | None = None) -> Comparison:
         """Changes from this run to another; `compare.compare` takes several runs per side.
@@ -462,26 +330,6 @@ class Answers:
         from bridge_profiling.compare import compare
 
         return compare(self, other, noise=noise)
-
-    def compared(self) -> ComparedRun:
-        """Everything that a comparison needs."""
-        from bridge_profiling.compare.steps import ComparedRun
-
-        return ComparedRun(
-            name=str(self.path),
-            main_source=self.main_source,
-            infos=self.infos,
-            manifests=self.manifests,
-            iterations=self.iterations(),
-            idle_causes=self.idle_causes(),
-            ranks=self.ranks(),
-            operators=self.operators(shapes=True),
-            memory=self.memory(),
-            memory_sites=self.memory_sites(),
-            findings=self.findings(),
-            limitations=self.limitations,
-            cells=self.facts.event_cells,
-        )
 
 
 def _results(path: Path, bench: str | Path | None) -> tuple[results.BenchDocument | None, bool, tuple[Caveat, ...]]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import pyarrow as pa
 
@@ -20,7 +20,7 @@ from bridge_profiling.compare import events
 from bridge_profiling.compare import steps as of_steps
 from bridge_profiling.compare.comparability import WORK, Difference, differences, limitations, limitations_of_series
 from bridge_profiling.compare.events import KEYS, Noise
-from bridge_profiling.compare.steps import ComparedRun, Side, StepChange, amount
+from bridge_profiling.compare.steps import Comparable, Side, StepChange, amount
 from bridge_profiling.errors import ProfilingConfigError, require
 from bridge_profiling.facts.intervals import grouped
 from bridge_profiling.facts.memory import difference
@@ -34,13 +34,6 @@ SCHEMA_VERSION = 1
 _LEAST_BYTES = 1 << 20
 
 _MEMORY = ("peak_bytes", "peak_reserved_bytes", "growth_bytes_per_iteration")
-
-
-class Comparable(Protocol):
-    """A run."""
-
-    def compared(self) -> ComparedRun:
-        """Its answers."""
 
 
 @dataclass(frozen=True)
@@ -218,8 +211,8 @@ class Series:
             "evidence": self.evidence,
             "level": LEVEL,
             "runs": [_run_document(run) for run in self.runs],
-            "over_runs_us": _plain(self.over_runs_us),
-            "trend_us_per_run": _plain(self.trend),
+            "over_runs_us": self.over_runs_us and asdict(self.over_runs_us),
+            "trend_us_per_run": self.trend and asdict(self.trend),
             "no_trend": self.no_trend,
             "limitations": self.limitations,
         }
@@ -251,7 +244,7 @@ def compare(
             why="the spread between runs of one kind needs at least two runs per side",
             instead="Give several runs of both sides, or one of each",
         )
-    before, after = _with_steps([[run.compared() for run in side] for side in runs])
+    before, after = _with_steps(runs)
     return _compare(before, after, noise or Noise())
 
 
@@ -269,7 +262,7 @@ def compare_series(runs: Sequence[Comparable], *, noise: Noise | None = None) ->
         ProfilingConfigError: there are fewer than three runs.
     """
     require(len(runs) >= 3, f"a series of {len(runs)} runs", why="a series needs three", instead="Use compare() for two runs")
-    sides = _with_steps([[run.compared()] for run in runs])
+    sides = _with_steps([[run] for run in runs])
     every = [measured for side in sides for measured in side]
     evidence = of_steps.best_evidence([each for each in every if each[1] is not None or of_steps.unprofiled_us(*each)])
     known = [[steps] for _, steps in every if steps is not None]
@@ -282,16 +275,16 @@ def compare_series(runs: Sequence[Comparable], *, noise: Noise | None = None) ->
         median = median_of(times) if times else None
         if median is not None and evidence == "profiled" and not (steps is not None and steps.enough):
             median = Estimate(median.value)
-        clocks = [capture.manifest.clock for capture in run.manifests]
+        clocks = [capture.manifest.clock for capture in run.facts.manifests]
         found.append(
             SeriesRun(
-                name=run.name,
+                name=str(run.path),
                 captured_ns=min((clock.unix_ns for clock in clocks if clock is not None), default=None),
                 step_us=median,
                 samples=len(times),
                 spread_us=spread_of(times) if times else None,
                 parts={} if steps is None else {name: float(of.mean()) for name, of in next(equal_parts)[0].parts.items()},
-                peak_bytes=max((peak for peak in run.memory["peak_bytes"].to_pylist() if peak is not None), default=None),
+                peak_bytes=max((peak for peak in run.facts.memory["peak_bytes"].to_pylist() if peak is not None), default=None),
                 against_first=against.get(0),
                 against_previous=against.get(number - 1),
             )
@@ -308,7 +301,7 @@ def compare_series(runs: Sequence[Comparable], *, noise: Noise | None = None) ->
     )
 
 
-def _with_steps(runs: Sequence[Sequence[ComparedRun]]) -> list[Side]:
+def _with_steps(runs: Sequence[Sequence[Comparable]]) -> list[Side]:
     """Runs with their iterations on the ranks that all of them captured."""
     ranks = of_steps.ranks_in_common([run for side in runs for run in side])
     return [[(run, of_steps.run_steps(run, ranks)) for run in side] for side in runs]
@@ -323,7 +316,7 @@ def _compare(before: Side, after: Side, noise: Noise, evidence: str | None = Non
     runs = [[run for run, _ in side] for side in sides]
     known = [[steps for _, steps in side if steps is not None] for side in sides]
     base, other = of_steps.with_equal_parts(*known)
-    several_profilers = len({run.main_source for side in runs for run in side if run.infos}) > 1
+    several_profilers = len({run.facts.source for side in runs for run in side if run.facts.infos}) > 1
     rekey = {"kernels": events.without_arguments} if several_profilers else {}
     found = {of: (events.events_of(before, of, rekey.get(of)), events.events_of(after, of, rekey.get(of))) for of in KEYS}
     communication = found["communication"]
@@ -333,8 +326,8 @@ def _compare(before: Side, after: Side, noise: Noise, evidence: str | None = Non
     step_us = sum(means) / len(means) if means else 0.0
     evidence = evidence or of_steps.best_evidence([*before, *after])
     return Comparison(
-        base=[run.name for run in runs[0]],
-        other=[run.name for run in runs[1]],
+        base=[str(run.path) for run in runs[0]],
+        other=[str(run.path) for run in runs[1]],
         differences=differences(before, after, communication),
         step=of_steps.step_change(before, after, evidence),
         profiled=of_steps.median_change(base, other) if marked else None,
@@ -369,9 +362,9 @@ def _table(rows: list[dict[str, Any]], *names: str) -> pa.Table:
     return pa.Table.from_pylist(rows) if rows else pa.table({name: pa.array([], pa.string()) for name in names})
 
 
-def _memory(sides: Sequence[Sequence[ComparedRun]]) -> pa.Table:
+def _memory(sides: Sequence[Sequence[Comparable]]) -> pa.Table:
     """Peak and growth of each device recorded on both sides; means of several runs."""
-    base, other = (grouped((row for run in side for row in run.memory.to_pylist()), "rank", "device") for side in sides)
+    base, other = (grouped((row for run in side for row in run.facts.memory.to_pylist()), "rank", "device") for side in sides)
     rows = [
         {"rank": rank, "device": device}
         | {
@@ -390,18 +383,18 @@ def _mean(rows: Sequence[dict[str, Any]], name: str) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def _sites(sides: Sequence[Sequence[ComparedRun]]) -> pa.Table:
+def _sites(sides: Sequence[Sequence[Comparable]]) -> pa.Table:
     """The difference by allocation site; no rows unless both sides recorded sites."""
-    before, after = (pa.concat_tables([run.memory_sites for run in side]) for side in sides)
+    before, after = (pa.concat_tables([run.facts.memory_sites for run in side]) for side in sides)
     found = difference(before, after)
     return found if before.num_rows and after.num_rows else found.slice(0, 0)
 
 
-def _only(side: Sequence[ComparedRun], than: Sequence[ComparedRun]) -> list[Any]:
+def _only(side: Sequence[Comparable], than: Sequence[Comparable]) -> list[Any]:
     """Findings of one side only, by id: ranks may differ, and titles contain numbers."""
-    known = {finding.id for run in than for finding in run.findings}
+    known = {finding.id for run in than for finding in run.findings()}
     found: dict[str, Any] = {}
-    for finding in (finding for run in side for finding in run.findings if finding.id not in known):
+    for finding in (finding for run in side for finding in run.findings() if finding.id not in known):
         found.setdefault(finding.id, finding)
     return list(found.values())
 
@@ -415,17 +408,13 @@ def _change(change: Change) -> dict[str, Any]:
     return us | {"relative": change.relative, "speedup": change.speedup, "significant": change.significant}
 
 
-def _plain(value: Estimate | Spread | None) -> dict[str, Any] | None:
-    return None if value is None else asdict(value)
-
-
 def _run_document(run: SeriesRun) -> dict[str, Any]:
     return {
         "name": run.name,
         "captured_unix_ns": run.captured_ns,
-        "step_us": _plain(run.step_us),
+        "step_us": run.step_us and asdict(run.step_us),
         "samples": run.samples,
-        "spread_us": _plain(run.spread_us),
+        "spread_us": run.spread_us and asdict(run.spread_us),
         "parts": run.parts,
         "peak_bytes": run.peak_bytes,
         "against_first": _against_document(run.against_first),

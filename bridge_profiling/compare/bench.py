@@ -20,8 +20,8 @@ import pyarrow as pa
 
 from bridge_profiling.bench.results import BenchDocument, bus_factor
 from bridge_profiling.facts.intervals import grouped
+from bridge_profiling.facts.run import RunFacts
 from bridge_profiling.facts.types import Count, Gbs, Number, Row, Share, Text, Us, choice
-from bridge_profiling.manifest import RankCapture
 from bridge_profiling.traces.types import RankInfo
 
 #: Captured operations that are compared with a measured operation of another name.
@@ -101,32 +101,17 @@ def with_alone(sizes: pa.Table, document: BenchDocument | None, infos: Sequence[
     return sizes.append_column("alone_bus_bandwidth_gbs", pa.array(found or [None] * len(sizes), pa.float64()))
 
 
-def against_bench(
-    document: BenchDocument,
-    *,
-    found: bool,
-    infos: Sequence[RankInfo],
-    manifests: Sequence[RankCapture],
-    iterations: pa.Table,
-    communication: pa.Table,
-    sizes: pa.Table,
-    copies: pa.Table,
-) -> AgainstBench:
+def against_bench(document: BenchDocument, facts: RunFacts, *, found: bool) -> AgainstBench:
     """Compare a run with results.
 
     Args:
         document: results.
-        found: whether they were found next to the captures instead of named.
-        infos: of the captures that the tables are from.
-        manifests: of each rank.
-        iterations: answer of `Run.iterations`.
-        communication: answer of `Run.communication`.
-        sizes: the same by size.
-        copies: answer of `copies_by_size`.
+        facts: of the run.
+        found: whether the results were found next to the captures instead of named.
     """
-    device = _device(infos)
-    unprofiled = [time / 1e3 for manifest in manifests for time in manifest.durations_ns(profiled=False)]
-    times = unprofiled or iterations["duration_us"].to_pylist()
+    device = _device(facts.infos)
+    unprofiled = [time / 1e3 for manifest in facts.manifests for time in manifest.durations_ns(profiled=False)]
+    times = unprofiled or facts.iterations["duration_us"].to_pylist()
     iteration = {
         "iteration_us": median(times) if times else None,
         "of": "iterations that were not profiled" if unprofiled else "captured iterations",
@@ -135,10 +120,8 @@ def against_bench(
     return AgainstBench(
         path=str(document.path),
         found=found,
-        communication=pa.Table.from_pylist(
-            list(_communication(document, communication, sizes, infos)), ComparedCommunication.schema()
-        ),
-        copies=pa.Table.from_pylist(list(_copies(document, copies, device)), ComparedCopies.schema()),
+        communication=pa.Table.from_pylist(list(_communication(document, facts)), ComparedCommunication.schema()),
+        copies=pa.Table.from_pylist(list(_copies(document, facts.copies_by_size, device)), ComparedCopies.schema()),
         step=_step(document, device, iteration),
         data_loader=_data_loader(document, iteration),
     )
@@ -161,16 +144,14 @@ def interpolated(points: Sequence[tuple[int, float]], size: int) -> float | None
     return None
 
 
-def _communication(
-    document: BenchDocument, communication: pa.Table, sizes: pa.Table, infos: Sequence[RankInfo]
-) -> Iterator[dict[str, Any]]:
+def _communication(document: BenchDocument, facts: RunFacts) -> Iterator[dict[str, Any]]:
     results = document.of_kind("collectives")
     if not results:
         return
-    by_group = grouped((row for row in sizes.to_pylist() if row["matched_count"]), *_GROUP)
-    for row in communication.to_pylist():
+    by_group = grouped((row for row in facts.communication_by_size.to_pylist() if row["matched_count"]), *_GROUP)
+    for row in facts.communication.to_pylist():
         transfers = sorted(by_group.get(tuple(row[name] for name in _GROUP), []), key=itemgetter("message_bytes"))
-        points, reason = _measured(row, results, infos)
+        points, reason = _measured(row, results, facts.infos)
         if not row["matched_count"]:
             points, reason = [], "waiting cannot be separated from transfer: fewer than two participants are captured"
         measured = [(each["message_bytes"], each["matched_count"], each["transfer_us"]) for each in transfers]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bridge_profiling.compare.events import Events
-from bridge_profiling.compare.steps import ComparedRun, Side, captured_iterations, unprofiled_us
+from bridge_profiling.compare.steps import Comparable, Side, captured_iterations, unprofiled_us
 from bridge_profiling.layout import name_ranks, number_ranges
 from bridge_profiling.manifest import RankCapture
 from bridge_profiling.traces.types import RankInfo
@@ -95,8 +95,8 @@ def differences(base: Side, other: Side, communication: tuple[Events, Events]) -
         communication: `events_of` each side.
     """
     sides = (base, other)
-    infos = [[info for run, _ in side for info in run.infos] for side in sides]
-    manifests = [[capture for run, _ in side for capture in run.manifests] for side in sides]
+    infos = [[info for run, _ in side for info in run.facts.every_info] for side in sides]
+    manifests = [[capture for run, _ in side for capture in run.facts.manifests] for side in sides]
 
     def of_infos(topic: str, concerns: str, values: Callable[[RankInfo], Iterable[Any]], means: str) -> Difference | None:
         found = [sorted({str(value) for info in each for value in values(info) if value is not None}) for each in infos]
@@ -168,7 +168,7 @@ def _iterations(side: Side) -> str | None:
     return "; ".join(numbers) or None
 
 
-def _products(base: Sequence[ComparedRun], other: Sequence[ComparedRun]) -> Difference | None:
+def _products(base: Sequence[Comparable], other: Sequence[Comparable]) -> Difference | None:
     """Matrix products and attention by shapes of their inputs, per iteration and rank, if shapes were recorded."""
     first, second = _shapes(base), _shapes(other)
     if not first or not second:
@@ -185,11 +185,11 @@ def _products(base: Sequence[ComparedRun], other: Sequence[ComparedRun]) -> Diff
     return Difference("shapes of matrix products", WORK, _some(apart, first), _some(apart, second), means)
 
 
-def _shapes(side: Sequence[ComparedRun]) -> dict[str, float]:
+def _shapes(side: Sequence[Comparable]) -> dict[str, float]:
     found: dict[str, float] = {}
     for run in side:
-        amount = captured_iterations(run) * max(len({info.rank for info in run.infos}), 1) * len(side)
-        for row in run.operators.to_pylist():
+        amount = captured_iterations(run) * max(len({info.rank for info in run.facts.every_info}), 1) * len(side)
+        for row in run.operators(shapes=True).to_pylist():
             if row["shapes"] and _PRODUCTS.match(row["name"]):
                 key = f"{row['name'].removeprefix('aten::')} {row['shapes']}"
                 found[key] = found.get(key, 0.0) + row["count"] / amount
@@ -239,8 +239,8 @@ def limitations(sides: Sequence[Side], *, marked: bool, merged: bool) -> list[st
     for word, side in zip(("base", "other"), sides, strict=True):
         for run, steps in side:
             if steps is not None and steps.with_boundary:
-                found.append(f"{word}: all iterations of {run.name} are at the profiler's start, stop or flush, and count")
-            found += [f"{word}: {sentence}" for sentence in run.limitations]
+                found.append(f"{word}: all iterations of {run.path} are at the profiler's start, stop or flush, and count")
+            found += [f"{word}: {sentence}" for sentence in run.facts.limitations]
     return list(dict.fromkeys(found))
 
 
@@ -255,13 +255,14 @@ def limitations_of_series(runs: Side, captured_ns: Sequence[int | None], evidenc
     found = []
     unprofiled = [bool(unprofiled_us(*run)) for run in runs]
     if evidence == "profiled" and any(unprofiled):
-        missing = [run.name for (run, _), known in zip(runs, unprofiled, strict=True) if not known]
+        missing = [str(run.path) for (run, _), known in zip(runs, unprofiled, strict=True) if not known]
         have = "have" if len(missing) > 1 else "has"
         lacking = f"{', '.join(missing)} {have} no iterations" if missing else "not every run has enough iterations"
         found.append(f"{lacking} without profiling: all runs are compared by the iterations in their captures")
     captured = [each for each in captured_ns if each is not None]
     if captured != sorted(captured):
         found.append("the runs are not in the order in which they were captured")
-    of_all = [sentence for sentence in runs[0][0].limitations if all(sentence in run.limitations for run, _ in runs)]
+    caveats = [(run.path, run.facts.limitations) for run, _ in runs]
+    of_all = [sentence for sentence in caveats[0][1] if all(sentence in each for _, each in caveats)]
     found += [f"all runs: {sentence}" for sentence in of_all]
-    return found + [f"{run.name}: {sentence}" for run, _ in runs for sentence in run.limitations if sentence not in of_all]
+    return found + [f"{path}: {sentence}" for path, each in caveats for sentence in each if sentence not in of_all]

@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from bridge_profiling.compare.steps import ComparedRun, RunSteps, Side, amount, captured_iterations
+from bridge_profiling.compare.steps import Comparable, RunSteps, Side, amount, captured_iterations
 from bridge_profiling.facts import cells
 from bridge_profiling.facts.intervals import grouped
 from bridge_profiling.facts.statistics import ENOUGH_SAMPLES, welch_p
@@ -25,26 +25,24 @@ from bridge_profiling.facts.statistics import ENOUGH_SAMPLES, welch_p
 
 @dataclass(frozen=True, kw_only=True)
 class Noise:
-    """Limits above which a difference is a change."""
+    """Limits above which a difference is a change.
+
+    Args:
+        share: change of an event's time, as a share of the base's iteration. Events on one side only are always changes.
+        relative: change of the mean time per call, as a share.
+        calls: change of the number of calls, as a share.
+        chance: probability of as large a difference by chance, from three iterations or runs per side. With fewer, times must
+            not overlap at all.
+        operator_share: as `share`, for operators: a host's times scatter more than a device's.
+        operator_relative: as `relative`, for operators.
+    """
 
     share: float = 0.001
-    """Change of an event's time, as a share of the base's iteration. Events on one side only are always changes."""
-
     relative: float = 0.05
-    """Change of the mean time per call, as a share."""
-
     calls: float = 0.02
-    """Change of the number of calls, as a share."""
-
     chance: float = 0.01
-    """Probability of as large a difference by chance, from three iterations or runs per side. With fewer, times must not
-    overlap at all."""
-
     operator_share: float = 0.005
-    """As `share`, for operators: a host's times scatter more than a device's."""
-
     operator_relative: float = 0.10
-    """As `relative`, for operators."""
 
 
 @dataclass
@@ -100,11 +98,11 @@ def events_of(side: Side, of: str, rekey: Callable[[Key], Key] | None = None) ->
         if of == "operators":
             iterations, ranks, rows = captured_iterations(run), *_operators(run, steps)
         elif steps is None:
-            iterations, ranks = 1, len({info.rank for info in run.infos if info.source == run.main_source})
-            rows = run.cells(of=of).to_pylist()
+            iterations, ranks = 1, len({info.rank for info in run.facts.infos})
+            rows = run.facts.event_cells(of=of).to_pylist()
         else:
             iterations, ranks = len(steps.iterations), len(steps.ranks)
-            rows = run.cells(of=of, iterations=tuple(steps.iterations), ranks=tuple(steps.ranks)).to_pylist()
+            rows = run.facts.event_cells(of=of, iterations=tuple(steps.iterations), ranks=tuple(steps.ranks)).to_pylist()
         by_key: dict[Key, list[dict[str, Any]]] = {}
         for row in rows:
             key = tuple(row[name] for name in KEYS[of])
@@ -122,10 +120,11 @@ def events_of(side: Side, of: str, rekey: Callable[[Key], Key] | None = None) ->
     return found
 
 
-def _operators(run: ComparedRun, steps: RunSteps | None) -> tuple[int, list[dict[str, Any]]]:
+def _operators(run: Comparable, steps: RunSteps | None) -> tuple[int, list[dict[str, Any]]]:
     """The number of ranks, and a row for each operator of a rank, as in `event_cells`."""
-    ranks = run.operators["rank"].unique() if steps is None else pa.array(steps.ranks, pa.int32())
-    mine = run.operators.filter(pc.is_in(run.operators["rank"], ranks)).group_by(["name", "rank"], use_threads=False)
+    operators = run.operators(shapes=True)
+    ranks = operators["rank"].unique() if steps is None else pa.array(steps.ranks, pa.int32())
+    mine = operators.filter(pc.is_in(operators["rank"], ranks)).group_by(["name", "rank"], use_threads=False)
     summed = mine.aggregate([(name, "sum") for name in ("count", "self_us", "device_self_us")])
     rows = summed.rename_columns(["name", "rank", "count", "us", "device_us"]).to_pylist()
     return len(ranks), [row | dict.fromkeys(("fastest", "slowest"), row["us"] / row["count"]) for row in rows]

@@ -14,8 +14,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -24,10 +25,9 @@ from numpy.typing import NDArray
 from bridge_profiling.facts.intervals import grouped
 from bridge_profiling.facts.parts import BY_ACTIVITY, BY_CAUSE, parts_of_iterations, steady_iterations
 from bridge_profiling.facts.statistics import ENOUGH_SAMPLES, Change, change_of_mean, change_of_median
-from bridge_profiling.manifest import RankCapture
-from bridge_profiling.traces.types import RankInfo
 
 if TYPE_CHECKING:
+    from bridge_profiling.facts.run import RunFacts
     from bridge_profiling.findings.types import Finding
 
 #: Name of the part that is the change of the median beyond the mean.
@@ -37,23 +37,17 @@ OUTLIERS = "outlying_iterations_us"
 _ENOUGH_RUNS = 2
 
 
-@dataclass(frozen=True, eq=False)
-class ComparedRun:
-    """What a comparison needs of one run: its answers."""
+class Comparable(Protocol):
+    """A run: `Answers`."""
 
-    name: str  # path of the run
-    main_source: str  # profiler of the answers across ranks
-    infos: Sequence[RankInfo]  # of each trace
-    manifests: Sequence[RankCapture]  # of each rank
-    iterations: pa.Table  # answer of `Run.iterations`; the others likewise
-    idle_causes: pa.Table
-    ranks: pa.Table
-    operators: pa.Table  # by input shapes
-    memory: pa.Table
-    memory_sites: pa.Table
-    findings: Sequence[Finding]
-    limitations: Sequence[str]
-    cells: Callable[..., pa.Table]  # the question `event_cells`, called with its options
+    path: Path
+    facts: RunFacts
+
+    def findings(self) -> list[Finding]:
+        """By the default thresholds."""
+
+    def operators(self, *, shapes: bool) -> pa.Table:
+        """Host operators; by shapes of their inputs."""
 
 
 @dataclass(frozen=True, eq=False)  # arrays have no single truth value
@@ -73,7 +67,7 @@ class RunSteps:
 
 
 #: The runs of one side, each with its iterations; None if none are marked.
-Side = Sequence[tuple[ComparedRun, RunSteps | None]]
+Side = Sequence[tuple[Comparable, RunSteps | None]]
 
 
 @dataclass(frozen=True)
@@ -108,21 +102,21 @@ class StepChange:
         return self.verdict == "slower" and self.us.relative is not None and self.us.relative > limit
 
 
-def captured_iterations(run: ComparedRun) -> int:
+def captured_iterations(run: Comparable) -> int:
     """Number of captured iterations, at least 1."""
-    return max(len(run.iterations["iteration"].unique()), 1)
+    return max(len(run.facts.iterations["iteration"].unique()), 1)
 
 
-def ranks_in_common(runs: Sequence[ComparedRun]) -> list[int]:
+def ranks_in_common(runs: Sequence[Comparable]) -> list[int]:
     """The ranks with iterations in every run that has any; if there are none, the ranks with iterations in any run."""
-    captured = [set(run.iterations["rank"].to_pylist()) for run in runs if run.iterations.num_rows]
+    captured = [set(run.facts.iterations["rank"].to_pylist()) for run in runs if run.facts.iterations.num_rows]
     return sorted(set.intersection(*captured) or set.union(*captured)) if captured else []
 
 
-def run_steps(run: ComparedRun, ranks: Sequence[int]) -> RunSteps | None:
+def run_steps(run: Comparable, ranks: Sequence[int]) -> RunSteps | None:
     """The iterations of one run on some ranks; None if its captures have none."""
-    every = parts_of_iterations(run.iterations, run.idle_causes, run.ranks)
-    rows = [row for row in every if row["rank"] in ranks and row["source"] == run.main_source]
+    every = parts_of_iterations(run.facts.iterations, run.facts.idle_causes, run.facts.ranks)
+    rows = [row for row in every if row["rank"] in ranks and row["source"] == run.facts.source]
     if not rows:
         return None
     found = sorted({row["rank"] for row in rows})
@@ -142,13 +136,13 @@ def run_steps(run: ComparedRun, ranks: Sequence[int]) -> RunSteps | None:
     )
 
 
-def unprofiled_us(run: ComparedRun, steps: RunSteps | None) -> list[float]:
+def unprofiled_us(run: Comparable, steps: RunSteps | None) -> list[float]:
     """Microseconds of each iteration outside the profiler's window, as means over the compared ranks that timed it.
 
     Without captured iterations, over all ranks.
     """
     times: dict[int, list[int]] = {}
-    for capture in run.manifests:
+    for capture in run.facts.manifests:
         if steps is not None and capture.rank not in steps.ranks:
             continue
         for iteration, duration in capture.durations_by_iteration(profiled=False).items():

@@ -10,7 +10,7 @@ follows as far as it was idle for want of that launch. `replay` moves the launch
 
 Communication counts as work, so a rank's own lead is computed without the others. The exception is a stream whose communication
 mostly overlaps kernels that were launched later, such as reductions of gradients in a backward pass: the next kernel does
-not wait for it. The additional gain of waiting ranks is known only across ranks: `findings.evidence` limits it by the slowest
+not wait for it. The additional gain of waiting ranks is known only across ranks: `findings.grids` limits it by the slowest
 rank.
 """
 

@@ -134,16 +134,22 @@ class RunFacts:
     activity = RankFact("When the device worked, as far as other ranks' facts depend on it.")
     first_event = RankFact("When the device's first event starts.")
     marks = RankFact("Iterations as the host marked them.")
-    gpu_metrics = RankFact("Hardware counters that nsys sampled: mean, 95th percentile, maximum.")
+    gpu_metrics = RankFact(
+        "Hardware counters that nsys sampled: activity of SMs and tensor cores, bandwidths; mean, 95th percentile, maximum."
+    )
     copies = RankFact("Copies and memsets: direction, pinned or pageable, bytes, bandwidth.")
     host_steps = RankFact("Iterations of a host whose trace has no device work.")
-    phases = RankFact("Ranges by name: host time, device time launched inside, spread.")
+    phases = RankFact(
+        "Ranges by name: those of the step, the program and libraries; host time, device time launched inside, spread."
+    )
     operators = RankFact("Host operators: own and total time, the device time that they launched, memory, and module.")
     longest_calls = RankFact("The longest call of each operator.")
     products = RankFact("Matrix products, convolutions and attention by operator and input shapes.")
     counters_by_kernel = RankFact("Hardware counters while each kernel ran.")
     system_calls = RankFact("System calls that nsys recorded on the threads that launch work.")
-    cuda_memory = RankFact("Memory that CUDA allocated, as nsys recorded it.")
+    cuda_memory = RankFact(
+        "Memory that CUDA allocated, as nsys recorded it (`--cuda-memory-usage=true`): by device and kind of memory."
+    )
     units = RankFact("Communication of a sharded model by FSDP unit or ZeRO step.")
 
     def operators_by(self, **by: Any) -> pa.Table:
@@ -197,17 +203,23 @@ class RunFacts:
 
     @Fact
     def kernel_groups(self) -> pa.Table:
-        """Kernels and copies by what they do."""
+        """Kernels and copies by what they do: matrix products, attention, normalization, communication by type, and others.
+
+        `$BRIDGE_PROFILING_KERNEL_GROUPS` names a TOML file with more patterns of names.
+        """
         return kernels.kernel_groups(self.kernels_by_rank, self.copies)
 
     @Fact
     def matrix_products(self) -> pa.Table:
-        """Matrix products, convolutions and attention: FLOPs, TFLOP/s, share of the device's peak."""
+        """Matrix products, convolutions and attention by operator and input shapes: FLOPs, TFLOP/s, share of the device's peak.
+
+        Needs recorded shapes (`record_shapes`).
+        """
         return products.matrix_products(self.products, self.infos)
 
     @Fact
     def kernel_counters(self) -> pa.Table:
-        """Hardware counters while each kernel ran, of all ranks."""
+        """Hardware counters while each kernel ran: activity of SMs and tensor cores, reads and writes of device memory."""
         return sampled.kernel_counters(self.counters_by_kernel, self.infos)
 
     def gpu_metrics_over_time(self, intervals: int = 300) -> pa.Table:

@@ -1,6 +1,6 @@
 """Findings: where time is lost or memory is short, which ranks are responsible, what to change, and how certain that is.
 
-A finding is a function of the evidence, the thresholds and the ledger of attributed time, and returns the new ledger. An empty
+A finding is a function of the grids, the thresholds and the ledger of attributed time, and returns the new ledger. An empty
 list is a good answer.
 """
 
@@ -21,12 +21,12 @@ from bridge_profiling.findings import (
     peers,
     ranks,
 )
-from bridge_profiling.findings.evidence import Evidence
+from bridge_profiling.findings.grids import Grids, JudgedFacts
 from bridge_profiling.findings.ledger import Find, Ledger
-from bridge_profiling.findings.types import Confidence, Event, Facts, Finding, Occurrence, Thresholds
+from bridge_profiling.findings.types import Confidence, Event, Finding, Occurrence, Thresholds
 from bridge_profiling.layout import name_ranks
 
-__all__ = ["ORDER", "Confidence", "Event", "Evidence", "Facts", "Finding", "Ledger", "Occurrence", "Thresholds", "find_all"]
+__all__ = ["ORDER", "Confidence", "Event", "Finding", "Grids", "JudgedFacts", "Ledger", "Occurrence", "Thresholds", "find_all"]
 
 # Most specific cause first: time without compute is attributed to the first finding whose evidence covers it.
 _FINDINGS: tuple[Find, ...] = (
@@ -87,26 +87,26 @@ _NOT_SLOW = tuple(name for name in ORDER if name != iterations.slow_iterations._
 _OF_COMPUTE = (ranks.straggler_compute.__name__, idle.recompilation.__name__)
 
 
-def _about(evidence: Evidence) -> tuple[Find, ...]:
-    if evidence.has_device or not evidence.facts.host_iterations.num_rows:
+def _about(grids: Grids) -> tuple[Find, ...]:
+    if grids.has_device or not grids.facts.host_iterations.num_rows:
         return _FINDINGS
     # What a host waits for is unknown where a device works that is not read.
-    return _OF_UNREAD_DEVICES if any(info.has_unread_events for info in evidence.facts.infos) else _ON_HOST
+    return _OF_UNREAD_DEVICES if any(info.has_unread_events for info in grids.facts.infos) else _ON_HOST
 
 
-def find_all(evidence: Evidence, thresholds: Thresholds | None = None) -> list[Finding]:
+def find_all(grids: Grids, thresholds: Thresholds | None = None) -> list[Finding]:
     """Every finding about a run, largest potential saving first, findings without one last."""
-    ledger, found = Ledger.of(evidence), []
-    for find in _about(evidence):
-        findings, ledger = find(evidence, thresholds or Thresholds(), ledger)
+    ledger, found = Ledger.of(grids), []
+    for find in _about(grids):
+        findings, ledger = find(grids, thresholds or Thresholds(), ledger)
         found += findings
     if any(each.id == idle.initialization.__name__ and each.severe for each in found):
         found = [each for each in found if each.id.startswith(("memory_", "initialization"))]
-    found = sorted(_within(evidence, [bounds.bounded(evidence, each) for each in _once(evidence, found)]), key=_by_saving)
-    return [_doubted(each, evidence) for each in found]
+    found = sorted(_within(grids, [bounds.bounded(grids, each) for each in _once(grids, found)]), key=_by_saving)
+    return [_doubted(each, grids) for each in found]
 
 
-def _doubted(finding: Finding, evidence: Evidence) -> Finding:
+def _doubted(finding: Finding, grids: Grids) -> Finding:
     """A finding with less confidence where ranks that may be a part of it are not judged, and low where their times are wrong.
 
     Memory has captures of its own.
@@ -114,21 +114,21 @@ def _doubted(finding: Finding, evidence: Evidence) -> Finding:
     if finding.id.startswith("memory_"):
         return finding
     confidence, reasons = finding.confidence, [finding.confidence_reason]
-    if evidence.facts.unjudged:
+    if grids.facts.unjudged:
         confidence = confidence.lowered
-        reasons.append(f"{name_ranks(evidence.facts.unjudged)} lost too many device events to be judged")
-    for doubt, doubted in evidence.doubts.items():
+        reasons.append(f"{name_ranks(grids.facts.unjudged)} lost too many device events to be judged")
+    for doubt, doubted in grids.doubts.items():
         confidence = Confidence.low
         reasons.append(f"{doubt} ({name_ranks(doubted)})")
     return replace(finding, confidence=confidence, confidence_reason="; ".join(filter(None, reasons)))
 
 
-def _once(evidence: Evidence, found: list[Finding]) -> list[Finding]:
+def _once(grids: Grids, found: list[Finding]) -> list[Finding]:
     """The findings without slow iterations that others explain: all of them are iterations that these strike.
 
     Those that count in means compute more than the others, which few findings explain.
     """
-    slow, counted = iterations.slow_iterations.__name__, set(evidence.numbers)
+    slow, counted = iterations.slow_iterations.__name__, set(grids.numbers)
 
     def explained(one: Finding) -> bool:
         if one.id != slow or not one.occurrence:
@@ -142,12 +142,12 @@ def _once(evidence: Evidence, found: list[Finding]) -> list[Finding]:
     return [each for each in found if not explained(each)]
 
 
-def _within(evidence: Evidence, found: list[Finding]) -> Iterator[Finding]:
+def _within(grids: Grids, found: list[Finding]) -> Iterator[Finding]:
     """The findings, with savings that together are at most an iteration without the profiler.
 
     Slow iterations, and others that do not count, are longer than that: what they save comes on top.
     """
-    left_us, counted = evidence.iteration_us, set(evidence.numbers)
+    left_us, counted = grids.iteration_us, set(grids.numbers)
     for finding in found:
         saving_us = finding.recoverable_us_per_iteration
         beyond = finding.occurrence is not None and not counted.issuperset(finding.occurrence.iterations)

@@ -28,10 +28,10 @@ from numpy.typing import NDArray
 
 from bridge_profiling.facts.idle import OFTEN, SEVERAL, Cause
 from bridge_profiling.facts.statistics import t_quantile
-from bridge_profiling.findings.evidence import DOUBT, Evidence
+from bridge_profiling.findings.grids import DOUBT, Grids
 from bridge_profiling.findings.iterations import slow_iterations
-from bridge_profiling.findings.peers import CONTENTION, beyond_peers, peers_of
-from bridge_profiling.findings.types import Finding, Grid
+from bridge_profiling.findings.peers import CONTENTION
+from bridge_profiling.findings.types import Finding, Grid, summed
 from bridge_profiling.findings.unprofiled import total_us
 
 #: A time in each iteration that counts.
@@ -40,7 +40,7 @@ _Times = NDArray[np.float64]
 #: The part of each iteration that stays, if the profiler costs so many times the estimate.
 _Floor = Callable[[float], _Times]
 
-_Bound = Callable[[Evidence, Finding], float]
+_Bound = Callable[[Grids, Finding], float]
 
 #: Of everyday trainings, measured without a profiler before the capture, a tenth more covers two of three excesses.
 _MARGIN = 0.1
@@ -73,136 +73,135 @@ _CAUSES: Mapping[str, tuple[Cause, ...]] = {
 _LAUNCHES = (Cause.small_kernels, Cause.host_launch, Cause.dependency_stalled)
 
 
-def bounded(evidence: Evidence, finding: Finding) -> Finding:
+def bounded(grids: Grids, finding: Finding) -> Finding:
     """The finding with its upper bound, which is at least the estimate.
 
     It is at most an iteration without the profiler, except for slow iterations and causes in iterations that do not count.
     """
     bound, estimate_us = _BOUNDS.get(finding.id), finding.recoverable_us_per_iteration
-    if bound is None or not evidence.numbers or (estimate_us is None and finding.id not in _WITHOUT_ESTIMATE):
+    if bound is None or not grids.numbers or (estimate_us is None and finding.id not in _WITHOUT_ESTIMATE):
         return finding
     names_iterations = finding.id == slow_iterations.__name__
     of_captured = names_iterations or finding.id in (*_REPLACED, *_WITHOUT_ESTIMATE)
-    outside_us = 0.0 if of_captured else _longer_outside_us(evidence)
-    most_us = max(bound(evidence, finding), estimate_us or 0.0)
+    outside_us = 0.0 if of_captured else _longer_outside_us(grids)
+    most_us = max(bound(grids, finding), estimate_us or 0.0)
     most_us += max(_MARGIN * most_us, outside_us)
     struck = finding.occurrence.iterations if finding.occurrence else ()
-    if not names_iterations and set(struck).issubset(evidence.numbers):
-        most_us = min(most_us, evidence.iteration_us + outside_us)
+    if not names_iterations and set(struck).issubset(grids.numbers):
+        most_us = min(most_us, grids.iteration_us + outside_us)
     return replace(finding, at_most_us_per_iteration=most_us)
 
 
 # The bounds.
 
 
-def _launching(evidence: Evidence, finding: Finding) -> float:
+def _launching(grids: Grids, finding: Finding) -> float:
     """A host that launches late for whatever reason: compute stays."""
-    return _beyond(evidence, finding, lambda cost: _most(evidence.compute_us))
+    return _beyond(grids, finding, lambda cost: _most(grids.compute_us))
 
 
-def _calls(evidence: Evidence, finding: Finding) -> float:
+def _calls(grids: Grids, finding: Finding) -> float:
     """Calls and waits of a host: compute stays, and what the host does besides them."""
     cause = Cause(finding.id)
     # Waiting is not among what a host does. An operator goes with each call, and takes as long as others.
-    in_calls_us = 0.0 if cause is Cause.host_sync else np.nan_to_num(evidence.in_ranges_us(cause))
-    calls = np.nan_to_num(evidence.of_cause(cause, "calls"))
+    in_calls_us = 0.0 if cause is Cause.host_sync else np.nan_to_num(grids.in_ranges_us(cause))
+    calls = np.nan_to_num(grids.of_cause(cause, "calls"))
     if cause is Cause.host_sync and calls.mean(axis=0).max(initial=0.0) >= OFTEN:
-        return _launching(evidence, finding)  # a loop that waits so often goes as a whole, with what it launches
-    launches = np.nan_to_num(evidence.grid("launch_statistics", "kernel_count"))
+        return _launching(grids, finding)  # a loop that waits so often goes as a whole, with what it launches
+    launches = np.nan_to_num(grids.grid("launch_statistics", "kernel_count"))
     stays = launches / np.maximum(calls + launches, 1.0)
 
     def floor(cost: float) -> _Times:
-        return np.maximum(_most(evidence.compute_us), _most(stays * _host_us(evidence, cost) - in_calls_us))
+        return np.maximum(_most(grids.compute_us), _most(stays * _host_us(grids, cost) - in_calls_us))
 
-    return _beyond(evidence, finding, floor)
+    return _beyond(grids, finding, floor)
 
 
-def _ranges(evidence: Evidence, finding: Finding) -> float:
+def _ranges(grids: Grids, finding: Finding) -> float:
     """Ranges of a host: the same, and no more than their time goes, on all ranks together."""
-    within = np.inf if finding.occurrence else _limit(np.nan_to_num(evidence.in_ranges_us(Cause(finding.id))).sum(axis=1))
-    return min(_calls(evidence, finding), within)
+    within = np.inf if finding.occurrence else _limit(np.nan_to_num(grids.in_ranges_us(Cause(finding.id))).sum(axis=1))
+    return min(_calls(grids, finding), within)
 
 
-def _kernels(evidence: Evidence, finding: Finding) -> float:
+def _kernels(grids: Grids, finding: Finding) -> float:
     """Kernels that others replace: all of their time goes, and the idle time that launching them can cost."""
-    kernels_us, count = np.zeros_like(evidence.duration_us), np.zeros_like(evidence.duration_us)
+    kernels_us, count = np.zeros_like(grids.duration_us), np.zeros_like(grids.duration_us)
     for role, goes in _REPLACED[finding.id].items():
-        rows = evidence.role(role)
-        kernels_us += goes * np.nan_to_num(evidence.grid(rows, "device_us"))
-        count += np.nan_to_num(evidence.grid(rows, "count"))
+        rows = grids.role(role)
+        kernels_us += goes * np.nan_to_num(grids.grid(rows, "device_us"))
+        count += np.nan_to_num(grids.grid(rows, "count"))
     if finding.id == "layout_conversion":
-        kernels_us += _strided_us(evidence)
-    kernels_us = np.minimum(kernels_us, np.nan_to_num(evidence.compute_us))
+        kernels_us += _strided_us(grids)
+    kernels_us = np.minimum(kernels_us, np.nan_to_num(grids.compute_us))
     as_many_launches = finding.id == "full_precision_matmul"
-    few_waits = max(evidence.mean_us(evidence.of_cause(Cause.host_sync, "calls")).values(), default=0.0) < SEVERAL
+    few_waits = max(grids.mean_us(grids.of_cause(Cause.host_sync, "calls")).values(), default=0.0) < SEVERAL
     causes = (*_LAUNCHES, Cause.host_sync) if finding.id == "unfused_optimizer" and few_waits else _LAUNCHES
-    idle_us = np.zeros_like(kernels_us) if as_many_launches else _launch_gaps_us(evidence, count, causes)
-    stays_us = _most(evidence.compute_us - kernels_us)
+    idle_us = np.zeros_like(kernels_us) if as_many_launches else _launch_gaps_us(grids, count, causes)
+    stays_us = _most(grids.compute_us - kernels_us)
 
     def floor(cost: float) -> _Times:
-        return np.maximum(stays_us, _most(_host_us(evidence, cost))) if as_many_launches else stays_us
+        return np.maximum(stays_us, _most(_host_us(grids, cost))) if as_many_launches else stays_us
 
-    return min(_limit(_most(kernels_us + idle_us)), _beyond(evidence, finding, floor))
+    return min(_limit(_most(kernels_us + idle_us)), _beyond(grids, finding, floor))
 
 
-def _slow_ranks(evidence: Evidence, finding: Finding) -> float:
+def _slow_ranks(grids: Grids, finding: Finding) -> float:
     """Ranks that others wait for: what the others need stays, without waiting and without what that slows."""
-    slowed_us = _slowed_us(evidence, peers_of(evidence))
+    slowed_us = _slowed_us(grids)
 
     def floor(cost: float) -> _Times:
         # Manifests measure what the profiler costs the job, not how much of that is in each rank's own time.
-        waits_us = np.nan_to_num(evidence.waiting_us) + cost * total_us(evidence.profiler.explained_us)
-        needs_us = np.maximum(evidence.duration_us - waits_us, evidence.compute_us) - slowed_us
-        return _of_others(evidence, needs_us, finding.ranks)
+        waits_us = np.nan_to_num(grids.waiting_us) + cost * total_us(grids.profiler.explained_us)
+        needs_us = np.maximum(grids.duration_us - waits_us, grids.compute_us) - slowed_us
+        return _of_others(grids, needs_us, finding.ranks)
 
-    return _beyond(evidence, finding, floor)
+    return _beyond(grids, finding, floor)
 
 
-def _device(evidence: Evidence, finding: Finding) -> float:
+def _device(grids: Grids, finding: Finding) -> float:
     """A device that is shared: the compute of the others stays, and what hosts need.
 
     What it takes longer than its peers for kernels, between them and in transfers goes.
     """
-    peers = peers_of(evidence)
-    compute_us = evidence.compute_us - _slowed_us(evidence, peers)
+    compute_us = grids.compute_us - _slowed_us(grids)
 
     def floor(cost: float) -> _Times:
-        return np.maximum(_of_others(evidence, compute_us, finding.ranks), _most(_host_us(evidence, cost)))
+        return np.maximum(_of_others(grids, compute_us, finding.ranks), _most(_host_us(grids, cost)))
 
-    idle_us = evidence.duration_us - evidence.compute_us - evidence.communicating_us
-    slower_us, idler_us = (np.maximum(beyond_peers(times_us, peers), 0.0) for times_us in (compute_us, idle_us))
-    longer_us = slower_us + idler_us + evidence.communicating_us - evidence.waiting_us
-    goes_us = np.where(np.isin(evidence.ranks, finding.ranks), longer_us, 0.0)
-    return min(_limit(_most(goes_us)), _beyond(evidence, finding, floor))
+    idle_us = grids.duration_us - grids.compute_us - grids.communicating_us
+    slower_us, idler_us = (np.maximum(grids.beyond_peers(times_us), 0.0) for times_us in (compute_us, idle_us))
+    longer_us = slower_us + idler_us + grids.communicating_us - grids.waiting_us
+    goes_us = np.where(np.isin(grids.ranks, finding.ranks), longer_us, 0.0)
+    return min(_limit(_most(goes_us)), _beyond(grids, finding, floor))
 
 
-def _stages(evidence: Evidence, finding: Finding) -> float:
+def _stages(grids: Grids, finding: Finding) -> float:
     """Work of stages that can be moved to others: the mean of their compute stays."""
-    return _beyond(evidence, finding, lambda cost: np.nanmean(evidence.compute_us, axis=1))
+    return _beyond(grids, finding, lambda cost: np.nanmean(grids.compute_us, axis=1))
 
 
-def _uneven(evidence: Evidence, finding: Finding) -> float:
+def _uneven(grids: Grids, finding: Finding) -> float:
     """Work that some ranks have more of: spread over all, a part of it stays; if nobody needs it, the least compute does."""
-    return _beyond(evidence, finding, lambda cost: np.nanmin(evidence.compute_us, axis=1))
+    return _beyond(grids, finding, lambda cost: np.nanmin(grids.compute_us, axis=1))
 
 
-def _communication(evidence: Evidence, finding: Finding) -> float:
+def _communication(grids: Grids, finding: Finding) -> float:
     """Communication: all that nothing hides goes, with the waiting in it, and compute stays."""
-    return min(_limit(_most(evidence.communicating_us)), _launching(evidence, finding))
+    return min(_limit(_most(grids.communicating_us)), _launching(grids, finding))
 
 
-def _collectives(evidence: Evidence, finding: Finding) -> float:
+def _collectives(grids: Grids, finding: Finding) -> float:
     """Collectives that are needless: compute stays, less the slowdown by overlapping communication."""
-    slowed_us = CONTENTION * np.nan_to_num(evidence.overlapped_us)
-    return _beyond(evidence, finding, lambda cost: _most(evidence.compute_us - slowed_us))
+    slowed_us = CONTENTION * np.nan_to_num(grids.overlapped_us)
+    return _beyond(grids, finding, lambda cost: _most(grids.compute_us - slowed_us))
 
 
-def _slow_iterations(evidence: Evidence, finding: Finding) -> float:
+def _slow_iterations(grids: Grids, finding: Finding) -> float:
     """Iterations that manifests time: without slow ones, none is shorter than usual. Captured ones: the usual compute stays."""
     if finding.occurrence:
-        compute_us = _most(evidence.compute_us)
-        return _beyond(evidence, finding, lambda cost: np.minimum(compute_us, np.median(compute_us)))
-    timed = [np.array(manifest.durations_ns(profiled=False)) / 1e3 for manifest in evidence.facts.manifests]
+        compute_us = _most(grids.compute_us)
+        return _beyond(grids, finding, lambda cost: np.minimum(compute_us, np.median(compute_us)))
+    timed = [np.array(manifest.durations_ns(profiled=False)) / 1e3 for manifest in grids.facts.manifests]
     return max((float(np.mean(np.maximum(each - np.median(each), 0.0))) for each in timed if len(each)), default=0.0)
 
 
@@ -227,38 +226,38 @@ _WITHOUT_ESTIMATE = ("low_device_busy",)
 # Times that bounds are made of.
 
 
-def _beyond(evidence: Evidence, finding: Finding, floor: _Floor) -> float:
+def _beyond(grids: Grids, finding: Finding, floor: _Floor) -> float:
     """What an iteration takes beyond its floor, for the least favorable cost of the profiler."""
-    return max(_beyond_at(evidence, finding, floor(cost), cost) for cost in (1 - DOUBT, 1.0, 1 + DOUBT))
+    return max(_beyond_at(grids, finding, floor(cost), cost) for cost in (1 - DOUBT, 1.0, 1 + DOUBT))
 
 
-def _beyond_at(evidence: Evidence, finding: Finding, floor_us: _Times, cost: float) -> float:
-    cost_us = _middle(_factor(evidence, cost) * evidence.profiler.cost_us)
+def _beyond_at(grids: Grids, finding: Finding, floor_us: _Times, cost: float) -> float:
+    cost_us = _middle(_factor(grids, cost) * grids.profiler.cost_us)
     if finding.occurrence is None:
-        return _limit(_middle(evidence.captured_iterations_us) - cost_us - floor_us)
+        return _limit(_middle(grids.captured_iterations_us) - cost_us - floor_us)
     # A host that pauses records nothing meanwhile, so that the profiler costs no more than in other iterations. What struck
     # iterations compute beyond the others belongs to the cause.
     numbers = finding.occurrence.iterations
-    struck = np.isin(np.array(evidence.numbers, float), numbers)
-    counted_us = _most(evidence.captured_iterations_us)[struck] - cost_us.min()
-    left_out_us = [time_us for number, time_us in evidence.left_out_us.items() if number in numbers]
-    timed_us = [max(manifest.durations_ns(profiled=False), default=0) / 1e3 for manifest in evidence.facts.manifests]
+    struck = np.isin(np.array(grids.numbers, float), numbers)
+    counted_us = _most(grids.captured_iterations_us)[struck] - cost_us.min()
+    left_out_us = [time_us for number, time_us in grids.left_out_us.items() if number in numbers]
+    timed_us = [max(manifest.durations_ns(profiled=False), default=0) / 1e3 for manifest in grids.facts.manifests]
     lasting_us = np.maximum([*counted_us, *left_out_us], max(timed_us, default=0.0)) - np.median(floor_us)
     causes = _CAUSES[finding.id] if finding.id in _CAUSES else (Cause(finding.id),)
-    between = [evidence.of_cause(cause, "lost_us", between=True) for cause in causes]
-    others_us = _most(sum(between, evidence.idle_us(*causes)))[~struck]
+    between = [grids.of_cause(cause, "lost_us", between=True) for cause in causes]
+    others_us = _most(sum(between, grids.idle_us(*causes)))[~struck]
     return float(np.maximum(lasting_us, 0.0).sum() + others_us.sum()) / finding.occurrence.of
 
 
-def _longer_outside_us(evidence: Evidence) -> float:
+def _longer_outside_us(grids: Grids) -> float:
     """By how much the mean unprofiled iteration exceeds the captured ones without the profiler, on the median rank.
 
     What makes one longer than every captured iteration is another cause.
     """
-    longest_us = np.nan_to_num(evidence.captured_iterations_us).max(initial=0.0)
-    timed_us = [np.array(manifest.durations_ns(profiled=False)) / 1e3 for manifest in evidence.facts.manifests]
+    longest_us = np.nan_to_num(grids.captured_iterations_us).max(initial=0.0)
+    timed_us = [np.array(manifest.durations_ns(profiled=False)) / 1e3 for manifest in grids.facts.manifests]
     means_us = [float(np.minimum(each, longest_us).mean()) for each in timed_us if len(each)]
-    return max(float(np.median(means_us)) - evidence.iteration_us, 0.0) if means_us else 0.0
+    return max(float(np.median(means_us)) - grids.iteration_us, 0.0) if means_us else 0.0
 
 
 def _limit(times_us: _Times) -> float:
@@ -268,55 +267,53 @@ def _limit(times_us: _Times) -> float:
     return min(float(np.mean(times_us)) + error_us, float(np.max(times_us)))
 
 
-def _factor(evidence: Evidence, cost: float) -> float:
+def _factor(grids: Grids, cost: float) -> float:
     """The profiler's cost to the job's iteration as a multiple of what is known: no doubt if manifests measure it."""
-    return cost if evidence.profiler.source == "estimate" else 1.0
+    return cost if grids.profiler.source == "estimate" else 1.0
 
 
-def _host_us(evidence: Evidence, cost: float) -> Grid:
+def _host_us(grids: Grids, cost: float) -> Grid:
     """What each host needs without the profiler, and without waiting for its device.
 
     Its cost is an estimate, even where manifests measure what of it the job's iteration shows.
     """
-    own_us, cost_us = (evidence.grid("profiler_cost", name) for name in ("host_own_us", "host_cost_us"))
+    own_us, cost_us = (grids.grid("profiler_cost", name) for name in ("host_own_us", "host_cost_us"))
     return own_us + (1 - cost) * cost_us
 
 
-def _launch_gaps_us(evidence: Evidence, count: Grid, causes: Sequence[Cause]) -> Grid:
+def _launch_gaps_us(grids: Grids, count: Grid, causes: Sequence[Cause]) -> Grid:
     """Idle time that launching so many kernels can cost, and copies within the device.
 
     Launching them takes the host as long as others on average. An excess over the median iteration has other reasons.
     """
-    copies_us = evidence.idle_us(Cause.blocked_by_device_copy)
-    explained_us = sum((evidence.profiler.explained_us[cause] for cause in causes), np.zeros_like(copies_us))
-    idle_us = evidence.idle_us(*causes) + (1 - _factor(evidence, 1 - DOUBT)) * explained_us
-    launches = np.maximum(np.nan_to_num(evidence.grid("launch_statistics", "kernel_count")), 1.0)
-    own_us = _host_us(evidence, 1 - DOUBT)
-    host_us = np.where(np.isnan(own_us), evidence.duration_us, own_us) * np.minimum(count / launches, 1.0)
-    usual_us = evidence.captured_row(evidence.typical_us(idle_us + copies_us))
+    copies_us = grids.idle_us(Cause.blocked_by_device_copy)
+    explained_us = sum((grids.profiler.explained_us[cause] for cause in causes), np.zeros_like(copies_us))
+    idle_us = grids.idle_us(*causes) + (1 - _factor(grids, 1 - DOUBT)) * explained_us
+    launches = np.maximum(np.nan_to_num(grids.grid("launch_statistics", "kernel_count")), 1.0)
+    own_us = _host_us(grids, 1 - DOUBT)
+    host_us = np.where(np.isnan(own_us), grids.duration_us, own_us) * np.minimum(count / launches, 1.0)
+    usual_us = grids.captured_row(grids.typical_us(idle_us + copies_us))
     return np.minimum(np.minimum(idle_us, host_us) + copies_us, usual_us)
 
 
-def _strided_us(evidence: Evidence) -> NDArray[np.float64]:
+def _strided_us(grids: Grids) -> NDArray[np.float64]:
     """Time of each rank in element-wise kernels that index by strides, per captured iteration."""
-    found = dict.fromkeys(evidence.ranks, 0.0)
-    for row in evidence.compute_kernels:
-        if row["rank"] in found and _STRIDED.search(row["name"]):
-            found[row["rank"]] += row["total_us"] / evidence.captured_iterations.get(row["rank"], 1)
-    return np.array([*found.values()])
+    strided = (row for row in grids.compute_kernels if _STRIDED.search(row["name"]))
+    found = summed((row["rank"], row["total_us"] / grids.captured_iterations.get(row["rank"], 1)) for row in strided)
+    return np.array([found.get(rank, 0.0) for rank in grids.ranks])
 
 
-def _slowed_us(evidence: Evidence, peers: Sequence[Sequence[int]]) -> Grid:
+def _slowed_us(grids: Grids) -> Grid:
     """Compute of ranks that wait for peers next to it: communication that runs meanwhile slows it."""
-    overlapped_us = np.nan_to_num(evidence.overlapped_us)
-    for places in peers:
+    overlapped_us = np.nan_to_num(grids.overlapped_us)
+    for places in grids.peers:
         overlapped_us[:, places] -= overlapped_us[:, places].min(axis=1)[:, None]
     return CONTENTION * overlapped_us
 
 
-def _of_others(evidence: Evidence, times_us: Grid, ranks: Sequence[int]) -> _Times:
+def _of_others(grids: Grids, times_us: Grid, ranks: Sequence[int]) -> _Times:
     """The longest of the other ranks; of ranks that take turns, the shortest one."""
-    others = ~np.isin(evidence.ranks, ranks)
+    others = ~np.isin(grids.ranks, ranks)
     return _most(times_us[:, others]) if others.any() else np.nanmin(times_us, axis=1)
 
 

@@ -11,17 +11,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from bridge_profiling.facts.idle import Cause
-from bridge_profiling.findings.communication import (
-    BANDWIDTH_BOUND_BYTES,
-    Transfer,
-    by_captured_rank,
-    operation_event,
-    transfers,
-)
-from bridge_profiling.findings.evidence import Evidence
+from bridge_profiling.findings import communication
+from bridge_profiling.findings.grids import Grids
 from bridge_profiling.findings.ledger import Found, Ledger, finding, responsible
 from bridge_profiling.findings.peers import CONTENTION
-from bridge_profiling.findings.types import Event, Grid, Thresholds, by_rank, ms
+from bridge_profiling.findings.types import Event, Grid, Thresholds, by_rank, ms, summed
+
+#: Smaller messages take a fixed time for the most part.
+_SMALL_BYTES = communication.BANDWIDTH_BOUND_BYTES
 
 #: Operations that reduce gradients, and all that a data-parallel or sharded training runs.
 _REDUCING, _SHARDED = ("all_reduce", "reduce_scatter"), ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
@@ -45,46 +42,48 @@ _OF_GRADIENTS = ("dp", None)
 _HOST = (Cause.host_launch, Cause.small_kernels, Cause.host_pause)
 
 
-def accumulation_sync(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
+def accumulation_sync(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Found:
     """Gradients are reduced after every micro-batch, where once for each step of the optimizer is enough."""
-    passes, repeats = _passes(evidence), _repeats(evidence)
+    passes, repeats = _passes(grids), _repeats(grids)
     repeated = {rank: times for rank, times in passes.items() if times > 1 and repeats.get(rank, 1) % times == 0}
     if not repeated:
         return [], ledger
-    mine = [each for each in transfers(evidence) if each.rank in repeated and _reduces(each)]
+    mine = [each for each in communication.transfers(grids) if each.rank in repeated and _reduces(each)]
     needless = {rank: 1 - 1 / times for rank, times in repeated.items()}
-    exposed = by_captured_rank(evidence, ((each.rank, each.exposed_us * needless[each.rank]) for each in mine))
+    exposed = communication.by_captured_rank(grids, ((each.rank, each.exposed_us * needless[each.rank]) for each in mine))
     exposed = np.minimum(exposed, np.nan_to_num(ledger.left_us(Cause.blocked_by_communication)))
-    slowed = by_captured_rank(evidence, ((each.rank, each.overlapped_us * needless[each.rank] * CONTENTION) for each in mine))
+    overlapped = ((each.rank, each.overlapped_us * needless[each.rank] * CONTENTION) for each in mine)
+    slowed = communication.by_captured_rank(grids, overlapped)
     saving_us, attributed = ledger.attribute(exposed, (Cause.blocked_by_communication,))
     slowed_us = float(np.nanmean(slowed)) if slowed.size else 0.0
-    if evidence.share(saving_us + slowed_us) < thresholds.cause:
+    if grids.share(saving_us + slowed_us) < thresholds.cause:
         return [], ledger
     ranks, times, saving_us = sorted(repeated), max(repeated.values()), saving_us + slowed_us
     of_first = [each for each in mine if each.rank == ranks[0]]
     title = (
-        f"{evidence.named(ranks).capitalize()}: gradients are reduced {times} times per {evidence.per}, after each "
+        f"{grids.named(ranks).capitalize()}: gradients are reduced {times} times per {grids.per}, after each "
         f"micro-batch, which costs {ms(saving_us)}"
     )
     numbers = {
         "micro_batches": times,
         "collectives": round(sum(each.count for each in of_first), 2),
         "bytes": round(sum(each.count * (each.message_bytes or 0.0) for each in of_first)),
-        "exposed_us": by_rank(evidence.mean_us(exposed)),
+        "exposed_us": by_rank(grids.mean_us(exposed)),
     }
     events = _events(mine)
-    return [finding(evidence, "accumulation_sync", title, ranks, numbers, saving_us=saving_us, events=events)], attributed
+    found = finding("accumulation_sync", title, ranks, numbers, grids.confidence(), saving_us=saving_us, events=events)
+    return [found], attributed
 
 
-def small_collectives(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
+def small_collectives(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Found:
     """A sharded or data-parallel training sends many small messages, each of which costs the host and the network a fixed time.
 
     Of the host's time, that in a sharded model's ranges counts, and that in operators which issue small ones elsewhere.
     """
-    units_per_layer = _units_per_layer(evidence)
+    units_per_layer = _units_per_layer(grids)
     many = {
         rank: counted
-        for rank, counted in _counted(evidence).items()
+        for rank, counted in _counted(grids).items()
         if counted.every >= thresholds.collectives
         and (
             counted.small >= thresholds.small_collectives * counted.every
@@ -94,23 +93,28 @@ def small_collectives(evidence: Evidence, thresholds: Thresholds, ledger: Ledger
     }
     if not many:
         return [], ledger
-    mine = [each for each in transfers(evidence) if each.rank in many and _of_data_parallelism(each)]
-    latency = [each for each in mine if (each.message_bytes or 0.0) < BANDWIDTH_BOUND_BYTES]
-    exposed = by_captured_rank(evidence, ((each.rank, each.exposed_us) for each in latency))
+    mine = [each for each in communication.transfers(grids) if each.rank in many and _of_data_parallelism(each)]
+    latency = [each for each in mine if (each.message_bytes or 0.0) < _SMALL_BYTES]
+    exposed = communication.by_captured_rank(grids, ((each.rank, each.exposed_us) for each in latency))
     exposed = np.minimum(exposed, np.nan_to_num(ledger.left_us(Cause.blocked_by_communication)))
-    of_units = _host_us(evidence)
-    host = by_captured_rank(evidence, ((rank, of_units.get(rank, 0.0)) for rank in many)) + _issuing_us(evidence, many)
+    # Of the host, in the ranges of a sharded model's communication.
+    of_units = [
+        (row["rank"], row["host_us"] / grids.captured_iterations.get(row["rank"], 1))
+        for row in grids.facts.units.to_pylist()
+        if row["rank"] in grids.ranks
+    ]
+    host = communication.by_captured_rank(grids, (each for each in of_units if each[0] in many)) + _issuing_us(grids, many)
     host = np.minimum(host, np.nan_to_num(ledger.left_us(*_HOST)))
     of_transfers, attributed = ledger.attribute(exposed, (Cause.blocked_by_communication,))
     of_host, attributed = attributed.attribute(host, _HOST)
-    if evidence.share(of_transfers + of_host) < thresholds.cause:
+    if grids.share(of_transfers + of_host) < thresholds.cause:
         return [], ledger
     worst = max(many.values(), key=lambda each: each.every)
     units = max(units_per_layer.values(), default=0.0)
     by_unit = f" ({units:.0f} units in each layer)" if units > _UNITS_PER_LAYER else ""
     title = (
-        f"{evidence.named(sorted(many)).capitalize()}: {worst.every:,.0f} collectives per {evidence.per}{by_unit}, "
-        f"{worst.small:,.0f} of them under {BANDWIDTH_BOUND_BYTES >> 20} MiB, the mean {worst.mean_bytes / 2**20:.2g} MiB, "
+        f"{grids.named(sorted(many)).capitalize()}: {worst.every:,.0f} collectives per {grids.per}{by_unit}, "
+        f"{worst.small:,.0f} of them under {_SMALL_BYTES >> 20} MiB, the mean {worst.mean_bytes / 2**20:.2g} MiB, "
         f"cost {ms(of_transfers + of_host)}"
     )
     numbers = {
@@ -118,50 +122,47 @@ def small_collectives(evidence: Evidence, thresholds: Thresholds, ledger: Ledger
         "small_collectives": by_rank({rank: each.small for rank, each in many.items()}, 1),
         "mean_message_bytes": {f"{each.operation} on rank {each.rank}": each.message_bytes for each in mine},
         "units_per_layer": by_rank(units_per_layer, 1),
-        "exposed_us": by_rank(evidence.mean_us(exposed)),
-        "host_us": by_rank(evidence.mean_us(host)),
+        "exposed_us": by_rank(grids.mean_us(exposed)),
+        "host_us": by_rank(grids.mean_us(host)),
     }
     found = finding(
-        evidence,
         "small_collectives",
         title,
         sorted(many),
         numbers,
+        grids.confidence(of_host=of_host > of_transfers),
         saving_us=of_transfers + of_host,
-        of_host=of_host > of_transfers,
         case="units" if of_units else "buckets",
         events=_events(mine),
     )
     return [found], attributed
 
 
-def _passes(evidence: Evidence) -> dict[int, int]:
+def _passes(grids: Grids) -> dict[int, int]:
     """Forward passes of DDP for each step of the optimizer, by rank; ranks on which they vary are left out."""
     found: dict[int, set[int]] = defaultdict(set)
-    for row in evidence.facts.loop_counts.to_pylist():
-        if row["iteration"] in evidence.lines and row["rank"] in evidence.ranks:
+    for row in grids.facts.loop_counts.to_pylist():
+        if row["iteration"] in grids.lines and row["rank"] in grids.ranks:
             found[row["rank"]].add(row["passes"] // max(row["steps"], 1))
-    units = _units_per_step(evidence)
+    units = _units_per_step(grids)
     times = {rank: next(iter(each)) for rank, each in found.items() if len(each) == 1 and each != {0}}
     return units | times
 
 
-def _units_per_step(evidence: Evidence) -> dict[int, int]:
+def _units_per_step(grids: Grids) -> dict[int, int]:
     """How often each unit of a sharded model reduces its gradients for each step of the optimizer, by rank."""
-    steps: dict[int, int] = defaultdict(int)
-    for row in evidence.facts.loop_counts.to_pylist():
-        steps[row["rank"]] += row["steps"]
+    steps = summed((row["rank"], row["steps"]) for row in grids.facts.loop_counts.to_pylist())
     found: dict[int, set[int]] = defaultdict(set)
-    for row in evidence.facts.units.to_pylist():
+    for row in grids.facts.units.to_pylist():
         if row["step"] == "reduce" and steps[row["rank"]]:
             found[row["rank"]].add(round(row["count"] / steps[row["rank"]]))
     return {rank: min(each) for rank, each in found.items()}
 
 
-def _units_per_layer(evidence: Evidence) -> dict[int, float]:
+def _units_per_layer(grids: Grids) -> dict[int, float]:
     """Units of a sharded model inside of each numbered layer that has any, by rank: their mean number."""
     units: dict[int, set[str]] = defaultdict(set)
-    for row in evidence.facts.units.to_pylist():
+    for row in grids.facts.units.to_pylist():
         units[row["rank"]].add(row["unit"])
     found = {}
     for rank, names in units.items():
@@ -171,22 +172,22 @@ def _units_per_layer(evidence: Evidence) -> dict[int, float]:
     return found
 
 
-def _repeats(evidence: Evidence) -> dict[int, int]:
+def _repeats(grids: Grids) -> dict[int, int]:
     """How often ranks run the same reductions in each iteration: the greatest common divisor of their counts by size."""
     found: dict[int, int] = {}
-    for row in evidence.facts.collective_sizes.to_pylist():
+    for row in grids.facts.collective_sizes.to_pylist():
         large = row["operation"] in _REDUCING and (row["message_bytes"] or 0) >= _GRADIENTS_BYTES
-        if large and row["iteration"] in evidence.lines:
+        if large and row["iteration"] in grids.lines:
             found[row["rank"]] = math.gcd(found.get(row["rank"], 0), row["count"])
     return found
 
 
-def _reduces(each: Transfer) -> bool:
+def _reduces(each: communication.Transfer) -> bool:
     large = each.message_bytes is None or each.message_bytes >= _GRADIENTS_BYTES
     return large and each.operation in _REDUCING and each.dimension in _OF_GRADIENTS
 
 
-def _of_data_parallelism(each: Transfer) -> bool:
+def _of_data_parallelism(each: communication.Transfer) -> bool:
     return each.operation in _SHARDED and each.dimension in _OF_GRADIENTS
 
 
@@ -200,46 +201,37 @@ class _Counted:
     share: float  # of the small ones in all collectives that the rank issues
 
 
-def _counted(evidence: Evidence) -> dict[int, _Counted]:
+def _counted(grids: Grids) -> dict[int, _Counted]:
     """By rank, as far as sizes are recorded."""
-    groups = {(each.rank, each.group) for each in transfers(evidence) if _of_data_parallelism(each)}
+    groups = {(each.rank, each.group) for each in communication.transfers(grids) if _of_data_parallelism(each)}
     issued: Counter[int] = Counter()
-    rows: dict[int, list[tuple[int, int]]] = {rank: [] for rank in evidence.ranks}
-    for row in evidence.facts.collective_sizes.to_pylist():
+    rows: dict[int, list[tuple[int, int]]] = {rank: [] for rank in grids.ranks}
+    for row in grids.facts.collective_sizes.to_pylist():
         rank, count, size = row["rank"], row["count"], row["message_bytes"]
-        if row["iteration"] in evidence.lines:
+        if row["iteration"] in grids.lines:
             issued[rank] += count
             if rank in rows and size is not None and row["operation"] in _SHARDED and (rank, row["group"]) in groups:
                 rows[rank].append((count, size))
-    iterations, found = max(len(evidence.numbers), 1), {}
+    iterations, found = max(len(grids.numbers), 1), {}
     for rank, sized in rows.items():
-        small, every = (sum(count for count, size in sized if size < below) for below in (BANDWIDTH_BOUND_BYTES, math.inf))
+        small, every = (sum(count for count, size in sized if size < below) for below in (_SMALL_BYTES, math.inf))
         mean_bytes = sum(count * size for count, size in sized) / max(every, 1)
         found[rank] = _Counted(small / iterations, every / iterations, mean_bytes, small / max(issued[rank], 1))
     return found
 
 
-def _host_us(evidence: Evidence) -> dict[int, float]:
-    """Time of the host in the ranges of a sharded model's communication, per iteration."""
-    found: dict[int, float] = defaultdict(float)
-    for row in evidence.facts.units.to_pylist():
-        if row["rank"] in evidence.ranks:
-            found[row["rank"]] += row["host_us"] / evidence.captured_iterations.get(row["rank"], 1)
-    return found
-
-
-def _issuing_us(evidence: Evidence, many: Mapping[int, _Counted]) -> Grid:
+def _issuing_us(grids: Grids, many: Mapping[int, _Counted]) -> Grid:
     """The host's time in issuing small collectives of data parallelism, without the profiler's part of it."""
-    own_us, cost_us = (np.nan_to_num(evidence.grid("profiler_cost", name)) for name in ("host_own_us", "host_cost_us"))
+    own_us, cost_us = (np.nan_to_num(grids.grid("profiler_cost", name)) for name in ("host_own_us", "host_cost_us"))
     of_host = np.maximum(own_us, 0.0) / np.maximum(np.maximum(own_us, 0.0) + cost_us, 1.0)
-    share = [many[rank].share if rank in many else 0.0 for rank in evidence.ranks]
-    issuing_us = np.nan_to_num(evidence.grid("loop_counts", "issuing_us")) * of_host * share
-    return evidence.zero + issuing_us
+    share = [many[rank].share if rank in many else 0.0 for rank in grids.ranks]
+    issuing_us = np.nan_to_num(grids.grid("loop_counts", "issuing_us")) * of_host * share
+    return grids.zero + issuing_us
 
 
-def _events(mine: Sequence[Transfer]) -> list[Event]:
+def _events(mine: Sequence[communication.Transfer]) -> list[Event]:
     worst = responsible({place: each.exposed_us + each.overlapped_us for place, each in enumerate(mine)})
     return [
-        operation_event(each.rank, each.operation, each.group, each.exposed_us, each.count)
+        communication.operation_event(each.rank, each.operation, each.group, each.exposed_us, each.count)
         for each in map(mine.__getitem__, worst[:5])
     ]

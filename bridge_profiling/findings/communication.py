@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from bridge_profiling.facts.idle import Cause
-from bridge_profiling.findings.evidence import Evidence
+from bridge_profiling.findings.grids import Grids
 from bridge_profiling.findings.ledger import Found, Ledger, finding
-from bridge_profiling.findings.types import Confidence, Event, Grid, Thresholds, advice, ms
+from bridge_profiling.findings.types import Confidence, Event, Grid, Thresholds, advice, ms, summed
 
 #: Names of groups in Megatron and other frameworks; the first match counts.
 _DIMENSIONS = (
@@ -85,32 +84,34 @@ class Transfer:
         return self.exposed_us * (1 - self.bus_bandwidth_gbs / self.slow_gbs)
 
 
-def exposed_communication(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
+def exposed_communication(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Found:
     """Data is transferred while the next kernel is already launched and waits for it.
 
     A slow link can be fixed: it is reported from the threshold of other causes on, with the time that a faster one would save.
     """
-    every = transfers(evidence) if evidence.ranks else []
-    exposed = _exposed(evidence, ledger, every)
-    if exposed is None:
-        return [], ledger
-    typical = evidence.typical_us(exposed)
-    ranks = [rank for rank in evidence.ranks if evidence.share(typical.get(rank, 0.0)) > thresholds.communication]
+    every, known = transfers(grids), grids.waiting_is_known
+    exposed = ledger.left_us(Cause.blocked_by_communication)
+    if known:
+        exposed = np.maximum(exposed - grids.waiting_us, 0.0)
+    # A kernel that another process interrupts, or one behind others that wait for a late rank, ends later than its transfer
+    # would, and does not wait for a rank either.
+    exposed = np.minimum(exposed, by_captured_rank(grids, ((each.rank, each.exposed_us) for each in every)))
+    typical = grids.typical_us(exposed)
+    ranks = [rank for rank in grids.ranks if grids.share(typical.get(rank, 0.0)) > thresholds.communication]
     if not ranks:
-        exposed = np.minimum(exposed, by_captured_rank(evidence, ((each.rank, each.slow_link_us) for each in every)))
-        saved = evidence.typical_us(exposed)
-        ranks = [rank for rank in evidence.ranks if evidence.share(saved.get(rank, 0.0)) > thresholds.cause]
+        exposed = np.minimum(exposed, by_captured_rank(grids, ((each.rank, each.slow_link_us) for each in every)))
+        saved = grids.typical_us(exposed)
+        ranks = [rank for rank in grids.ranks if grids.share(saved.get(rank, 0.0)) > thresholds.cause]
     if not ranks:
         return [], ledger
     groups = _by_group(each for each in every if each.rank in ranks)
-    worst_us, known = max(typical[rank] for rank in ranks), evidence.waiting_is_known
-    share = evidence.share(worst_us)
+    worst_us = max(typical[rank] for rank in ranks)
+    share = grids.share(worst_us)
     slow = [row["bus_bandwidth_gbs"] for row in groups if row["limited_by"] == "link"]
     saving_us, ledger = ledger.attribute(exposed, (Cause.blocked_by_communication,), waited=not known)
     found = finding(
-        evidence,
         "exposed_communication",
-        f"{evidence.named(ranks).capitalize()}: exposed communication takes {ms(worst_us)} of each {evidence.per} ({share:.0%})"
+        f"{grids.named(ranks).capitalize()}: exposed communication takes {ms(worst_us)} of each {grids.per} ({share:.0%})"
         ", excluding waiting for other ranks" + (f", over a slow link ({min(slow):.0f} GB/s)" if slow else ""),
         ranks,
         {
@@ -119,8 +120,8 @@ def exposed_communication(evidence: Evidence, thresholds: Thresholds, ledger: Le
             "estimated": not known,
             "groups": groups,
         },
+        grids.confidence() if known else _UNMATCHED,
         saving_us=saving_us,
-        sure=None if known else _UNMATCHED,
         action=_action(groups),
         events=_events(groups),
         severe=share > 2 * thresholds.communication,
@@ -128,42 +129,36 @@ def exposed_communication(evidence: Evidence, thresholds: Thresholds, ledger: Le
     return [found], ledger
 
 
-def low_overlap(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
+def low_overlap(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Found:
     """Reductions of gradients and gathers of parameters do not overlap compute.
 
     Each depends on one layer only, so the exposed time can be hidden as far as there is compute that overlaps nothing yet.
     """
-    chosen = [each for each in transfers(evidence) if _can_overlap(each)] if evidence.ranks else []
-    compute = evidence.typical_us(evidence.compute_us)
-    exposed_us: dict[int, float] = defaultdict(float)
-    overlapped_us: dict[int, float] = defaultdict(float)
-    for each in chosen:
-        exposed_us[each.rank] += each.exposed_us
-        overlapped_us[each.rank] += each.overlapped_us
+    chosen = [each for each in transfers(grids) if _can_overlap(each)]
+    compute = grids.typical_us(grids.compute_us)
+    exposed_us = summed((each.rank, each.exposed_us) for each in chosen)
+    overlapped_us = summed((each.rank, each.overlapped_us) for each in chosen)
     # Communication that runs while the device waits for its host is exposed too, and hiding it saves nothing.
     blocked = (Cause.blocked_by_communication,)
-    blocked_us = evidence.typical_us(evidence.idle_us(*blocked))
+    blocked_us = grids.typical_us(grids.idle_us(*blocked))
     hideable, hidden = {}, {}
-    for rank in evidence.ranks:
+    for rank in grids.ranks:
         exposed, overlapped = exposed_us[rank], overlapped_us[rank]
         hideable[rank] = min(exposed, max(compute.get(rank, 0.0) - overlapped, 0.0), blocked_us.get(rank, 0.0))
         hidden[rank] = overlapped / (exposed + overlapped) if exposed else 1.0
     # All members of a group go on together: hiding a transfer saves what the member loses that it blocks least.
-    members = {rank: {rank}.union(*(each.members for each in chosen if each.rank == rank)) for rank in evidence.ranks}
-    hideable = {rank: min(hideable[each] for each in members[rank] if each in hideable) for rank in evidence.ranks}
-    ranks = [
-        rank for rank in evidence.ranks if hidden[rank] < _MOSTLY_HIDDEN and evidence.share(hideable[rank]) > thresholds.cause
-    ]
+    members = {rank: {rank}.union(*(each.members for each in chosen if each.rank == rank)) for rank in grids.ranks}
+    hideable = {rank: min(hideable[each] for each in members[rank] if each in hideable) for rank in grids.ranks}
+    ranks = [rank for rank in grids.ranks if hidden[rank] < _MOSTLY_HIDDEN and grids.share(hideable[rank]) > thresholds.cause]
     if not ranks:
         return [], ledger
-    lost = np.minimum(ledger.left_us(*blocked), evidence.captured_row(hideable))
-    saving_us, ledger = ledger.attribute(lost, blocked, waited=not evidence.waiting_is_known)
+    lost = np.minimum(ledger.left_us(*blocked), grids.captured_row(hideable))
+    saving_us, ledger = ledger.attribute(lost, blocked, waited=not grids.waiting_is_known)
     worst = max(ranks, key=lambda rank: hideable[rank])
     groups = _by_group(each for each in chosen if each.rank in ranks)
     found = finding(
-        evidence,
         "low_overlap",
-        f"{evidence.named(ranks).capitalize()}: {ms(hideable[worst])} of data-parallel communication per {evidence.per} could "
+        f"{grids.named(ranks).capitalize()}: {ms(hideable[worst])} of data-parallel communication per {grids.per} could "
         f"overlap compute; {hidden[worst]:.0%} of it does",
         ranks,
         {
@@ -171,53 +166,52 @@ def low_overlap(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> F
             "hidden_share": {str(rank): hidden[rank] for rank in ranks},
             "groups": groups,
         },
+        grids.confidence() if all(each.matched for each in chosen) else _UNMATCHED,
         saving_us=saving_us,
-        sure=None if all(each.matched for each in chosen) else _UNMATCHED,
         events=_events(groups),
     )
     return [found], ledger
 
 
-def unmatched_communication(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
+def unmatched_communication(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Found:
     """Communication takes much of an iteration, and captures of other ranks would show how much of it is waiting for them."""
-    world_size = max((info.world_size or 0 for info in evidence.facts.infos), default=0)
-    if evidence.waiting_is_known or not evidence.ranks or 0 < world_size <= len(evidence.facts.infos):
+    world_size = max((info.world_size or 0 for info in grids.facts.infos), default=0)
+    if grids.waiting_is_known or not grids.ranks or 0 < world_size <= len(grids.facts.infos):
         return [], ledger
     blocked = ledger.left_us(Cause.blocked_by_communication)
-    mean = evidence.mean_us(blocked)
-    ranks = [rank for rank in evidence.ranks if evidence.share(mean.get(rank, 0.0)) > thresholds.communication]
+    mean = grids.mean_us(blocked)
+    ranks = [rank for rank in grids.ranks if grids.share(mean.get(rank, 0.0)) > thresholds.communication]
     if not ranks:
         return [], ledger
     saving_us, ledger = ledger.attribute(blocked, (Cause.blocked_by_communication,), waited=True)
     worst_us = max(mean[rank] for rank in ranks)
     rows = [
-        row for row in evidence.facts.communication_by_rank.to_pylist() if row["rank"] in ranks and (row["exposed_us"] or 0) > 0
+        row for row in grids.facts.communication_by_rank.to_pylist() if row["rank"] in ranks and (row["exposed_us"] or 0) > 0
     ]
     events = []
     for row in sorted(rows, key=lambda row: -row["exposed_us"])[:5]:
-        iterations = evidence.captured_iterations.get(row["rank"], 1)
+        iterations = grids.captured_iterations.get(row["rank"], 1)
         exposed_us, count = row["exposed_us"] / iterations, row["count"] / iterations
         events.append(operation_event(row["rank"], row["operation"], row["group"], exposed_us, count))
     found = finding(
-        evidence,
         "unmatched_communication",
-        f"{evidence.named(ranks).capitalize()}: communication takes {ms(worst_us)} of each {evidence.per} "
-        f"({evidence.share(worst_us):.0%}), and the capture does not show how much of it is waiting for other ranks",
+        f"{grids.named(ranks).capitalize()}: communication takes {ms(worst_us)} of each {grids.per} "
+        f"({grids.share(worst_us):.0%}), and the capture does not show how much of it is waiting for other ranks",
         ranks,
         {
             "exposed_us": {str(rank): mean[rank] for rank in ranks},
-            "share_of_iteration": evidence.share(worst_us),
-            "ranks_captured": len(evidence.facts.infos),
+            "share_of_iteration": grids.share(worst_us),
+            "ranks_captured": len(grids.facts.infos),
             "world_size": world_size or None,
         },
+        (Confidence.low, "a late rank and a slow link look the same on a rank that waits"),
         saving_us=saving_us,
-        sure=(Confidence.low, "a late rank and a slow link look the same on a rank that waits"),
         events=events,
     )
     return [found], ledger
 
 
-def transfers(evidence: Evidence) -> list[Transfer]:
+def transfers(grids: Grids) -> list[Transfer]:
     """Every operation of every rank whose transfer is known apart from waiting, or can be estimated.
 
     A matched transfer takes as long as the last participant needs, any other as long as the shortest one of its size.
@@ -226,21 +220,19 @@ def transfers(evidence: Evidence) -> list[Transfer]:
     def key(row: dict[str, Any]) -> tuple[str, str | None, str | None]:
         return row["operation"], row["group_name"], row["group_ranks"]
 
-    bandwidths = {key(row): row["bus_bandwidth_gbs"] for row in evidence.facts.communication.to_pylist()}
-    reached = {
-        key(row): row["reached_share"] for row in (() if evidence.facts.alone is None else evidence.facts.alone.to_pylist())
-    }
+    bandwidths = {key(row): row["bus_bandwidth_gbs"] for row in grids.facts.communication.to_pylist()}
+    reached = {key(row): row["reached_share"] for row in (() if grids.facts.alone is None else grids.facts.alone.to_pylist())}
     groups: dict[tuple[str | None, str | None], tuple[str | None, float]] = {}
     found = []
-    for row in evidence.facts.communication_by_rank.to_pylist():
+    for row in grids.facts.communication_by_rank.to_pylist():
         group = row["group"], row["group_ranks"]
         if group not in groups:
-            groups[group] = _group(evidence, *group)
+            groups[group] = _group(grids, *group)
         matched = bool(row["matched_count"])
         transfer = row["transfer_us"] if matched else row["shortest_us"]
         if transfer is None or row["exposed_us"] is None:
             continue
-        iterations = evidence.captured_iterations.get(row["rank"], 1)
+        iterations = grids.captured_iterations.get(row["rank"], 1)
         exposed = max(row["exposed_us"] - (row["wait_us"] if matched else 0.0), 0.0)
         dimension, slow_gbs = groups[group]
         found.append(
@@ -263,10 +255,10 @@ def transfers(evidence: Evidence) -> list[Transfer]:
     return found
 
 
-def _group(evidence: Evidence, group: str | None, group_ranks: str | None) -> tuple[str | None, float]:
+def _group(grids: Grids, group: str | None, group_ranks: str | None) -> tuple[str | None, float]:
     """The parallel dimension of a group, by its name or else by its ranks' coordinates, and its slow bandwidth."""
     members = set(json.loads(group_ranks)) if group_ranks else set()
-    infos = [info for info in evidence.facts.infos if info.rank in members]
+    infos = [info for info in grids.facts.infos if info.rank in members]
     hosts = {info.host for info in infos}
     if None in hosts:  # the job is on one host if it is not larger than the host
         in_one_host = any(info.world_size is not None and info.world_size <= len(info.device_bytes) for info in infos)
@@ -288,25 +280,9 @@ def _can_overlap(each: Transfer) -> bool:
     return large and each.dimension == "dp" and each.operation in _OVERLAPPING
 
 
-def _exposed(evidence: Evidence, ledger: Ledger, every: Sequence[Transfer]) -> Grid | None:
-    """Exposed transfers in each rank's iterations; None when not even an estimate is possible."""
-    if not evidence.ranks:
-        return None
-    blocked = ledger.left_us(Cause.blocked_by_communication)
-    transfers_us = by_captured_rank(evidence, ((each.rank, each.exposed_us) for each in every))
-    if evidence.waiting_is_known:
-        # A kernel that another process interrupts, or one behind others that wait for a late rank, ends later than its transfer
-        # would, and does not wait for a rank either.
-        return np.minimum(np.maximum(blocked - evidence.waiting_us, 0.0), transfers_us)
-    return np.minimum(blocked, transfers_us) if every else None
-
-
-def by_captured_rank(evidence: Evidence, times_us: Iterable[tuple[int, float]]) -> Grid:
+def by_captured_rank(grids: Grids, times_us: Iterable[tuple[int, float]]) -> Grid:
     """Times added up by rank, in each captured iteration."""
-    found: dict[int, float] = defaultdict(float)
-    for rank, time_us in times_us:
-        found[rank] += time_us
-    return evidence.captured_row(found)
+    return grids.captured_row(summed(times_us))
 
 
 def _by_group(chosen: Iterable[Transfer]) -> list[dict[str, Any]]:

@@ -17,9 +17,11 @@ import pyarrow as pa
 from bridge_profiling.facts.idle import Cause
 from bridge_profiling.facts.names import FULL_PRECISIONS, is_strided_copy
 from bridge_profiling.facts.roles import IN_A_ROW, OUTSIDE
-from bridge_profiling.findings.evidence import Evidence
+from bridge_profiling.findings.grids import Grids
 from bridge_profiling.findings.ledger import Found, Ledger, finding, responsible
+from bridge_profiling.findings.memory import free_at_peak
 from bridge_profiling.findings.types import Confidence, Event, Finding, Grid, Thresholds, by_rank, ms
+from bridge_profiling.findings.unprofiled import shorter_by_us
 from bridge_profiling.peaks import peaks
 
 #: The time of bf16 as a share of that of a slower precision, where the device's peaks are unknown: those of an A100.
@@ -44,37 +46,37 @@ _OF_ONE_PARAMETER = 8
 _BETWEEN = (Cause.small_kernels, Cause.host_launch, Cause.dependency_stalled)
 
 
-def full_precision_matmul(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
+def full_precision_matmul(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Found:
     """Matrix products and convolutions run in fp64, fp32 or TF32, where bf16 takes a fraction of the time.
 
     Element-wise kernels on fp32 get faster too: they count by the share of the products' time that is not in bf16. Those on
     fp64 count where products are in fp64.
     """
     roles = (*FULL_PRECISIONS, "reduced", "fp32_elementwise", "fp64_elementwise")
-    rows = {role: evidence.role(role) for role in roles}
-    own = {role: _grid(evidence, rows[role], "own_us") for role in rows}
-    of_bf16 = _of_bf16(evidence)
+    rows = {role: grids.role(role) for role in roles}
+    own = {role: grids.filled(rows[role], "own_us") for role in rows}
+    of_bf16 = _of_bf16(grids)
     slow_us = own["fp64"] + own["fp32"] + own["tf32"]
     products_us = sum((own[name] * (1 - of_bf16[name]) for name in FULL_PRECISIONS), np.zeros_like(slow_us))
-    if evidence.share(_saving_us(evidence, products_us)) < thresholds.device_work:
+    if grids.share(_saving_us(grids, products_us)) < thresholds.device_work:
         return [], ledger
     part = slow_us / np.maximum(slow_us + own["reduced"], 1e-9)
     elementwise_us = own["fp32_elementwise"] * part * (1 - _OF_ELEMENTWISE)
     elementwise_us += np.where(own["fp64"] > 0, own["fp64_elementwise"], 0.0) * (1 - _OF_ELEMENTWISE**2)
-    saving_us = _saving_us(evidence, products_us + elementwise_us)
-    by_precision = {role.upper(): max(evidence.mean_us(own[role]).values(), default=0.0) for role in FULL_PRECISIONS}
+    saving_us = _saving_us(grids, products_us + elementwise_us)
+    by_precision = {role.upper(): max(grids.mean_us(own[role]).values(), default=0.0) for role in FULL_PRECISIONS}
     main = max(by_precision, key=lambda name: by_precision[name])
-    device, known = _device(evidence), bool(peaks(_device(evidence)))
-    half = _half(evidence)
-    slow = evidence.mean_us(slow_us)
-    share = _of_compute(evidence, slow)
-    least = {rank: slow[rank] - time for rank, time in evidence.mean_us(products_us).items()}
+    device, known = _device(grids), bool(peaks(_device(grids)))
+    half = _half(grids)
+    slow = grids.mean_us(slow_us)
+    share = _of_compute(grids, slow)
+    least = {rank: slow[rank] - time for rank, time in grids.mean_us(products_us).items()}
     unknown = "" if known else f"the peaks of {device or 'the device'} are unknown, so those of an A100 are used"
     found = _finding(
-        evidence,
+        grids,
         "full_precision_matmul",
         pa.concat_tables([rows[name] for name in FULL_PRECISIONS]),
-        min(saving_us, evidence.room_us),
+        min(saving_us, grids.room_us),
         slow,
         f"Matrix products of {{ranks}} run in {main} and take {max(share.values(), default=0.0):.0%} of the compute: "
         f"{{time}} of each {{per}}, in {half} about {ms(max(least.values()))}",
@@ -92,28 +94,28 @@ def full_precision_matmul(evidence: Evidence, thresholds: Thresholds, ledger: Le
     return [found], ledger
 
 
-def unfused_attention(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
+def unfused_attention(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Found:
     """Softmax, mask and scale run as kernels of their own between the batched products of attention."""
-    other, products = evidence.role("attention_other"), evidence.role("attention_product")
-    other_us, products_us = _grid(evidence, other, "own_us"), _grid(evidence, products, "own_us")
-    saving_us = _saving_us(evidence, other_us + products_us * (1 - _OF_ATTENTION_PRODUCTS))
-    if evidence.share(saving_us) < thresholds.device_work:
+    other, products = grids.role("attention_other"), grids.role("attention_product")
+    other_us, products_us = grids.filled(other, "own_us"), grids.filled(products, "own_us")
+    saving_us = _saving_us(grids, other_us + products_us * (1 - _OF_ATTENTION_PRODUCTS))
+    if grids.share(saving_us) < thresholds.device_work:
         return [], ledger
-    attention = evidence.mean_us(other_us + _grid(evidence, products, "device_us"))
-    share = _of_compute(evidence, attention)
+    attention = grids.mean_us(other_us + grids.filled(products, "device_us"))
+    share = _of_compute(grids, attention)
     found = _finding(
-        evidence,
+        grids,
         "unfused_attention",
         other,
-        min(saving_us, evidence.room_us),
+        min(saving_us, grids.room_us),
         attention,
         "Attention of {ranks} is not fused: softmax, masks and products take {time} of each {per}, "
         f"{max(share.values(), default=0.0):.0%} of the compute",
         {
             "attention_us": by_rank(attention),
-            "softmax_and_mask_us": by_rank(evidence.mean_us(other_us)),
+            "softmax_and_mask_us": by_rank(grids.mean_us(other_us)),
             "share_of_compute": by_rank(share, 4),
-            "kernels": _per_iteration(evidence, other),
+            "kernels": _per_iteration(grids, other),
         },
     )
     return [found], ledger
@@ -126,21 +128,21 @@ _WHERE = {
 }
 
 
-def unfused_optimizer(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
+def unfused_optimizer(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Found:
     """An optimizer, a moving average of weights or a clipping of gradients launches kernels for each parameter."""
-    rows = evidence.role("optimizer_sweep")
-    own_us, idle_us = (_grid(evidence, rows, name) for name in ("own_us", "idle_us"))
-    of_kernels, of_idle, attributed = _of_sweeps(evidence, ledger)
-    if evidence.share(of_kernels + of_idle) < thresholds.device_work:
+    rows = grids.role("optimizer_sweep")
+    own_us, idle_us = (grids.filled(rows, name) for name in ("own_us", "idle_us"))
+    of_kernels, of_idle, attributed = _of_sweeps(grids, ledger)
+    if grids.share(of_kernels + of_idle) < thresholds.device_work:
         return [], ledger
-    of_kernels = min(of_kernels, evidence.room_us)
-    time = evidence.mean_us(own_us + idle_us)
-    count = _per_iteration(evidence, rows)
+    of_kernels = min(of_kernels, grids.room_us)
+    time = grids.mean_us(own_us + idle_us)
+    count = _per_iteration(grids, rows)
     names = {row["name"]: row["own_us_sum"] for row in rows.group_by("name").aggregate([("own_us", "sum")]).to_pylist()}
     name = max(names, key=lambda each: names[each])
     where = _WHERE.get(name, f"in {name}")
     found = _finding(
-        evidence,
+        grids,
         "unfused_optimizer",
         rows,
         of_idle + of_kernels,
@@ -149,71 +151,71 @@ def unfused_optimizer(evidence: Evidence, thresholds: Thresholds, ledger: Ledger
         "{per}",
         {
             "kernels": count,
-            "kernels_us": by_rank(evidence.mean_us(own_us)),
-            "idle_us": by_rank(evidence.mean_us(idle_us)),
+            "kernels_us": by_rank(grids.mean_us(own_us)),
+            "idle_us": by_rank(grids.mean_us(idle_us)),
         },
         case="outside" if name == OUTSIDE else "default",
     )
     return [found], attributed
 
 
-def _of_sweeps(evidence: Evidence, ledger: Ledger) -> tuple[float, float, Ledger]:
+def _of_sweeps(grids: Grids, ledger: Ledger) -> tuple[float, float, Ledger]:
     """What fused kernels for all parameters save: of kernels, of the idle time between them, and the ledger with the latter."""
-    rows = evidence.role("optimizer_sweep")
-    own_us, short_us, idle_us = (_grid(evidence, rows, name) for name in ("own_us", "short_us", "idle_us"))
-    of_kernels = _saving_us(evidence, short_us + (own_us - short_us) * (1 - _OF_SWEEP))
-    of_launches, attributed = ledger.attribute(_between_us(evidence, ledger, idle_us), _BETWEEN)
-    after_waits, attributed = attributed.attribute(_after_waits_us(evidence, ledger), (Cause.host_sync,))
+    rows = grids.role("optimizer_sweep")
+    own_us, short_us, idle_us = (grids.filled(rows, name) for name in ("own_us", "short_us", "idle_us"))
+    of_kernels = _saving_us(grids, short_us + (own_us - short_us) * (1 - _OF_SWEEP))
+    of_launches, attributed = ledger.attribute(_between_us(grids, ledger, idle_us), _BETWEEN)
+    after_waits, attributed = attributed.attribute(_after_waits_us(grids, ledger), (Cause.host_sync,))
     return of_kernels, of_launches + after_waits, attributed
 
 
-def after_waits_in_sweeps_us(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Grid:
+def after_waits_in_sweeps_us(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Grid:
     """What `unfused_optimizer` takes of the idle time after a host's waits; 0 if it is no finding."""
-    of_kernels, of_idle, _ = _of_sweeps(evidence, ledger)
-    after_us = _after_waits_us(evidence, ledger)
-    return after_us if evidence.share(of_kernels + of_idle) >= thresholds.device_work else np.zeros_like(after_us)
+    of_kernels, of_idle, _ = _of_sweeps(grids, ledger)
+    after_us = _after_waits_us(grids, ledger)
+    return after_us if grids.share(of_kernels + of_idle) >= thresholds.device_work else np.zeros_like(after_us)
 
 
-def _after_waits_us(evidence: Evidence, ledger: Ledger) -> Grid:
+def _after_waits_us(grids: Grids, ledger: Ledger) -> Grid:
     """Idle time after a host's waits, between kernels for single parameters, as far as late launches do not explain it.
 
     A host that has waited has no lead left. The next kernels of ordinary length restore it; these do not.
     """
-    explained_us = sum((evidence.profiler.explained_us[cause] for cause in _BETWEEN), ledger.left_us(*_BETWEEN))
-    idle_us = _usual_us(evidence, _grid(evidence, evidence.role("optimizer_sweep"), "idle_us"))
+    explained_us = sum((grids.profiler.explained_us[cause] for cause in _BETWEEN), ledger.left_us(*_BETWEEN))
+    idle_us = _usual_us(grids, grids.filled(grids.role("optimizer_sweep"), "idle_us"))
     return np.clip(idle_us - np.nan_to_num(explained_us), 0.0, np.nan_to_num(ledger.left_us(Cause.host_sync)))
 
 
-def in_waiting_sweeps_us(evidence: Evidence, ledger: Ledger, waits: float) -> Grid:
+def in_waiting_sweeps_us(grids: Grids, ledger: Ledger, waits: float) -> Grid:
     """Idle time between kernels for single parameters, if the host waits so often in an iteration that it waits for each."""
-    rows = evidence.role("optimizer_sweep")
-    kernels = max(evidence.mean_us(_grid(evidence, rows, "count")).values(), default=0.0)
-    idle_us = _between_us(evidence, ledger, _grid(evidence, rows, "idle_us"))
+    rows = grids.role("optimizer_sweep")
+    kernels = max(grids.mean_us(grids.filled(rows, "count")).values(), default=0.0)
+    idle_us = _between_us(grids, ledger, grids.filled(rows, "idle_us"))
     return idle_us if kernels <= _OF_ONE_PARAMETER * waits else np.zeros_like(idle_us)
 
 
-def layout_conversion(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
+def layout_conversion(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Found:
     """Convolutions copy their images between channels first and channels last."""
-    rows = evidence.role("layout")
-    own_us = _grid(evidence, rows, "own_us")
-    norms_us = _grid(evidence, evidence.role("layout_norm"), "device_us") * (own_us > 0)
-    saving_us = _saving_us(evidence, own_us + norms_us * (1 - _OF_NORMS))
-    if evidence.share(_saving_us(evidence, own_us)) < thresholds.device_work:
+    rows = grids.role("layout")
+    own_us = grids.filled(rows, "own_us")
+    norms_us = grids.filled(grids.role("layout_norm"), "device_us") * (own_us > 0)
+    saving_us = _saving_us(grids, own_us + norms_us * (1 - _OF_NORMS))
+    if grids.share(_saving_us(grids, own_us)) < thresholds.device_work:
         return [], ledger
-    count = _per_iteration(evidence, rows)
+    count = _per_iteration(grids, rows)
     copies = rows.filter(pa.array([is_strided_copy(name) for name in rows["name"].to_pylist()], pa.bool_()))
     inferred = "copies to other strides count as conversions, because the network has convolutions"
     found = _finding(
-        evidence,
+        grids,
         "layout_conversion",
         rows,
-        min(saving_us, evidence.room_us),
-        evidence.mean_us(own_us),
+        min(saving_us, grids.room_us),
+        grids.mean_us(own_us),
         f"{{ranks}}: {max(count.values(), default=0.0):,.0f} conversions between channels first and channels last take "
         "{time} of each {per}",
         {
-            "conversions_us": by_rank(evidence.mean_us(own_us)),
-            "batch_norms_us": by_rank(evidence.mean_us(norms_us)),
+            "conversions_us": by_rank(grids.mean_us(own_us)),
+            "batch_norms_us": by_rank(grids.mean_us(norms_us)),
             "kernels": count,
         },
         doubt=inferred if copies.num_rows else "",
@@ -221,31 +223,31 @@ def layout_conversion(evidence: Evidence, thresholds: Thresholds, ledger: Ledger
     return [found], ledger
 
 
-def recomputation(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
+def recomputation(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Found:
     """The backward pass computes activations again, which is needless while memory is free."""
-    rows = evidence.role("recomputation")
-    again_us, own_us = _grid(evidence, rows, "device_us"), _grid(evidence, rows, "own_us")
-    free = _free_memory(evidence)
+    rows = grids.role("recomputation")
+    again_us, own_us = grids.filled(rows, "device_us"), grids.filled(rows, "own_us")
+    free = min(free_at_peak(grids.facts.memory, grids.facts.every_info).values(), default=None)
     if free is not None and free < thresholds.free_for_activations:
         return [], ledger
-    idle_us = _between_us(evidence, ledger, _grid(evidence, rows, "idle_us"))
+    idle_us = _between_us(grids, ledger, grids.filled(rows, "idle_us"))
     of_idle, attributed = ledger.attribute(idle_us, _BETWEEN)
-    saving_us = min(_saving_us(evidence, own_us), evidence.room_us) + of_idle
-    if evidence.share(saving_us) < thresholds.device_work:
+    saving_us = min(_saving_us(grids, own_us), grids.room_us) + of_idle
+    if grids.share(saving_us) < thresholds.device_work:
         return [], ledger
     memory = "" if free is None else f", with {free:.0%} of the memory free at the peak"
     found = _finding(
-        evidence,
+        grids,
         "recomputation",
         rows,
         saving_us,
-        evidence.mean_us(again_us),
+        grids.mean_us(again_us),
         f"{{ranks}}: the backward pass computes {{time}} of activations again in each {{per}}{memory}",
         {
-            "recomputed_us": by_rank(evidence.mean_us(again_us)),
-            "idle_us": by_rank(evidence.mean_us(idle_us)),
+            "recomputed_us": by_rank(grids.mean_us(again_us)),
+            "idle_us": by_rank(grids.mean_us(idle_us)),
             "free_share": free,
-            "kernels": _per_iteration(evidence, rows),
+            "kernels": _per_iteration(grids, rows),
         },
         confidence=Confidence.low if free is None else Confidence.medium,
         doubt="free memory is unknown" if free is None else "how much memory the activations need is unknown",
@@ -253,77 +255,57 @@ def recomputation(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) ->
     return [found], attributed
 
 
-def _between_us(evidence: Evidence, ledger: Ledger, idle_us: Grid) -> Grid:
+def _between_us(grids: Grids, ledger: Ledger, idle_us: Grid) -> Grid:
     """Idle time between kernels that is left of its causes. It is alike in all iterations: an excess has other reasons."""
     left_us = np.maximum(np.nan_to_num(ledger.left_us(*_BETWEEN)), 0.0)
-    return np.minimum(_usual_us(evidence, idle_us), left_us)
+    return np.minimum(_usual_us(grids, idle_us), left_us)
 
 
-def _usual_us(evidence: Evidence, times_us: Grid) -> Grid:
+def _usual_us(grids: Grids, times_us: Grid) -> Grid:
     """Times, each as far as it is in the median iteration as well."""
-    return np.minimum(times_us, evidence.captured_row(evidence.typical_us(times_us)))
+    return np.minimum(times_us, grids.captured_row(grids.typical_us(times_us)))
 
 
-def _grid(evidence: Evidence, rows: pa.Table, column: str) -> Grid:
-    """A column by iteration and rank; 0 in captured iterations without the role."""
-    return evidence.zero + np.nan_to_num(evidence.grid(rows, column))
+def _per_iteration(grids: Grids, rows: pa.Table) -> dict[str, float]:
+    return by_rank(grids.mean_us(grids.filled(rows, "count")), 1)
 
 
-def _per_iteration(evidence: Evidence, rows: pa.Table) -> dict[str, float]:
-    return by_rank(evidence.mean_us(_grid(evidence, rows, "count")), 1)
-
-
-def _saving_us(evidence: Evidence, lost_us: Grid) -> float:
+def _saving_us(grids: Grids, lost_us: Grid) -> float:
     """How much shorter a mean iteration is without some compute: a rank that has less of it waits less for the others."""
-    captured = ~np.isnan(evidence.duration_us)
-    counted = captured.any(axis=1)
-    if not counted.any():
-        return 0.0
-    lost_us = np.where(captured, np.nan_to_num(np.clip(lost_us, 0.0, evidence.compute_us)), 0.0)
-    path_us = np.where(captured, lost_us + np.nan_to_num(evidence.waiting_us), np.inf).min(axis=1)
-    return float(np.minimum(lost_us.max(axis=1), path_us)[counted].mean())
+    captured = ~np.isnan(grids.duration_us).all(axis=1)
+    shorter_us = shorter_by_us(np.clip(lost_us, 0.0, grids.compute_us), grids.waiting_us)
+    return float(shorter_us[captured].mean()) if captured.any() else 0.0
 
 
-def _of_compute(evidence: Evidence, time_us: Mapping[int, float]) -> dict[int, float]:
+def _of_compute(grids: Grids, time_us: Mapping[int, float]) -> dict[int, float]:
     """A time of each rank as a share of its compute."""
-    compute = evidence.mean_us(evidence.compute_us)
+    compute = grids.mean_us(grids.compute_us)
     return {rank: time / compute[rank] for rank, time in time_us.items() if compute.get(rank)}
 
 
-def _device(evidence: Evidence) -> str:
-    return next((name for info in evidence.facts.infos for name in info.devices.values()), "")
+def _device(grids: Grids) -> str:
+    return next((name for info in grids.facts.infos for name in info.devices.values()), "")
 
 
-def _half(evidence: Evidence) -> str:
+def _half(grids: Grids) -> str:
     """The 16-bit precision of the device: `fp16` on those before Ampere, whose tensor cores have no bf16."""
-    known = peaks(_device(evidence))
+    known = peaks(_device(grids))
     return "fp16" if known and "bf16" not in known else "bf16"
 
 
-def _of_bf16(evidence: Evidence) -> dict[str, float]:
+def _of_bf16(grids: Grids) -> dict[str, float]:
     """The time of bf16, or fp16, as a share of that of fp64, fp32 and TF32, by the device's peaks.
 
     fp64 counts as fp32: tensor cores of an A100 and an H100 are as fast in it, all other GPUs slower.
     """
-    known = peaks(_device(evidence))
+    known = peaks(_device(grids))
     if not known:
         return {"fp64": _OF_FP32, "fp32": _OF_FP32, "tf32": _OF_TF32}
-    return {name: known.get(name, known["fp32"]) / known[_half(evidence)] for name in FULL_PRECISIONS}
-
-
-def _free_memory(evidence: Evidence) -> float | None:
-    """The share of the fullest device's memory that is free at its peak; None when unknown."""
-    sizes = {(info.rank, device): size for info in evidence.facts.every_info for device, size in info.device_bytes.items()}
-    found = []
-    for row in evidence.facts.memory.to_pylist():
-        size, peak = sizes.get((row["rank"], row["device"])), row["peak_reserved_bytes"] or row["peak_bytes"]
-        if size and peak:
-            found.append(max(1 - peak / size, 0.0))
-    return min(found, default=None)
+    return {name: known.get(name, known["fp32"]) / known[_half(grids)] for name in FULL_PRECISIONS}
 
 
 def _finding(
-    evidence: Evidence,
+    grids: Grids,
     id: str,
     rows: pa.Table,
     saving_us: float,
@@ -337,28 +319,27 @@ def _finding(
 ) -> Finding:
     """The finding of a role; `title` names {ranks}, {time} and {per}."""
     # Ranks that run as many of these kernels are as responsible, also those that lose less because they wait for others.
-    ranks = sorted({*responsible(time_us), *responsible(evidence.mean_us(_grid(evidence, rows, "count")))})
-    known, reason = evidence.confidence()
+    ranks = sorted({*responsible(time_us), *responsible(grids.mean_us(grids.filled(rows, "count")))})
+    known, reason = grids.confidence()
     if doubt and known is Confidence.high:
         known = Confidence.medium
-    title = title.format(ranks=evidence.named(ranks), time=ms(max(time_us.values())), per=evidence.per)
+    title = title.format(ranks=grids.named(ranks), time=ms(max(time_us.values())), per=grids.per)
     return finding(
-        evidence,
         id,
         title[0].upper() + title[1:],
         ranks,
-        {"share_of_iteration": round(evidence.share(saving_us), 4), **numbers},
+        {"share_of_iteration": round(grids.share(saving_us), 4), **numbers},
+        (confidence or known, reason),
         saving_us=saving_us,
-        sure=(confidence or known, reason),
         doubt=doubt,
         case=case,
-        events=_events(evidence, rows, ranks),
+        events=_events(grids, rows, ranks),
     )
 
 
-def _events(evidence: Evidence, rows: pa.Table, ranks: Sequence[int]) -> list[Event]:
+def _events(grids: Grids, rows: pa.Table, ranks: Sequence[int]) -> list[Event]:
     """The names with most time in one iteration, each once."""
-    counted = [row for row in rows.to_pylist() if row["rank"] in ranks and row["iteration"] in evidence.lines]
+    counted = [row for row in rows.to_pylist() if row["rank"] in ranks and row["iteration"] in grids.lines]
     counted.sort(key=lambda row: (-row["device_us"], row["rank"], row["iteration"] or 0))
     first: dict[str, dict[str, Any]] = {}
     for row in counted:

@@ -13,7 +13,7 @@ from bridge_profiling.facts.idle import SEVERAL, Cause
 from bridge_profiling.facts.kernels import LAUNCH_NS
 from bridge_profiling.facts.names import PREPARING
 from bridge_profiling.findings import device_work
-from bridge_profiling.findings.evidence import Evidence
+from bridge_profiling.findings.grids import Grids
 from bridge_profiling.findings.ledger import (
     Found,
     Ledger,
@@ -58,107 +58,102 @@ _WAITS_FOR = {
 }
 
 
-def initialization(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
+def initialization(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Found:
     """The driver and libraries are set up within the capture. Later iterations do not have that, so nothing can be saved."""
-    lost_us = evidence.idle_us(Cause.initialization)
-    mean_us = evidence.mean_us(lost_us)
-    share = max(mean_us.values(), default=0.0) / (evidence.captured_iteration_us or np.inf)
-    if share < thresholds.cause or not evidence.has_device:
+    lost_us = grids.idle_us(Cause.initialization)
+    mean_us = grids.mean_us(lost_us)
+    share = max(mean_us.values(), default=0.0) / (grids.captured_iteration_us or np.inf)
+    if share < thresholds.cause or not grids.has_device:
         return [], ledger
     ranks = responsible(mean_us)
-    typical = np.nan_to_num(lost_us / evidence.duration_us).max(axis=1)
+    typical = np.nan_to_num(lost_us / grids.duration_us).max(axis=1)
     mostly = float(np.median(typical)) >= _MOSTLY
     what = f"is mostly initialization ({share:.0%})" if mostly else f"contains initialization ({share:.0%})"
     found = finding(
-        evidence,
         str(Cause.initialization),
-        f"The capture {what}: the host of {evidence.named(ranks)} sets up the driver and libraries for "
-        f"{ms(max(mean_us.values()))}" + (" of each iteration" if evidence.per == "iteration" else ""),
+        f"The capture {what}: the host of {grids.named(ranks)} sets up the driver and libraries for "
+        f"{ms(max(mean_us.values()))}" + (" of each iteration" if grids.per == "iteration" else ""),
         ranks,
         {"share_of_iteration": round(share, 4), "idle_us": by_rank(mean_us)},
         sure=(Confidence.high, ""),
-        events=evidence.events(Cause.initialization, ranks=ranks),
+        events=grids.events(Cause.initialization, ranks=ranks),
         severe=mostly,
     )
     return [found], ledger
 
 
 @of_cause(Cause.data_loading, at_least="data_loading", in_ranges=True)
-def data_loading(evidence: Evidence, thresholds: Thresholds, loss: Loss) -> Finding:
+def data_loading(grids: Grids, thresholds: Thresholds, loss: Loss) -> Finding:
     """The launching thread waits for its next batch. Loading while the device computes costs nothing and does not count."""
-    numbers = {"idle_us": by_rank(loss.lost_us), "in_data_loading_us": by_rank(loss.host_us)}
+    numbers = {"in_data_loading_us": by_rank(loss.host_us)}
     title, known = "Data loading stalls {ranks} for {cost}", dict[str, Any]()
-    if [event.name for event in evidence.events(Cause.data_loading, ranks=loss.ranks, limit=1)] == [PREPARING]:
+    if [event.name for event in grids.events(Cause.data_loading, ranks=loss.ranks, limit=1)] == [PREPARING]:
         title, known = "Preparing data with operators on the CPU stalls {ranks} for {cost}", {"case": "prepared"}
     severe = 3 * thresholds.data_loading
-    return finding_of(evidence, loss, title, numbers, severe=severe, **known)
+    return finding_of(grids, loss, title, numbers, severe=severe, **known)
 
 
-def host_sync(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
+def host_sync(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Found:
     """Hosts wait for their device and then launch too late: the device's idle time afterwards counts, not the wait."""
     cause = Cause.host_sync
-    calls = evidence.mean_us(evidence.of_cause(cause, "calls"))
+    calls = grids.mean_us(grids.of_cause(cause, "calls"))
     number = max(calls.values(), default=0.0)
     factor = _OF_MANY if number >= thresholds.synchronizations else _OF_FEW if number < SEVERAL else 1.0
     lost_us, causes = ledger.left_us(cause), [cause]
     if number < SEVERAL:
-        lost_us = lost_us - device_work.after_waits_in_sweeps_us(evidence, thresholds, ledger)
+        lost_us = lost_us - device_work.after_waits_in_sweeps_us(grids, thresholds, ledger)
     if number >= thresholds.synchronizations:
         # A host that waits so often starts again each time. Where it takes longer than in its fastest iteration to launch the
         # same, it would have been ahead without the waits.
         launching_us = ledger.left_us(Cause.host_launch)
         fastest_us = np.nan_to_num(launching_us, nan=np.inf).min(axis=0)
-        looped_us = device_work.in_waiting_sweeps_us(evidence, ledger, number)
+        looped_us = device_work.in_waiting_sweeps_us(grids, ledger, number)
         lost_us = lost_us + np.maximum(launching_us - fastest_us, looped_us)
         causes += [Cause.host_launch, Cause.small_kernels, Cause.dependency_stalled]
-    loss, ledger = attributed(evidence, ledger, lost_us, causes, thresholds.cause * factor)
+    loss, ledger = attributed(grids, ledger, lost_us, causes, thresholds.cause * factor)
     if loss is None:
         return [], ledger
     # Ranks that synchronize as often are as responsible, also those that lose less because they wait for others.
     # How many of a rank's waits stall its device is partly chance.
     alike = {rank: time_us for rank, time_us in loss.lost_us.items() if calls.get(rank, 0.0) > 0}
     ranks = sorted({*responsible(calls), *responsible(alike)}) or loss.ranks
-    names = {event.name for event in evidence.events(cause, ranks=ranks)}
+    names = {event.name for event in grids.events(cause, ranks=ranks)}
     hints = [advice("host_sync", entry) for call, entry in _CALLS.items() if any(call in name for name in names)]
     numbers = {
-        "idle_after_us": by_rank(loss.lost_us),
-        "host_waits_us": by_rank(evidence.mean_us(evidence.of_cause(cause, "host_us"))),
+        "host_waits_us": by_rank(grids.mean_us(grids.of_cause(cause, "host_us"))),
         "synchronizations": by_rank(calls, 2),
     }
     often = f"{number:.0f} times" if round(number) != 1 else "once"
-    title = f"{{ranks}}: the host waits for the device {often} per {evidence.per}, and the late launches cost {{cost}}"
+    title = f"{{ranks}}: the host waits for the device {often} per {grids.per}, and the late launches cost {{cost}}"
     action = " ".join([*([advice("host_sync", "few")] if number < SEVERAL else []), advice("host_sync"), *hints])
-    return [finding_of(evidence, loss, title, numbers, ranks=ranks, action=action, severe=0.25)], ledger
+    return [finding_of(grids, loss, title, numbers, lost="idle_after_us", ranks=ranks, action=action, severe=0.25)], ledger
 
 
 @of_cause(Cause.pageable_copy)
-def pageable_copy(evidence: Evidence, thresholds: Thresholds, loss: Loss) -> Finding:
+def pageable_copy(grids: Grids, thresholds: Thresholds, loss: Loss) -> Finding:
     """Copies of pageable host memory: they block the host until staged, and reach a fraction of the link's bandwidth."""
     numbers = {
-        "lost_us": by_rank(loss.lost_us),
-        "host_held_us": by_rank(evidence.mean_us(evidence.of_cause(Cause.pageable_copy, "host_us"))),
-        "copies": _copies(evidence, loss.ranks, pageable=True),
+        "host_held_us": by_rank(grids.mean_us(grids.of_cause(Cause.pageable_copy, "host_us"))),
+        "copies": _copies(grids, loss.ranks, pageable=True),
     }
-    title = "Copies of pageable memory stall {ranks} for {cost}"
-    return finding_of(evidence, loss, title, numbers)
+    return finding_of(grids, loss, "Copies of pageable memory stall {ranks} for {cost}", numbers, lost="lost_us")
 
 
 @of_cause(Cause.checkpoint_stall, in_ranges=True, stops="Saving a checkpoint stalls")
-def checkpoint_stall(evidence: Evidence, thresholds: Thresholds, loss: Loss) -> Finding:
+def checkpoint_stall(grids: Grids, thresholds: Thresholds, loss: Loss) -> Finding:
     """Devices idle while a checkpoint is saved, within iterations or between them."""
     cause = Cause.checkpoint_stall
-    saving = np.nanmax(evidence.in_ranges_us(cause), axis=1)
-    times, of = int((saving > 0).sum()), len(evidence.numbers)
+    saving = np.nanmax(grids.in_ranges_us(cause), axis=1)
+    times, of = int((saving > 0).sum()), len(grids.numbers)
     numbers = {
-        "idle_us": by_rank(loss.lost_us),
         "in_checkpoint_us": by_rank(loss.host_us),
-        "iterations": [number for number, time_us in zip(evidence.numbers, saving.tolist(), strict=True) if time_us > 0],
+        "iterations": [number for number, time_us in zip(grids.numbers, saving.tolist(), strict=True) if time_us > 0],
         "iterations_captured": of,
     }
     often = "each captured iteration" if times == of else f"{times} of {of} captured iterations"
     title = f"Saving a checkpoint stalls {{ranks}} for {ms(loss.saving_us * of / times)} in {often}"
     rare = "the saving applies to the captured iterations, and over the whole run it depends on save_interval"
-    found = finding_of(evidence, loss, title, numbers, doubt=rare)
+    found = finding_of(grids, loss, title, numbers, doubt=rare)
     if found.events and all(event.name == COPIES for event in found.events):
         inferred = "saving is inferred from many copies to the host in a row, which no range names"
         found = replace(found, confidence=Confidence.low, confidence_reason=f"{inferred}; {found.confidence_reason}")
@@ -166,140 +161,135 @@ def checkpoint_stall(evidence: Evidence, thresholds: Thresholds, loss: Loss) -> 
 
 
 @of_cause(Cause.garbage_collection, in_ranges=True, stops="Python's garbage collection stops")
-def garbage_collection(evidence: Evidence, thresholds: Thresholds, loss: Loss) -> Finding | None:
+def garbage_collection(grids: Grids, thresholds: Thresholds, loss: Loss) -> Finding | None:
     """Python collects garbage on the launching thread, and the device runs out of work."""
     cause = Cause.garbage_collection
-    seldom = seldom_us(evidence.facts.manifests, loss.occurrence) if loss.occurrence else None
-    if seldom is not None and evidence.share(seldom) < thresholds.cause:
+    seldom = seldom_us(grids.facts.manifests, loss.occurrence) if loss.occurrence else None
+    if seldom is not None and grids.share(seldom) < thresholds.cause:
         return None  # one of the collections that every program has now and then
     numbers = {
-        "idle_us": by_rank(loss.lost_us),
         "in_garbage_collection_us": by_rank(loss.host_us),
-        "collections": by_rank(evidence.mean_us(evidence.of_cause(cause, "calls")), 2),
+        "collections": by_rank(grids.mean_us(grids.of_cause(cause, "calls")), 2),
     }
-    return finding_of(evidence, loss, "Python's garbage collection stops {ranks} for {cost}", numbers)
+    return finding_of(grids, loss, "Python's garbage collection stops {ranks} for {cost}", numbers)
 
 
 @of_cause(Cause.recompilation, in_ranges=True, stops="torch.compile compiles on")
-def recompilation(evidence: Evidence, thresholds: Thresholds, loss: Loss) -> Finding:
+def recompilation(grids: Grids, thresholds: Thresholds, loss: Loss) -> Finding:
     """torch.compile compiles within the window, because shapes, types or guarded values change."""
     numbers = {
-        "idle_us": by_rank(loss.lost_us),
         "in_compilation_us": by_rank(loss.host_us),
-        "compilations": by_rank(evidence.mean_us(evidence.of_cause(Cause.recompilation, "calls")), 2),
+        "compilations": by_rank(grids.mean_us(grids.of_cause(Cause.recompilation, "calls")), 2),
     }
     title = "torch.compile compiles in the window and stops {ranks} for {cost}"
-    return finding_of(evidence, loss, title, numbers, severe=0.25)
+    return finding_of(grids, loss, title, numbers, severe=0.25)
 
 
 @of_cause(Cause.allocator_churn)
-def allocator_churn(evidence: Evidence, thresholds: Thresholds, loss: Loss) -> Finding:
+def allocator_churn(grids: Grids, thresholds: Thresholds, loss: Loss) -> Finding:
     """The allocator gets memory from the driver and gives it back, which holds the host and waits for the device."""
     cause = Cause.allocator_churn
-    host, calls = (evidence.mean_us(evidence.of_cause(cause, name)) for name in ("host_us", "calls"))
+    host, calls = (grids.mean_us(grids.of_cause(cause, name)) for name in ("host_us", "calls"))
     # Ranks that call as often are as responsible, also those that lose less because they wait for others.
     ranks = responsible(calls)
-    names = {event.name for event in evidence.events(cause, ranks=ranks)}
+    names = {event.name for event in grids.events(cause, ranks=ranks)}
     pinned = any("Host" in name for name in names) and not any("cudaMalloc" in name or "cudaFree " in name for name in names)
-    numbers = {"idle_us": by_rank(loss.lost_us), "in_calls_us": by_rank(host), "calls": by_rank(calls, 2)}
-    often = f"{max(calls.values()):,.1f} times per {evidence.per}"
+    numbers = {"in_calls_us": by_rank(host), "calls": by_rank(calls, 2)}
+    often = f"{max(calls.values()):,.1f} times per {grids.per}"
     title = f"{{ranks}}: the allocator calls the driver {often}, which costs {{cost}}"
-    return finding_of(evidence, loss, title, numbers, ranks=ranks, case="pinned" if pinned else "default")
+    return finding_of(grids, loss, title, numbers, ranks=ranks, case="pinned" if pinned else "default")
 
 
 @of_cause(Cause.host_pause)
-def host_pause(evidence: Evidence, thresholds: Thresholds, loss: Loss) -> Finding | None:
+def host_pause(grids: Grids, thresholds: Thresholds, loss: Loss) -> Finding | None:
     """The host launches and calls nothing for a while, and the capture does not show what it does instead."""
-    if not evidence.has_device:
+    if not grids.has_device:
         return None
     title = "The host of {ranks} pauses for {cost}, for no recorded reason"
     doubt = "the capture does not show what the host does in the pauses"
-    sure = Confidence.low, evidence.confidence(of_host=True)[1]
-    action = " ".join([*advice_on_short_pauses(evidence, loss.ranks), advice("host_pause")])
-    numbers = {"idle_us": by_rank(loss.lost_us)}
-    return finding_of(evidence, loss, title, numbers, sure=sure, doubt=doubt, action=action)
+    sure = Confidence.low, grids.confidence(of_host=True)[1]
+    action = " ".join([*advice_on_short_pauses(grids, loss.ranks), advice("host_pause")])
+    return finding_of(grids, loss, title, {}, sure=sure, doubt=doubt, action=action)
 
 
 @of_cause(Cause.blocked_by_copy)
-def copy_bound(evidence: Evidence, thresholds: Thresholds, loss: Loss) -> Finding:
+def copy_bound(grids: Grids, thresholds: Thresholds, loss: Loss) -> Finding:
     """Compute waits for copies of pinned memory."""
-    numbers = {"blocked_us": by_rank(loss.lost_us), "copies": _copies(evidence, loss.ranks, pageable=False)}
+    numbers = {"copies": _copies(grids, loss.ranks, pageable=False)}
     title = "Compute on {ranks} waits for copies for {cost}"
-    return finding_of(evidence, loss, title, numbers, id="copy_bound", of_host=False)
+    return finding_of(grids, loss, title, numbers, id="copy_bound", lost="blocked_us", sure=grids.confidence())
 
 
 @of_cause(Cause.small_kernels)
-def small_kernels(evidence: Evidence, thresholds: Thresholds, loss: Loss) -> Finding:
+def small_kernels(grids: Grids, thresholds: Thresholds, loss: Loss) -> Finding:
     """Runs of kernels so short that the host cannot launch them as fast as the device finishes them."""
-    ranks = _launching_as_many(evidence, loss.ranks)
-    numbers = {"idle_us": by_rank(loss.lost_us), **_launches(evidence, ranks)}
+    ranks = _launching_as_many(grids, loss.ranks)
     title = f"Kernels shorter than their launches ({LAUNCH_NS / 1e3:.0f} µs) leave {{ranks}} idle for {{cost}}"
-    return finding_of(evidence, loss, title, numbers, ranks=ranks)
+    return finding_of(grids, loss, title, _launches(grids, ranks), ranks=ranks)
 
 
 @of_cause(Cause.host_launch)
-def host_launch_bound(evidence: Evidence, thresholds: Thresholds, loss: Loss) -> Finding | None:
+def host_launch_bound(grids: Grids, thresholds: Thresholds, loss: Loss) -> Finding | None:
     """Devices wait for launches for no more specific reason: Python, the framework, garbage collection, the CPU."""
-    if not evidence.has_device:
+    if not grids.has_device:
         return None
     cause = Cause.host_launch
-    starved = evidence.mean_us(evidence.idle_us(cause))
-    profiler_us = max(evidence.profiler_of_host_us.values(), default=0.0)
+    starved = grids.mean_us(grids.idle_us(cause))
+    profiler_us = max(grids.profiler_of_host_us.values(), default=0.0)
     differ = max(starved.values()) - min(starved.values()) > profiler_us
-    late = sorted({*responsible(starved), *_as_slow(evidence, loss.saving_us)}) if differ else evidence.ranks
-    numbers = {"idle_us": by_rank(starved), "profiler_us": by_rank(evidence.profiler_us), **_launches(evidence, late)}
+    late = sorted({*responsible(starved), *_as_slow(grids, loss.saving_us)}) if differ else grids.ranks
+    numbers = {"idle_us": by_rank(starved), "profiler_us": by_rank(grids.profiler_us), **_launches(grids, late)}
     besides = ", in addition to single late ranks" if max(starved.values()) > max(loss.lost_us.values()) + 1 else ""
     title = f"{{ranks}}: the device waits for launches for {{cost}}{besides}"
-    return finding_of(evidence, loss, title, numbers, id="host_launch_bound", ranks=late, severe=0.30)
+    return finding_of(grids, loss, title, numbers, id="host_launch_bound", ranks=late, severe=0.30)
 
 
-def low_device_busy(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
+def low_device_busy(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Found:
     """Devices run no kernel, copy or memset for much of an iteration; saves time only when no finding names a cause."""
-    busy = _busy(evidence) if evidence.has_device else {}
+    busy = _busy(grids) if grids.has_device else {}
     low = sorted(rank for rank, share in busy.items() if share < thresholds.device_busy)
     if not low:
         return [], ledger
-    idle = {cause: evidence.mean_us(evidence.idle_us(cause)) for cause in _WAITS_FOR}
+    idle = {cause: grids.mean_us(grids.idle_us(cause)) for cause in _WAITS_FOR}
     least = min(low, key=lambda rank: busy[rank])
     main, *others = sorted(_WAITS_FOR, key=lambda cause: -idle[cause].get(least, 0.0))
     causes = tuple(_WAITS_FOR)
     # In addition to findings about causes, the rest is many small losses, which no single change recovers.
     alone = ledger.is_empty
-    loss, ledger = attributed(evidence, ledger, ledger.left_us(*causes), causes, 0.0) if alone else (None, ledger)
+    loss, ledger = attributed(grids, ledger, ledger.left_us(*causes), causes, 0.0) if alone else (None, ledger)
     lost_us = idle[main].get(least, 0.0)
     found = finding(
-        evidence,
         "low_device_busy",
-        f"{evidence.named(low).capitalize()}: the device is busy for only {busy[least]:.0%} of each {evidence.per}, and mostly "
+        f"{grids.named(low).capitalize()}: the device is busy for only {busy[least]:.0%} of each {grids.per}, and mostly "
         f"waits for {_WAITS_FOR[main]}",
         low,
         {
             "busy_share": by_rank(busy, 4),
             "idle_us": {str(cause): by_rank({rank: idle[cause][rank] for rank in low}) for cause in (main, *others[:3])},
         },
+        grids.confidence(of_host=main is not Cause.dependency_stalled),
         saving_us=loss.saving_us if loss else None,
-        of_host=main is not Cause.dependency_stalled,
         action=f"{advice('low_device_busy', 'alone' if alone else 'follow')} "
-        f"On rank {least}, the device waits {ms(lost_us)} of each {evidence.per} for {_WAITS_FOR[main]}.",
-        events=evidence.events(main, ranks=responsible({rank: idle[main].get(rank, 0.0) for rank in low})),
+        f"On rank {least}, the device waits {ms(lost_us)} of each {grids.per} for {_WAITS_FOR[main]}.",
+        events=grids.events(main, ranks=responsible({rank: idle[main].get(rank, 0.0) for rank in low})),
         severe=busy[least] < thresholds.device_busy_severe,
     )
     return [found], ledger
 
 
-def _busy(evidence: Evidence) -> dict[int, float]:
+def _busy(grids: Grids) -> dict[int, float]:
     """The share of an iteration without the profiler's cost in which each device is busy."""
-    if evidence.facts.iterations.num_rows:
-        busy = evidence.duration_us - evidence.grid("iterations", "idle_us")
-        return evidence.typical_us(busy / np.maximum(np.maximum(evidence.duration_us - evidence.profiler.cost_us, busy), 1e-9))
-    return {row["rank"]: row["busy_us"] / row["span_us"] for row in evidence.facts.breakdown.to_pylist() if row["span_us"]}
+    if grids.facts.iterations.num_rows:
+        busy = grids.duration_us - grids.grid("iterations", "idle_us")
+        return grids.typical_us(busy / np.maximum(np.maximum(grids.duration_us - grids.profiler.cost_us, busy), 1e-9))
+    return {row["rank"]: row["busy_us"] / row["span_us"] for row in grids.facts.breakdown.to_pylist() if row["span_us"]}
 
 
-def _copies(evidence: Evidence, ranks: Sequence[int], *, pageable: bool) -> list[dict[str, Any]]:
+def _copies(grids: Grids, ranks: Sequence[int], *, pageable: bool) -> list[dict[str, Any]]:
     """Kinds of copies over the whole capture, most time first."""
     rows = [
         row
-        for row in evidence.facts.copies.to_pylist()
+        for row in grids.facts.copies.to_pylist()
         if row["kind"] == "memcpy" and row["rank"] in ranks and (row["host_memory"] == "pageable") == pageable
     ]
     rows.sort(key=lambda row: (-row["total_us"], row["rank"]))
@@ -307,23 +297,23 @@ def _copies(evidence: Evidence, ranks: Sequence[int], *, pageable: bool) -> list
     return [{name: row[name] for name in names} for row in rows[:8]]
 
 
-def _launching_as_many(evidence: Evidence, ranks: Sequence[int]) -> list[int]:
+def _launching_as_many(grids: Grids, ranks: Sequence[int]) -> list[int]:
     """Some ranks, and those that launch as many kernels: which of them idles, and which waits for it, is chance."""
-    count = evidence.typical_us(evidence.grid("launch_statistics", "kernel_count"))
+    count = grids.typical_us(grids.grid("launch_statistics", "kernel_count"))
     least = (1 - _AS_MANY) * min((count.get(rank, 0.0) for rank in ranks), default=0.0)
-    return sorted({*ranks, *(rank for rank in evidence.ranks if count.get(rank, -1.0) >= least)})
+    return sorted({*ranks, *(rank for rank in grids.ranks if count.get(rank, -1.0) >= least)})
 
 
-def _as_slow(evidence: Evidence, saving_us: float) -> list[int]:
+def _as_slow(grids: Grids, saving_us: float) -> list[int]:
     """Ranks whose own host would leave less than half of a saving, if only other hosts launched sooner."""
-    own = evidence.typical_us(evidence.grid("profiler_cost", "host_own_us"))
-    return [rank for rank, own_us in own.items() if evidence.iteration_us - own_us < saving_us / 2]
+    own = grids.typical_us(grids.grid("profiler_cost", "host_own_us"))
+    return [rank for rank, own_us in own.items() if grids.iteration_us - own_us < saving_us / 2]
 
 
-def _launches(evidence: Evidence, ranks: Sequence[int]) -> dict[str, Any]:
+def _launches(grids: Grids, ranks: Sequence[int]) -> dict[str, Any]:
     """Kernels of a typical iteration and the cost of launching them."""
     found = {}
     for name in ("kernel_count", "mean_kernel_us", "launch_call_us", "graph_kernel_count"):
-        values = evidence.typical_us(evidence.grid("launch_statistics", name))
+        values = grids.typical_us(grids.grid("launch_statistics", name))
         found[name] = by_rank({rank: values[rank] for rank in ranks if rank in values})
     return found

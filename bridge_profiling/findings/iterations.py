@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from bridge_profiling.facts.idle import Cause
-from bridge_profiling.findings.evidence import Evidence
+from bridge_profiling.findings.grids import Grids
 from bridge_profiling.findings.ledger import Found, Ledger, cost_in_words, finding, occurrence, responsible
 from bridge_profiling.findings.types import (
     Confidence,
@@ -41,24 +41,24 @@ _STARTED_THERE = "the profiler also started, stopped or flushed there, and media
 _REGULAR = 3
 
 
-def slow_iterations(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
+def slow_iterations(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Found:
     """Iterations that are far longer than usual: unprofiled ones, which need not be in a capture, and captured ones.
 
     Captured iterations that count in means and lose time are not repeated here: the findings about their causes name them.
     """
-    unprofiled = _unprofiled(evidence, thresholds, ledger)
-    captured = [*_left_out(evidence, thresholds), *_computing(evidence, thresholds)]
+    unprofiled = _unprofiled(grids, thresholds, ledger)
+    captured = [*_left_out(grids, thresholds), *_computing(grids, thresholds)]
     # Unprofiled ones show better what the same pauses cost the whole run.
     if any(finding.recoverable_us_per_iteration is not None for finding in unprofiled):
         captured = [replace(finding, recoverable_us_per_iteration=None) for finding in captured]
     return [*unprofiled, *captured], ledger
 
 
-def _unprofiled(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> list[Finding]:
+def _unprofiled(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> list[Finding]:
     slow: dict[int, dict[int, float]] = {}
     lost, typical, ranks = [], [], []
-    compute = evidence.typical_us(evidence.compute_us)
-    for manifest in evidence.facts.manifests:
+    compute = grids.typical_us(grids.compute_us)
+    for manifest in grids.facts.manifests:
         durations = {number: time_ns / 1e3 for number, time_ns in manifest.durations_by_iteration(profiled=False).items()}
         threshold = slow_threshold(list(durations.values()), factor=thresholds.slow_iteration, at_least=_ENOUGH)
         # A host that launches several iterations ahead catches up in one of them. That iteration is not slow.
@@ -78,7 +78,7 @@ def _unprofiled(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> l
         typical.append(threshold.median)
     # Ranks agree on durations, because a rank that is not slow waits: at once, or in the next iteration.
     if 2 * len(ranks) >= len(lost):
-        ranks = [manifest.rank for manifest in evidence.facts.manifests]
+        ranks = [manifest.rank for manifest in grids.facts.manifests]
     saving_us, usual = (float(np.median(values)) if values else 0.0 for values in (lost, typical))
     if not slow or saving_us < thresholds.cause * usual:
         return []
@@ -94,7 +94,7 @@ def _unprofiled(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> l
         confidence, reason = Confidence.low, "one such pause can be chance, and does not show how often others follow"
     elif len(numbers) < _REGULAR:
         confidence, reason = Confidence.medium, f"only {len(numbers)} such iterations, which can be chance"
-    named = ranks_in_words(sorted(ranks), [manifest.rank for manifest in evidence.facts.manifests])
+    named = ranks_in_words(sorted(ranks), [manifest.rank for manifest in grids.facts.manifests])
     counted = "1 iteration is" if len(numbers) == 1 else f"{len(numbers)} iterations are up to"
     action = [
         advice("slow_iterations", ranks=named, start=worst, end=worst + 1),
@@ -107,26 +107,25 @@ def _unprofiled(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> l
         for number in sorted(slow, key=lambda number: -longest[number])[:5]
     ]
     return _found(
-        evidence,
         title,
         sorted(ranks),
         usual,
         longest,
         {"every": every},
+        (confidence, reason),
         saving_us=None if once else saving_us,
-        sure=(confidence, reason),
         action=" ".join(action),
         events=events,
     )
 
 
 def _found(
-    evidence: Evidence,
     title: str,
     ranks: list[int],
     usual_us: float,
     beyond_us: Mapping[int, float],
     numbers: Mapping[str, Any],
+    sure: tuple[Confidence, str],
     **known: Any,
 ) -> list[Finding]:
     """The finding about slow iterations, which are longer than usual by such times."""
@@ -134,7 +133,7 @@ def _found(
     beyond = {str(number): round(beyond_us[number], 3) for number in shown}
     numbers = {"iterations": shown, "usual_us": round(usual_us, 3), "beyond_usual_us": beyond, **numbers}
     events = [Event(ranks[0], f"iteration {number}", number, None, beyond_us[number]) for number in shown[:5]]
-    return [finding(evidence, "slow_iterations", title, ranks, numbers, **{"events": events, **known})]
+    return [finding("slow_iterations", title, ranks, numbers, sure, **{"events": events, **known})]
 
 
 def _regained(durations: Mapping[int, float], number: int, usual: float) -> float:
@@ -149,11 +148,11 @@ def _regained(durations: Mapping[int, float], number: int, usual: float) -> floa
     return regained
 
 
-def _left_out(evidence: Evidence, thresholds: Thresholds) -> list[Finding]:
+def _left_out(grids: Grids, thresholds: Thresholds) -> list[Finding]:
     """Captured iterations in which the profiler also started, stopped or flushed, but that are far longer for other reasons."""
-    usual_us = evidence.captured_iteration_us
-    durations_us = evidence.left_out_us
-    captured = {*durations_us, *(number for number in evidence.numbers if number is not None)}
+    usual_us = grids.captured_iteration_us
+    durations_us = grids.left_out_us
+    captured = {*durations_us, *(number for number in grids.numbers if number is not None)}
     if not usual_us or not captured:
         return []
     edges = {min(captured), max(captured)}
@@ -166,7 +165,7 @@ def _left_out(evidence: Evidence, thresholds: Thresholds) -> list[Finding]:
         return []
     numbers = sorted(beyond_us)
     worst = max(numbers, key=lambda number: beyond_us[number])
-    ranks, lasting = _longest(evidence, worst)
+    ranks, lasting = _longest(grids, worst)
     named = _named(numbers)
     if len(numbers) > 1:
         named += f", {len(numbers)} of {len(captured)} captured iterations, take up to"
@@ -174,62 +173,60 @@ def _left_out(evidence: Evidence, thresholds: Thresholds) -> list[Finding]:
         named += " takes"
     title = f"{named} {ms(durations_us[worst])}, {durations_us[worst] / usual_us:.3g} times the usual {ms(usual_us)}"
     timed, confidence, reason = len(captured), Confidence.medium, _STARTED_THERE
-    if evidence.chance.issuperset(numbers):
-        others = max(len(manifest.durations_by_iteration(profiled=False)) for manifest in evidence.facts.manifests)
+    if grids.chance.issuperset(numbers):
+        others = max(len(manifest.durations_by_iteration(profiled=False)) for manifest in grids.facts.manifests)
         title += f", and none of {others} unprofiled iterations is as long"
         timed, confidence, reason = len(captured) + others, Confidence.low, "it can be the profiler's, or chance"
     saving_us = sum(beyond_us.values())
     return _found(
-        evidence,
         title,
         ranks,
         usual_us,
         beyond_us,
         {"idle_us": lasting, "iterations_captured": len(captured)},
+        (confidence, reason),
         saving_us=saving_us / timed,
-        sure=(confidence, reason),
         case="captured",
         occurrence=Occurrence(tuple(numbers), timed, saving_us / len(numbers)),
     )
 
 
-def _computing(evidence: Evidence, thresholds: Thresholds) -> list[Finding]:
+def _computing(grids: Grids, thresholds: Thresholds) -> list[Finding]:
     """Captured iterations that are far longer because every rank computes more: evaluation, a metric, an image to look at."""
-    if not evidence.has_device or not evidence.captured_iteration_us:
+    if not grids.has_device or not grids.captured_iteration_us:
         return []
     # The least of all ranks that captured the iteration.
-    each_us = [np.nan_to_num(grid, nan=np.inf).min(axis=1) for grid in (evidence.compute_us, evidence.duration_us)]
+    each_us = [np.nan_to_num(grid, nan=np.inf).min(axis=1) for grid in (grids.compute_us, grids.duration_us)]
     compute_us, duration_us = (np.where(np.isfinite(least_us), least_us, 0.0) for least_us in each_us)
     usual_us = float(np.median(duration_us))
     beyond_us = np.maximum(np.minimum(compute_us - np.median(compute_us), duration_us - usual_us), 0.0)
-    struck = occurrence(evidence.numbers, beyond_us)
+    struck = occurrence(grids.numbers, beyond_us)
     if struck is None or struck.each_us < (thresholds.slow_iteration - 1) * usual_us:
         return []
-    longest_us = dict(zip(evidence.numbers, beyond_us.tolist(), strict=True))
+    longest_us = dict(zip(grids.numbers, beyond_us.tolist(), strict=True))
     verb = "computes" if len(struck.iterations) == 1 else "compute"
     saving_us = struck.each_us * len(struck.iterations) / struck.of
     return _found(
-        evidence,
-        f"{_named(list(struck.iterations))} {verb} more than the others, by {cost_in_words(evidence, saving_us, struck)}",
-        evidence.ranks,
+        f"{_named(list(struck.iterations))} {verb} more than the others, by {cost_in_words(grids, saving_us, struck)}",
+        grids.ranks,
         usual_us,
         {number: longest_us[number] for number in struck.iterations},
         {"iterations_captured": struck.of},
+        (Confidence.medium, "the capture does not show whether this work is needed, nor how often it comes"),
         saving_us=saving_us,
-        sure=(Confidence.medium, "the capture does not show whether this work is needed, nor how often it comes"),
         case="computing",
         occurrence=struck,
     )
 
 
-def _longest(evidence: Evidence, number: int) -> tuple[list[int], dict[str, float]]:
+def _longest(grids: Grids, number: int) -> tuple[list[int], dict[str, float]]:
     """The ranks that lose most time in an iteration for reasons of their own, and the time that they lose by cause."""
     lost: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
-    for row in evidence.facts.idle_causes.to_pylist():
+    for row in grids.facts.idle_causes.to_pylist():
         if row["iteration"] == number and not row["between"] and row["cause"] != Cause.profiler:
             lost[row["rank"]][row["cause"]] += row["lost_us"]
     own = {rank: sum(time_us for cause, time_us in causes.items() if cause not in _OF_OTHERS) for rank, causes in lost.items()}
-    ranks = responsible(own) or evidence.ranks
+    ranks = responsible(own) or grids.ranks
     causes = lost[max(ranks, key=lambda rank: own.get(rank, 0.0))]
     return ranks, {cause: round(causes[cause], 3) for cause in sorted(causes, key=lambda cause: -causes[cause])[:3]}
 
@@ -242,56 +239,53 @@ def _named(numbers: list[int]) -> str:
 # The profiler itself.
 
 
-@dataclass(frozen=True)
-class _Overhead:
-    """By rank: iterations with and without the profiler. Measured, or estimated from the recorded events."""
+def profiler_overhead(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Found:
+    """Profiled iterations are longer than the others, which do not overlap them. That costs nothing outside the window.
 
-    profiled_us: Mapping[int, float]
-    unprofiled_us: Mapping[int, float]
-    compared: Mapping[str, int] | None = None  # iterations behind the medians; None for an estimate
-    unclear: frozenset[int] = frozenset()  # ranks with unprofiled iterations as long as the profiled ones
-
-    @property
-    def shares(self) -> dict[int, float]:
-        return {rank: self.profiled_us[rank] / usual - 1.0 for rank, usual in self.unprofiled_us.items() if usual > 0}
-
-
-def profiler_overhead(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
-    """Profiled iterations are longer than the others, which do not overlap them. That costs nothing outside the window."""
-    overhead = _overhead(evidence)
-    clear = ((rank, share) for rank, share in sorted(overhead.shares.items()) if rank not in overhead.unclear)
-    costly = {rank: share for rank, share in clear if share > thresholds.profiler}
+    Manifests time both. Else captured iterations are compared with the same without the estimated cost, alike on all ranks,
+    which wait for each other.
+    """
+    timed = grids.timed_iterations
+    profiled_us = {rank: each.profiled_us for rank, each in timed.items()}
+    unprofiled_us = {rank: each.unprofiled_us for rank, each in timed.items()}
+    if not timed:
+        both = grids.captured_iteration_us, grids.iteration_us
+        profiled_us, unprofiled_us = (dict.fromkeys(grids.ranks, time_us) for time_us in both)
+    shares = {rank: profiled_us[rank] / usual - 1.0 for rank, usual in unprofiled_us.items() if usual > 0}
+    unclear = {rank for rank, each in timed.items() if each.overlap}
+    costly = {rank: share for rank, share in sorted(shares.items()) if share > thresholds.profiler and rank not in unclear}
     if not costly:
         return [], ledger
     worst = max(costly, key=lambda rank: costly[rank])
-    cost_us = {rank: overhead.profiled_us[rank] - overhead.unprofiled_us[rank] for rank in overhead.unprofiled_us}
-    about, confidence, reason = "", Confidence.high, ""
-    unit = "an iteration" if evidence.per == "iteration" else "the capture"
-    if overhead.compared is None:
+    cost_us = {rank: profiled_us[rank] - usual_us for rank, usual_us in unprofiled_us.items()}
+    about, confidence, reason, compared = "", Confidence.high, "", None
+    unit = "an iteration" if grids.per == "iteration" else "the capture"
+    if not timed:
         about, confidence, reason = "about ", Confidence.medium, "the cost is estimated from the number of recorded events"
-    elif min(overhead.compared.values()) < 3:
+    else:
+        compared = dict(zip(("profiled", "unprofiled"), min(each.counts for each in timed.values()), strict=True))
+    if compared and min(compared.values()) < 3:
         confidence = Confidence.medium
-        reason = "only {profiled} profiled and {unprofiled} other iterations are compared".format_map(overhead.compared)
-    by_kind = _by_kind(evidence)
+        reason = "only {profiled} profiled and {unprofiled} other iterations are compared".format_map(compared)
+    by_kind = _by_kind(grids)
     title = (
         f"Profiling makes {unit} {about}{ms(cost_us[worst])} ({costly[worst]:.0%}) longer: "
-        f"{ms(overhead.profiled_us[worst])} profiled, {about}{ms(overhead.unprofiled_us[worst])} without the profiler"
+        f"{ms(profiled_us[worst])} profiled, {about}{ms(unprofiled_us[worst])} without the profiler"
     )
     numbers = {
         "profiler_us": by_rank(cost_us),
-        "unprofiled_iteration_us": by_rank(overhead.unprofiled_us),
-        "share_of_unprofiled_iteration": by_rank(overhead.shares, 4),
-        "iterations_compared": overhead.compared,
+        "unprofiled_iteration_us": by_rank(unprofiled_us),
+        "share_of_unprofiled_iteration": by_rank(shares, 4),
+        "iterations_compared": compared,
         "host_cost_us": {kind: round(time_us, 3) for kind, time_us in by_kind.items()},
     }
     found = finding(
-        evidence,
         "profiler_overhead",
         title,
         list(costly),
         numbers,
-        sure=(confidence, reason),
-        action=_action(evidence, max(by_kind, key=lambda kind: by_kind[kind]) if by_kind else None),
+        (confidence, reason),
+        action=_action(grids, max(by_kind, key=lambda kind: by_kind[kind]) if by_kind else None),
         events=[
             Event(rank, f"profiled iterations of rank {rank}", duration_us=cost_us[rank])
             for rank in responsible({rank: cost_us[rank] for rank in costly})[:5]
@@ -301,39 +295,20 @@ def profiler_overhead(evidence: Evidence, thresholds: Thresholds, ledger: Ledger
     return [found], ledger
 
 
-def _action(evidence: Evidence, costliest: str | None) -> str:
-    if not evidence.has_device:
+def _action(grids: Grids, costliest: str | None) -> str:
+    if not grids.has_device:
         return advice("profiler_overhead", "on_host")
-    if evidence.facts.infos[0].source == "nsys":
+    if grids.facts.infos[0].source == "nsys":
         return advice("profiler_overhead", "under_nsys")
     return " ".join([*([advice("profiler_overhead", costliest)] if costliest else []), advice("profiler_overhead")])
 
 
-def _overhead(evidence: Evidence) -> _Overhead:
-    """Iterations in the window and outside, as manifests time them; else an estimate.
-
-    Those are captured iterations, and the same without the estimated cost, alike on all ranks, which wait for each other.
-    """
-    timed = evidence.timed_iterations
-    if not timed:
-        return _Overhead(
-            dict.fromkeys(evidence.ranks, evidence.captured_iteration_us), dict.fromkeys(evidence.ranks, evidence.iteration_us)
-        )
-    fewest = min(each.counts for each in timed.values())
-    return _Overhead(
-        {rank: each.profiled_us for rank, each in timed.items()},
-        {rank: each.unprofiled_us for rank, each in timed.items()},
-        dict(zip(("profiled", "unprofiled"), fewest, strict=True)),
-        frozenset(rank for rank, each in timed.items() if each.overlap),
-    )
-
-
-def _by_kind(evidence: Evidence) -> dict[str, float]:
+def _by_kind(grids: Grids) -> dict[str, float]:
     """What recording costs the host per iteration, by kind of event; of the rank whose host pays most."""
-    of_host = evidence.mean_us(evidence.grid("profiler_cost", "host_cost_us"))
+    of_host = grids.mean_us(grids.grid("profiler_cost", "host_cost_us"))
     if not of_host:
         return {}
     rank = max(of_host, key=lambda rank: of_host[rank])
     kinds = ("operators", "shapes", "cuda_calls", "annotations", "python_frames")
-    found = {kind: evidence.mean_us(evidence.grid("profiler_cost", f"{kind}_cost_us"))[rank] for kind in kinds}
+    found = {kind: grids.mean_us(grids.grid("profiler_cost", f"{kind}_cost_us"))[rank] for kind in kinds}
     return {kind: time_us for kind, time_us in found.items() if time_us > 0}

@@ -18,40 +18,39 @@ import re
 import shlex
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from bridge_profiling.findings.evidence import Evidence
+from bridge_profiling.findings.grids import Grids
 from bridge_profiling.findings.ledger import Found, Ledger, finding
-from bridge_profiling.findings.types import Confidence, Event, Thresholds, advice, ms
+from bridge_profiling.findings.types import Confidence, Event, Finding, Thresholds, advice, ms
 from bridge_profiling.manifest import RankCapture
 from bridge_profiling.printable import shell_word
 from bridge_profiling.recording import FLAGS, option
 from bridge_profiling.traces.types import RankInfo
 
 
-def dominant_kernel(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
+def dominant_kernel(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Found:
     """A finding for each kernel that exceeds the threshold's share of any rank's compute."""
     compute_us: dict[int, float] = defaultdict(float)
     kernels: dict[str, dict[int, dict[str, Any]]] = defaultdict(dict)
     counts: dict[int, dict[str, int]] = defaultdict(dict)
-    for row in evidence.facts.kernels.to_pylist():
+    for row in grids.facts.kernels_by_rank.to_pylist():
         counts[row["rank"]][row["name"]] = row["count"]
         if row["kind"] == "compute":
             compute_us[row["rank"]] += row["total_us"]
             kernels[row["name"]][row["rank"]] = row
-    found = []
+    chosen = []
     for name, rows in kernels.items():
         shares = {rank: row["total_us"] / compute_us[rank] for rank, row in rows.items() if compute_us[rank]}
         if max(shares.values(), default=0.0) > thresholds.dominant_kernel:
-            found.append((shares, name, rows))
-    found.sort(key=lambda each: (-max(each[0].values()), each[1]))
-    infos, hosts = evidence.facts.infos, {info.host for info in evidence.facts.infos}
+            chosen.append((shares, name, rows))
+    chosen.sort(key=lambda each: (-max(each[0].values()), each[1]))
+    infos, hosts = grids.facts.infos, {info.host for info in grids.facts.infos}
     # The hosts of ranks without a capture are unknown.
     complete = None not in hosts and all(info.world_size == len(infos) for info in infos)
-    sure, reason = evidence.confidence()
-    findings = []
-    for shares, name, rows in found:
+    sure, reason = grids.confidence()
+    found: list[Finding] = []
+    for shares, name, rows in chosen:
         ranks = sorted(rank for rank, share in shares.items() if share > thresholds.dominant_kernel)
         worst = max(ranks, key=lambda rank: shares[rank])
         row = rows[worst]
@@ -59,8 +58,8 @@ def dominant_kernel(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) 
             name,
             next(info for info in infos if info.rank == worst),
             counts[worst],
-            iterations=evidence.captured_iterations[worst],
-            manifest=next((manifest for manifest in evidence.facts.manifests if manifest.rank == worst), None),
+            iterations=grids.captured_iterations[worst],
+            manifest=next((manifest for manifest in grids.facts.manifests if manifest.rank == worst), None),
             hosts=len(hosts) if complete else None,
         )
         numbers = {
@@ -71,18 +70,17 @@ def dominant_kernel(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) 
             "ncu_notes": ncu.notes,
         }
         runs = f"It runs {row['count']} times in the capture, for {ms(row['mean_us'])} on average."
-        each = finding(
-            evidence,
+        one = finding(
             "dominant_kernel",
-            f"{name[:80]} takes {max(shares.values()):.0%} of the compute of {evidence.named(ranks)}",
+            f"{name[:80]} takes {max(shares.values()):.0%} of the compute of {grids.named(ranks)}",
             ranks,
             numbers,
-            sure=(sure if sure is Confidence.high else Confidence.medium, reason),
+            (sure if sure is Confidence.high else Confidence.medium, reason),
             action=f"{advice('dominant_kernel')} {runs}",
             events=[Event(rank, name, duration_us=rows[rank]["total_us"], count=rows[rank]["count"]) for rank in ranks[:5]],
         )
-        findings.append(each)
-    return findings, ledger
+        found.append(one)
+    return found, ledger
 
 
 #: Iterations before the profiled one, which allocate, compile and tune.
@@ -135,24 +133,21 @@ _PAIR = re.compile(r"([A-Za-z_]\w*<|lambda\()((?:[A-Za-z_]\w*::)*[A-Za-z_]\w*)\b
 _MANGLED = re.compile(r"_Z\w+")
 
 
-@dataclass(frozen=True)
-class NcuCommand:
+class NcuCommand(NamedTuple):
     """A command for a shell, and sentences about what to fill in and what else it needs."""
 
     command: str
     notes: list[str]
 
 
-@dataclass(frozen=True)
-class KernelFilter:
+class KernelFilter(NamedTuple):
     """Options of ncu that select a kernel, and other kernels of the capture that they also select."""
 
     options: list[str]
     also: list[str]
 
 
-@dataclass(frozen=True)
-class _Word:
+class _Word(NamedTuple):
     """A part of the template arguments that torch's profiler and ncu spell alike, and the expression that matches it."""
 
     begin: int
@@ -308,7 +303,7 @@ def _words(arguments: str) -> list[_Word]:
             found.append(_Word(*match.span(), f"{word}[^0-9]"))
         elif word not in _NOISE | _NUMBERS:
             found.append(_Word(*match.span(), f"{_BOOLS.get(word, word)}{_END}"))
-    return sorted(found, key=lambda word: (word.begin, word.end))
+    return sorted(found, key=lambda word: word[:2])
 
 
 def _arguments(name: str) -> str:

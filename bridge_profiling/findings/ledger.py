@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bridge_profiling.facts.idle import Cause
-from bridge_profiling.findings.evidence import Evidence
+from bridge_profiling.findings.grids import Grids
 from bridge_profiling.findings.types import Confidence, Event, Finding, Grid, Occurrence, Thresholds, advice, by_rank, ms
 from bridge_profiling.findings.unprofiled import total_us
 
@@ -91,18 +91,18 @@ class Ledger:
         )
 
     @classmethod
-    def of(cls, evidence: Evidence) -> Self:
+    def of(cls, grids: Grids) -> Self:
         """The ledger before any finding. The profiler's part counts as waiting, because it is gone without the profiler.
 
         All savings together are at most what an iteration without the profiler has besides its compute: in each iteration that
         of the rank that computes least, so that ranks which compute more in turns can lose all of that.
         """
-        compute_us = evidence.compute_us[~np.isnan(evidence.compute_us).all(axis=1)]
+        compute_us = grids.compute_us[~np.isnan(grids.compute_us).all(axis=1)]
         least_us = float(np.nanmin(compute_us, axis=1).mean()) if compute_us.size else 0.0
-        free_us = evidence.waiting_us + total_us(evidence.profiler.explained_us)
-        most_us = max(evidence.iteration_us - least_us, 0.0)
-        non_compute_us = {cause: evidence.idle_us(cause) for cause in Cause}
-        return cls.empty(free_us, non_compute_us, numbers=evidence.numbers, most_us=most_us)
+        free_us = grids.waiting_us + total_us(grids.profiler.explained_us)
+        most_us = max(grids.iteration_us - least_us, 0.0)
+        non_compute_us = {cause: grids.idle_us(cause) for cause in Cause}
+        return cls.empty(free_us, non_compute_us, numbers=grids.numbers, most_us=most_us)
 
     @property
     def is_empty(self) -> bool:
@@ -183,7 +183,7 @@ def _with_neighbours(path_us: Grid, cost_us: NDArray[np.float64], follows: NDArr
 
 #: A finding's function, and its return value: what was found, and the ledger with the time of that.
 Found = tuple[list[Finding], Ledger]
-Find = Callable[[Evidence, Thresholds, Ledger], Found]
+Find = Callable[[Grids, Thresholds, Ledger], Found]
 
 
 @dataclass(frozen=True)
@@ -198,7 +198,7 @@ class Loss:
     occurrence: Occurrence | None  # where it strikes some iterations only
 
 
-_Says = Callable[[Evidence, Thresholds, Loss], Finding | None]
+_Says = Callable[[Grids, Thresholds, Loss], Finding | None]
 
 
 def responsible(by_rank_us: Mapping[int, float]) -> list[int]:
@@ -207,9 +207,9 @@ def responsible(by_rank_us: Mapping[int, float]) -> list[int]:
     return sorted(rank for rank, time_us in by_rank_us.items() if time_us > 0 and time_us >= _ALIKE * most)
 
 
-def advice_on_short_pauses(evidence: Evidence, ranks: Sequence[int]) -> list[str]:
+def advice_on_short_pauses(grids: Grids, ranks: Sequence[int]) -> list[str]:
     """One advice if a host of these pauses often and shortly in an iteration, as those do that share the interpreter's lock."""
-    count, lost_us = (evidence.mean_us(evidence.of_cause(Cause.host_pause, column)) for column in ("count", "lost_us"))
+    count, lost_us = (grids.mean_us(grids.of_cause(Cause.host_pause, column)) for column in ("count", "lost_us"))
     many = any(count.get(rank, 0.0) >= _MANY_PAUSES and lost_us[rank] <= _SHORT_US * count[rank] for rank in ranks)
     return [advice("host_pause", "many")] if many else []
 
@@ -232,16 +232,16 @@ def occurrence(numbers: Sequence[int | None], lost_us: NDArray[np.float64]) -> O
     return Occurrence(iterations, count, float(lost_us[struck].mean()))
 
 
-def cost_in_words(evidence: Evidence, saving_us: float, struck: Occurrence | None) -> str:
+def cost_in_words(grids: Grids, saving_us: float, struck: Occurrence | None) -> str:
     """What a cause costs: "4 ms of each iteration (17%)" or "360 ms in 3 of 7 iterations (mean 154 ms, 75%)"."""
-    share = f"{evidence.share(saving_us):.0%}"
+    share = f"{grids.share(saving_us):.0%}"
     if struck is None:
-        return f"{ms(saving_us)} of each {evidence.per} ({share})"
+        return f"{ms(saving_us)} of each {grids.per} ({share})"
     return f"{ms(struck.each_us)} in {len(struck.iterations)} of {struck.of} iterations (mean {ms(saving_us)}, {share})"
 
 
 def attributed(
-    evidence: Evidence,
+    grids: Grids,
     ledger: Ledger,
     lost_us: Grid,
     causes: Sequence[Cause],
@@ -255,28 +255,19 @@ def attributed(
     With `host_us`, the host's time shows who is responsible: a rank that waits for others loses nothing, and can be as slow.
     """
     # Ranges can contain a part of the profiler's cost that cannot be separated from theirs.
-    whole_us = evidence.iteration_us if host_us is None else evidence.captured_iteration_us
-    if not np.nansum(lost_us) > 0 or not whole_us or evidence.is_doubtful(*causes):
+    whole_us = grids.iteration_us if host_us is None else grids.captured_iteration_us
+    if not np.nansum(lost_us) > 0 or not whole_us or grids.is_doubtful(*causes):
         return None, ledger
     saving_us, ledger = ledger.attribute(lost_us, causes, max(at_least * whole_us, 1.0), cost_us=cost_us)
     if not saving_us:
         return None, ledger
-    by_rank_us = evidence.mean_us(lost_us)
-    host = {} if host_us is None else evidence.mean_us(host_us)
+    by_rank_us = grids.mean_us(lost_us)
+    host = {} if host_us is None else grids.mean_us(host_us)
     most_us = np.nan_to_num(lost_us).max(axis=1)
-    struck = occurrence(evidence.numbers, most_us if cost_us is None else np.maximum(most_us, cost_us))
+    struck = occurrence(grids.numbers, most_us if cost_us is None else np.maximum(most_us, cost_us))
     if struck:
         ledger = replace(ledger, sporadic_us=ledger.sporadic_us + saving_us)
     return Loss(causes[0], saving_us, by_rank_us, host, responsible(host or by_rank_us), struck), ledger
-
-
-def _in_ranges(evidence: Evidence, ledger: Ledger, cause: Cause, lost_us: Grid, at_least: float) -> tuple[Loss | None, Ledger]:
-    """Attribute a cause that host ranges show, within iterations and between them."""
-    lost_us = lost_us + evidence.of_cause(cause, "lost_us", between=True)
-    host_us = evidence.in_ranges_us(cause)
-    # A range can begin in one iteration and cost time in the next one.
-    cost_us = np.minimum(evidence.in_turns_us(cause), np.nansum(lost_us, axis=1))
-    return attributed(evidence, ledger, lost_us, (cause,), at_least, host_us=host_us, cost_us=cost_us)
 
 
 def of_cause(cause: Cause, *, at_least: str = "cause", in_ranges: bool = False, stops: str = "") -> Callable[[_Says], Find]:
@@ -291,15 +282,17 @@ def of_cause(cause: Cause, *, at_least: str = "cause", in_ranges: bool = False, 
 
     def decorated(says: _Says) -> Find:
         @wraps(says)
-        def find(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
-            left_us, least = ledger.left_us(cause), getattr(thresholds, at_least)
+        def find(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Found:
+            lost_us, known = ledger.left_us(cause), dict[str, Any]()
             if in_ranges:
-                loss, after = _in_ranges(evidence, ledger, cause, left_us, least)
-            else:
-                loss, after = attributed(evidence, ledger, left_us, (cause,), least)
+                lost_us = lost_us + grids.of_cause(cause, "lost_us", between=True)
+                # A range can begin in one iteration and cost time in the next one.
+                cost_us = np.minimum(grids.in_turns_us(cause), np.nansum(lost_us, axis=1))
+                known = {"host_us": grids.in_ranges_us(cause), "cost_us": cost_us}
+            loss, after = attributed(grids, ledger, lost_us, (cause,), getattr(thresholds, at_least), **known)
             if loss is None:
-                return _in_left_out(evidence, thresholds, cause, stops) if stops else [], ledger
-            found = says(evidence, thresholds, loss)
+                return _in_left_out(grids, thresholds, cause, stops) if stops else [], ledger
+            found = says(grids, thresholds, loss)
             return ([found], after) if found else ([], ledger)
 
         return find
@@ -308,15 +301,13 @@ def of_cause(cause: Cause, *, at_least: str = "cause", in_ranges: bool = False, 
 
 
 def finding(
-    evidence: Evidence,
     id: str,
     title: str,
     ranks: list[int],
     numbers: Mapping[str, Any],
+    sure: tuple[Confidence, str],
     *,
     saving_us: float | None = None,
-    sure: tuple[Confidence, str] | None = None,
-    of_host: bool = False,
     doubt: str = "",
     action: str = "",
     case: str = "default",
@@ -325,91 +316,97 @@ def finding(
     """A finding.
 
     Args:
-        sure: confidence, and why it is not high; None for that of a finding about lost time, `of_host` or not.
+        sure: confidence, and why it is not high.
         doubt: another reason.
         action: what to change; by default the advice for the case.
         known: other fields of the finding.
     """
-    confidence, reason = sure or evidence.confidence(of_host=of_host)
     return Finding(
         id=id,
         title=title,
         ranks=ranks,
         evidence=numbers,
         recoverable_us_per_iteration=saving_us,
-        confidence=confidence,
-        confidence_reason="; ".join(filter(None, (reason, doubt))),
+        confidence=sure[0],
+        confidence_reason="; ".join(filter(None, (sure[1], doubt))),
         action=action or advice(id, case),
         **known,
     )
 
 
 def finding_of(
-    evidence: Evidence,
+    grids: Grids,
     loss: Loss,
     title: str,
     numbers: Mapping[str, Any],
     *,
     id: str = "",
+    lost: str = "idle_us",
     ranks: list[int] | None = None,
-    of_host: bool = True,
+    sure: tuple[Confidence, str] | None = None,
     severe: float = math.inf,
     **known: Any,
 ) -> Finding:
-    """The finding of a loss; `title` names {ranks} and {cost}, `severe` is a share of an iteration."""
+    """The finding of a loss.
+
+    Args:
+        title: names {ranks} and {cost}.
+        lost: name of the lost time in the numbers.
+        severe: a share of an iteration.
+        known: other arguments of `finding`.
+    """
     ranks = loss.ranks if ranks is None else ranks
-    share = evidence.share(loss.saving_us)
-    events = evidence.events(loss.cause, ranks=ranks)
+    share = grids.share(loss.saving_us)
+    events = grids.events(loss.cause, ranks=ranks)
     if loss.host_us:
-        events += evidence.events(loss.cause, ranks=ranks, between=True, limit=5 - len(events))
-    title = title.format(ranks=evidence.named(ranks), cost=cost_in_words(evidence, loss.saving_us, loss.occurrence))
+        events += grids.events(loss.cause, ranks=ranks, between=True, limit=5 - len(events))
+    title = title.format(ranks=grids.named(ranks), cost=cost_in_words(grids, loss.saving_us, loss.occurrence))
     return finding(
-        evidence,
         id or str(loss.cause),
         title[0].upper() + title[1:],
         ranks,
-        {"share_of_iteration": round(share, 4), **numbers},
+        {"share_of_iteration": round(share, 4), lost: by_rank(loss.lost_us), **numbers},
+        sure or grids.confidence(of_host=True),
         saving_us=loss.saving_us,
-        of_host=of_host,
         events=events,
         severe=share >= severe,
         occurrence=loss.occurrence,
-        **{"case": _case(evidence, loss.cause), **known},
+        **{"case": _case(grids, loss.cause), **known},
     )
 
 
-def _case(evidence: Evidence, cause: Cause) -> str:
+def _case(grids: Grids, cause: Cause) -> str:
     """The kind of machine that the training ran on, where advice depends on it."""
-    return "on_host" if cause in _OF_CPUS_TOO and not evidence.has_device else "default"
+    return "on_host" if cause in _OF_CPUS_TOO and not grids.has_device else "default"
 
 
-def _in_left_out(evidence: Evidence, thresholds: Thresholds, cause: Cause, does: str) -> list[Finding]:
+def _in_left_out(grids: Grids, thresholds: Thresholds, cause: Cause, does: str) -> list[Finding]:
     """The finding of a cause that strikes only iterations that do not count: it made them unlike the others.
 
     They are outside the ledger, so the saving is the mean over all captured iterations.
     """
     lost: dict[int, dict[int, float]] = {}
-    for row in evidence.facts.idle_causes.to_pylist():
+    for row in grids.facts.idle_causes.to_pylist():
         number, rank = row["iteration"], row["rank"]
-        if row["cause"] == cause and number is not None and number not in evidence.lines and rank in evidence.ranks:
+        if row["cause"] == cause and number is not None and number not in grids.lines and rank in grids.ranks:
             of_ranks = lost.setdefault(number, {})
             of_ranks[rank] = of_ranks.get(rank, 0.0) + row["lost_us"]
-    captured = max(evidence.captured_iterations.values(), default=0)
+    captured = max(grids.captured_iterations.values(), default=0)
     total_us = sum(max(of_ranks.values()) for of_ranks in lost.values())
-    if not captured or evidence.share(total_us / captured) < thresholds.cause:
+    if not captured or grids.share(total_us / captured) < thresholds.cause:
         return []
     worst = max(lost, key=lambda number: max(lost[number].values()))
     ranks = responsible(lost[worst])
     each = f"{ms(max(lost[worst].values()))} in {len(lost)} of {captured} captured iterations"
     return [
         finding(
-            evidence,
             str(cause),
-            f"{does} {evidence.named(ranks)} for {each}, which medians leave out",
+            f"{does} {grids.named(ranks)} for {each}, which medians leave out",
             ranks,
             {"idle_us": by_rank(lost[worst]), "iterations": sorted(lost), "iterations_captured": captured},
+            grids.confidence(),
             saving_us=total_us / captured,
-            case=_case(evidence, cause),
+            case=_case(grids, cause),
             events=[Event(rank, str(cause), worst, None, lost[worst][rank]) for rank in ranks[:5]],
             severe=True,
             occurrence=Occurrence(tuple(sorted(lost)), captured, total_us / len(lost)),

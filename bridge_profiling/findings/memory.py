@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from bridge_profiling.facts.intervals import grouped
-from bridge_profiling.findings.evidence import Evidence
+from bridge_profiling.findings.grids import Grids
 from bridge_profiling.findings.ledger import Found, Ledger, finding
 from bridge_profiling.findings.types import Confidence, Event, Thresholds, advice, gigabytes, megabytes
+from bridge_profiling.traces.types import RankInfo
 
 #: The allocator takes up to 10 MiB in pieces of 20 MiB: one piece now and then is rounding, and so are a few per stream.
 _PIECE_BYTES = 20 * 1024 * 1024
@@ -26,16 +28,27 @@ _MOST = 2 / 3
 _SITES = 5
 
 
-def memory_headroom(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
+def free_at_peak(memory: pa.Table, infos: Sequence[RankInfo]) -> dict[int, float]:
+    """The share of memory that is free at the peak on the fullest device of each rank, as far as sizes are recorded."""
+    sizes = {(info.rank, device): size for info in infos for device, size in info.device_bytes.items()}
+    found: dict[int, float] = {}
+    for row in memory.to_pylist():
+        rank, size, peak = row["rank"], sizes.get((row["rank"], row["device"])), row["peak_reserved_bytes"] or row["peak_bytes"]
+        if size and peak:
+            found[rank] = min(found.get(rank, 1.0), max(1 - peak / size, 0.0))
+    return found
+
+
+def memory_headroom(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Found:
     """Devices that are nearly full at the peak of reserved memory, or that ran out of memory.
 
     Devices of unknown size count only if they ran out.
     """
-    failed = {(row["rank"], row["device"]): row for row in evidence.facts.out_of_memory.to_pylist()}
+    failed = {(row["rank"], row["device"]): row for row in grids.facts.out_of_memory.to_pylist()}
     rows = []
-    for row in evidence.facts.memory.to_pylist():
+    for row in grids.facts.memory.to_pylist():
         key = row["rank"], row["device"]
-        capacity, peak, error = _device_bytes(evidence, *key), row["peak_reserved_bytes"] or row["peak_bytes"], failed.get(key)
+        capacity, peak, error = _device_bytes(grids, *key), row["peak_reserved_bytes"] or row["peak_bytes"], failed.get(key)
         left = max(1 - peak / capacity, 0.0) if capacity and peak else None
         if error or (left is not None and left < thresholds.memory_headroom):
             rows.append(row | {"capacity": capacity, "peak": peak, "left": left, "error": error})
@@ -46,7 +59,7 @@ def memory_headroom(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) 
     error = fullest["error"]
     # Memory without tensors is freed before a request fails, at the price of stalls.
     held = bool(error) or fullest["peak_bytes"] / fullest["capacity"] > 1 - thresholds.memory_headroom
-    named = evidence.named(ranks).capitalize()
+    named = grids.named(ranks).capitalize()
     events = []
     if error:
         failed_bytes = megabytes(error["requested_bytes"] or 0)
@@ -71,28 +84,27 @@ def memory_headroom(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) 
         for row in rows
     ]
     found = finding(
-        evidence,
         "memory_headroom",
         title,
         ranks,
         {"devices": numbers},
-        sure=(Confidence.high, "") if held else (Confidence.medium, cached),
+        (Confidence.high, "") if held else (Confidence.medium, cached),
         action=" ".join([*([] if held else [advice("memory_headroom", "cached")]), advice("memory_headroom")]),
-        events=[*events, *_largest_sites(evidence, fullest["rank"], fullest["device"], "bytes_at_peak")],
+        events=[*events, *_largest_sites(grids, fullest["rank"], fullest["device"], "bytes_at_peak")],
         severe=bool(error) or (held and fullest["left"] < thresholds.memory_headroom / 2),
     )
     return [found], ledger
 
 
-def memory_fragmentation(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
+def memory_fragmentation(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Found:
     """The allocator holds memory that it cannot use.
 
     Each of three signs is enough: much was reserved while as much was free in holes; each iteration reserves more than it
     leaves allocated; a request failed that the free memory together could have held. Inactive split blocks are only shown.
     """
-    growth, failed = _needless_growth(evidence), _failed_requests(evidence)
+    growth, failed = _needless_growth(grids), _failed_requests(grids)
     rows = []
-    for row in evidence.facts.memory.to_pylist():
+    for row in grids.facts.memory.to_pylist():
         key = row["rank"], row["device"]
         needless = row["needlessly_reserved_bytes"] or 0
         row |= {"growth": growth.get(key, 0.0), "failed": failed.get(key, 0)}
@@ -105,7 +117,7 @@ def memory_fragmentation(evidence: Evidence, thresholds: Thresholds, ledger: Led
     worst, ranks = rows[0], sorted({row["rank"] for row in rows})
     split = worst["inactive_split_bytes"]
     certain = worst["failed"] or (split is not None and split > thresholds.memory_fragmentation * worst["end_reserved_bytes"])
-    named = evidence.named(ranks)
+    named = grids.named(ranks)
     reserved = megabytes(worst["peak_reserved_bytes"])
     if worst["failed"]:
         free = megabytes(worst["end_reserved_bytes"] - worst["end_bytes"])
@@ -131,29 +143,28 @@ def memory_fragmentation(evidence: Evidence, thresholds: Thresholds, ledger: Led
     ]
     no_holes = "the snapshot shows no holes: there are none, or they closed before it was taken"
     found = finding(
-        evidence,
         "memory_fragmentation",
         title,
         ranks,
         {"devices": numbers},
-        sure=(Confidence.high, "") if certain else (Confidence.medium, no_holes),
+        (Confidence.high, "") if certain else (Confidence.medium, no_holes),
         # Tensors in use at the end lie between the holes.
-        events=_largest_sites(evidence, worst["rank"], worst["device"], "end_bytes"),
+        events=_largest_sites(grids, worst["rank"], worst["device"], "end_bytes"),
         severe=bool(worst["failed"]),
     )
     return [found], ledger
 
 
-def memory_growth(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
+def memory_growth(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Found:
     """Memory allocated at the end of iterations keeps growing, beyond the set-up of the first ones."""
-    recorded: dict[tuple[int, int], list[dict[str, Any]]] = grouped(evidence.facts.memory_growth.to_pylist(), "rank", "device")
+    recorded: dict[tuple[int, int], list[dict[str, Any]]] = grouped(grids.facts.memory_growth.to_pylist(), "rank", "device")
     changes = {key: [row["change_bytes"] for row in rows if row["change_bytes"] is not None] for key, rows in recorded.items()}
     grown = {key: size for key, each in changes.items() if (size := _steady_growth(each, thresholds.memory_growth_bytes))}
     if not grown:
         return [], ledger
     keys = sorted(grown, key=lambda key: (-grown[key], key))
     ranks, most = sorted({rank for rank, _ in keys}), keys[0]
-    events = _largest_sites(evidence, most[0], most[1], "growth_bytes_per_iteration")
+    events = _largest_sites(grids, most[0], most[1], "growth_bytes_per_iteration")
     count, reason = len(changes[most]), ""
     if count < _MANY_CHANGES:
         reason = f"only {count + 1} iterations are recorded"
@@ -161,7 +172,7 @@ def memory_growth(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) ->
         reason = "the allocation site is unknown: record a memory snapshot with stacks"
     devices = []
     for key in keys:
-        capacity, held = _device_bytes(evidence, *key), [row["allocated_bytes"] for row in recorded[key]]
+        capacity, held = _device_bytes(grids, *key), [row["allocated_bytes"] for row in recorded[key]]
         # Managed memory can hold more than the device does.
         left = max(capacity - held[-1], 0) / grown[key] if capacity else None
         devices.append(
@@ -178,12 +189,11 @@ def memory_growth(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) ->
         )
     full = f", full in {_lasting(devices[0])}" if devices[0]["severity"] else ""
     found = finding(
-        evidence,
         "memory_growth",
-        f"Memory of {evidence.named(ranks)} grows by {megabytes(grown[most])} per iteration{full}",
+        f"Memory of {grids.named(ranks)} grows by {megabytes(grown[most])} per iteration{full}",
         ranks,
         {"devices": devices, "sites": [event.name for event in events]},
-        sure=(Confidence.medium if reason else Confidence.high, reason),
+        (Confidence.medium if reason else Confidence.high, reason),
         events=events,
         severe=any(device["severity"] == "high" for device in devices),
     )
@@ -217,10 +227,10 @@ def _steady_growth(changes: Sequence[int], threshold: int) -> float:
     return middle if growing and middle > threshold else 0.0
 
 
-def _needless_growth(evidence: Evidence) -> dict[tuple[int, int], float]:
+def _needless_growth(grids: Grids) -> dict[tuple[int, int], float]:
     """Growth per iteration of each device's reserved memory beyond its allocated memory, where it continues."""
     found = {}
-    for key, rows in grouped(evidence.facts.memory_growth.to_pylist(), "rank", "device").items():
+    for key, rows in grouped(grids.facts.memory_growth.to_pylist(), "rank", "device").items():
         known = [row for row in rows if row["reserved_bytes"] is not None]
         # Both must grow: freed tensors add to free memory too, without taking more of the device.
         both = [row["reserved_bytes"] for row in known], [row["reserved_bytes"] - row["allocated_bytes"] for row in known]
@@ -228,24 +238,24 @@ def _needless_growth(evidence: Evidence) -> dict[tuple[int, int], float]:
     return found
 
 
-def _failed_requests(evidence: Evidence) -> dict[tuple[int, int], int]:
+def _failed_requests(grids: Grids) -> dict[tuple[int, int], int]:
     """Each device's largest request that failed although as much memory was reserved and free."""
     free = {
         (row["rank"], row["device"]): row["end_reserved_bytes"] - row["end_bytes"]
-        for row in evidence.facts.memory.to_pylist()
+        for row in grids.facts.memory.to_pylist()
         if row["end_reserved_bytes"] is not None
     }
     failed: dict[tuple[int, int], int] = {}
-    for row in evidence.facts.out_of_memory.to_pylist():
+    for row in grids.facts.out_of_memory.to_pylist():
         key, size = (row["rank"], row["device"]), row["requested_bytes"] or 0
         if 0 < size <= free.get(key, 0):
             failed[key] = max(size, failed.get(key, 0))
     return failed
 
 
-def _device_bytes(evidence: Evidence, rank: int, device: int) -> int | None:
+def _device_bytes(grids: Grids, rank: int, device: int) -> int | None:
     """The size of a device's memory; None when no trace of the rank records it."""
-    for info in evidence.facts.every_info:
+    for info in grids.facts.every_info:
         if info.rank == rank and info.device_bytes:
             # A process that sees one device calls it 0, while nsys can number it as the host does.
             sizes = set(info.device_bytes.values())
@@ -253,11 +263,11 @@ def _device_bytes(evidence: Evidence, rank: int, device: int) -> int | None:
     return None
 
 
-def _largest_sites(evidence: Evidence, rank: int, device: int, column: str) -> list[Event]:
+def _largest_sites(grids: Grids, rank: int, device: int, column: str) -> list[Event]:
     """The allocation sites of a device with most bytes in a column, as events."""
     rows = [
         row
-        for row in evidence.facts.memory_sites.to_pylist()
+        for row in grids.facts.memory_sites.to_pylist()
         if row["rank"] == rank and row["device"] == device and (row[column] or 0) > 0
     ]
     rows.sort(key=lambda row: (-row[column], row["site"]))

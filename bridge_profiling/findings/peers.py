@@ -11,9 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bridge_profiling.facts.idle import Cause
-from bridge_profiling.facts.matching import POINT_TO_POINT
 from bridge_profiling.facts.names import is_convolution
-from bridge_profiling.findings.evidence import Evidence
+from bridge_profiling.findings.grids import Grids
 from bridge_profiling.findings.ledger import Found, Ledger, finding
 from bridge_profiling.findings.types import Confidence, Event, Grid, Thresholds, by_rank, ms
 
@@ -67,41 +66,10 @@ class ExtraKernel:
     of_count_us: float
 
 
-def peers_of(evidence: Evidence) -> list[list[int]]:
-    """Sets of ranks with the same work, as columns of grids: ranks of one pipeline stage; ranks of unknown work are alone."""
-    places = {info.rank: (info.coordinates or {}).get("pp") for info in evidence.facts.infos}
-    stages: dict[int, int | str] = {rank: place[0] for rank, place in places.items() if place is not None}
-    if len(stages) < len(evidence.ranks):
-        stages |= {row["rank"]: row["stage"] for row in evidence.facts.pipeline_by_rank.to_pylist()}
-    # Sends and receives without a group show that there are stages, but not which.
-    unknown = not stages and any(
-        row["operation"] in POINT_TO_POINT and row["group_ranks"] is None
-        for row in evidence.facts.communication.select(["operation", "group_ranks"]).to_pylist()
-    )
-    sets: dict[int | str | None, list[int]] = {}
-    for place, rank in enumerate(evidence.ranks):
-        sets.setdefault(f"rank {rank}" if unknown else stages.get(rank), []).append(place)
-    return list(sets.values())
-
-
-def beyond_peers(grid: Grid, peers: list[list[int]]) -> Grid:
-    """The difference to the median of the peers; NaN without a captured peer.
-
-    The lower of two middle values is taken, so that a slow half of the ranks is still found.
-    """
-    found = np.full(grid.shape, np.nan)
-    for places in peers:
-        mine = grid[:, places]
-        captured = (~np.isnan(mine)).sum(axis=1)
-        middle = np.sort(mine, axis=1)[np.arange(len(mine)), np.maximum(captured - 1, 0) // 2]  # NaN is sorted last
-        found[:, places] = np.where(captured[:, None] > 1, mine - middle[:, None], np.nan)
-    return found
-
-
-def kernels_beyond_peers(evidence: Evidence, peers: list[list[int]], rank: int) -> list[ExtraKernel]:
+def kernels_beyond_peers(grids: Grids, rank: int) -> list[ExtraKernel]:
     """Kernels that take longer on a rank than on its peers, most first, from whole captures."""
-    names, count, total_us = _executions(evidence)
-    mine, others = _mine_and_others(evidence, peers, rank)
+    names, count, total_us = _executions(grids)
+    mine, others = _mine_and_others(grids, rank)
     usual, usual_us = (np.median(grid[:, others], axis=1) for grid in (count, total_us))
     more, extra_us = count[:, mine] - usual, total_us[:, mine] - usual_us
     # Additional executions can have other sizes, so all of the additional time is theirs.
@@ -113,98 +81,97 @@ def kernels_beyond_peers(evidence: Evidence, peers: list[list[int]], rank: int) 
     return [each for each in found if each.extra_us > enough]
 
 
-def other_convolutions(evidence: Evidence, peers: list[list[int]], rank: int) -> bool:
+def other_convolutions(grids: Grids, rank: int) -> bool:
     """Whether a rank convolves with other kernels than its peers: it lacks some of theirs where it has more of its own."""
-    mine, others = _mine_and_others(evidence, peers, rank)
-    names, count, _ = _executions(evidence)
+    mine, others = _mine_and_others(grids, rank)
+    names, count, _ = _executions(grids)
     count = count[[is_convolution(name) for name in names]]
     differ = np.rint(count[:, mine] - np.median(count[:, others], axis=1))
     more, fewer = differ[differ > 0].sum(), -differ[differ < 0].sum()
     return bool(fewer > 0 and fewer >= _SWAPPED * more)
 
 
-def _mine_and_others(evidence: Evidence, peers: list[list[int]], rank: int) -> tuple[int, list[int]]:
+def _mine_and_others(grids: Grids, rank: int) -> tuple[int, list[int]]:
     """The places of a rank and of its peers."""
-    mine = evidence.ranks.index(rank)
-    return mine, [place for places in peers if mine in places for place in places if place != mine]
+    mine = grids.ranks.index(rank)
+    return mine, [place for places in grids.peers if mine in places for place in places if place != mine]
 
 
-def unlike_peers(evidence: Evidence, excess: Grid, peers: list[list[int]]) -> list[int]:
+def unlike_peers(grids: Grids, excess: Grid) -> list[int]:
     """Ranks with more than their peers have, beyond the changes between iterations and the differences among the peers."""
-    typical = evidence.typical_us(excess)
+    typical = grids.typical_us(excess)
     found = []
-    for places in peers:
-        ranks = [evidence.ranks[place] for place in places if evidence.ranks[place] in typical]
+    for places in grids.peers:
+        ranks = [grids.ranks[place] for place in places if grids.ranks[place] in typical]
         differences = sorted(abs(typical[rank]) for rank in ranks)
         usual_us = differences[(len(differences) - 1) // 2] if differences else 0.0
         for rank in ranks:
-            by_iteration = excess[:, evidence.ranks.index(rank)]
+            by_iteration = excess[:, grids.ranks.index(rank)]
             change_us = float(np.nanmedian(np.abs(by_iteration - typical[rank])))
             if typical[rank] > max(_OF_ITERATIONS * change_us, _OF_PEERS * usual_us):
                 found.append(rank)
     return sorted(found)
 
 
-def computes_more(kernels: list[ExtraKernel]) -> bool:
+def computes_more(grids: Grids, rank: int) -> bool:
     """Whether a rank's excess is mostly of additional executions."""
+    kernels = kernels_beyond_peers(grids, rank)
     return sum(max(each.of_count_us, 0.0) for each in kernels) > 0.5 * sum(max(each.extra_us, 0.0) for each in kernels)
 
 
-def excess_compute_us(evidence: Evidence, peers: list[list[int]]) -> Grid:
+def excess_compute_us(grids: Grids) -> Grid:
     """Compute beyond the peers'.
 
     Communication of a rank that waits slows its compute: half of that overlap is not its own. Executions of kernels beyond the
     peers' are, even where the peers compute as long because they are slowed, unless the captures differ in their part of the
     training.
     """
-    excess = beyond_peers(evidence.compute_us, peers)
-    if differ_in_part(evidence, peers):
-        return excess - _of_more_executions_us(evidence, peers)
-    if evidence.has_device:
-        overlapped = evidence.overlapped_us
-        mine, theirs = (CONTENTION * np.maximum(np.nan_to_num(beyond_peers(sign * overlapped, peers)), 0.0) for sign in (1, -1))
-        more = beyond_peers(evidence.grid("launch_statistics", "kernel_count"), peers) > 0
-        own = np.where(more, np.minimum(_of_more_executions_us(evidence, peers), excess + theirs), -np.inf)
+    excess = grids.beyond_peers(grids.compute_us)
+    if differ_in_part(grids):
+        return excess - _of_more_executions_us(grids)
+    if grids.has_device:
+        overlapped = grids.overlapped_us
+        mine, theirs = (CONTENTION * np.maximum(np.nan_to_num(grids.beyond_peers(sign * overlapped)), 0.0) for sign in (1, -1))
+        more = grids.beyond_peers(grids.grid("launch_statistics", "kernel_count")) > 0
+        own = np.where(more, np.minimum(_of_more_executions_us(grids), excess + theirs), -np.inf)
         excess = np.maximum(excess - np.minimum(mine, np.maximum(excess, 0.0)), own)
     return excess
 
 
-def differ_in_part(evidence: Evidence, peers: list[list[int]]) -> bool:
+def differ_in_part(grids: Grids) -> bool:
     """Whether peers captured different parts of the training, which only captures without iterations do."""
-    if evidence.per != "capture":
+    if grids.per != "capture":
         return False
-    _, count, _ = _executions(evidence)
-    more = np.nan_to_num(beyond_peers(count, peers)) != 0
+    _, count, _ = _executions(grids)
+    more = np.nan_to_num(grids.beyond_peers(count)) != 0
     return bool(len(more)) and float(more.any(axis=1).mean()) > _OTHER_PART
 
 
-def _executions(evidence: Evidence) -> tuple[list[str], Grid, Grid]:
+def _executions(grids: Grids) -> tuple[list[str], Grid, Grid]:
     """Names of kernels; of each one (rows) on each rank (columns), per iteration, executions and their time in microseconds."""
-    places = {rank: place for place, rank in enumerate(evidence.ranks)}
-    lines = {name: line for line, name in enumerate(dict.fromkeys(row["name"] for row in evidence.compute_kernels))}
+    places = {rank: place for place, rank in enumerate(grids.ranks)}
+    lines = {name: line for line, name in enumerate(dict.fromkeys(row["name"] for row in grids.compute_kernels))}
     count, total_us = (np.zeros((len(lines), len(places))) for _ in range(2))
-    for row in evidence.compute_kernels:
+    for row in grids.compute_kernels:
         if row["rank"] in places:
             at = lines[row["name"]], places[row["rank"]]
-            iterations = evidence.captured_iterations.get(row["rank"], 1)
+            iterations = grids.captured_iterations.get(row["rank"], 1)
             count[at] = row["count"] / iterations
             total_us[at] = row["total_us"] / iterations
     return list(lines), count, total_us
 
 
-def _of_more_executions_us(evidence: Evidence, peers: list[list[int]]) -> NDArray[np.float64]:
+def _of_more_executions_us(grids: Grids) -> NDArray[np.float64]:
     """Time per iteration of each rank's executions of kernels beyond its peers', less that of those that it lacks."""
-    _, count, total_us = _executions(evidence)
-    more, more_us = (np.nan_to_num(beyond_peers(grid, peers)) for grid in (count, total_us))
+    _, count, total_us = _executions(grids)
+    more, more_us = (np.nan_to_num(grids.beyond_peers(grid)) for grid in (count, total_us))
     fewer = more < 0
     more_us[fewer] = (more * (total_us - more_us) / np.maximum(count - more, 1e-9))[fewer]
     more_us[more == 0] = 0.0
     return more_us.sum(axis=0)
 
 
-def take_turns(
-    evidence: Evidence, excess_us: Grid, least_us: float, *, alike: float = 0.0, often: float = 0.5
-) -> dict[int, float]:
+def take_turns(grids: Grids, excess_us: Grid, least_us: float, *, alike: float = 0.0, often: float = 0.5) -> dict[int, float]:
     """The share of iterations in which each of two or more ranks is the slowest; empty unless two or more take turns.
 
     Args:
@@ -212,31 +179,31 @@ def take_turns(
         alike: the least share of the median excess that makes a rank slow.
         often: in a larger share of iterations one must be.
     """
-    if excess_us.size == 0 or evidence.per == "capture":
+    if excess_us.size == 0 or grids.per == "capture":
         return {}
     filled = np.nan_to_num(excess_us)
     following, most = np.sort(filled, axis=1)[:, -2:].T
     # Turns are alike: what strikes one of them far more is another cause.
     struck = (most > max(least_us, alike * np.median(most))) & (most < _TURNS_ALIKE * np.median(most))
     slowest = filled.argmax(axis=1)[struck]
-    count = {rank: int((slowest == place).sum()) for place, rank in enumerate(evidence.ranks)}
+    count = {rank: int((slowest == place).sum()) for place, rank in enumerate(grids.ranks)}
     equal = (np.abs(most - np.median(most)) < _EQUAL * np.median(most)) & (following < _ALONE * most) & struck
     least = 1 if len(equal) > _TURNS and equal.all() else _TURNS
-    turns = {rank: times / len(evidence.numbers) for rank, times in count.items() if times >= least}
+    turns = {rank: times / len(grids.numbers) for rank, times in count.items() if times >= least}
     return turns if len(turns) > 1 and struck.mean() > often else {}
 
 
-def contended_ranks(evidence: Evidence, peers: list[list[int]]) -> list[int]:
+def contended_ranks(grids: Grids) -> list[int]:
     """Ranks whose kernels are interrupted for slices of time, as another process on the GPU does."""
     longest: dict[str, dict[int, dict[str, Any]]] = defaultdict(dict)
-    for row in evidence.compute_kernels:
+    for row in grids.compute_kernels:
         longest[row["name"]][row["rank"]] = row
-    stalled = beyond_peers(evidence.idle_us(Cause.dependency_stalled), peers)
-    usual = evidence.typical_us(stalled)
-    stalling = [rank for rank in unlike_peers(evidence, stalled, peers) if evidence.share(usual[rank]) > _STALLED]
-    sliced = dict.fromkeys(evidence.ranks, 0)
-    for places, rows in itertools.product(peers, longest.values()):
-        present = [rank for place in places if (rank := evidence.ranks[place]) in rows]
+    stalled = grids.beyond_peers(grids.idle_us(Cause.dependency_stalled))
+    usual = grids.typical_us(stalled)
+    stalling = [rank for rank in unlike_peers(grids, stalled) if grids.share(usual[rank]) > _STALLED]
+    sliced = dict.fromkeys(grids.ranks, 0)
+    for places, rows in itertools.product(grids.peers, longest.values()):
+        present = [rank for place in places if (rank := grids.ranks[place]) in rows]
         if len(present) > 1:
             most, mean = (np.array([rows[rank][name] for rank in present]) for name in ("max_us", "mean_us"))
             others = _median_of_others(most)
@@ -244,7 +211,7 @@ def contended_ranks(evidence: Evidence, peers: list[list[int]]) -> list[int]:
             hit = (most > np.maximum(_SLICED * others, others + _SLICE_US)) & (mean < most / 2)
             for place in np.flatnonzero(hit):
                 sliced[present[place]] += 1
-    members = (evidence.ranks[place] for places in peers for place in places)
+    members = (grids.ranks[place] for places in grids.peers for place in places)
     return [rank for rank in members if sliced[rank] >= (1 if rank in stalling else _SLICED_KERNELS)]
 
 
@@ -260,13 +227,13 @@ def _median_of_others(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return (kth((others - 1) // 2) + kth(others // 2)) / 2
 
 
-def differ_in_size(evidence: Evidence, peers: list[list[int]], thresholds: Thresholds) -> dict[int, float]:
+def differ_in_size(grids: Grids, thresholds: Thresholds) -> dict[int, float]:
     """Ranks that take turns in computing longer with as many kernels, with their shares: their data differ in size."""
-    turns = take_turns(evidence, excess_compute_us(evidence, peers), thresholds.cause * evidence.iteration_us)
-    if not turns or set(turns) & set(contended_ranks(evidence, peers)):
+    turns = take_turns(grids, excess_compute_us(grids), thresholds.cause * grids.iteration_us)
+    if not turns or set(turns) & set(contended_ranks(grids)):
         return {}
-    count = evidence.grid("launch_statistics", "kernel_count")
-    for places in peers:
+    count = grids.grid("launch_statistics", "kernel_count")
+    for places in grids.peers:
         mine = count[:, places]
         if np.nanmax(np.nanmax(mine, axis=1) / np.maximum(np.nanmin(mine, axis=1), 1.0)) > 1 + _AS_MANY:
             return {}
@@ -276,73 +243,71 @@ def differ_in_size(evidence: Evidence, peers: list[list[int]], thresholds: Thres
 # The findings that these show.
 
 
-def contended_device(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
+def contended_device(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Found:
     """Another process uses a rank's GPU: the same kernels are sometimes interrupted there, and the other ranks wait."""
-    peers = peers_of(evidence)
-    ranks = contended_ranks(evidence, peers) if len(evidence.ranks) > 1 else []
+    ranks = contended_ranks(grids) if len(grids.ranks) > 1 else []
     # Between kernels, the other process has the device too.
     stalled = ledger.left_us(Cause.dependency_stalled)
-    stalled = np.minimum(stalled, np.maximum(np.nan_to_num(beyond_peers(stalled, peers)), 0.0))
-    slower = np.maximum(np.nan_to_num(beyond_peers(evidence.compute_us, peers)), 0.0)
-    here = np.isin(evidence.ranks, ranks)
-    excess = evidence.mean_us(np.where(here, slower + stalled, evidence.zero))
-    if not ranks or evidence.share(max(excess.values())) < thresholds.cause:
+    stalled = np.minimum(stalled, np.maximum(np.nan_to_num(grids.beyond_peers(stalled)), 0.0))
+    slower = np.maximum(np.nan_to_num(grids.beyond_peers(grids.compute_us)), 0.0)
+    here = np.isin(grids.ranks, ranks)
+    excess = grids.mean_us(np.where(here, slower + stalled, grids.zero))
+    if not ranks or grids.share(max(excess.values())) < thresholds.cause:
         return [], ledger
     of_stalls, ledger = ledger.attribute(np.where(here, stalled, 0.0), (Cause.dependency_stalled,))
     of_compute, ledger = ledger.attribute(np.where(here, slower, 0.0))
-    saving_us = of_stalls + min(of_compute, evidence.room_us)
+    saving_us = of_stalls + min(of_compute, grids.room_us)
     worst = max(ranks, key=lambda rank: excess[rank])
-    mine = [row for row in evidence.compute_kernels if row["rank"] == worst]
+    mine = [row for row in grids.compute_kernels if row["rank"] == worst]
     longest = sorted(mine, key=lambda row: row["mean_us"] - row["max_us"])[:KERNELS]
     title = (
-        f"The GPU of {evidence.named(ranks)} is shared: the same kernels are interrupted there, which costs {ms(saving_us)} of "
-        f"each {evidence.per}"
+        f"The GPU of {grids.named(ranks)} is shared: the same kernels are interrupted there, which costs {ms(saving_us)} of "
+        f"each {grids.per}"
     )
     numbers = {
         "excess_us": by_rank({rank: excess[rank] for rank in ranks}),
-        "compute_us": by_rank(evidence.mean_us(evidence.compute_us)),
+        "compute_us": by_rank(grids.mean_us(grids.compute_us)),
         "longest_us": {row["name"]: round(row["max_us"], 3) for row in longest},
         "usual_us": {row["name"]: round(row["mean_us"], 3) for row in longest},
     }
     events = [Event(worst, row["name"], duration_us=row["max_us"]) for row in longest]
-    return [finding(evidence, "contended_device", title, ranks, numbers, saving_us=saving_us, events=events)], ledger
+    found = finding("contended_device", title, ranks, numbers, grids.confidence(), saving_us=saving_us, events=events)
+    return [found], ledger
 
 
-def uneven_work(evidence: Evidence, thresholds: Thresholds, ledger: Ledger) -> Found:
+def uneven_work(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Found:
     """Ranks run the same kernels on data of different sizes, in each iteration another one has more, and the others wait."""
-    peers = peers_of(evidence)
-    turns = differ_in_size(evidence, peers, thresholds) if len(evidence.ranks) > 1 else {}
+    turns = differ_in_size(grids, thresholds) if len(grids.ranks) > 1 else {}
     if not turns:
         return [], ledger
     # Evened out, each rank has the mean.
-    mean = np.zeros_like(evidence.compute_us)
-    for places in peers:
-        mean[:, places] = np.nanmean(evidence.compute_us[:, places], axis=1)[:, None]
-    excess = np.where(excess_compute_us(evidence, peers) > 0, np.maximum(evidence.compute_us - mean, 0.0), 0.0)
+    mean = np.zeros_like(grids.compute_us)
+    for places in grids.peers:
+        mean[:, places] = np.nanmean(grids.compute_us[:, places], axis=1)[:, None]
+    excess = np.where(excess_compute_us(grids) > 0, np.maximum(grids.compute_us - mean, 0.0), 0.0)
     saving_us, ledger = ledger.attribute(excess)
-    saving_us, ranks = min(saving_us, evidence.room_us), sorted(turns)
+    saving_us, ranks = min(saving_us, grids.room_us), sorted(turns)
     sizes: dict[str, list[int]] = defaultdict(list)
-    for row in evidence.facts.communication_by_rank.to_pylist():
+    for row in grids.facts.communication_by_rank.to_pylist():
         if row["rank"] in ranks and row["operation"] == "all_to_all":
             sizes[str(row["rank"])].append(row["bytes"])
     found = finding(
-        evidence,
         "uneven_work",
-        f"Work is uneven: in each {evidence.per} another one of {evidence.named(ranks)} computes longer with as many kernels, "
+        f"Work is uneven: in each {grids.per} another one of {grids.named(ranks)} computes longer with as many kernels, "
         f"by {ms(saving_us)} on average",
         ranks,
         {
             "rotating": True,
             "slowest_share": by_rank(turns),
-            "excess_compute_us_by_iteration": {str(rank): evidence.column(excess, rank) for rank in ranks},
+            "excess_compute_us_by_iteration": {str(rank): grids.column(excess, rank) for rank in ranks},
             "all_to_all_bytes": {rank: sizes[rank] for rank in map(str, ranks) if rank in sizes},
         },
+        (Confidence.medium, "sizes are inferred from times of kernels, because ranks launch as many of them"),
         saving_us=saving_us,
-        sure=(Confidence.medium, "sizes are inferred from times of kernels, because ranks launch as many of them"),
         events=[
             Event(rank, each.name, duration_us=each.extra_us)
             for rank in ranks
-            for each in kernels_beyond_peers(evidence, peers, rank)[:2]
+            for each in kernels_beyond_peers(grids, rank)[:2]
         ],
     )
     return [found], ledger

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -10,7 +9,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from bridge_profiling.facts.names import FULL_PRECISIONS, FUSED_ATTENTION
+from bridge_profiling.facts.run import RunFacts
 from bridge_profiling.facts.types import Number, Row, Share, Text, choice
+from bridge_profiling.findings.memory import free_at_peak
+from bridge_profiling.findings.types import summed
 from bridge_profiling.traces.types import RankInfo
 
 Rows = Sequence[dict[str, Any]]
@@ -45,46 +47,33 @@ class Check(Row):
     reason = Text("Why the answer is unknown; empty if it is known")
 
 
-def scorecard(
-    attribution: pa.Table,
-    host_iterations: pa.Table,
-    iterations: pa.Table,
-    roles: pa.Table,
-    kernels: pa.Table,
-    launches: pa.Table,
-    memory: pa.Table,
-    infos: list[RankInfo],
-) -> pa.Table:
+def scorecard(facts: RunFacts) -> pa.Table:
     """One row per check of `CHECKS`; of a training on CPUs, data loading alone."""
-    source, judged = infos[0].source if infos else "kineto", {info.rank for info in infos if info.judged}
-    mine = {
-        name: [row for row in table.filter(pc.equal(table["source"], source)).to_pylist() if row["rank"] in judged]
-        for name, table in (
-            ("attribution", attribution),
-            ("iterations", iterations),
-            ("kernels", kernels.select(["rank", "source", "kind", "name", "group", "total_us"])),
-            ("launches", launches),
-        )
-    }
+    infos, judged = facts.infos, {info.rank for info in facts.infos if info.judged}
+
+    def rows(table: pa.Table) -> Rows:
+        return [row for row in table.filter(pc.equal(table["source"], facts.source)).to_pylist() if row["rank"] in judged]
+
+    kernels = rows(facts.kernels_by_rank.select(["rank", "source", "kind", "name", "group", "total_us"]))
+    attribution, iterations = rows(facts.attribution), rows(facts.iterations)
     # Rank by rank, and without threads: a sum in another order has another last digit.
-    of_roles = roles.filter(pc.equal(roles["source"], source)).group_by(["rank", "role"], use_threads=False)
-    role_us: dict[str, float] = defaultdict(float)
-    for row in of_roles.aggregate([("device_us", "sum")]).to_pylist():
-        role_us[row["role"]] += row["device_us_sum"]
-    hosts = host_iterations.to_pylist()
-    if hosts and not mine["kernels"]:
+    roles = facts.device_roles
+    of_roles = roles.filter(pc.equal(roles["source"], facts.source)).group_by(["rank", "role"], use_threads=False)
+    role_us = summed((row["role"], row["device_us_sum"]) for row in of_roles.aggregate([("device_us", "sum")]).to_pylist())
+    hosts = facts.host_iterations.to_pylist()
+    if hosts and not kernels:
         return pa.Table.from_pylist(
             [_row("data_loading", *_worst("data_loading", _shares(hosts, "data_loading_us")))], schema=Check.schema()
         )
-    working = [row for row in mine["attribution"] if row["idle_us"] < row["duration_us"]]
-    compute = [row for row in mine["kernels"] if row["kind"] == "compute"]
+    working = [row for row in attribution if row["idle_us"] < row["duration_us"]]
+    compute = [row for row in kernels if row["kind"] == "compute"]
     # Each distinct name is searched once: every rank has the same ones.
     fused = {name for name in {row["name"] for row in compute} if FUSED_ATTENTION.search(name or "")}
     by_rank = {
         "device_busy": {row["rank"]: 1 - row["idle_us"] / row["duration_us"] for row in working if row["duration_us"]},
-        "memory_headroom": _free(memory.to_pylist(), infos),
+        "memory_headroom": free_at_peak(facts.memory, infos),
         "data_loading": _shares(working, "data_loading_us"),
-        "overlapped_communication": dict(_overlapped(working, mine["iterations"])),
+        "overlapped_communication": dict(_overlapped(working, iterations)),
     }
     fused_us = _time(compute, lambda row: row["group"] == "optimizer")
     of_run = {
@@ -94,9 +83,9 @@ def scorecard(
             role_us.get("attention_other", 0.0) + role_us.get("attention_product", 0.0),
         ),
         "fused_optimizer": _part(fused_us, role_us.get("optimizer_sweep", 0.0)),
-        "compiled_or_graphed": _compiled(compute, mine["launches"]),
+        "compiled_or_graphed": _compiled(compute, rows(facts.launch_statistics)),
         "gradient_accumulation": _once_a_step(
-            fused_us + role_us.get("optimizer_sweep", 0.0), mine["iterations"], working if _only_data_parallel(infos) else []
+            fused_us + role_us.get("optimizer_sweep", 0.0), iterations, working if _only_data_parallel(infos) else []
         ),
     }
     answers = {check: (value, None) for check, value in of_run.items()} | {
@@ -150,17 +139,6 @@ def _once_a_step(optimizer_us: float, iterations: Rows, communicating: Rows) -> 
 def _only_data_parallel(infos: Sequence[RankInfo]) -> bool:
     """Whether all communication is of gradients and parameters; other dimensions communicate in each micro-batch."""
     return all(size == 1 for info in infos for name, (_, size) in (info.coordinates or {}).items() if name != "dp")
-
-
-def _free(memory: Rows, infos: Sequence[RankInfo]) -> dict[int, float]:
-    """The share of each rank's device that is free at the peak."""
-    sizes = {info.rank: info.device_bytes for info in infos}
-    found: dict[int, float] = {}
-    for row in memory:
-        size, peak = sizes.get(row["rank"], {}).get(row["device"]), row["peak_reserved_bytes"] or row["peak_bytes"]
-        if size and peak:
-            found[row["rank"]] = min(found.get(row["rank"], 1.0), max(1 - peak / size, 0.0))
-    return found
 
 
 def _compiled(compute: Rows, launches: Rows) -> float | None:

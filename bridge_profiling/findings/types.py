@@ -1,61 +1,57 @@
-"""What findings are made of, findings, the thresholds above which a number becomes one, and the wording that they share."""
+"""The facts that findings read, findings, the thresholds above which a number becomes one, and the wording that they share."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from bridge_profiling.facts.caveats import texts
 from bridge_profiling.facts.idle import OFTEN
 from bridge_profiling.facts.names import CHECKPOINT, DATA_LOADING
+from bridge_profiling.facts.run import RunFacts
 from bridge_profiling.layout import name_ranks
-from bridge_profiling.manifest import RankCapture
-from bridge_profiling.traces.types import RankInfo
+
+K = TypeVar("K", bound=Hashable)
 
 #: A value for each iteration that counts (rows) and each rank (columns); NaN where a rank did not capture an iteration.
 Grid = NDArray[np.float64]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Facts:
-    """What is known of a run: its captures, and the answers of the methods of `Run` with the same names.
+class JudgedFacts:
+    """The facts of a run as findings read them: of the main source alone, without ranks that no finding is about.
 
-    From the traces of the profiler that captured most ranks, but for `every_info` and memory.
+    Args:
+        facts: of the run.
+        alone: its communication compared with benchmarks.
     """
 
-    infos: list[RankInfo]
-    every_info: list[RankInfo]  # traces of other profilers included
-    manifests: list[RankCapture]  # empty for captures of other origin
-    breakdown: pa.Table
-    iterations: pa.Table
-    idle_gaps: pa.Table
-    idle_causes: pa.Table
-    host_iterations: pa.Table  # of ranks without device work
-    launch_statistics: pa.Table
-    profiler_cost: pa.Table
-    kernels: pa.Table
-    device_roles: pa.Table
-    collective_sizes: pa.Table
-    loop_counts: pa.Table
-    units: pa.Table
-    copies: pa.Table
-    communication: pa.Table
-    communication_by_rank: pa.Table
-    ranks: pa.Table
-    pipeline: pa.Table
-    pipeline_by_rank: pa.Table
-    memory: pa.Table
-    memory_growth: pa.Table
-    memory_sites: pa.Table
-    out_of_memory: pa.Table
-    alone: pa.Table | None  # communication of Run.against_bench
-    unjudged: tuple[int, ...] = ()  # ranks that lost too much of their device work, and that no other field has
+    def __init__(self, facts: RunFacts, alone: pa.Table | None) -> None:
+        self._facts, self.alone = facts, alone
+        #: Ranks that lost too much of their device work.
+        self.unjudged = facts.unjudged
+        self.infos = [info for info in facts.infos if info.judged]
+        self.every_info = [info for info in facts.every_info if info.judged]
+        self.manifests = [manifest for manifest in facts.manifests if manifest.rank not in self.unjudged]
+
+    def __getattr__(self, name: str) -> pa.Table:
+        # Tables alone are not found as attributes, and only once.
+        table = getattr(self._facts, name)
+        # Memory is from snapshots, which are captures of their own.
+        if not name.startswith(("memory", "out_of")):
+            if "source" in table.column_names:
+                table = table.filter(pc.equal(table["source"], self._facts.source))
+            if self.unjudged and "rank" in table.column_names:
+                table = table.filter(pc.invert(pc.is_in(table["rank"], pa.array(self.unjudged, pa.int32()))))
+        setattr(self, name, table)
+        return table
 
 
 class Confidence(StrEnum):
@@ -144,61 +140,52 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class Thresholds:
-    """When a number becomes a finding. Shares are of a typical iteration's duration unless stated otherwise."""
+    """When a number becomes a finding. Shares are of a typical iteration's duration unless stated otherwise.
+
+    Args:
+        device_busy: a device that is busy for a smaller share is a finding.
+        device_busy_severe: a device that is busy for a smaller share is a severe finding.
+        data_loading: share of an iteration spent waiting for data.
+        communication: share of an iteration in exposed communication, without waiting for other ranks.
+        dominant_kernel: share of a rank's compute in one kernel.
+        memory_headroom: share of the device's memory that is free at the peak.
+        memory_growth_bytes: growth of allocated memory per iteration.
+        memory_fragmentation: share of the reserved memory that was reserved while as much was free in holes too small to use.
+        cause: share of an iteration that any other cause must cost.
+        device_work: share of an iteration that other kernels for the same work must save: such times differ by a few percent
+            between runs.
+        free_for_activations: share of the device's memory that must be free at the peak before activations could be kept
+            instead of recomputed.
+        collectives: so many collectives of data parallelism in an iteration are many: more than one per block of a model of 24
+            blocks.
+        small_collectives: share of them that must be small.
+        synchronizations: from this many waits of a host for its device per iteration, a fifth of `cause` is enough: the host
+            never gets ahead.
+        slow_iteration: an iteration that takes this many medians is slow.
+        profiler: share of an unprofiled iteration that the profiler adds.
+        data_loading_ranges: regular expression for names of ranges (annotations, NVTX ranges, Python frames) in which the
+            program waits for data.
+        checkpoint_ranges: regular expression for names of ranges in which the program saves a checkpoint.
+    """
 
     device_busy: float = 0.80
-    """A device that is busy for a smaller share is a finding."""
-
     device_busy_severe: float = 0.50
-    """A device that is busy for a smaller share is a severe finding."""
-
     data_loading: float = 0.10
-    """Share of an iteration spent waiting for data."""
-
     communication: float = 0.20
-    """Share of an iteration in exposed communication, without waiting for other ranks."""
-
     dominant_kernel: float = 0.30
-    """Share of a rank's compute in one kernel."""
-
     memory_headroom: float = 0.10
-    """Share of the device's memory that is free at the peak."""
-
     memory_growth_bytes: int = 1_000_000
-    """Growth of allocated memory per iteration."""
-
     memory_fragmentation: float = 0.20
-    """Share of the reserved memory that was reserved while as much was free in holes too small to use."""
-
     cause: float = 0.03
-    """Share of an iteration that any other cause must cost."""
-
     device_work: float = 0.05
-    """Share of an iteration that other kernels for the same work must save: such times differ by a few percent between runs."""
-
     free_for_activations: float = 0.30
-    """Share of the device's memory that must be free at the peak before activations could be kept instead of recomputed."""
-
     collectives: int = 30
-    """So many collectives of data parallelism in an iteration are many: more than one per block of a model of 24 blocks."""
-
     small_collectives: float = 1 / 3
-    """Share of them that must be small."""
-
     synchronizations: int = OFTEN
-    """From this many waits of a host for its device per iteration, a fifth of `cause` is enough: the host never gets ahead."""
-
     slow_iteration: float = 1.5
-    """An iteration that takes this many medians is slow."""
-
     profiler: float = 0.10
-    """Share of an unprofiled iteration that the profiler adds."""
-
     data_loading_ranges: str = DATA_LOADING
-    """Regular expression for names of ranges (annotations, NVTX ranges, Python frames) in which the program waits for data."""
-
     checkpoint_ranges: str = CHECKPOINT
-    """Regular expression for names of ranges in which the program saves a checkpoint."""
 
     def range_names(self) -> dict[str, str]:
         """The expressions that differ from the defaults, as options of `Run.idle_causes`."""
@@ -231,6 +218,14 @@ def ranks_in_words(ranks: Sequence[int], everyone: Sequence[int]) -> str:
 def by_rank(values: Mapping[int, float], digits: int = 3) -> dict[str, float]:
     """Rounded values by rank, as evidence holds them."""
     return {str(rank): round(value, digits) for rank, value in values.items()}
+
+
+def summed(values: Iterable[tuple[K, float]]) -> dict[K, float]:
+    """Values added up by key; 0 for other keys."""
+    found: dict[K, float] = defaultdict(float)
+    for key, value in values:
+        found[key] += value
+    return found
 
 
 def advice(finding: str, case: str = "default", **values: object) -> str:

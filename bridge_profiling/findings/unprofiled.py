@@ -190,7 +190,7 @@ class ProfilerTime:
         """
         # The profiler's recorded own work is gone without it, whether it delayed a launch or not.
         explained = _with_start(captured_us, explained_us) | {Cause.profiler: captured_us[Cause.profiler]}
-        estimated = _shortening_us(total_us(explained), waiting_us)
+        estimated = shorter_by_us(total_us(explained), waiting_us)
         estimated_us = float(estimated.mean()) if len(estimated) else 0.0
         zero = np.where(np.isnan(waiting_us), np.nan, 0.0)
         if not measured_us:
@@ -230,13 +230,13 @@ def total_us(by_cause: Mapping[Cause, Grid]) -> Grid:
     return np.sum(list(by_cause.values()), axis=0)
 
 
-def _shortening_us(explained_us: Grid, waiting_us: Grid) -> NDArray[np.float64]:
+def shorter_by_us(lost_us: Grid, waiting_us: Grid) -> NDArray[np.float64]:
     """By how much the job's iteration is shorter without time that ranks lose; see `ledger`."""
     captured = ~np.isnan(waiting_us)
     shortening = np.zeros(len(waiting_us))
     counted = captured.any(axis=1)
     if counted.any():
-        most = np.nanmax(explained_us[counted], axis=1)
-        path = np.where(captured, explained_us + waiting_us, np.inf)[counted].min(axis=1)
+        most = np.nanmax(lost_us[counted], axis=1)
+        path = np.where(captured, lost_us + waiting_us, np.inf)[counted].min(axis=1)
         shortening[counted] = np.minimum(most, path)
     return shortening

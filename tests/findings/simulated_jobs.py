@@ -30,10 +30,10 @@ class Here:
 
 def found_by(run, *finds, thresholds=None):
     """What some findings find in a run, without those that come before them."""
-    evidence, found = run.evidence(thresholds), []
-    ledger = Ledger.of(evidence)
+    grids, found = run.grids(thresholds), []
+    ledger = Ledger.of(grids)
     for find in finds:
-        findings, ledger = find(evidence, thresholds or Thresholds(), ledger)
+        findings, ledger = find(grids, thresholds or Thresholds(), ledger)
         found += findings
     return found
 

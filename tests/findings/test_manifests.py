@@ -1,7 +1,6 @@
 """What manifests record: the profiler's own cost, which is subtracted from the host's, and slow iterations."""
 
 import json
-from dataclasses import replace
 
 import pyarrow as pa
 import pytest
@@ -138,12 +137,12 @@ def test_a_collection_of_garbage_that_few_iterations_have_is_no_finding(find, ot
 
 def test_pauses_in_and_outside_the_window_are_saved_once(find, run_of):
     find(_EVERY_TENTH)
-    evidence = run_of().evidence()
-    slow = [dict(row, iteration=9, boundary=True, duration_us=3e6) for row in evidence.facts.iterations.to_pylist()[:1]]
-    table = pa.Table.from_pylist(evidence.facts.iterations.to_pylist() + slow, evidence.facts.iterations.schema)
-    found, _ = slow_iterations(
-        replace(evidence, facts=replace(evidence.facts, iterations=table)), Thresholds(), Ledger.of(evidence)
+    grids = run_of().grids()
+    slow = [dict(row, iteration=9, boundary=True, duration_us=3e6) for row in grids.facts.iterations.to_pylist()[:1]]
+    grids.facts.iterations = pa.concat_tables(
+        [grids.facts.iterations, pa.Table.from_pylist(slow, grids.facts.iterations.schema)]
     )
+    found, _ = slow_iterations(grids, Thresholds(), Ledger.of(grids))
     assert [finding.evidence["iterations"] for finding in found] == [[19, 29, 39, 49, 59], [9]]
     assert [finding.recoverable_us_per_iteration is None for finding in found] == [False, True]
 

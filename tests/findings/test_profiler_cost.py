@@ -38,8 +38,8 @@ def _kernels(took_ns, count=100):
 def test_a_device_that_waits_for_recording_alone_is_not_launch_bound(run_job):
     # A launch takes 40 µs with recording and 20 without, as long as a kernel.
     run = run_job(_job(_kernels(20 * US)))
-    assert run.evidence().profiler.estimated_us == approx(100 * _COST_US, rel=0.05)
-    assert all(run.evidence().is_doubtful(cause) for cause in LAUNCHING)  # which of them is uncertain
+    assert run.grids().profiler.estimated_us == approx(100 * _COST_US, rel=0.05)
+    assert all(run.grids().is_doubtful(cause) for cause in LAUNCHING)  # which of them is uncertain
     found = {finding.id: finding for finding in run.findings()}
     assert found.keys() == {"profiler_overhead", "dominant_kernel"}
     overhead = found["profiler_overhead"]
@@ -134,7 +134,7 @@ def _reading_after_each_kernel(job, _):
     ],
 )
 def test_recording_costs_what_it_delays_the_device(run_job, step, how, launch_us, estimated_us):
-    assert run_job(_job(step, **how), launch_us=launch_us).evidence().profiler.estimated_us == estimated_us
+    assert run_job(_job(step, **how), launch_us=launch_us).grids().profiler.estimated_us == estimated_us
 
 
 @pytest.mark.parametrize("slow", [[10], [10, 11]])
@@ -163,7 +163,7 @@ def test_shapes_cost_more(run_job):
     for row in job.rows[0]["host_events"]:
         row["shapes"] = "[[16, 16]]" if row["category"] == "operator" else None
     run = run_job(job, shapes_us=30)
-    assert run.evidence().profiler.estimated_us == approx(100 * (_COST_US + 30), rel=0.05)
+    assert run.grids().profiler.estimated_us == approx(100 * (_COST_US + 30), rel=0.05)
     found = {finding.id: finding for finding in run.findings()}
     assert found["profiler_overhead"].evidence["host_cost_us"] == {"operators": 2_000, "shapes": 3_000}
 

@@ -1,5 +1,7 @@
 """The checklist: yes, no or unknown, from the rank that does worst."""
 
+from types import SimpleNamespace
+
 import pyarrow as pa
 import pytest
 
@@ -9,9 +11,9 @@ from bridge_profiling.traces.types import RankInfo
 NAMES = {
     "attribution": ("duration_us", "idle_us", "data_loading_us", "communication_us"),
     "iterations": ("duration_us", "overlapped_communication_us"),
-    "roles": ("role", "device_us"),
-    "kernels": ("kind", "name", "group", "total_us"),
-    "launches": ("kernel_count", "graph_kernel_count"),
+    "device_roles": ("role", "device_us"),
+    "kernels_by_rank": ("kind", "name", "group", "total_us"),
+    "launch_statistics": ("kernel_count", "graph_kernel_count"),
     "memory": ("device", "peak_bytes", "peak_reserved_bytes"),
     "host_iterations": ("duration_us", "data_loading_us"),
 }
@@ -25,7 +27,8 @@ def _answers(**tables):
         empty = {"rank": [], "source": pa.array([], pa.string())} | {name: pa.array([], pa.float64()) for name in names}
         made[table] = pa.Table.from_pylist(rows) if rows else pa.table(empty)
     infos = [RankInfo(rank=rank, rank_source="trace", source="kineto", files=[], device_bytes={0: 1000}) for rank in (0, 1)]
-    return {row["check"]: (row["answer"], row["value"], row["rank"]) for row in scorecard(**made, infos=infos).to_pylist()}
+    facts = SimpleNamespace(source="kineto", infos=infos, **made)
+    return {row["check"]: (row["answer"], row["value"], row["rank"]) for row in scorecard(facts).to_pylist()}
 
 
 def _kernel(name, total_us, group="elementwise"):
@@ -38,11 +41,15 @@ def _kernel(name, total_us, group="elementwise"):
         ("device_busy", {"attribution": [(0, 100, 10, 0, 0), (1, 100, 30, 0, 0)]}, ("no", 0.7, 1)),
         ("data_loading", {"attribution": [(0, 100, 10, 0, 0), (1, 100, 10, 5, 0)]}, ("yes", 0.05, 1)),
         ("memory_headroom", {"memory": [(0, 0, 500, 950), (1, 0, 500, None)]}, ("no", 0.05, 0)),
-        ("mixed_precision", {"roles": [(0, "reduced", 90), (1, "tf32", 10)]}, ("yes", 0.9, None)),
-        ("fused_attention", {"roles": [(0, "attention_other", 30)], "kernels": [_kernel("flash_fwd", 10)]}, ("no", 0.25, None)),
-        ("fused_optimizer", {"kernels": [_kernel("multi_tensor", 10, "optimizer")]}, ("yes", 1.0, None)),
-        ("compiled_or_graphed", {"kernels": [_kernel("x", 9)], "launches": [(0, 10, 8)]}, ("yes", 0.8, None)),
-        ("compiled_or_graphed", {"kernels": [_kernel("triton_poi_0", 1), _kernel("x", 19)]}, ("no", 0.05, None)),
+        ("mixed_precision", {"device_roles": [(0, "reduced", 90), (1, "tf32", 10)]}, ("yes", 0.9, None)),
+        (
+            "fused_attention",
+            {"device_roles": [(0, "attention_other", 30)], "kernels_by_rank": [_kernel("flash_fwd", 10)]},
+            ("no", 0.25, None),
+        ),
+        ("fused_optimizer", {"kernels_by_rank": [_kernel("multi_tensor", 10, "optimizer")]}, ("yes", 1.0, None)),
+        ("compiled_or_graphed", {"kernels_by_rank": [_kernel("x", 9)], "launch_statistics": [(0, 10, 8)]}, ("yes", 0.8, None)),
+        ("compiled_or_graphed", {"kernels_by_rank": [_kernel("triton_poi_0", 1), _kernel("x", 19)]}, ("no", 0.05, None)),
         (
             "overlapped_communication",
             {"attribution": [(0, 100, 0, 0, 30), (1, 100, 0, 0, 0.5)], "iterations": [(0, 100, 10), (1, 100, 10)]},
@@ -53,14 +60,14 @@ def _kernel(name, total_us, group="elementwise"):
             {
                 "attribution": [(0, 100, 0, 0, 30), (1, 100, 0, 0, 10)],
                 "iterations": [(0, 100, 10), (1, 100, 10)],
-                "kernels": [_kernel("multi_tensor", 6, "optimizer")],
-                "roles": [(1, "optimizer_sweep", 4)],
+                "kernels_by_rank": [_kernel("multi_tensor", 6, "optimizer")],
+                "device_roles": [(1, "optimizer_sweep", 4)],
             },
             ("no", 0.25, None),
         ),
         (
             "gradient_accumulation",
-            {"iterations": [(0, 100, 0)], "kernels": [_kernel("multi_tensor", 6, "optimizer")]},
+            {"iterations": [(0, 100, 0)], "kernels_by_rank": [_kernel("multi_tensor", 6, "optimizer")]},
             ("yes", 0.06, None),
         ),
     ],

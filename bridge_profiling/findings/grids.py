@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from bridge_profiling.facts.device import ranks_without_work
 from bridge_profiling.facts.idle import Cause
-from bridge_profiling.facts.parts import ENOUGH_ITERATIONS
-from bridge_profiling.facts.ranks import steady_iterations
-from bridge_profiling.findings.types import Confidence, Event, Facts, Grid, ranks_in_words
+from bridge_profiling.facts.matching import POINT_TO_POINT
+from bridge_profiling.facts.parts import ENOUGH_ITERATIONS, steady_iterations
+from bridge_profiling.findings.types import Confidence, Event, Grid, JudgedFacts, ranks_in_words, summed
 from bridge_profiling.findings.unprofiled import (
     LAUNCHING,
     ProfilerTime,
@@ -43,13 +43,13 @@ _UNRECORDED = (Cause.host_pause, Cause.host_launch)
 
 
 @dataclass(frozen=True)
-class Evidence:
+class Grids:
     """The facts of a run as grids.
 
     A grid has a row for each of `numbers` and a column for each of `ranks`; NaN where a rank did not capture an iteration.
     """
 
-    facts: Facts
+    facts: JudgedFacts
 
     @cached_property
     def doubts(self) -> dict[str, list[int]]:
@@ -62,8 +62,8 @@ class Evidence:
 
     @cached_property
     def compute_kernels(self) -> list[dict[str, Any]]:
-        """The rows of `kernels` that are compute."""
-        return [row for row in self.facts.kernels.to_pylist() if row["kind"] == "compute"]
+        """The rows of `kernels_by_rank` that are compute."""
+        return [row for row in self.facts.kernels_by_rank.to_pylist() if row["kind"] == "compute"]
 
     # Rows and columns of grids.
 
@@ -109,10 +109,11 @@ class Evidence:
 
         Their share of the captured iterations says little about the run, and the pause may be the profiler's.
         """
-        unrecorded: Counter[tuple[int, int]] = Counter()
-        for cause, between in itertools.product(_UNRECORDED, (False, True)):
-            for number, rank, lost_us in _values(self._rows(cause, between=between), "iteration", "rank", "lost_us"):
-                unrecorded[number, rank] += lost_us
+        unrecorded = summed(
+            ((number, rank), lost_us)
+            for cause, between in itertools.product(_UNRECORDED, (False, True))
+            for number, rank, lost_us in _values(self._rows(cause, between=between), "iteration", "rank", "lost_us")
+        )
         return frozenset(
             number
             for number, excess_us in longer_than_any_us(self.facts.manifests).items()
@@ -125,13 +126,12 @@ class Evidence:
 
         The capture does not say how long the profiler takes to start and to stop.
         """
-        own: Counter[tuple[int, int]] = Counter()
-        for rank, number, lost_us in _values(self._rows(Cause.profiler), "rank", "iteration", "lost_us"):
-            own[rank, number] += lost_us
+        lost = _values(self._rows(Cause.profiler), "rank", "iteration", "lost_us")
+        own = summed(((rank, number), lost_us) for rank, number, lost_us in lost)
         found: dict[int, float] = {}
         for rank, number, duration_us in _values(self.facts.iterations, "rank", "iteration", "duration_us"):
             if number not in self.lines:
-                found[number] = max(found.get(number, 0.0), duration_us - own[rank, number])
+                found[number] = max(found.get(number, 0.0), duration_us - own.get((rank, number), 0.0))
         return found
 
     @property
@@ -161,6 +161,10 @@ class Evidence:
                 grid[line, place] = value if before != before else before + value  # NaN is unequal to itself
         return grid
 
+    def filled(self, table: str | pa.Table, column: str) -> Grid:
+        """The same with 0 where a captured iteration has no value."""
+        return self.zero + np.nan_to_num(self.grid(table, column))
+
     def column(self, grid: Grid, rank: int) -> list[float | None]:
         """A rank's values in a grid, by iteration."""
         return [None if np.isnan(value) else float(value) for value in grid[:, self.ranks.index(rank)]]
@@ -187,6 +191,38 @@ class Evidence:
     def captured_row(self, by_rank: Mapping[int, float]) -> Grid:
         """The same value of a rank in each iteration that it captured."""
         return self.zero + [by_rank.get(rank, 0.0) for rank in self.ranks]
+
+    # Ranks with the same work.
+
+    @cached_property
+    def peers(self) -> list[list[int]]:
+        """Sets of ranks with the same work, as columns of grids: ranks of one pipeline stage; of unknown work, each alone."""
+        places = {info.rank: (info.coordinates or {}).get("pp") for info in self.facts.infos}
+        stages: dict[int, int | str] = {rank: place[0] for rank, place in places.items() if place is not None}
+        if len(stages) < len(self.ranks):
+            stages |= dict(_values(self.facts.pipeline_by_rank, "rank", "stage"))
+        # Sends and receives without a group show that there are stages, but not which.
+        unknown = not stages and any(
+            operation in POINT_TO_POINT and members is None
+            for operation, members in _values(self.facts.communication, "operation", "group_ranks")
+        )
+        sets: dict[int | str | None, list[int]] = {}
+        for place, rank in enumerate(self.ranks):
+            sets.setdefault(f"rank {rank}" if unknown else stages.get(rank), []).append(place)
+        return list(sets.values())
+
+    def beyond_peers(self, grid: Grid) -> Grid:
+        """The difference to the median of the peers; NaN without a captured peer. A grid can have other rows.
+
+        The lower of two middle values is taken, so that a slow half of the ranks is still found.
+        """
+        found = np.full(grid.shape, np.nan)
+        for places in self.peers:
+            mine = grid[:, places]
+            captured = (~np.isnan(mine)).sum(axis=1)
+            middle = np.sort(mine, axis=1)[np.arange(len(mine)), np.maximum(captured - 1, 0) // 2]  # NaN is sorted last
+            found[:, places] = np.where(captured[:, None] > 1, mine - middle[:, None], np.nan)
+        return found
 
     # Times of iterations.
 
@@ -220,7 +256,7 @@ class Evidence:
         if len(self.ranks) < 2:
             return self.communicating_us
         if not self.has_device:
-            return self.zero + np.nan_to_num(self.grid("host_iterations", "waiting_us"))
+            return self.filled("host_iterations", "waiting_us")
         known = self.grid("ranks", "waiting_us")
         return np.where(np.isnan(known), self.communicating_us, np.minimum(known, self.communicating_us))
 
@@ -324,7 +360,7 @@ class Evidence:
         `lost_us`: non-compute time; `host_us`: time of the launching threads in its ranges or calls, whether the device
         computed meanwhile or not; `calls`: number of ranges or calls that began.
         """
-        return self.zero + np.nan_to_num(self.grid(self._rows(cause, between=between), column))
+        return self.filled(self._rows(cause, between=between), column)
 
     def in_ranges_us(self, cause: Cause) -> Grid:
         """Time of the launching threads in the ranges or calls of a cause, within iterations and after each."""
