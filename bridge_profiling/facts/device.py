@@ -23,7 +23,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -35,9 +34,6 @@ from bridge_profiling.facts.types import Answer
 from bridge_profiling.traces.joins import taken
 from bridge_profiling.traces.tables import NULL, to_int64
 from bridge_profiling.traces.types import Caveat
-
-if TYPE_CHECKING:
-    pass
 
 #: Number of the window that is the whole capture, where no iteration is marked.
 WHOLE_CAPTURE = -1

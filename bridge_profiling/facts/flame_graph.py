@@ -7,21 +7,18 @@ of ranges that it is inside of, and pieces nest.
 
 from __future__ import annotations
 
-import heapq
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from bridge_profiling.facts.caveats import caveat
-from bridge_profiling.facts.intervals import Nanoseconds, coded, rows_of, run_starts
+from bridge_profiling.facts.intervals import Nanoseconds, coded, depths, parents, rows_of, run_starts, self_times_ns
 from bridge_profiling.facts.types import Answer
-from bridge_profiling.traces.joins import rows_by_key, taken
+from bridge_profiling.traces.joins import places, rows_by_key, taken
 from bridge_profiling.traces.tables import NULL, Integers, coded_column, integer_column, to_int64
 
 #: Categories of host events that are frames; of equal ranges, the earlier category is the outer frame.
@@ -34,6 +31,9 @@ _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 #: Ranges that mark iterations: their numbers would make stacks of each iteration.
 _ITERATION = re.compile(r"(ProfilerStep|(?:train(?:ing)?[_ -])?(?:iteration|iter|step))[\s_#:-]*\d+", re.IGNORECASE)
+
+#: Ranges that start inside so many others are left out: those that never end would make the stacks as deep as they are many.
+DEEPEST = 1_000
 
 
 def flame_graph(host_events: pa.Table, device_events: pa.Table, iterations: pa.Table, *, least_share: float = 0.0) -> Answer:
@@ -56,16 +56,21 @@ def flame_graph(host_events: pa.Table, device_events: pa.Table, iterations: pa.T
         counts for the frame that makes the call.
     """
     frames = _frames(host_events, iterations)
-    calls = _Calls(frames)
-    launches = _launches(host_events, device_events, iterations)
-    tree = _Tree(frames, calls, launches)
+    calls, left_out = _calls(frames)
+    thread, time_ns, duration_ns = _launches(host_events, device_events, iterations)
+    # A launch is an empty range: the call that it is in is its parent.
+    starts, ends = np.concatenate((calls.start_ns, time_ns)), np.concatenate((calls.end_ns, time_ns))
+    parent = parents(np.concatenate((frames.thread[calls.row], thread)), starts, ends)
+    parent, launching = np.split(parent, [len(calls.row)])
+    known = launching >= 0
+    tree = _Tree(frames, calls, parent, launching[known], duration_ns[known])
     caveats = []
     if not (frames.category == _PYTHON).any():
         caveats.append(caveat("no_python_stacks"))
-    if tree.unattributed_ns:
-        caveats.append(caveat("launching_stack_unknown", time_ms=tree.unattributed_ns / 1e6))
-    if calls.left_out:
-        caveats.append(caveat("stacks_too_deep", count=calls.left_out, depth=DEEPEST))
+    if unattributed_ns := int(duration_ns[~known].sum()):
+        caveats.append(caveat("launching_stack_unknown", time_ms=unattributed_ns / 1e6))
+    if left_out:
+        caveats.append(caveat("stacks_too_deep", count=left_out, depth=DEEPEST))
     return Answer(tree.table(frames, least_share), tuple(caveats))
 
 
@@ -125,46 +130,71 @@ def _frame(name: str) -> tuple[str, bool]:
     return (mark[1], True) if mark else (name, False)
 
 
-class _Calls:
-    """The pieces of all threads' ranges, as `analysis.stacks` makes them: a call is a range in its place in a stack."""
-
-    def __init__(self, frames: _Frames) -> None:
-        self._threads: list[tuple[int, int, Stacks]] = []
-        parts: list[tuple[NDArray[Any], ...]] = [(np.zeros(0, np.int32),) * 5]
-        count = 0
-        for rows in np.split(np.arange(len(frames.thread), dtype=np.int32), run_starts(frames.thread)[1:]):
-            if not len(rows):
-                continue
-            found = stacks(frames.start_ns[rows], frames.end_ns[rows])
-            self._threads.append((int(frames.thread[rows[0]]), count, found))
-            parent = np.where(found.parent >= 0, found.parent + np.int32(count), np.int32(-1))
-            parts.append((rows[found.row], parent, found.depth, found.longest, found.self_ns))
-            count += len(found.row)
-        self.row, self.parent, self.depth, longest, self.self_ns = map(np.concatenate, zip(*parts, strict=True))
-        self.longest = longest.astype(bool)
-        self.left_out = sum(found.left_out for _, _, found in self._threads)
-
-    def innermost(self, thread: Integers, time_ns: Nanoseconds) -> Integers:
-        """The innermost call of each thread at each time; -1 for none."""
-        place = np.full(len(time_ns), -1)
-        for each, offset, found in self._threads:
-            rows = np.flatnonzero(thread == each)
-            inner = found.innermost(time_ns[rows])
-            place[rows] = np.where(inner >= 0, inner + offset, -1)
-        return place
-
-
 @dataclass(frozen=True)
-class _Launches:
-    """Where and when device events were launched, NULL where that is unknown, and how long they took."""
+class _Calls:
+    """The pieces of all threads' ranges: a call is a range in its place in a stack."""
 
-    thread: Integers
-    time_ns: Nanoseconds
-    duration_ns: Nanoseconds
+    row: Integers  # of the frame
+    start_ns: Nanoseconds
+    end_ns: Nanoseconds
+    depth: Integers  # number of calls that it is inside of
+
+    @property
+    def longest(self) -> NDArray[np.bool_]:
+        """Whether each call is the longest of its range, the last of several: exactly one counts."""
+        order = np.lexsort((self.end_ns - self.start_ns, self.row))
+        found = np.zeros(len(order), bool)
+        found[order[run_starts(self.row[order])[1:] - 1]] = found[order[-1:]] = True
+        return found
 
 
-def _launches(host_events: pa.Table, device_events: pa.Table, iterations: pa.Table) -> _Launches:
-    """Launches within the captured iterations. An event without a launching call counts for its operator."""
+def _calls(frames: _Frames) -> tuple[_Calls, int]:
+    """The calls, by thread and start, and the number of ranges that are too deep."""
+    found, left_out = [(np.zeros(0, np.int64),) * 4], 0
+    for rows in np.split(np.arange(len(frames.thread)), run_starts(frames.thread)[1:]):
+        start, end = frames.start_ns[rows], frames.end_ns[rows]
+        shallow = (depths(start, end) < DEEPEST) | (end <= start)
+        left_out += int((~shallow).sum())
+        row, start, end = pieces(start[shallow], end[shallow])
+        found.append((rows[shallow][row], start, end, depths(start, end)))
+    return _Calls(*map(np.concatenate, zip(*found, strict=True))), left_out
+
+
+def pieces(start_ns: Nanoseconds, end_ns: Nanoseconds) -> tuple[Integers, Nanoseconds, Nanoseconds]:
+    """Range, start and end of the pieces of one thread's ranges, by start and the outermost first.
+
+    A range is cut where one ends that started before it and is open when it starts, so that pieces nest.
+
+    Args:
+        start_ns: of the ranges, ascending.
+        end_ns: of those that start together, the longest comes first.
+    """
+    count = len(start_ns)
+    rows = np.arange(count)
+    # Ranges that start inside each one follow it, up to here.
+    until = places(start_ns, end_ns)
+    bounds = np.column_stack((rows + 1, until))
+    last_ns = np.maximum.reduceat(np.append(end_ns, NULL), bounds.ravel())[::2]
+    cut, cuts_ns = [rows], [start_ns]
+    for outer in np.flatnonzero((until > rows + 1) & (last_ns > end_ns)).tolist():
+        inside = slice(outer + 1, until[outer])
+        cut.append(rows[inside][end_ns[inside] > end_ns[outer]])
+        cuts_ns.append(np.full(len(cut[-1]), end_ns[outer]))
+    row, start = np.concatenate(cut), np.concatenate(cuts_ns)
+    order = np.lexsort((start, row))
+    row, start = row[order], start[order]
+    end = np.where(np.append(row[1:] == row[:-1], False)[: len(row)], np.append(start[1:], NULL)[: len(row)], end_ns[row])
+    order = np.lexsort((row, start))
+    return row[order], start[order], end[order]
+
+
+def _launches(
+    host_events: pa.Table, device_events: pa.Table, iterations: pa.Table
+) -> tuple[Integers, Nanoseconds, Nanoseconds]:
+    """Thread and time of each launch in the captured iterations, NULL where unknown, and how long the device event took.
+
+    An event without a launching call counts for its operator.
+    """
     start, thread, time = (to_int64(device_events[name]).copy() for name in ("start_ns", "launch_thread", "launch_start_ns"))
     duration = to_int64(device_events["end_ns"]) - start
     unknown = np.flatnonzero((time == NULL) | (thread == NULL))
@@ -175,46 +205,52 @@ def _launches(host_events: pa.Table, device_events: pa.Table, iterations: pa.Tab
     first_ns, last_ns = _window(iterations)
     issued = np.where(time == NULL, start, time)
     inside = (issued >= first_ns) & (issued < last_ns)
-    return _Launches(thread[inside], time[inside], duration[inside])
+    return thread[inside], time[inside], duration[inside]
 
 
 class _Tree:
     """The distinct stacks of each thread: a node for each stack that a call is the last frame of, by depth."""
 
-    def __init__(self, frames: _Frames, calls: _Calls, launches: _Launches) -> None:
+    def __init__(self, frames: _Frames, calls: _Calls, parent: Integers, launching: Integers, launched_ns: Nanoseconds) -> None:
+        """Make the nodes.
+
+        Args:
+            frames: ranges of the host.
+            calls: their pieces.
+            parent: the call that each one is directly inside of; -1 for none.
+            launching: the call that launched each device event.
+            launched_ns: duration of the event.
+        """
         threads, thread = np.unique(frames.thread, return_inverse=True)
         names = max(len(frames.names), 1)
         node = np.zeros(len(calls.row), np.int64)
-        by_depth = np.argsort(calls.depth.astype(np.int32), kind="stable")
-        keys, parents = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+        keys, inside = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
         self._levels: list[slice] = []
         count = 0
+        by_depth = np.argsort(calls.depth, kind="stable")
         for depth, mine in enumerate(np.split(by_depth, np.cumsum(np.bincount(calls.depth))[:-1])):
             row = calls.row[mine]
-            inside = node[calls.parent[mine]] if depth else thread[row]
-            key, place = np.unique(inside * names + frames.name[row], return_inverse=True)
+            outer = node[parent[mine]] if depth else thread[row]
+            key, place = np.unique(outer * names + frames.name[row], return_inverse=True)
             node[mine] = count + place
             keys.append(key)
-            parents.append(key // names if depth else np.full(len(key), -1))
+            inside.append(key // names if depth else np.full(len(key), -1))
             self._levels.append(slice(count, count + len(key)))
             count += len(key)
-        self.name, self.parent = np.concatenate(keys) % names, np.concatenate(parents)
+        self.name, self.parent = np.concatenate(keys) % names, np.concatenate(inside)
         self.depth = np.repeat(np.arange(len(keys)) - 1, [len(key) for key in keys])
         self.category, self.thread = np.zeros(count, np.int8), np.zeros(count, np.int64)
         self.category[node], self.thread[node] = frames.category[calls.row], threads[thread[calls.row]]
+        while (moved := (frames.category[calls.row[launching]] == _RUNTIME) & (parent[launching] >= 0)).any():
+            launching = np.where(moved, parent[launching], launching)
 
         def total(values: NDArray, of_node: Integers) -> Integers:
+            # Sums of less than 2**53 ns, 104 days, are exact.
             return np.bincount(of_node, values, minlength=count).astype(np.int64)
 
         self.count = np.bincount(node[calls.longest], minlength=count)
-        self.self_ns = total(calls.self_ns, node)
-        place = calls.innermost(launches.thread, launches.time_ns)
-        known = place >= 0
-        self.unattributed_ns = int(launches.duration_ns[~known].sum())
-        place = place[known]
-        while (moved := (frames.category[calls.row[place]] == _RUNTIME) & (calls.parent[place] >= 0)).any():
-            place = np.where(moved, calls.parent[place], place)
-        self.device_ns = total(launches.duration_ns[known], node[place])
+        self.self_ns = total(self_times_ns(parent, calls.start_ns, calls.end_ns), node)
+        self.device_ns = total(launched_ns, node[launching])
         self.total_ns, self.device_total_ns = self._with_calls(self.self_ns), self._with_calls(self.device_ns)
 
     def _with_calls(self, values: Integers) -> Integers:
@@ -224,25 +260,20 @@ class _Tree:
             np.add.at(found, self.parent[level], found[level])
         return found
 
-    def _positions(self) -> Integers:
-        """Place of each node in the order of the answer: threads, and nodes inside the same one, by host time."""
-        count = len(self.name)
-        size, position = self._with_calls(np.ones(count, np.int64)), np.zeros(count, np.int64)
-        for depth, level in enumerate(self._levels):
-            if depth:
-                group, before = self.parent[level], position[self.parent[level]] + 1
-            else:
-                _, group = np.unique(self.thread[level], return_inverse=True)
-                by_time = np.argsort(-np.bincount(group, self.total_ns[level]), kind="stable")
-                group, before = np.argsort(by_time)[group], np.zeros(len(group), np.int64)
-            order = np.lexsort((-self.total_ns[level], group))
-            earlier = np.cumsum(size[level][order]) - size[level][order]
-            if depth:
-                _, first, place = np.unique(group[order], return_index=True, return_inverse=True)
-                earlier -= earlier[first][place]
-            position[level.start + order] = earlier
-            position[level] += before
-        return position
+    def _in_order(self, shown: NDArray[np.bool_]) -> Integers:
+        """The nodes as the answer has them: threads, and nodes inside the same one, by host time. All are in shown ones."""
+        known, thread = np.unique(self.thread, return_inverse=True)
+        of_thread = np.bincount(thread, self.self_ns, len(known))[thread]
+        inside: dict[int, list[int]] = {}
+        # The last of each list, and so of the stack, is the next one.
+        order = np.lexsort((-self.total_ns, thread, -of_thread))[::-1]
+        for node in order[shown[order]].tolist():
+            inside.setdefault(int(self.parent[node]), []).append(node)
+        found, stack = [], inside.get(-1, [])
+        while stack:
+            found.append(stack.pop())
+            stack.extend(inside.get(found[-1], ()))
+        return np.array(found, np.int64)
 
     def table(self, frames: _Frames, least_share: float) -> pa.Table:
         """The answer."""
@@ -250,8 +281,7 @@ class _Tree:
         if least_share > 0:
             shares = ((self.total_ns, self.self_ns), (self.device_total_ns, self.device_ns))
             shown &= np.any([total >= max(least_share * own.sum(), 1) for total, own in shares], axis=0)
-        rows = np.argsort(self._positions())
-        rows = rows[shown[rows]]
+        rows = self._in_order(shown)
         return pa.table(
             {
                 "thread": integer_column(self.thread[rows]),
@@ -273,176 +303,3 @@ class _Tree:
             inside = self.parent[node] >= 0
             node, place = self.parent[node][inside], place[inside] - 1
         return pa.ListArray.from_arrays(pa.array(np.append(0, ends), pa.int32()), coded_column(values, names))
-
-
-#: Numbers of ranges, edges and pieces; int64 would take a third more memory.
-Rows = NDArray[np.int32]
-
-#: Ranges that start inside so many others are left out: those that never end would make the stacks as deep as they are many.
-DEEPEST = 1_000
-
-
-@dataclass(frozen=True)
-class Stacks:
-    """The pieces of one thread's ranges.
-
-    Args:
-        row: range of each piece.
-        parent: piece that it is directly inside of; -1 for none.
-        depth: number of pieces that it is inside of.
-        longest: whether it is the longest piece of its range, which has exactly one.
-        self_ns: time in which it is the innermost.
-        left_out: ranges deeper than `DEEPEST`, which have no piece.
-    """
-
-    row: Rows
-    parent: Rows
-    depth: Rows
-    longest: NDArray[np.bool_]
-    self_ns: Nanoseconds
-    left_out: int
-    _edge_ns: Nanoseconds
-    _innermost: Rows
-
-    def innermost(self, time_ns: Nanoseconds) -> Rows:
-        """The innermost piece at each time; -1 for none. Ranges are half open."""
-        if not len(self._edge_ns):
-            return np.full(len(time_ns), -1, np.int32)
-        place = np.searchsorted(self._edge_ns, time_ns, side="right") - 1
-        return np.where(place >= 0, self._innermost[place], np.int32(-1))
-
-
-def stacks(start_ns: Nanoseconds, end_ns: Nanoseconds) -> Stacks:
-    """The stacks of one thread's ranges, which are sorted by start; of those that start together, the outermost comes first.
-
-    An empty range is a piece inside the ranges that are open then; nothing is inside of it.
-    """
-    lasting = _rows(end_ns > start_ns)
-    edges = _Edges(start_ns[lasting], end_ns[lasting])
-    shallow = edges.depth[edges.opened] < DEEPEST
-    left_out = int(len(lasting) - shallow.sum())
-    if left_out:
-        lasting = lasting[shallow]
-        edges = _Edges(start_ns[lasting], end_ns[lasting])
-    found = _pieces(edges, left_out)
-    empty = _rows(end_ns <= start_ns)
-    inside = found.innermost(start_ns[empty])
-    return replace(
-        found,
-        row=np.concatenate((lasting[found.row], empty)),
-        parent=np.concatenate((found.parent, inside)),
-        depth=np.concatenate((found.depth, np.append(found.depth + 1, np.int32(0))[inside])),
-        longest=np.concatenate((found.longest, np.ones(len(empty), bool))),
-        self_ns=np.concatenate((found.self_ns, np.zeros(len(empty), np.int64))),
-    )
-
-
-def _rows(which: NDArray[np.bool_]) -> Rows:
-    return np.flatnonzero(which).astype(np.int32)
-
-
-class _Edges:
-    """Starts and ends of ranges in time, as opening and closing brackets.
-
-    A slot is a pair of matching brackets. Slots nest even where ranges do not: then another range's end closes the slot.
-    """
-
-    def __init__(self, start_ns: Nanoseconds, end_ns: Nanoseconds) -> None:
-        count = len(start_ns)
-        numbers = np.arange(count, dtype=np.int32)
-        # Of ranges that end together, the one that started last ends first.
-        closing = (count - 1 - np.argsort(end_ns[::-1], kind="stable")).astype(np.int32)
-        ends = end_ns[closing]
-        self.opened: Rows = (numbers + np.searchsorted(ends, start_ns, side="right")).astype(np.int32)
-        closed = numbers + np.searchsorted(start_ns, ends, side="left")
-        self.row, self.time_ns = np.empty(2 * count, np.int32), np.empty(2 * count, np.int64)
-        self.row[self.opened], self.row[closed] = numbers, closing
-        self.time_ns[self.opened], self.time_ns[closed] = start_ns, ends
-        self.opens = np.zeros(2 * count, bool)
-        self.opens[self.opened] = True
-        self.depth: Rows = np.cumsum(np.where(self.opens, 1, -1), dtype=np.int32) - self.opens
-
-        by_depth = np.argsort(self.depth, kind="stable").astype(np.int32)
-        self.first, self.last = by_depth[0::2], by_depth[1::2]
-        self.slot = np.empty(2 * count, np.int32)
-        self.slot[self.first] = self.slot[self.last] = numbers
-        # The first slot inside another one follows its opening bracket; the others have the parent of the one before.
-        before = np.maximum(self.first - 1, 0)
-        leading = self.opens[before] & (self.first > 0)
-        outermost = self.depth[self.first] == 0
-        filled = np.maximum.accumulate(np.where(leading | outermost, numbers, np.int32(0)))
-        self.parent: Rows = np.where(outermost, np.int32(-1), self.slot[before])[filled]
-
-    def shared_slots(self) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-        """Which slots hold several ranges in turn, and these: slot, first and last edge with the range there, its row.
-
-        Nearly all ranges nest, have a slot of their own, and take no time here.
-        """
-        shared = self.row[self.first] != self.row[self.last]
-        holder: dict[int, tuple[int, int]] = {}
-        place: dict[int, int] = {}
-        found: list[tuple[int, int, int, int]] = []
-        waiting = np.sort(self.last[shared]).tolist()  # a heap
-        while waiting:
-            edge = heapq.heappop(waiting)
-            row, slot = int(self.row[edge]), int(self.slot[edge])
-            target = place.get(row, int(self.slot[self.opened[row]]))
-            chain = [slot]
-            while chain[-1] != target:
-                chain.append(int(self.parent[chain[-1]]))
-            for each in chain:
-                if not shared[each]:
-                    shared[each] = True
-                    heapq.heappush(waiting, int(self.last[each]))
-                if each not in holder:
-                    opening = int(self.first[each])
-                    holder[each] = opening, int(self.row[opening])
-                begin, held = holder[each]
-                found.append((each, begin, edge, held))
-            # The range ends, and those inside it move outward by one slot.
-            for outer, inner in pairwise(chain[::-1]):
-                moved = holder[inner][1]
-                holder[outer], place[moved] = (edge, moved), outer
-        return shared, np.array(sorted(found), np.int64).reshape(-1, 4)
-
-
-def _pieces(edges: _Edges, left_out: int) -> Stacks:
-    count = len(edges.row)
-    shared, cuts = edges.shared_slots()
-    whole = _rows(~shared)
-    cut_keys = cuts[:, 0] * count + cuts[:, 1]
-    # The last one is of slot -1, which stands for none.
-    piece_of, is_shared = np.full(len(shared) + 1, -1, np.int32), np.append(shared, False)
-    piece_of[whole] = np.arange(len(whole), dtype=np.int32)
-
-    def piece_at(slot: Rows, edge: Rows) -> Rows:
-        found = piece_of[slot]
-        rows = np.flatnonzero(is_shared[slot])
-        keys = slot[rows].astype(np.int64) * count + edge[rows]
-        found[rows] = len(whole) + np.searchsorted(cut_keys, keys, side="right") - 1
-        return found
-
-    slot, begin, end, row = (
-        np.concatenate((alone, of_cuts.astype(np.int32)))
-        for alone, of_cuts in zip(
-            (whole, edges.first[whole], edges.last[whole], edges.row[edges.first[whole]]), cuts.T, strict=True
-        )
-    )
-    longest = np.ones(len(row), bool)
-    of_cuts = np.arange(len(whole), len(row))
-    by_length = of_cuts[np.lexsort(((edges.time_ns[begin] - edges.time_ns[end])[of_cuts], row[of_cuts]))]
-    longest[by_length[1:]] = np.diff(row[by_length]) != 0
-    innermost = piece_at(np.where(edges.opens, edges.slot, edges.parent[edges.slot]), np.arange(count, dtype=np.int32))
-    inside = np.flatnonzero(innermost[:-1] >= 0)
-    # Sums of less than 2**53 ns, 104 days, are exact.
-    self_ns = np.bincount(innermost[inside], np.diff(edges.time_ns)[inside], minlength=len(row)).astype(np.int64)
-    return Stacks(
-        row=row,
-        parent=piece_at(edges.parent[slot], begin),
-        depth=edges.depth[edges.first[slot]],
-        longest=longest,
-        self_ns=self_ns,
-        left_out=left_out,
-        _edge_ns=edges.time_ns,
-        _innermost=innermost,
-    )

@@ -15,18 +15,21 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from bridge_profiling.facts.device import Windows
 from bridge_profiling.facts.host_ranges import (
     NO_RANGES,
     Ranges,
     StretchCollector,
     Stretches,
+    initializing,
     joined,
     launching_threads,
     on_threads,
     outermost_ranges,
     preparing,
+    with_saving,
 )
-from bridge_profiling.facts.intervals import Intervals, Nanoseconds, coded, rows_named, rows_of, union
+from bridge_profiling.facts.intervals import Intervals, Nanoseconds, coded, inside, rows_named, rows_of, union
 from bridge_profiling.facts.names import ALLOCATING, COMPILING, ENQUEUING, GARBAGE, OPTIMIZING, PREPARING, SYNCHRONIZING
 from bridge_profiling.facts.types import Chosen
 from bridge_profiling.traces.joins import places
@@ -53,18 +56,19 @@ _RANGES = ("annotation", "operator", "python")
 
 @dataclass(frozen=True)
 class HostActivity:
-    """What the launching threads did."""
+    """What the launching threads did.
 
-    data_loading: Ranges  # ranges in which the program waited for data; no range is inside another one
-    checkpoint: Ranges  # ranges in which it saved, likewise
-    profiler: Ranges  # the profiler's own work, as the profiler recorded it, likewise
-    collecting: Ranges  # ranges in which Python collected garbage, likewise
-    compiling: Ranges  # ranges in which torch.compile worked, likewise
-    synchronizing: Ranges  # calls that waited for the device
-    allocating: Ranges  # calls that got memory from the driver or gave it back
-    pageable: Ranges  # calls that copied pageable memory, and synchronisations that waited for such a copy
-    pageable_device: Intervals  # when the device carried such copies out
-    silent: Intervals  # when the threads recorded nothing for at least `SILENT_NS`, between or unusually inside operators
+    Args:
+        ranges: by the `idle.Cause` that they show: calls that waited for the device, calls that got memory from the driver or
+            gave it back other than to set something up, and copies of pageable memory with synchronisations that waited for
+            them. Ranges of the other causes are inside no other range of the same cause.
+        pageable_device: when the device carried such copies out.
+        silent: when the threads recorded nothing for at least `SILENT_NS`, between or unusually inside operators.
+    """
+
+    ranges: dict[str, Ranges]
+    pageable_device: Intervals
+    silent: Intervals
 
 
 class Operators:
@@ -208,6 +212,8 @@ def host_activity(
     operators: Operators,
     host_events: Callable[[], Iterable[pa.Table]],
     device_events: pa.Table,
+    starved: Intervals,
+    spans: Windows,
     *,
     data_loading: str,
     checkpoint: str,
@@ -219,6 +225,8 @@ def host_activity(
         operators: of the same rank.
         host_events: all of `COLUMNS`, in blocks; read only if an operator pauses.
         device_events: of the same rank.
+        starved: when the device waited for a launch.
+        spans: the iterations.
         data_loading: regular expression, found anywhere in the names of data-loading ranges; case is ignored.
         checkpoint: the same for saving.
     """
@@ -231,21 +239,25 @@ def host_activity(
     calls, call_thread = _calls(events, runtime & rows_of(events["name"], *SYNCHRONIZING), operators)
     allocating, _ = _calls(events, runtime & rows_of(events["name"], *ALLOCATING), operators)
     copies, copy_thread, on_device = _pageable_copies(device_events)
-    of_copies = _follow_copies(calls, call_thread, copies, copy_thread)
+    start = calls.start_ns
+    _, first, last = inside(call_thread, start - _AFTER_COPY_NS, start + 1, at_thread=copy_thread, at_ns=copies.end_ns)
+    of_copies = last > first
     loading = _matching(events, ranges, data_loading)
     prepared = preparing(activity.stretches, device_events) - _matching(events, ranges, OPTIMIZING).time
-    return HostActivity(
-        data_loading=joined(loading, _named(PREPARING, prepared, besides=loading)),
-        checkpoint=_matching(events, ranges, checkpoint),
-        profiler=outermost_ranges(events, own),
-        collecting=_matching(events, ranges, GARBAGE),
-        compiling=_matching(events, ranges, COMPILING),
-        synchronizing=calls[~of_copies],
-        allocating=allocating,
-        pageable=joined(copies, calls[of_copies]),
-        pageable_device=on_device,
-        silent=activity.pauses | _stuck(events, here, host_events, device_events),
-    )
+    silent = activity.pauses | _stuck(events, here, host_events, device_events)
+    set_up, initialized = initializing(events, device_events, starved)
+    found = {
+        "data_loading": joined(loading, _named(PREPARING, prepared, besides=loading)),
+        "checkpoint_stall": with_saving(_matching(events, ranges, checkpoint), silent, device_events, spans),
+        "profiler": outermost_ranges(events, own),
+        "garbage_collection": _matching(events, ranges, GARBAGE),
+        "recompilation": _matching(events, ranges, COMPILING),
+        "initialization": initialized,
+        "allocator_churn": allocating[~np.isin(allocating.start_ns, set_up.start_ns)],
+        "host_sync": calls[~of_copies],
+        "pageable_copy": joined(copies, calls[of_copies]),
+    }
+    return HostActivity(found, on_device, silent)
 
 
 def _named(name: str, time: Intervals, *, besides: Ranges) -> Ranges:
@@ -282,20 +294,6 @@ def _calls(host_events: pa.Table, rows: NDArray[np.bool_], operators: Operators)
     ]
     ranges = Ranges(np.array(names, object), to_int64(found["start_ns"]), to_int64(found["end_ns"]))
     return ranges, to_int64(found["thread"])
-
-
-def _follow_copies(
-    calls: Ranges, call_thread: NDArray[np.int64], copies: Ranges, copy_thread: NDArray[np.int64]
-) -> NDArray[np.bool_]:
-    """Which synchronisations directly follow a pageable copy on their thread."""
-    found = np.zeros(len(call_thread), bool)
-    for thread in np.unique(copy_thread):
-        ends = np.sort(copies.end_ns[copy_thread == thread])
-        mine = np.flatnonzero(call_thread == thread)
-        start = calls.start_ns[mine]
-        last = np.searchsorted(ends, start, side="right") - 1
-        found[mine] = (last >= 0) & (start - ends[np.maximum(last, 0)] <= _AFTER_COPY_NS)
-    return found
 
 
 def _stuck(

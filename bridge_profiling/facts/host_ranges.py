@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from bridge_profiling.facts.device import Windows
 from bridge_profiling.facts.intervals import EMPTY, Intervals, Nanoseconds, outermost, rows_of, union
 from bridge_profiling.facts.names import SYNCHRONIZING
-from bridge_profiling.traces.joins import start_order
 from bridge_profiling.traces.tables import NULL, to_int64
 
 
@@ -67,8 +66,7 @@ def outermost_ranges(host_events: pa.Table, rows: NDArray[np.bool_]) -> Ranges:
     """The chosen events that are inside no other chosen one."""
     found = host_events.filter(pa.array(rows))
     start, end = to_int64(found["start_ns"]), to_int64(found["end_ns"])
-    ranges = Ranges(np.array(found["name"].to_pylist(), object), start, end)[start_order(start, end)]
-    return ranges[outermost(ranges.end_ns)]
+    return Ranges(np.array(found["name"].to_pylist(), object), start, end)[outermost(start, end)]
 
 
 def joined(one: Ranges, other: Ranges) -> Ranges:

@@ -27,7 +27,7 @@ device.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
@@ -39,11 +39,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from bridge_profiling.facts.device import IdleGaps, Windows
-from bridge_profiling.facts.host import Activity, HostActivity, Operators, host_activity
-from bridge_profiling.facts.host_ranges import Ranges, initializing, with_saving
+from bridge_profiling.facts.host import HostActivity, Operators
+from bridge_profiling.facts.host_ranges import Ranges
 from bridge_profiling.facts.intervals import EMPTY, Intervals, Nanoseconds, rows_of, union
 from bridge_profiling.facts.kernels import in_small_runs
-from bridge_profiling.facts.names import CHECKPOINT, DATA_LOADING
 from bridge_profiling.facts.profiler_cost import ProfilerCost
 from bridge_profiling.traces.tables import NULL, fields, to_int64
 
@@ -113,14 +112,10 @@ _DELAYING = (
 def idle_causes(
     gaps: IdleGaps,
     device_events: pa.Table,
-    activity: Activity,
+    host: HostActivity,
     operators: Operators,
-    host_events: Callable[[], Iterable[pa.Table]],
     spans: Windows,
     profiler: ProfilerCost,
-    *,
-    data_loading: str = DATA_LOADING,
-    checkpoint: str = CHECKPOINT,
 ) -> pa.Table:
     """One row per window, cause and name, most time first. A cause's rows add up to its time.
 
@@ -132,21 +127,8 @@ def idle_causes(
     and saving, on the first of the cause's rows, the loss in each range, in order; profiler_us: likewise, the part of all of
     them that the cost of recording explains.
     """
-    expressions = {"data_loading": data_loading, "checkpoint": checkpoint}
-    host = host_activity(activity, operators, host_events, device_events, **expressions)
-    set_up, initialized = initializing(activity.events, device_events, gaps.launch_starved)
-    evidence = {
-        Cause.data_loading: host.data_loading,
-        Cause.checkpoint_stall: with_saving(host.checkpoint, host.silent, device_events, spans),
-        Cause.profiler: host.profiler,
-        Cause.garbage_collection: host.collecting,
-        Cause.recompilation: host.compiling,
-        Cause.initialization: initialized,
-        Cause.allocator_churn: host.allocating[~np.isin(host.allocating.start_ns, set_up.start_ns)],
-        Cause.host_sync: host.synchronizing,
-        Cause.pageable_copy: host.pageable,
-    }
-    stalling = _stalling(host.synchronizing, gaps.gaps)
+    evidence = {Cause(name): ranges for name, ranges in host.ranges.items()}
+    stalling = _stalling(evidence[Cause.host_sync], gaps.gaps)
     numbers, iterations = spans.numbers, len(spans.start_ns)
     number, between = pa.chunked_array([numbers, numbers[:-1]]), np.arange(2 * iterations - 1) >= iterations
     firsts = np.concatenate((spans.start_ns, spans.end_ns[:-1]))
@@ -229,7 +211,7 @@ def _times_by_cause(
         take(cause, spent[cause])
     small = np.append(in_small_runs(device_events), False)[gaps.next_kernel]
     before_small = Intervals(gaps.gaps.start_ns[small], gaps.gaps.end_ns[small])
-    take(Cause.host_sync, _opened_by(gaps.gaps, host.synchronizing.end_ns) - host.silent)
+    take(Cause.host_sync, _opened_by(gaps.gaps, evidence[Cause.host_sync].end_ns) - host.silent)
     for cause in (Cause.allocator_churn, *([Cause.host_sync] if often else [])):
         if len(evidence[cause].name):
             take(cause, profiler.replay.explained(spent[cause], repeats=repeats) - profiler.explained - host.silent)

@@ -156,11 +156,15 @@ class Lanes:
         return np.searchsorted(self.start_ns, placed_ns, side="right") - 1
 
 
-def outermost(end_ns: Nanoseconds) -> NDArray[np.bool_]:
-    """Which ranges are inside no other one. They are sorted by start; of those that start together, the longest comes first."""
-    if not len(end_ns):
-        return np.zeros(0, bool)
-    return end_ns > np.concatenate(([NULL], np.maximum.accumulate(end_ns)[:-1]))
+def outermost(start_ns: Nanoseconds, end_ns: Nanoseconds, lane: NDArray[np.integer[Any]] | None = None) -> NDArray[np.int64]:
+    """Rows of the ranges that are inside no other one, or no other one of their lane; by lane and start."""
+    lane = np.zeros(len(start_ns), np.int8) if lane is None else lane
+    order = np.lexsort((-end_ns, start_ns, lane))
+    begins = run_starts(lane[order])
+    # The rank of each end instead of the end, so that one running maximum serves all lanes.
+    end = np.unique(end_ns[order], return_inverse=True)[1]
+    end += np.repeat(np.arange(len(begins)) * len(order), np.diff(begins, append=len(order)))
+    return order[end > np.append(-1, np.maximum.accumulate(end))[:-1]]
 
 
 def parents(thread: NDArray[np.int64], start_ns: Nanoseconds, end_ns: Nanoseconds) -> NDArray[np.int64]:
@@ -189,7 +193,7 @@ def by_thread(thread: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.argsort(place.astype(np.int16) if len(known) < 1 << 15 else place, kind="stable")
 
 
-def run_starts(values: NDArray[np.int64]) -> NDArray[np.int64]:
+def run_starts(values: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
     """First index of each run of equal values."""
     return np.flatnonzero(np.append(True, values[1:] != values[:-1])[: len(values)])
 
@@ -205,10 +209,16 @@ def self_times_ns(parent: NDArray[np.int64], start_ns: Nanoseconds, end_ns: Nano
     return own
 
 
+def depths(start_ns: Nanoseconds, end_ns: Nanoseconds) -> NDArray[np.int64]:
+    """How many of one thread's ranges, by start and the longest first, are open when each one starts."""
+    lasting = end_ns > start_ns
+    depth: NDArray[np.int64] = np.cumsum(lasting) - lasting - places(np.sort(end_ns[lasting]), start_ns, "right")
+    return depth
+
+
 def _nested(start: Nanoseconds, end: Nanoseconds) -> NDArray[np.int64]:
     """Parents of one thread's properly nested ranges, by start and the longest first; wrong if ranges overlap partly."""
-    lasting = end > start
-    depth = np.cumsum(lasting) - lasting - places(np.sort(end[lasting]), start, "right")
+    lasting, depth = end > start, depths(start, end)
     place = np.full(len(start), -1)
     outside = np.flatnonzero((depth == 0) & lasting)
     for level in range(1, int(depth.max(initial=0)) + 1):
@@ -292,6 +302,32 @@ def grouped(rows: Iterable[dict[str, Any]], *names: str) -> dict[Any, list[dict[
 Threads = NDArray[np.int64]
 
 
+def inside(
+    thread: Threads, start_ns: Nanoseconds, end_ns: Nanoseconds, *, at_thread: Threads, at_ns: Nanoseconds
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Which times are inside each range on its thread.
+
+    Args:
+        thread: of each range.
+        start_ns: of each range, inclusive.
+        end_ns: of each range, exclusive.
+        at_thread: of each time.
+        at_ns: the times; NULL is inside no range.
+
+    Returns:
+        Rows of the times by thread and time; for each range, the place of its first one among them, and that after its last.
+    """
+    order = np.flatnonzero(at_ns != NULL)
+    order = order[np.lexsort((at_ns[order], at_thread[order]))]
+    at_thread, at_ns = at_thread[order], at_ns[order]
+    first, last = np.zeros((2, len(thread)), np.int64)
+    for one in np.unique(thread):
+        rows, mine = np.flatnonzero(thread == one), slice(*at_thread.searchsorted((one, one + 1)))
+        for place, bound in ((first, start_ns), (last, end_ns)):
+            place[rows] = mine.start + places(at_ns[mine], bound[rows])
+    return order, first, last
+
+
 def sums_inside(
     thread: Threads,
     start_ns: Nanoseconds,
@@ -301,42 +337,18 @@ def sums_inside(
     at_ns: Nanoseconds,
     amounts: NDArray[np.int64],
 ) -> NDArray[np.int64]:
-    """For each range, the sum of the amounts at those times that are inside it on its thread.
-
-    Args:
-        thread: of each range.
-        start_ns: of each range, inclusive.
-        end_ns: of each range, exclusive.
-        at_thread: of each time.
-        at_ns: the times; NULL is inside no range.
-        amounts: a row for each time.
-
-    Returns:
-        A row for each range, with the columns of `amounts`.
-    """
-    sums = np.zeros((len(thread), amounts.shape[1]), np.int64)
-    for one in np.unique(thread):
-        rows, mine = np.flatnonzero(thread == one), np.flatnonzero((at_thread == one) & (at_ns != NULL))
-        if len(mine):
-            mine = mine[np.argsort(at_ns[mine], kind="stable")]
-            before = np.zeros((len(mine) + 1, amounts.shape[1]), np.int64)
-            np.cumsum(amounts[mine], axis=0, out=before[1:])
-            first, last = (places(at_ns[mine], bound[rows]) for bound in (start_ns, end_ns))
-            sums[rows] = before[last] - before[first]
-    return sums
+    """For each range, the sum of the amounts at the times that are `inside` it: a row each, with their columns."""
+    order, first, last = inside(thread, start_ns, end_ns, at_thread=at_thread, at_ns=at_ns)
+    before = np.zeros((len(order) + 1, amounts.shape[1]), np.int64)
+    np.cumsum(amounts[order], axis=0, out=before[1:])
+    return before[last] - before[first]
 
 
 def launched_inside(
-    thread: Threads, start_ns: Nanoseconds, end_ns: Nanoseconds, device_events: pa.Table
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """How many device events were launched in each range on its thread, and the sum of their durations."""
+    thread: Threads, start_ns: Nanoseconds, end_ns: Nanoseconds, device_events: pa.Table, *more: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """How many device events were launched in each range on its thread, their durations added up, and more sums: a row each."""
     duration = device_events["end_ns"].to_numpy() - device_events["start_ns"].to_numpy()
-    sums = sums_inside(
-        thread,
-        start_ns,
-        end_ns,
-        at_thread=to_int64(device_events["launch_thread"]),
-        at_ns=to_int64(device_events["launch_start_ns"]),
-        amounts=np.column_stack((np.ones(len(duration), np.int64), duration)),
-    )
-    return sums[:, 0], sums[:, 1]
+    at_thread, at_ns = (to_int64(device_events[name]) for name in ("launch_thread", "launch_start_ns"))
+    amounts = np.column_stack((np.ones(len(duration), np.int64), duration, *more))
+    return sums_inside(thread, start_ns, end_ns, at_thread=at_thread, at_ns=at_ns, amounts=amounts).T

@@ -29,23 +29,23 @@ MATRIX_PRODUCT = re.compile(
 #: Precisions of matrix products that 16 bits make much faster, as `product_precision` names them.
 FULL_PRECISIONS = ("fp64", "fp32", "tf32")
 
-#: nvjet names its types in letters: those of the factors come first, t is bf16, h fp16, q and o fp8, s fp32.
-_TF32 = re.compile(r"tf32|[_<]s1688(?!\w*(?:b?f16|bf16))|nvjet_(?:sm\d+_)?(?!sm\d)s[a-z]+_", re.IGNORECASE)
-
-_FP64 = re.compile(
-    r"dgemm|d884|f64f64|gem[mv]\w*kernel\w*<(?:int, )*double|gemmSN_\w+<double|"
-    r"convolve_\w*<double|[dw]grad_(?:engine|alg\w*)<double",
-    re.IGNORECASE,
-)
-
-_FP32 = re.compile(
-    r"sgemm|scudnn|c?f32c?f32_f32f32_c?f32|\bfft2d_[rc]2[rc]|winograd\w*<float|"
-    r"gem[mv]\w*kernel\w*<(?:int, )*float, float, float|gemmSN_\w+<float|"
-    r"convolve_\w*<float|[dw]grad_(?:engine|alg\w*)<float|conv_depthwise\w+<float|fmha_cutlass[FB]_f32",
-    re.IGNORECASE,
-)
-
-_REDUCED = re.compile(r"bf16|f16|half|bfloat|e4m3|e5m2|fp8|nvjet_(?:sm\d+_)?[thqo]|s16816|h1688|h16816|hgemm", re.IGNORECASE)
+#: Precisions and names of their products; the first one that matches counts. nvjet names its types in letters: those of the
+#: factors come first, t is bf16, h fp16, q and o fp8, s fp32.
+_PRECISIONS = {
+    precision: re.compile(pattern, re.IGNORECASE)
+    for precision, pattern in {
+        "fp64": r"dgemm|d884|f64f64|gem[mv]\w*kernel\w*<(?:int, )*double|gemmSN_\w+<double|"
+        r"convolve_\w*<double|[dw]grad_(?:engine|alg\w*)<double",
+        "tf32": r"tf32|[_<]s1688(?!\w*(?:b?f16|bf16))|nvjet_(?:sm\d+_)?(?!sm\d)s[a-z]+_",
+        "fp32": r"(?-i:^(?!.*(?:bf16|__half|bfloat|f16))).*(?:sgemm|scudnn|c?f32c?f32_f32f32_c?f32|"
+        r"\bfft2d_[rc]2[rc]|winograd\w*<float|"
+        r"gem[mv]\w*kernel\w*<(?:int, )*float, float, float|gemmSN_\w+<float|"
+        r"convolve_\w*<float|[dw]grad_(?:engine|alg\w*)<float|conv_depthwise\w+<float|fmha_cutlass[FB]_f32)",
+        "fp8": r"e4m3|e5m2|fp8|nvjet_(?:sm\d+_)?[qo]",
+        "bf16": r"bf16|bfloat|nvjet_(?:sm\d+_)?t|s16816",
+        "fp16": r"f16|half|nvjet_(?:sm\d+_)?h|hgemm|h1688|h16816",
+    }.items()
+}
 
 SOFTMAX = re.compile(r"softmax", re.IGNORECASE)
 
@@ -56,25 +56,27 @@ LOG_SOFTMAX = re.compile(
 
 FUSED_ATTENTION = re.compile(r"flash|fmha|sdpa|flex_attention|fused_attention|attn_(?:fwd|bwd)", re.IGNORECASE)
 
-_LAYOUT = re.compile(r"nchw_?(?:to|2)_?nhwc|nhwc_?(?:to|2)_?nchw", re.IGNORECASE)
+#: Copies of an image between channels first and channels last.
+LAYOUT = re.compile(r"nchw_?(?:to|2)_?nhwc|nhwc_?(?:to|2)_?nchw", re.IGNORECASE)
 
 _CONVOLUTION = re.compile(r"conv(?!ert)|implicit_gemm|fprop|[dw]grad|winograd|scudnn|\bfft2d_", re.IGNORECASE)
 
 #: torch copies with this kernel where the two tensors differ in strides; others copy several elements at a time.
-_STRIDED_COPY = re.compile(r"at::native::elementwise_kernel<.*direct_copy_kernel")
+STRIDED_COPY = re.compile(r"at::native::elementwise_kernel<.*direct_copy_kernel")
 
 _ELEMENTWISE = re.compile(
     r"(?:at::native|cudnn::).*(?:elementwise|reduce_kernel|softmax|norm|dropout|pool|CatArray|nhwc|nchw)", re.IGNORECASE
 )
 
 #: torch's kernels for one tensor; those for lists of tensors are multi_tensor_apply_kernel.
-_ONE_TENSOR = re.compile(r"at::native::(?:\(anonymous namespace\)::)?(?:vectorized_|unrolled_)?(?:elementwise|reduce)_kernel")
+OF_ONE_TENSOR = re.compile(r"at::native::(?:\(anonymous namespace\)::)?(?:vectorized_|unrolled_)?(?:elementwise|reduce)_kernel")
 
 _OF_PARAMETERS = re.compile(r"lerp_|addcmul|addcdiv|Norm\w*Ops")
 
 _SCALES, _ADDS = re.compile(r"MulFunctor"), re.compile(r"CUDAFunctor(?:OnSelf)?_add")
 
-_CHANNELS_FIRST_NORM = re.compile(r"at::native::batch_norm_(?!\w*channels_last)")
+#: Normalization of a batch of images in channels first.
+CHANNELS_FIRST_NORM = re.compile(r"at::native::batch_norm_(?!\w*channels_last)")
 
 _NOT_FP32 = re.compile(r"bfloat16|half|double|multi_tensor", re.IGNORECASE)
 
@@ -93,16 +95,9 @@ def is_product_or_attention(name: str) -> bool:
 
 @lru_cache(maxsize=_NAMES)
 def product_precision(name: str) -> str | None:
-    """`fp64`, `fp32`, `tf32` or `reduced` (16 or 8 bits) for a product or a convolution whose name says it, else None."""
-    if not is_product_or_attention(name):
-        return None
-    if _FP64.search(name):
-        return "fp64"
-    if _TF32.search(name):
-        return "tf32"
-    if _FP32.search(name) and not re.search(r"bf16|__half|bfloat|f16", name):
-        return "fp32"
-    return "reduced" if _REDUCED.search(name) else None
+    """The precision of a product or a convolution whose name says it, else None."""
+    found = (precision for precision, pattern in _PRECISIONS.items() if pattern.search(name))
+    return next(found, None) if is_product_or_attention(name) else None
 
 
 @lru_cache(maxsize=_NAMES)
@@ -112,27 +107,9 @@ def is_softmax(name: str) -> bool:
 
 
 @lru_cache(maxsize=_NAMES)
-def converts_layout(name: str) -> bool:
-    """Whether it copies an image between channels first and channels last."""
-    return bool(_LAYOUT.search(name))
-
-
-@lru_cache(maxsize=_NAMES)
 def is_convolution(name: str) -> bool:
     """Whether it is a convolution or a gradient of one."""
     return is_product(name) and bool(_CONVOLUTION.search(name))
-
-
-@lru_cache(maxsize=_NAMES)
-def is_strided_copy(name: str) -> bool:
-    """Whether torch copies a tensor to one with other strides, such as an image to the other memory format."""
-    return bool(_STRIDED_COPY.search(name))
-
-
-@lru_cache(maxsize=_NAMES)
-def is_channels_first_norm(name: str) -> bool:
-    """Whether it normalizes a batch of images in channels first."""
-    return bool(_CHANNELS_FIRST_NORM.search(name))
 
 
 @lru_cache(maxsize=_NAMES)
@@ -145,12 +122,6 @@ def is_fp32_elementwise(name: str) -> bool:
 def is_fp64_elementwise(name: str) -> bool:
     """Whether it is one of torch's kernels that memory bounds, on fp64."""
     return bool(_ELEMENTWISE.search(name)) and "<double" in name
-
-
-@lru_cache(maxsize=_NAMES)
-def is_of_one_tensor(name: str) -> bool:
-    """Whether torch launches it for one tensor, element by element."""
-    return bool(_ONE_TENSOR.search(name))
 
 
 def update_parameters(names: Iterable[str]) -> bool:

@@ -20,7 +20,7 @@ from bridge_profiling.facts.intervals import (
     self_times_ns,
     sums_inside,
 )
-from bridge_profiling.traces.tables import NULL, fields, to_int64
+from bridge_profiling.traces.tables import to_int64
 
 #: A step and its unit, as fully_shard names its ranges, and our integrations those of libraries that name none.
 #: With several parameter groups in a module, fully_shard appends the group's size.
@@ -34,17 +34,6 @@ _BLOCK_ROWS = 1 << 19
 
 #: Columns of memory, in the order of own and total, host and device.
 MEMORY = ("cpu_memory_self_bytes", "cpu_memory_total_bytes", "device_memory_self_bytes", "device_memory_total_bytes")
-
-
-_UNITS = pa.schema(
-    [
-        *fields(pa.string(), "unit", "step"),
-        ("count", pa.int64()),
-        ("host_us", pa.float64()),
-        ("communication_count", pa.int64()),
-        ("device_us", pa.float64()),
-    ]
-)
 
 
 def operators(
@@ -71,6 +60,13 @@ def operators(
     """
     keys = ["name", *(["shapes"] if shapes else []), *(["stack"] if stacks else []), *(["module"] if modules else [])]
     launched = device_events.select(["operator", "start_ns", "end_ns", "launch_start_ns", "launch_thread"])
+    device_ns = pc.subtract(launched["end_ns"], launched["start_ns"])
+    own = (
+        launched.select(["operator"])
+        .append_column("device_ns", device_ns)
+        .group_by("operator")
+        .aggregate([("device_ns", "sum")])
+    )
     wanted = list(dict.fromkeys([*keys, "module"]))
     # Python frames may be modules, and memory belongs to the innermost of both.
     also = (*(["python"] if category == "operator" else []), *(["operator", "annotation"] if memory_events.num_rows else []))
@@ -80,7 +76,7 @@ def operators(
         module = _modules(events, rows) if category == "operator" else pa.nulls(int(rows.sum()), pa.string())
         memory = _memory_bytes(events, rows, memory_events)
         mine = events.filter(pa.array(rows)).append_column("module", module)
-        sums.append(_sums(mine, launched, wanted, memory, launches_operators=category != "runtime"))
+        sums.append(_sums(mine, launched, own, wanted, memory, launches_operators=category != "runtime"))
     by_module = pa.concat_tables(sums)
     summed = [name for name in by_module.column_names if name not in (*keys, "module")]
     found = by_module.group_by(keys).aggregate([(name, "max" if name.endswith("_max") else "sum") for name in summed])
@@ -132,14 +128,22 @@ def _closed(blocks: Iterable[pa.Table], categories: Iterable[str], *, modules_al
 def _sums(
     events: pa.Table,
     device_events: pa.Table,
+    own: pa.Table,
     keys: list[str],
     memory: dict[str, NDArray[np.int64]],
     *,
     launches_operators: bool,
 ) -> pa.Table:
-    """Sums over some calls, by `keys`; none of them is open before the first one or after the last one of these."""
+    """Sums over some calls, by `keys`; none of them is open before the first one or after the last one of these.
+
+    Args:
+        own: device time that each operator launched itself.
+    """
     thread, start, end = (events[name].to_numpy() for name in ("thread", "start_ns", "end_ns"))
-    device_ns = _device_ns(events["operator"], device_events) if launches_operators else np.zeros(len(start), np.int64)
+    device_ns = np.zeros(len(start), np.int64)
+    if launches_operators:
+        place = pc.index_in(events["operator"], own["operator"], skip_nulls=True)
+        device_ns = own["device_ns_sum"].take(place).fill_null(0).to_numpy()
     at_ns = to_int64(device_events["launch_start_ns"])
     first, last = (int(start.min()), int(end.max())) if len(start) else (0, 0)
     meanwhile = (at_ns >= first) & (at_ns <= last)
@@ -164,36 +168,25 @@ def unit_rows(host_events: pa.Table) -> NDArray[np.bool_]:
     return rows_of(host_events["category"], "annotation") & rows_named(host_events["name"], _STEP.fullmatch)
 
 
-class LongestCalls:
-    """Collects the longest call of each operator."""
-
-    def __init__(self) -> None:
-        self._found: list[pa.Table] = []
-
-    def add(self, block: pa.Table) -> None:
-        """Take in the next host events."""
-        named = pc.and_(pa.array(rows_of(block["category"], "operator")), block["name"].is_valid())
-        events = block.filter(named)
-        start = events["start_ns"].to_numpy()
-        self._found.append(_longest(events["name"], start, events["end_ns"].to_numpy() - start))
-
-    def result(self) -> pa.Table:
-        """`name`, `start_ns` and `duration_us`, by name; of several calls that take as long, the first."""
-        found = pa.concat_tables(self._found)
-        longest = _longest(found["name"], found["start_ns"].to_numpy(), found["duration_ns"].to_numpy())
-        longest = longest.sort_by("name")
-        duration_us = longest["duration_ns"].to_numpy() / 1e3
-        return longest.drop_columns(["duration_ns"]).append_column("duration_us", pa.array(duration_us, pa.float64()))
-
-
-def _longest(name: pa.ChunkedArray, start: NDArray[np.int64], duration: NDArray[np.int64]) -> pa.Table:
-    code, names = coded(name)
+def longest_rows(host_events: pa.Table) -> NDArray[np.bool_]:
+    """Which host events are the longest call of an operator; of several that take as long, the first."""
+    code, names = coded(host_events["name"])
+    duration = host_events["end_ns"].to_numpy() - host_events["start_ns"].to_numpy()
+    rows = np.flatnonzero(rows_of(host_events["category"], "operator") & (code >= 0))
     longest = np.zeros(len(names), np.int64)
-    np.maximum.at(longest, code, duration)
-    rows = np.flatnonzero(duration == longest[code])
-    rows = rows[np.unique(code[rows], return_index=True)[1]]
-    called = pa.array([names[each] for each in code[rows].tolist()], pa.string())
-    return pa.table({"name": called, "start_ns": start[rows], "duration_ns": duration[rows]})
+    np.maximum.at(longest, code[rows], duration[rows])
+    rows = rows[duration[rows] == longest[code[rows]]]
+    found = np.zeros(len(code), bool)
+    found[rows[np.unique(code[rows], return_index=True)[1]]] = True
+    return found
+
+
+def longest_calls(host_events: pa.Table) -> pa.Table:
+    """`name`, `start_ns` and `duration_us` of the longest call of each operator, by name."""
+    longest = host_events.filter(pa.array(longest_rows(host_events)))
+    duration_us = _microseconds(pc.subtract(longest["end_ns"], longest["start_ns"]))
+    found = {"name": longest["name"].cast(pa.string()), "start_ns": longest["start_ns"], "duration_us": duration_us}
+    return pa.table(found).sort_by("name")
 
 
 def _modules(host_events: pa.Table, operators: NDArray[np.bool_]) -> pa.Array:
@@ -263,8 +256,6 @@ def units(host_events: pa.Table, device_events: pa.Table) -> pa.Table:
     """
     annotations = host_events.filter(pa.array(rows_of(host_events["category"], "annotation")))
     steps = {name: match for name in names_in(annotations["name"]) if (match := _STEP.fullmatch(name))}
-    if not steps:
-        return _UNITS.empty_table()
     chosen = annotations.filter(pa.array(rows_of(annotations["name"], *steps)))
     thread, start, end = (chosen[name].to_numpy() for name in ("thread", "start_ns", "end_ns"))
     communication = device_events.filter(pa.array(rows_of(device_events["kind"], "communication")))
@@ -297,20 +288,3 @@ def units(host_events: pa.Table, device_events: pa.Table) -> pa.Table:
 
 def _microseconds(time_ns: pa.ChunkedArray) -> pa.ChunkedArray:
     return pc.divide(time_ns.cast(pa.float64()), 1e3)
-
-
-def _device_ns(operator: pa.ChunkedArray, device_events: pa.Table) -> NDArray[np.int64]:
-    """Device time that each operator launched itself."""
-    ids = operator.fill_null(-1).to_numpy()
-    spent = np.zeros(len(ids), np.int64)
-    if not len(ids):
-        return spent
-    by = to_int64(device_events["operator"])
-    launched = device_events.filter(pa.array((by != NULL) & (by >= ids.min()) & (by <= ids.max())))
-    order = np.argsort(ids, kind="stable")
-    wanted = launched["operator"].to_numpy()
-    place = order[np.minimum(np.searchsorted(ids[order], wanted), len(ids) - 1)]
-    mine = ids[place] == wanted
-    duration = launched["end_ns"].to_numpy() - launched["start_ns"].to_numpy()
-    np.add.at(spent, place[mine], duration[mine])
-    return spent

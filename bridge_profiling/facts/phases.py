@@ -15,9 +15,20 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from bridge_profiling.facts.columns import Phase
-from bridge_profiling.facts.intervals import Nanoseconds, Threads, coded, judged, names_in, rows_of, sums_inside
+from bridge_profiling.facts.intervals import (
+    Nanoseconds,
+    Threads,
+    coded,
+    inside,
+    judged,
+    names_in,
+    outermost,
+    rows_of,
+    sums_inside,
+)
 from bridge_profiling.facts.parts import counted_iterations
 from bridge_profiling.facts.sampled import Counted, means
+from bridge_profiling.traces.joins import distinct
 from bridge_profiling.traces.tables import NULL, to_int64
 
 #: Names that the hook and its integrations give to the phases of a step.
@@ -195,12 +206,8 @@ class _Ranges:
     @property
     def outermost(self) -> _Ranges:
         """Without ranges inside others of the same name and thread."""
-        order = np.lexsort((-self.end_ns, self.start_ns, self.code, self.thread))
-        code, thread = self.code[order], self.thread[order]
-        first = np.append(True, (code[1:] != code[:-1]) | (thread[1:] != thread[:-1]))[: len(order)]
-        # The rank of each end instead of the end, so that one running maximum serves all groups.
-        end = np.unique(self.end_ns[order], return_inverse=True)[1] + np.cumsum(first) * (len(order) + 1)
-        return self[np.sort(order[end > np.append(-1, np.maximum.accumulate(end))[:-1]])]
+        threads, place = distinct(self.thread)
+        return self[np.sort(outermost(self.start_ns, self.end_ns, self.code * len(threads) + place))]
 
     def named(self, names: list[str], pattern: re.Pattern[str]) -> NDArray[np.bool_]:
         """Which ranges have a name that begins as a pattern says."""
@@ -275,12 +282,11 @@ def _nodes(operators: _Ranges, names: list[str]) -> _Ranges:
     functions = {match[1] for match in matches if match and match[1]}
     run = operators[judged(operators.code, names, functions.__contains__)]
     sequence = nodes.sequence.copy()
-    for thread in np.unique(nodes.thread):
-        mine, inside = np.flatnonzero(nodes.thread == thread), run[run.thread == thread]
-        first = np.searchsorted(inside.start_ns, nodes.start_ns[mine])
-        mine, first = mine[first < len(inside)], first[first < len(inside)]
-        within = inside.end_ns[first] <= nodes.end_ns[mine]
-        sequence[mine[within]] = inside.sequence[first[within]]
+    order, first, last = inside(nodes.thread, nodes.start_ns, nodes.end_ns + 1, at_thread=run.thread, at_ns=run.start_ns)
+    mine = np.flatnonzero(first < last)
+    row = order[first[mine]]
+    within = run.end_ns[row] <= nodes.end_ns[mine]
+    sequence[mine[within]] = run.sequence[row[within]]
     return replace(nodes, sequence=sequence)
 
 
@@ -344,21 +350,14 @@ def _means(
         "iterations": np.full(len(named), counted if steps.marked else 0),
         "present": present,
         "calls": mean[:, 0],
-        "host_us": mean[:, 1] / 1e3,
-        "host_low_us": low[:, 1] / 1e3,
-        "host_high_us": high[:, 1] / 1e3,
-        "host_share": mean[:, 1] * share,
-        "device_us": mean[:, 2] / 1e3,
-        "device_low_us": low[:, 2] / 1e3,
-        "device_high_us": high[:, 2] / 1e3,
-        "device_share": mean[:, 2] * share,
-        "compute_us": mean[:, 3] / 1e3,
-        "communication_us": mean[:, 4] / 1e3,
         "kernel_count": mean[:, 5],
-        "backward_host_us": mean[:, -2] / 1e3,
-        "backward_device_us": mean[:, -1] / 1e3,
         **means(totals[:, 6:-2]),
     }
+    for place, name in enumerate(("host", "device", "compute", "communication"), 1):
+        columns[f"{name}_us"] = mean[:, place] / 1e3
+    for place, name in ((1, "host"), (2, "device")):
+        columns |= {f"{name}_low_us": low[:, place] / 1e3, f"{name}_high_us": high[:, place] / 1e3}
+        columns |= {f"{name}_share": mean[:, place] * share, f"backward_{name}_us": mean[:, place - 3] / 1e3}
     unknown = [] if backward_known else ["backward_host_us", "backward_device_us"]
     unknown += ["longest_iteration", "longest_start_ns", "longest_us"]
     return pa.table(columns | {name: pa.nulls(len(named), _SCHEMA.field(name).type) for name in unknown}, schema=_SCHEMA)

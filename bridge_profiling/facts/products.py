@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from math import prod
 
 import numpy as np
@@ -14,21 +12,17 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from bridge_profiling.facts.columns import MatrixProduct
-from bridge_profiling.facts.intervals import coded, judged, launched_inside, rows_of, sums_inside
+from bridge_profiling.facts.intervals import Nanoseconds, Threads, coded, inside, judged, launched_inside, rows_of
 from bridge_profiling.facts.names import is_product_or_attention, product_precision
 from bridge_profiling.facts.sampled import Counted, means, memory_tb_s, traffic
 from bridge_profiling.peaks import peaks
-from bridge_profiling.traces.tables import NULL, to_int64
+from bridge_profiling.traces.tables import to_int64
 from bridge_profiling.traces.types import RankInfo
 
 Dimensions = Sequence[Sequence[int]]
 
 #: Floating-point operations of a call, and elements that it reads and writes; None if the dimensions do not say.
 Work = tuple[int, int]
-
-_FP8 = re.compile(r"e4m3|e5m2|fp8|nvjet_(?:sm\d+_)?[qo]", re.IGNORECASE)
-_FP16 = re.compile(r"f16|half|nvjet_(?:sm\d+_)?h|hgemm|h1688|h16816", re.IGNORECASE)
-_BF16 = re.compile(r"bf16|bfloat|nvjet_(?:sm\d+_)?t|s16816", re.IGNORECASE)
 
 #: Bytes of an element, by precision.
 _BYTES = {"fp8": 1, "bf16": 2, "fp16": 2, "tf32": 4, "fp32": 4, "fp64": 8}
@@ -104,27 +98,22 @@ def products(host_events: pa.Table, device_events: pa.Table, kernel_names: pa.Ta
     compute = pa.array(rows_of(device_events["kind"], "compute"))
     events, names = device_events.filter(compute), kernel_names.filter(compute)
     thread, start, end = (to_int64(calls[name]) for name in ("thread", "start_ns", "end_ns"))
-    launched, device_ns = launched_inside(thread, start, end, events)
-    code, known = coded(names["name"])
-    measured = sums_inside(
-        thread,
-        start,
-        end,
-        at_thread=to_int64(events["launch_thread"]),
-        at_ns=to_int64(events["launch_start_ns"]),
-        amounts=counted.amounts[compute.to_numpy(zero_copy_only=False)],
+    launched, device_ns, *measured = launched_inside(
+        thread, start, end, events, counted.amounts[compute.to_numpy(zero_copy_only=False)]
     )
-    amounts = {f"amount_{place}": column for place, column in enumerate(measured.T)}
+    amounts = {f"amount_{place}": column for place, column in enumerate(measured)}
     table = pa.table(
         {
             "operator": calls["name"].cast(pa.string()),
             "shapes": calls["shapes"].cast(pa.string()),
-            "kernel": _first_products(thread, start, end, events, code, known),
+            "kernel": _first_products(thread, start, end, events, names["name"]),
             "device_ns": device_ns,
             **amounts,
         }
     ).filter(pa.array(launched > 0))
-    table = table.append_column("precision", pa.array([_precision(name) for name in table["kernel"].to_pylist()], pa.string()))
+    table = table.append_column(
+        "precision", pa.array([name and product_precision(name) for name in table["kernel"].to_pylist()], pa.string())
+    )
     sums = [("device_ns", "count"), ("device_ns", "sum"), ("kernel", "first"), *((name, "sum") for name in amounts)]
     found = table.group_by(["operator", "shapes", "precision"], use_threads=False).aggregate(sums).to_pylist()
     found.sort(key=lambda row: (-row["device_ns_sum"], row["operator"], row["shapes"]))
@@ -183,33 +172,15 @@ def matrix_products(products: pa.Table, infos: list[RankInfo]) -> pa.Table:
 
 
 def _first_products(
-    thread: NDArray[np.int64],
-    start: NDArray[np.int64],
-    end: NDArray[np.int64],
-    events: pa.Table,
-    code: NDArray[np.int64],
-    names: list[str | None],
+    thread: Threads, start: Nanoseconds, end: Nanoseconds, events: pa.Table, kernels: pa.ChunkedArray
 ) -> pa.Array:
     """For each call, the name of the first matrix product or fused attention launched in it; null if there is none."""
+    code, names = coded(kernels)
     rows = np.flatnonzero(judged(code, names, is_product_or_attention))
     at, at_thread = (to_int64(events[name])[rows] for name in ("launch_start_ns", "launch_thread"))
-    found = np.full(len(thread), -1)
-    for one in np.unique(thread):
-        mine, launches = np.flatnonzero(thread == one), np.flatnonzero((at_thread == one) & (at != NULL))
-        launches = launches[np.argsort(at[launches], kind="stable")]
-        place = np.searchsorted(at[launches], start[mine])
-        inside = place < np.searchsorted(at[launches], end[mine])
-        found[mine[inside]] = code[rows[launches[place[inside]]]]
+    order, first, last = inside(thread, start, end, at_thread=at_thread, at_ns=at)
+    found = np.append(code[rows[order]], -1)[np.where(first < last, first, -1)]
     return pa.array(names, pa.string()).take(pa.array(found, mask=found < 0))
-
-
-@lru_cache(maxsize=1 << 13)
-def _precision(kernel: str | None) -> str | None:
-    precision = product_precision(kernel) if kernel else None
-    if precision != "reduced" or kernel is None:
-        return precision
-    kinds = (("fp8", _FP8), ("bf16", _BF16), ("fp16", _FP16))
-    return next((name for name, pattern in kinds if pattern.search(kernel)), None)
 
 
 def _dimensions(shapes: str) -> Dimensions:

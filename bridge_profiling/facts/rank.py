@@ -174,11 +174,9 @@ def rank_facts(tables: RankTables, options: FactOptions) -> dict[str, Answer]:
     gaps = device.gaps(events, hosts.pop("waits"), waits, work, windows)
     cost = profiler_cost.replay(hosts.pop("recorded"), events, gaps, work, tables.info.source)
     names = hosts["operator_names"]
-    host_activity = hosts.pop("activity")
-    found: dict[str, Answer | pa.Table] = {
-        "idle_causes": idle.idle_causes(gaps, events, host_activity, names, host_events, spans, cost, **vars(options))
-    }
-    del host_activity
+    doing = host.host_activity(hosts.pop("activity"), names, host_events, events, gaps.launch_starved, spans, **vars(options))
+    found: dict[str, Answer | pa.Table] = {"idle_causes": idle.idle_causes(gaps, events, doing, names, spans, cost)}
+    del doing
     free()
     found["device_roles"] = roles.device_roles(
         events, _kernel_names(tables), hosts.pop("roles"), hosts.pop("operator_names"), gaps
@@ -201,7 +199,7 @@ def rank_facts(tables: RankTables, options: FactOptions) -> dict[str, Answer]:
     found["host_steps"] = parts.host_steps(host_events, events, iterations)
     found["operators"] = operators.operators(_operator_events(tables), events, _memory_events(tables))
     free()
-    found["longest_calls"] = hosts.pop("longest_calls")
+    found["longest_calls"] = operators.longest_calls(hosts.pop("longest_calls"))
     found["units"] = operators.units(hosts.pop("annotations"), events)
     found["loop_counts"] = parts.loop_counts(hosts.pop("ranges"), iterations)
     collectives = tables.columns("collectives", activity.COLUMNS)
@@ -282,7 +280,7 @@ def _collectors(events: pa.Table, options: FactOptions) -> dict[str, _Collected]
         "timed": chosen(phases.HostRows(), *range_columns, "sequence"),
         "shaped": chosen(products.host_rows, *range_columns, "shapes"),
         "annotations": chosen(operators.unit_rows, *range_columns),
-        "longest_calls": _Collected(operators.LongestCalls(), ("category", "name", "start_ns", "end_ns")),
+        "longest_calls": chosen(operators.longest_rows, "category", "name", "start_ns", "end_ns"),
     }
 
 

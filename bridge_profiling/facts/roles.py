@@ -32,16 +32,16 @@ from bridge_profiling.facts.host import Operators
 from bridge_profiling.facts.intervals import Intervals, Nanoseconds, coded, judged, outermost, rows_named, rows_of
 from bridge_profiling.facts.kernels import Kernels, between, compute_kernels
 from bridge_profiling.facts.names import (
+    CHANNELS_FIRST_NORM,
     FULL_PRECISIONS,
-    converts_layout,
-    is_channels_first_norm,
+    LAYOUT,
+    OF_ONE_TENSOR,
+    STRIDED_COPY,
     is_convolution,
     is_fp32_elementwise,
     is_fp64_elementwise,
-    is_of_one_tensor,
     is_product,
     is_softmax,
-    is_strided_copy,
     product_precision,
     update_parameters,
 )
@@ -125,7 +125,7 @@ def _sweeps_by_names(kernels: Kernels, communicates: Nanoseconds, copies: Nanose
         alone = longer >= _UNEQUAL * shorter and met < _MEETS * (end - begin) and read < _READ * (end - begin)
         return bool(alone and update_parameters(names))
 
-    found = _long_runs(kernels.named(is_of_one_tensor), visits_parameters)
+    found = _long_runs(kernels.named(OF_ONE_TENSOR.search), visits_parameters)
     runs = int(np.count_nonzero(np.diff(found, prepend=False) & found))
     return found & (runs <= _A_FEW * iterations)
 
@@ -305,7 +305,7 @@ def _roles(
     attention = _around_softmax(kernels, kernels.named(is_softmax), products, batched, least_ns)
     yield "attention_other", attention & ~products, no_idle
     yield "layout", _layout_copies(kernels), no_idle
-    yield "layout_norm", kernels.named(is_channels_first_norm), no_idle
+    yield "layout_norm", kernels.named(CHANNELS_FIRST_NORM.search), no_idle
     by_precision = {each: kernels.named(partial(_has_precision, each)) for each in (*FULL_PRECISIONS, "reduced")}
     of_products = [*by_precision.items(), ("attention_product", attention & products)]
     if _raises_precision(kernels, attention, by_precision):
@@ -321,9 +321,9 @@ def _roles(
 def _layout_copies(kernels: Kernels) -> NDArray[np.bool_]:
     length = kernels.end_ns - kernels.start_ns
     of_images = length[kernels.named(is_convolution)].sum() >= _OF_IMAGES * length.sum()
-    found = kernels.named(converts_layout)
+    found = kernels.named(LAYOUT.search)
     if of_images:  # Concatenations and slices of channels copy with the same kernel, and keep the format.
-        found |= kernels.named(is_strided_copy) & kernels.launched_by("aten::copy_")
+        found |= kernels.named(STRIDED_COPY.search) & kernels.launched_by("aten::copy_")
     return found
 
 
@@ -335,7 +335,8 @@ def _raises_precision(kernels: Kernels, attention: NDArray[np.bool_], by_precisi
 
 
 def _has_precision(precision: str, name: str) -> bool:
-    return product_precision(name) == precision
+    found = product_precision(name)
+    return found == precision or (precision == "reduced" and found not in (*FULL_PRECISIONS, None))
 
 
 def _passes(host_events: pa.Table) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
@@ -414,7 +415,7 @@ def _recomputed(
     thread, start, end = (host_events[name].to_numpy() for name in ("thread", "start_ns", "end_ns"))
     for one in np.unique(thread[backward]):
         nodes = np.flatnonzero(backward & (thread == one))
-        nodes = nodes[outermost(end[nodes])]
+        nodes = nodes[outermost(start[nodes], end[nodes])]
         inside = np.flatnonzero(forward & (thread == one))
         node = np.searchsorted(start[nodes], start[inside], side="right") - 1
         within = (node >= 0) & (start[inside] < end[nodes[np.maximum(node, 0)]])

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from bridge_profiling.facts.columns import CudaMemory, KernelCounters, SystemCall
-from bridge_profiling.facts.intervals import Intervals, coded, outermost, rows_of, union
+from bridge_profiling.facts.intervals import Intervals, coded, outermost, rows_of, run_starts, union
 from bridge_profiling.facts.names import group_of
 from bridge_profiling.facts.parts import counted_iterations
 from bridge_profiling.peaks import memory_gbs
@@ -174,34 +174,27 @@ def system_calls(calls: pa.Table, device_events: pa.Table, iterations: pa.Table)
     mine = np.isin(thread, launching) if len(launching) else np.ones(len(thread), bool)
     code, names = coded(calls["name"])
     marked, count = _counted(iterations)
-    rows = []
-    for one in np.unique(thread[mine]):
-        of_thread = np.flatnonzero(mine & (thread == one))
-        rows.append(of_thread[outermost(end[of_thread])])
-    chosen = np.concatenate([np.zeros(0, np.int64), *rows])
+    rows = np.flatnonzero(mine)
+    chosen = rows[outermost(start[rows], end[rows], thread[rows])]
     if count:
         within = marked.within_ns(start[chosen], end[chosen])
         chosen, within = chosen[within > 0], within[within > 0]
     else:
         within = (end - start)[chosen]
-    found = []
-    for each in np.unique(code[chosen]).tolist():
-        here = code[chosen] == each
-        longest = chosen[here][within[here].argmax()]
-        time_us = float(within[here].sum()) / 1e3 / max(count, 1)
-        found.append(
-            {
-                "name": names[each],
-                "iterations": count,
-                "calls": float(here.sum()) / max(count, 1),
-                "time_us": time_us,
-                "share": time_us * count * 1e3 / marked.total_ns if count else None,
-                "longest_us": float(end[longest] - start[longest]) / 1e3,
-                "longest_start_ns": int(start[longest]),
-            }
-        )
-    found.sort(key=lambda row: (-row["time_us"], row["name"]))
-    return pa.Table.from_pylist(found, schema=SystemCall.schema())
+    used, place, calls_of = np.unique(code[chosen], return_inverse=True, return_counts=True)
+    order = np.lexsort((-within, place))
+    longest = chosen[order[run_starts(place[order])]]
+    time_us = np.bincount(place, within, len(used)) / 1e3 / max(count, 1)
+    columns = {
+        "name": [names[each] for each in used.tolist()],
+        "iterations": np.full(len(used), count),
+        "calls": calls_of / max(count, 1),
+        "time_us": time_us,
+        "share": time_us * count * 1e3 / marked.total_ns if count else pa.nulls(len(used), pa.float64()),
+        "longest_us": (end - start)[longest] / 1e3,
+        "longest_start_ns": start[longest],
+    }
+    return pa.table(columns, schema=SystemCall.schema()).sort_by([("time_us", "descending"), ("name", "ascending")])
 
 
 def cuda_memory(events: pa.Table, iterations: pa.Table) -> pa.Table:

@@ -159,7 +159,7 @@ def _outermost(ranges: pa.Table, window: Window) -> pa.Table:
         name, inside = ranges["name"][row].as_py() or "", mine & (start >= start[row]) & (end <= end[row])
         mine[row] = name in PHASES or not (WHOLE.match(name) or inside.sum() > 1)
     ranges = ranges.filter(pa.array(mine))
-    return ranges.filter(pa.array(outermost(ranges["end_ns"].to_numpy())))
+    return ranges.take(pa.array(outermost(start[mine], end[mine])))
 
 
 #: Lane, kind, start, duration and count of no segments.

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from bridge_profiling.facts.idle import Cause
-from bridge_profiling.facts.names import FULL_PRECISIONS, is_strided_copy
+from bridge_profiling.facts.names import FULL_PRECISIONS, STRIDED_COPY
 from bridge_profiling.facts.roles import IN_A_ROW, OUTSIDE
 from bridge_profiling.findings.grids import Grids
 from bridge_profiling.findings.ledger import Found, Ledger, finding, responsible
@@ -203,7 +203,7 @@ def layout_conversion(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> F
     if grids.share(_saving_us(grids, own_us)) < thresholds.device_work:
         return [], ledger
     count = _per_iteration(grids, rows)
-    copies = rows.filter(pa.array([is_strided_copy(name) for name in rows["name"].to_pylist()], pa.bool_()))
+    copies = rows.filter(pa.array([bool(STRIDED_COPY.search(name)) for name in rows["name"].to_pylist()], pa.bool_()))
     inferred = "copies to other strides count as conversions, because the network has convolutions"
     found = _finding(
         grids,

@@ -2,44 +2,42 @@
 
 from collections import Counter
 
-import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge_profiling.facts import flame_graph as flame_graph_module
-from bridge_profiling.facts.flame_graph import stacks
 from bridge_profiling.facts.rank import stacks_of
 from tests.facts.ranks_in_hand import answer, rank, values, work
 
 US = 1000
 
 
-def _stack_of(found, piece):
-    return (*_stack_of(found, found.parent[piece]), int(found.row[piece])) if piece >= 0 else ()
-
-
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 15)), max_size=14))
 def test_the_stack_at_each_time_is_the_ranges_open_then_by_start(rows):
     ranges = sorted(((start, start + length) for start, length in rows), key=lambda each: (each[0], -each[1]))
-    found = stacks(*np.array(ranges, np.int64).reshape(-1, 2).T)
-    assert [len(_stack_of(found, piece)) - 1 for piece in range(len(found.row))] == found.depth.tolist()
-    spent, expected = Counter(), Counter()
-    for piece, time in enumerate(found.self_ns.tolist()):
-        spent[_stack_of(found, piece)] += time
-    for time, piece in enumerate(found.innermost(np.arange(50)).tolist()):
-        open_then = tuple(row for row, (start, end) in enumerate(ranges) if start <= time < end)
-        assert _stack_of(found, piece) == open_then
-        expected[open_then] += 1
+    host = [{"category": "python", "name": str(row), "thread": 1} | _times(*each) for row, each in enumerate(ranges)]
+    launches = [work("compute", time, time + 1000, time) for time in range(50)]
+    found = answer(rank(host_events=host, device_events=launches), "flame_graph")
+    expected = Counter(tuple(str(row) for row, (start, end) in enumerate(ranges) if start <= time < end) for time in range(50))
     expected.pop(())
-    assert spent == expected  # a stack without time counts as none
-    assert sorted(found.row[found.longest].tolist()) == list(range(len(ranges)))
+    calls = Counter()
+    for row in found.to_pylist():
+        calls[row["stack"][-1]] += row["count"]
+        assert row["device_us"] == 1000 * row["self_us"] == expected.pop(tuple(row["stack"]), 0)
+    assert not expected
+    assert calls == {str(row): 1 for row in range(len(ranges))}
 
 
 def test_ranges_that_never_end_do_not_make_stacks_without_end(monkeypatch):
     monkeypatch.setattr(flame_graph_module, "DEEPEST", 3)
-    start = np.arange(6)
-    found = stacks(start, np.full(6, 10))
-    assert (found.left_out, found.depth.max(), found.self_ns.tolist()) == (3, 2, [1, 1, 8])
+    host = [{"category": "python", "name": str(row), "thread": 1} | _times(row, 10) for row in range(6)]
+    found = stacks_of(rank(host_events=host))["flame_graph"]
+    assert values(found.table, "stack", "self_us") == [(["0"], 0.001), (["0", "1"], 0.001), (["0", "1", "2"], 0.008)]
+    assert "3 ranges" in found.caveats[0].text
+
+
+def _times(start, end):
+    return {"start_ns": start, "end_ns": end}
 
 
 def _event(category, name, start_us, end_us, thread=1, **known):
