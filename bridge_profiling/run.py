@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,10 +54,10 @@ class Run(Answers):
             raise TraceError("; ".join(self.errors))
         from bridge_profiling.report.page import write_page
         from bridge_profiling.report.run_view import page_view
-        from bridge_profiling.report.verdict import summarize
+        from bridge_profiling.report.verdict import conclude
 
-        summary = summarize(self, thresholds)
-        write_page(self.undisturbed(lambda: page_view(self, summary, Path(output))), Path(output))
+        conclusion = conclude(self, thresholds)
+        write_page(self.undisturbed(partial(page_view, self, conclusion, Path(output))), Path(output))
         return Path(output)
 
     def merge(

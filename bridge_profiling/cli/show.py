@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -48,20 +49,21 @@ def report(
     with common.open_runs(run, output=output, **reading) as (found,):
         from bridge_profiling.report import run_view
         from bridge_profiling.report.page import write_page
-        from bridge_profiling.report.verdict import summarize
+        from bridge_profiling.report.verdict import conclude
 
         # Everything is computed before anything is printed: a progress bar would overwrite the answer.
-        summary = summarize(found, thresholds)
+        conclusion = conclude(found, thresholds)
         readable, errors = found.readable, found.errors
         if output is not None and readable:
-            write_page(found.undisturbed(lambda: run_view.page_view(found, summary, output)), output)
+            write_page(found.undisturbed(partial(run_view.page_view, found, conclusion, output)), output)
         text = found.to_json(thresholds) if as_json else None
+        screen = run_view.screen_view(found, conclusion) if readable and not as_json else None
     if text is not None:
         typer.echo(text)
-    elif readable:
+    elif screen is not None:
         from bridge_profiling.report.terminal import print_report
 
-        print_report(run_view.summary_view(summary), common.console())
+        print_report(screen, common.console())
         if output is not None:
             common.note(f"\npage: {output}")
     common.finish(errors)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -349,16 +350,14 @@ class RunFacts:
         """
         if compute is None:
             compute = type(self).__dict__[name].compute
-        found = self._captures.known(self._options).get(name) or self._computed(name, compute)
-        if self._read:
-            self._read[-1].extend(found.caveats)
-        return found
-
-    def _computed(self, name: str, compute: Callable[[RunFacts], Answer | pa.Table]) -> Answer:
-        made, read = self._tracked(lambda: compute(self))
-        own = made if isinstance(made, Answer) else Answer(made)
         known = self._captures.known(self._options)
-        known[name] = Answer(own.table, (*read, *own.caveats))
+        if name not in known:
+            with self._tracking() as read:
+                made = compute(self)
+            own = made if isinstance(made, Answer) else Answer(made)
+            known[name] = Answer(own.table, (*read, *own.caveats))
+        if self._read:
+            self._read[-1].extend(known[name].caveats)
         return known[name]
 
     def _registered(self, name: str) -> duckdb.DuckDBPyConnection:
@@ -385,7 +384,8 @@ class RunFacts:
         """The database with tables that are created once."""
 
         def created() -> list[Caveat]:
-            own, read = self._tracked(create)
+            with self._tracking() as read:
+                own = create()
             return [*read, *own]
 
         caveats = self._captures.once(name, created)
@@ -393,14 +393,14 @@ class RunFacts:
             self._read[-1].extend(caveats)
         return self._captures.database
 
-    def _tracked(self, make: Callable[[], T]) -> tuple[T, list[Caveat]]:
-        """What a function returns, and the caveats of the facts that it reads."""
+    @contextmanager
+    def _tracking(self) -> Iterator[list[Caveat]]:
+        """The caveats of the facts that are read meanwhile."""
         self._read.append([])
         try:
-            made = make()
+            yield self._read[-1]
         finally:
-            read = self._read.pop()
-        return made, read
+            self._read.pop()
 
     def _of_source(self, table: pa.Table) -> pa.Table:
         return table.filter(pc.equal(table["source"], self.source))

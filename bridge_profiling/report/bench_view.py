@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from operator import itemgetter
+from collections.abc import Iterator
 from typing import Any
 
 from bridge_profiling.compare.bench import AgainstBench
-from bridge_profiling.report import words
+from bridge_profiling.report import tables, words
 from bridge_profiling.report.rows import group_name
-from bridge_profiling.report.tables import most
-from bridge_profiling.report.views import Row, SectionView, TableView, ms, of, table
+from bridge_profiling.report.views import Row, SectionView, TableView
 
 #: Kinds of communication in sentences, and rows in tables: those with the most time.
 _SAID, _SHOWN = 3, 24
@@ -34,8 +32,7 @@ def section(bench: AgainstBench | None) -> SectionView:
 def _sentences(bench: AgainstBench) -> Iterator[str]:
     communication = _by_time(bench)
     for row in [row for row in communication if row["reached_share"] is not None][:_SAID]:
-        group = " on ".join(filter(None, (group_name(row["group"]), _ranks(row))))
-        yield f"{row['operation']} in group {group} {_reached(row, 'bus_bandwidth_gbs')}"
+        yield f"{row['operation']} in group {_group(row, ' on ')} {_reached(row, 'bus_bandwidth_gbs')}"
     for row in bench.copies.to_pylist():
         if row["reached_share"] is not None:
             yield f"{row['direction']} of {row['host_memory']} memory {_reached(row, 'bandwidth_gbs')}"
@@ -67,54 +64,30 @@ def _reached(row: Row, bandwidth: str) -> str:
 
 def alone_tables(bench: AgainstBench) -> list[TableView]:
     """Communication and copies compared with the benchmark."""
-    shown, note = most(_by_time(bench), _SHOWN)
-    operation: dict[str, Any] = {"operation": itemgetter("operation"), "group": _group}
-    kind = {"copies": itemgetter("direction"), "memory": itemgetter("host_memory")}
-    title = f"Communication compared with the benchmark ({bench.path})"
-    communication = operation | _reached_columns("bus_bandwidth_gbs", "transfer_us")
-    copies = kind | _reached_columns("bandwidth_gbs", "copy_us")
+    communication = [row | {"group": _group(row, ", ")} for row in _by_time(bench)]
     found = [
-        table("bench-communication", title, shown, communication, note=note, python="against_bench.communication"),
-        table(
-            "bench-copies",
-            "Copies compared with the benchmark",
-            bench.copies.to_pylist(),
-            copies,
-            python="against_bench.copies",
-        ),
+        tables.view("bench-communication", communication, _SHOWN, path=str(bench.path)),
+        tables.view("bench-copies", bench.copies.to_pylist()),
     ]
     return [each for each in found if each.rows]
-
-
-def _reached_columns(bandwidth: str, duration: str) -> dict[str, Any]:
-    return {
-        "share of benchmark": of("reached_share", words.percent),
-        "GB/s": of(bandwidth, words.bandwidth),
-        "benchmark GB/s": of(f"alone_{bandwidth}", words.bandwidth),
-        "ms": ms(duration),
-        "benchmark ms": ms("alone_us"),
-        "compared": lambda row: f"{row['compared_count']:,} of {row['count']:,}",
-    }
 
 
 def _by_time(bench: AgainstBench) -> list[dict[str, Any]]:
     return sorted(bench.communication.to_pylist(), key=lambda row: -(row["transfer_us"] or 0.0))
 
 
-def _ranks(row: Row) -> str:
-    """The ranks of a group, if they are few."""
+def _group(row: Row, separator: str) -> str:
+    """A group, and its ranks if they are few."""
     members = json.loads(row["group_ranks"] or "[]")
-    return words.ranks(members) if 0 < len(members) <= 8 else ""
-
-
-def _group(row: Row) -> str:
-    return ", ".join(filter(None, (group_name(row["group"]), _ranks(row))))
+    return separator.join(filter(None, (group_name(row["group"]), words.ranks(members) if 0 < len(members) <= 8 else "")))
 
 
 def result_table(result: dict[str, Any]) -> TableView:
     """One result of `bridge-profiling bench`, as written to its document."""
-    title, columns = _RESULTS[result["kind"]](result)
-    return table(result["kind"], title, result["rows"], columns)
+    said: dict[str, Any] = {name: str(value) for name, value in result.items() if isinstance(value, (str, int))}
+    declared = "bench-of-copies" if result["kind"] == "copies" else result["kind"]
+    on_hosts = words.counted(result.get("hosts", 1), "host")
+    return tables.view(declared, result["rows"], shown_as=result["kind"], on_hosts=on_hosts, **said)
 
 
 def recommendation(result: dict[str, Any]) -> str:
@@ -124,90 +97,3 @@ def recommendation(result: dict[str, Any]) -> str:
         return ""
     prefetch = f", prefetch_factor={chosen['prefetch']}" if chosen["prefetch"] else ""
     return f"Use num_workers={chosen['workers']}, pin_memory={chosen['pin_memory']}{prefetch}: {chosen['reason']}"
-
-
-_Columns = tuple[str, dict[str, Callable[[Any], Any]]]
-
-
-def _correct(row: Row) -> str:
-    return "yes" if row["correct"] else "NO"
-
-
-def _digits(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
-
-
-def _bounds(name: str, text: Callable[[float], str]) -> Callable[[Row], str]:
-    def bounds(row: Row) -> str:
-        estimate = row[name]
-        if estimate is None:
-            return words.UNKNOWN
-        if estimate["low"] is None or estimate["high"] is None:
-            return f"{words.UNKNOWN} of {estimate['count']}"
-        return f"{text(estimate['low'])}–{text(estimate['high'])}"
-
-    return bounds
-
-
-def _estimate(name: str, part: str, text: Callable[[float], str] = words.number) -> Callable[[Row], str]:
-    return lambda row: words.UNKNOWN if row[name] is None else text(row[name][part])
-
-
-_TIME = {
-    "µs": _estimate("time_us", "median", _digits),
-    "95% of medians": _bounds("time_us", _digits),
-}
-
-
-def _collectives(result: dict[str, Any]) -> _Columns:
-    where = f"{result['world_size']} ranks on {words.counted(result['hosts'], 'host')}"
-    return f"communication of {where}, {result['backend']}, {result['dtype']}, {result['device']}", {
-        "operation": lambda row: row["operation"].replace("_", "-"),
-        "message": of("message_bytes", words.binary_size),
-        **_TIME,
-        "algorithm GB/s": of("algorithm_bandwidth_gbs", words.bandwidth),
-        "bus GB/s": of("bus_bandwidth_gbs", words.bandwidth),
-        "correct": _correct,
-    }
-
-
-def _copies(result: dict[str, Any]) -> _Columns:
-    return f"copies, {result['device']}", {
-        "kind": lambda row: f"{row['direction']} {row['host_memory']}",
-        "size": of("bytes", words.binary_size),
-        **_TIME,
-        "GB/s": of("bandwidth_gbs", words.bandwidth),
-        "correct": _correct,
-    }
-
-
-def _data_loader(result: dict[str, Any]) -> _Columns:
-    # The mean over the whole time is what training gets; the bounds are those of the median, which pauses hardly affect.
-    return f"data loader {result['subject']} alone", {
-        "workers": of("workers", str),
-        "pinned": lambda row: "yes" if row["pin_memory"] else "no",
-        "prefetch": of("prefetch"),
-        "batches/s": _estimate("batches_per_s", "mean"),
-        "median": _estimate("batches_per_s", "median"),
-        "95% of medians": _bounds("batches_per_s", words.number),
-        "samples/s": _estimate("samples_per_s", "mean"),
-        "first batch, s": of("first_batch_s", lambda value: words.UNKNOWN if value is None else f"{value:.2f}"),
-        "status": lambda row: row["status"],
-    }
-
-
-def _step(result: dict[str, Any]) -> _Columns:
-    def in_ms(value: float) -> str:
-        return f"{value / 1e3:.4g}"
-
-    return f"step {result['subject']}, {result['device']}", {
-        "iterations": lambda row: f"{row['iterations']} after {row['warmup']} to warm up",
-        "ms": _estimate("time_us", "median", in_ms),
-        "95% of medians": _bounds("time_us", in_ms),
-        "mean ms": _estimate("time_us", "mean", in_ms),
-        "iterations/s": _estimate("iterations_per_s", "median"),
-        "samples/s": _estimate("samples_per_s", "median"),
-    }
-
-
-_RESULTS = {"collectives": _collectives, "copies": _copies, "data_loader": _data_loader, "step": _step}

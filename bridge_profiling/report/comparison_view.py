@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from operator import itemgetter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
-
-import pyarrow as pa
 
 from bridge_profiling.compare import Comparison, Series, SeriesRun, changed
 from bridge_profiling.compare.steps import OUTLIERS
 from bridge_profiling.facts.parts import BY_CAUSE
 from bridge_profiling.facts.statistics import LEVEL, Change, Estimate
-from bridge_profiling.report import figures, words
-from bridge_profiling.report.memory_view import first_of, signed
-from bridge_profiling.report.tables import copy_kind
-from bridge_profiling.report.views import Cell, FigureView, PageView, Row, SectionView, TableView, Verdict, ms, of, table
+from bridge_profiling.report import figures, tables, words
+from bridge_profiling.report.rows import Rows
+from bridge_profiling.report.views import FigureView, PageView, Row, SectionView, TableView, Verdict
 
 #: Rows of a table of events, and ranks in a table; the JSON has all.
 _SHOWN, _RANKS = 10, 8
 
 #: Parts of the iterations of a series with a column of their own; the figure has the others.
 _PARTS = 4
-
-Rows = list[dict[str, Any]]
 
 #: Names of an iteration's parts.
 PARTS = {name: text for name, (text, _) in figures.PARTS.items()} | {OUTLIERS: "median less mean: outlying iterations"}
@@ -120,119 +113,63 @@ def _evidence(comparison: Comparison) -> Iterator[str]:
 
 def _tables(comparison: Comparison) -> Iterator[tuple[str, str, TableView]]:
     """An id, a short name and a table each."""
-    topics = {"what": "topic", "concerns": "concerns", "base": "base", "other": "other", "consequence": "means"}
-    columns: dict[str, Any] = {heading: itemgetter(name) for heading, name in topics.items()}
-    differing = table("differences", "Differences between the runs", map(vars, comparison.differences), columns)
-    yield "comparability", "Comparability", differing
-    yield "parts", "By cause", _parts("by cause", comparison.by_cause, comparison)
-    yield "parts-by-activity", "By activity", _parts("by activity", comparison.by_activity, comparison)
-    yield "ranks", "Ranks", _ranks(comparison.ranks.to_pylist())
-    yield "kernels", "Kernels", _events("Kernels", comparison.kernels)
-    yield "copies", "Copies", _events("Copies", comparison.copies, copy_kind)
-    yield "communication", "Communication", _communication(comparison.communication.to_pylist())
+    yield "comparability", "Comparability", tables.view("differences", [vars(each) for each in comparison.differences])
+    yield "parts", "By cause", tables.view("parts-by-cause", _parts(comparison.by_cause, comparison))
+    yield "parts-by-activity", "By activity", tables.view("parts-by-activity", _parts(comparison.by_activity, comparison))
+    ranks = comparison.ranks.to_pylist()
+    ranks = [row | {"most": _changed_most(row)} for row in ranks] if any(row["change_duration_us"] for row in ranks) else []
+    yield "ranks", "Ranks", tables.view("by-rank", ranks, _RANKS)
+    yield "kernels", "Kernels", _events("kernels", "Kernels", changed(comparison.kernels))
+    copies = [row | {"name": tables.copy_kind(row)} for row in changed(comparison.copies)]
+    yield "copies", "Copies", _events("copies", "Copies", copies)
+    found = [
+        row for row in comparison.communication.to_pylist() if row["change"] is not None or abs(row["change_wait_us"]) >= 1
+    ]
+    sent = tables.view("changed-communication", found, _SHOWN, shown_as="communication")
+    yield "communication", "Communication", sent
     title = "Host operators, own time over the whole capture, profiler overhead included,"
-    yield "operators", "Operators", _events(title, comparison.operators)
-    yield "memory", "Memory", _memory(comparison.memory.to_pylist())
-    yield "allocation-sites", "Allocation sites", _sites(comparison.memory_sites.to_pylist())
+    yield "operators", "Operators", _events("host", title, changed(comparison.operators))
+    devices = comparison.memory.to_pylist()
+    devices = [row for row in devices if row["change_peak_bytes"] or row["change_growth_bytes_per_iteration"]]
+    yield "memory", "Memory", tables.view("changed-memory", devices, _RANKS, shown_as="memory")
+    sites = [row for row in comparison.memory_sites.to_pylist() if abs(row["change_bytes_at_peak"]) >= 1 << 20]
+    yield "allocation-sites", "Allocation sites", tables.view("changed-sites", sites, _SHOWN, shown_as="sites")
     sides = (("new", comparison.findings_came), ("gone", comparison.findings_went))
-    rows = [(word, finding.id, finding.title) for word, found in sides for finding in found]
-    columns = {heading: itemgetter(place) for place, heading in enumerate(("change", "id", "finding"))}
-    yield "findings", "Findings", table("findings", "Findings that differ", rows, columns, name_last=True)
+    findings = [{"change": word, "id": each.id, "finding": each.title} for word, mine in sides for each in mine]
+    yield "findings", "Findings", tables.view("changed-findings", findings, shown_as="findings")
 
 
-def _parts(view: str, parts: dict[str, Change], comparison: Comparison) -> TableView:
-    whole, shown = comparison.profiled, {}
-    if whole is not None and not comparison.empty:
-        # A part that is nothing on both sides has no row.
-        shown = {
-            PARTS[name]: part
-            for name, part in parts.items()
-            if (abs(part.change) if name == OUTLIERS else max(abs(part.base), abs(part.other))) >= 0.5
-        } | {"median iteration of the captures": whole}
-    columns: dict[str, Any] = {
-        "part": itemgetter("part"),
-        "base": ms("base"),
-        "other": ms("other"),
-        "change": _change_ms("change"),
-        f"{LEVEL:.0%} interval": lambda row: (
-            words.UNKNOWN
-            if row["low"] is None
-            else f"{words.ms(row['low'], signed=True)} to {words.ms(row['high'], signed=True)}"
-        ),
-    }
-    rows = [{"part": name, "change": part.change, **vars(part)} for name, part in shown.items()]
-    return table(f"parts-{view.replace(' ', '-')}", f"The change {view}, ms; the parts add up", rows, columns)
+def _parts(parts: dict[str, Change], comparison: Comparison) -> Rows:
+    whole = comparison.profiled
+    if whole is None or comparison.empty:
+        return []
+    # A part that is nothing on both sides has no row.
+    shown = {
+        PARTS[name]: part
+        for name, part in parts.items()
+        if (abs(part.change) if name == OUTLIERS else max(abs(part.base), abs(part.other))) >= 0.5
+    } | {"median iteration of the captures": whole}
+    return [
+        {
+            "part": name,
+            "base_us": part.base,
+            "other_us": part.other,
+            "change_us": part.change,
+            "interval": words.UNKNOWN
+            if part.low is None
+            else f"{words.ms(part.low, signed=True)} to {words.ms(part.high, signed=True)}",
+        }
+        for name, part in shown.items()
+    ]
 
 
-def _change_ms(name: str) -> Callable[[Row], Cell]:
-    return of(name, lambda time_us: words.ms(time_us, signed=True))
+def _changed_most(row: Row) -> str:
+    changed_us = row[f"change_{row['largest']}"]
+    return f"{PARTS[row['largest']]} {words.ms(changed_us, signed=True)}" if row["change_duration_us"] else ""
 
 
-def _sides(heading: str, name: str, text: Callable[[Any], str]) -> dict[str, Callable[[Row], Cell]]:
-    return {f"{heading}, {side}": of(f"{side}_{name}", text) for side in ("base", "other")}
-
-
-def _ranks(rows: Rows) -> TableView:
-    shown = rows[:_RANKS] if any(row["change_duration_us"] for row in rows) else []
-    columns = {
-        "rank": of("rank", str),
-        "base": ms("base_duration_us"),
-        "other": ms("other_duration_us"),
-        "change": _change_ms("change_duration_us"),
-        "part that changed most": lambda row: (
-            f"{PARTS[row['largest']]} {words.ms(row['change_' + row['largest']], signed=True)}"
-            if row["change_duration_us"]
-            else ""
-        ),
-    }
-    return table("by-rank", f"Mean iteration by rank, ms, {len(shown)} of {len(rows)}", shown, columns, of_ranks=True)
-
-
-def _events(title: str, rows: pa.Table, name: Callable[[Row], str] = itemgetter("name")) -> TableView:
-    columns = {
-        "change": itemgetter("change"),
-        **_sides("calls", "count", "{:g}".format),
-        **_sides("µs per call", "mean_us", lambda value: words.UNKNOWN if value is None else f"{value:.1f}"),
-        "ms per iteration": _change_ms("change_us"),
-        "name": name,
-    }
-    full = f"{title} that changed, {{}}, per iteration and rank"
-    return first_of(title.split()[0].lower(), full, changed(rows), _SHOWN, columns, name_last=True)
-
-
-def _communication(rows: Rows) -> TableView:
-    found = [row for row in rows if row["change"] is not None or abs(row["change_wait_us"]) >= 1]
-    columns = {
-        "change": lambda row: row["change"] or words.UNKNOWN,
-        **_sides("calls", "count", "{:g}".format),
-        **_sides("data", "bytes", words.size),
-        "transfer ms": _change_ms("change_us"),
-        "waiting ms": _change_ms("change_wait_us"),
-        "operation": lambda row: f"{row['operation']} {row['group']} of {row['group_size']}",
-    }
-    return first_of("communication", "Communication per iteration and rank", found, _SHOWN, columns, name_last=True)
-
-
-def _memory(rows: Rows) -> TableView:
-    found = [row for row in rows if row["change_peak_bytes"] or row["change_growth_bytes_per_iteration"]]
-    columns = {
-        "rank": of("rank", str),
-        **_sides("peak", "peak_bytes", words.memory),
-        "change": signed("change_peak_bytes"),
-        "change of growth per iteration": signed("change_growth_bytes_per_iteration"),
-    }
-    return first_of("memory", "Memory, {} devices", found, _RANKS, columns, of_ranks=True)
-
-
-def _sites(rows: Rows) -> TableView:
-    found = [row for row in rows if abs(row["change_bytes_at_peak"]) >= 1 << 20]
-    columns = {
-        "base": of("before_bytes_at_peak", words.memory),
-        "other": of("after_bytes_at_peak", words.memory),
-        "change": signed("change_bytes_at_peak"),
-        "allocation site": itemgetter("site"),
-    }
-    return first_of("sites", "Memory at the peak by allocation site, {}", found, _SHOWN, columns, name_last=True)
+def _events(id: str, what: str, rows: Rows) -> TableView:
+    return tables.view("changed-events", rows, _SHOWN, shown_as=id, what=what)
 
 
 def _limitations(comparison: Comparison) -> list[str]:
@@ -331,26 +268,13 @@ def _tables_of_series(series: Series, names: Sequence[str]) -> list[TableView]:
     rows = [
         vars(run)
         | {"run": number, "name": name, **dict.fromkeys(parts), **run.parts}
-        | {"rest": sum(run.parts[part] for part in BY_CAUSE if part not in parts) if run.parts else None}
+        | {"rest_us": sum(run.parts[part] for part in BY_CAUSE if part not in parts) if run.parts else None}
+        | {"median": _median(run.step_us), "first": _change(run.against_first), "previous": _change(run.against_previous)}
         for number, (run, name) in enumerate(zip(series.runs, names, strict=True), 1)
     ]
-    number, name = {"run": of("run", str)}, {"name": itemgetter("name")}
-    times = {
-        "captured": of("captured_ns", words.date),
-        "median ms": lambda row: _median(row["step_us"]),
-        "iterations": of("samples", str),
-        "against first": lambda row: _change(row["against_first"]),
-        "against previous": lambda row: _change(row["against_previous"]),
-    }
-    split = {PARTS[part]: ms(part) for part in parts}
-    split |= {"other parts": ms("rest"), "peak memory": of("peak_bytes", words.memory)}
     which = "without profiling" if series.evidence == "unprofiled" else "in the captures"
-    title = f"Median of the iterations {which}, with its {LEVEL:.0%} interval"
-    parts_title = "The mean captured iteration by cause, ms, and the peak of device memory"
-    return [
-        table("runs", title, rows, number | times | name, name_last=True),
-        table("run-parts", parts_title, rows, number | split | name, name_last=True),
-    ]
+    split = {PARTS[part]: part for part in parts}
+    return [tables.view("runs", rows, which=which), tables.view("run-parts", rows, more=split)]
 
 
 def _shown_parts(runs: Sequence[SeriesRun]) -> list[str]:

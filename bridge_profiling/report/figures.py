@@ -7,7 +7,6 @@ text and background.
 from __future__ import annotations
 
 import html
-from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from itertools import accumulate, cycle
 from math import sqrt
@@ -24,7 +23,7 @@ from bridge_profiling.report.views import Figure, Row
 #: Colors of allocation sites, the last for the rest. Colors that people with color blindness can tell apart, after Okabe and
 #: Ito (https://jfly.uni-koeln.de/color/), those of one family in one hue. Parts of an iteration, also on CPUs, measures of it,
 #: kinds of work, names of groups; properties that figures share. The scale of heat maps suits white and black.
-_SITES, COLORS, PARTS, HOST_PARTS, MEASURES, KIND_NAMES, GROUPS, _STYLES = words.resource("theme").values()
+_SITES, COLORS, PARTS, HOST_PARTS, MEASURES, KIND_NAMES, GROUPS, STYLES = words.resource("theme").values()
 
 #: Two ways to divide the same bar.
 VIEWS = {"cause": BY_CAUSE, "activity": BY_ACTIVITY}
@@ -56,7 +55,7 @@ _LEAST, _GREATEST = 1.0, 10_000.0
 
 def figure(data: list[dict[str, Any]], height: int, **layout: Any) -> Figure:
     """A figure with the margins, legend and hover that all share; `layout` overrides them."""
-    return {"data": data, "layout": {"height": height, **_STYLES["layout"], **layout}}
+    return {"data": data, "layout": {"height": height, **STYLES["layout"], **layout}}
 
 
 def plain_texts(value: Any, key: str = "") -> Any:
@@ -76,7 +75,7 @@ def plain_texts(value: Any, key: str = "") -> Any:
 
 def axis(title: str, **more: Any) -> dict[str, Any]:
     """An axis with a title and a light grid."""
-    return {"title": {"text": title}, **_STYLES["axis"], **more}
+    return {"title": {"text": title}, **STYLES["axis"], **more}
 
 
 def _names() -> dict[str, Any]:
@@ -93,7 +92,7 @@ def bars_figure(
     color: str = "muted",
 ) -> Figure:
     """Horizontal bars, one value for each label; highlighted labels stand out."""
-    trace = _STYLES["bars"] | {
+    trace = STYLES["bars"] | {
         "y": list(labels),
         "x": [None if value is None else round(value, 4) for value in values],
         "marker": {"color": [COLORS["highlight"] if label in highlighted else COLORS[color] for label in labels]},
@@ -110,60 +109,47 @@ def visible_parts(rows: Sequence[Row], view: str = "cause") -> list[str]:
 
 def attribution_figure(rows: Sequence[Row], view: str = "cause", title: str = "ms of the median iteration") -> Figure:
     """Rows of `Run.attribution` as stacked bars, named by `label` or rank; `view` divides them by `cause` or `activity`."""
-    labels = [str(row.get("label", f"rank {row.get('rank')}")) for row in rows]
-    traces = []
-    for part in visible_parts(rows, view):
-        name, color = PARTS[part]
-        traces.append(stacked_bar(name, color, labels, rows, part))
-    return stacked(traces, len(rows), title)
+    return _stacked(rows, {part: PARTS[part] for part in visible_parts(rows, view)}, title)
 
 
 def host_figure(rows: Sequence[Row]) -> Figure:
     """Rows of `rows.mean_host_iterations` as stacked bars."""
-    labels = [f"rank {row['rank']}" for row in rows]
-    shown = [(part, *of) for part, of in HOST_PARTS.items() if any(row[part] for row in rows)]
-    return stacked(
-        [stacked_bar(name, color, labels, rows, part) for part, name, color in shown], len(rows), "ms of the mean iteration"
-    )
+    shown = {part: of for part, of in HOST_PARTS.items() if any(row[part] for row in rows)}
+    return _stacked(rows, shown, "ms of the mean iteration")
 
 
-def stacked_bar(name: str, color: str, labels: Sequence[str], rows: Sequence[Row], part: str) -> dict[str, Any]:
-    """One part of every bar of a stacked figure: a column of rows that have `duration_us` as well."""
-    return {
-        "type": "bar",
-        "orientation": "h",
-        "name": name,
-        "y": list(labels),
-        "x": [round(row[part] / 1e3, 4) for row in rows],
-        "customdata": [round(row[part] / row["duration_us"], 5) if row["duration_us"] else 0.0 for row in rows],
-        "marker": {"color": COLORS[color], "line": {"width": 0}},
-        "hovertemplate": "%{y}<br>%{x:.2f} ms, %{customdata:.1%} of the iteration<extra>%{fullData.name}</extra>",
-    }
-
-
-def stacked(traces: list[dict[str, Any]], bars: int, title: str) -> Figure:
-    """Stacked bars of parts from `stacked_bar`."""
-    height = 130 + max(bars, 2) * (34 if bars <= 16 else 17)
+def _stacked(rows: Sequence[Row], parts: Mapping[str, tuple[str, str]], title: str) -> Figure:
+    """A stacked bar for each row, of columns with a name and a color each."""
+    labels = [str(row.get("label", f"rank {row.get('rank')}")) for row in rows]
+    traces = [
+        STYLES["stacked"]
+        | {
+            "name": name,
+            "y": labels,
+            "x": [round(row[part] / 1e3, 4) for row in rows],
+            "customdata": [round(row[part] / row["duration_us"], 5) if row["duration_us"] else 0.0 for row in rows],
+            "marker": {"color": COLORS[color], "line": {"width": 0}},
+        }
+        for part, (name, color) in parts.items()
+    ]
+    height = 130 + max(len(rows), 2) * (34 if len(rows) <= 16 else 17)
     return figure(traces, height, barmode="stack", bargap=0.25, xaxis=axis(title), yaxis=_names())
 
 
 def communication_figure(rows: Sequence[Row]) -> Figure:
     """Transfer and waiting of rows of `rows.by_group`; those whose transfer is unknown have no bar."""
     rows = [row for row in rows if row["transfer_us"] is not None]
+    waiting = "waiting for the last rank, mean of the ranks"
     bars = [
-        {
-            "type": "bar",
-            "orientation": "h",
+        STYLES["stacked"]
+        | {
             "name": name,
             "y": [row["label"] for row in rows],
             "x": [None if row[part] is None else round(row[part] / 1e3, 4) for row in rows],
             "marker": {"color": COLORS[color]},
             "hovertemplate": "%{y}<br>%{x:.3f} ms per iteration<extra>" + color + "</extra>",
         }
-        for part, name, color in (
-            ("transfer_us", "transfer", "communication"),
-            ("wait_us", "waiting for the last rank, mean of the ranks", "waiting"),
-        )
+        for part, name, color in (("transfer_us", "transfer", "communication"), ("wait_us", waiting, "waiting"))
     ]
     height, margin = 120 + max(len(rows), 2) * 30, {"l": 240, "r": 20, "t": 40, "b": 50}
     return figure(bars, height, barmode="stack", bargap=0.3, margin=margin, xaxis=axis("ms per iteration"), yaxis=_names())
@@ -179,7 +165,7 @@ def change_figure(parts: Mapping[str, Change], whole: Change, names: tuple[str, 
     room = max(0.15 * (high - low), 0.01 * high)
     texts = [f"{whole.base / 1e3:.2f}", *(f"{part.change / 1e3:+.2f}" for part in shown.values()), f"{whole.other / 1e3:.2f}"]
     places = list(range(len(labels)))
-    trace = _STYLES["waterfall"] | {
+    trace = STYLES["waterfall"] | {
         "measure": ["absolute", *("relative" for _ in shown), "total"],
         "y": places,  # names of runs may be equal, places are not
         "x": [round(value / 1e3, 4) for value in values],
@@ -201,16 +187,13 @@ def series_figure(labels: Sequence[str], medians: Sequence[Estimate | None], cha
     """The median iteration of each run with its interval, in order; runs that differ from the previous one stand out."""
     points = [(number, estimate) for number, estimate in enumerate(medians, 1) if estimate is not None]
     reach = [0.0 if each.high is None else each.high - each.value for _, each in points]
-    trace = {
-        "type": "scatter",
-        "mode": "lines+markers",
+    trace = STYLES["series"] | {
         "x": [number for number, _ in points],
         "y": [round(each.value / 1e3, 4) for _, each in points],
         "error_y": {"type": "data", "array": [round(each / 1e3, 4) for each in reach], "thickness": 1.2, "width": 4},
         "customdata": [labels[number - 1] for number, _ in points],
         "line": {"color": COLORS["muted"], "width": 1.5},
         "marker": {"size": 9, "color": [COLORS["highlight" if changed[number - 1] else "compute"] for number, _ in points]},
-        "hovertemplate": "%{customdata}<br>%{y:.3f} ms<extra></extra>",
     }
     return figure(
         [trace],
@@ -225,7 +208,7 @@ def series_figure(labels: Sequence[str], medians: Sequence[Estimate | None], cha
 
 
 def _heat_map(x: Sequence[str], y: Sequence[str], z: list[list[float | None]], hover: str, **more: Any) -> dict[str, Any]:
-    return _STYLES["heat_map"] | {"x": x, "y": y, "z": z, "hovertemplate": hover + "<extra></extra>", **more}
+    return STYLES["heat_map"] | {"x": x, "y": y, "z": z, "hovertemplate": hover + "<extra></extra>", **more}
 
 
 def iterations_figure(rows: Sequence[Row], measure: str = "own_us") -> Figure:
@@ -331,7 +314,7 @@ def _points(
     """Points with details to hover over."""
     x, y = ([round(each[end], 3) for each in places] for end in (0, 1))
     details = [[round(each, 4) if isinstance(each, float) else each for each in row] for row in details]
-    return _STYLES[style] | {"type": "scatter", "name": name, "x": x, "y": y, "customdata": details, "marker": marker}
+    return STYLES[style] | {"type": "scatter", "name": name, "x": x, "y": y, "customdata": details, "marker": marker}
 
 
 def _areas(rows: Rows, all_rows: Rows) -> dict[str, Any]:
@@ -344,7 +327,7 @@ def _roof(precision: str, peak: float, bandwidth: float, color: str) -> dict[str
     ridge = peak / bandwidth
     intensities = sorted({_LEAST, min(max(ridge, _LEAST), _GREATEST), _GREATEST})
     text = f"{peak:,.0f} TFLOP/s of {precision} from {ridge:,.0f} FLOP per byte on; memory of {bandwidth:g} TB/s"
-    return _STYLES["roof"] | {
+    return STYLES["roof"] | {
         "type": "scatter",
         "x": intensities,
         "y": [round(min(peak, intensity * bandwidth), 3) for intensity in intensities],
@@ -353,55 +336,32 @@ def _roof(precision: str, peak: float, bandwidth: float, color: str) -> dict[str
     }
 
 
-def counters_figure(rows: Sequence[Row]) -> Figure:
+def counters_figure(rows: Rows) -> Figure:
     """One device's counters in percent over time: those with the highest means at first, the others on request."""
-    by_name: dict[str, list[Row]] = defaultdict(list)
-    for row in rows:
-        by_name[row["metric"]].append(row)
+    by_name = grouped(rows, "metric")
     order = sorted(by_name, key=lambda name: -sum(row["value"] for row in by_name[name]) / len(by_name[name]))
     traces = [
-        {
-            "type": "scatter",
-            "mode": "lines",
+        STYLES["sampled"]
+        | {
             "name": name,
             "x": [round(row["time_us"] / 1e3, 3) for row in by_name[name]],
             "y": [round(row["value"], 2) for row in by_name[name]],
-            "line": {"width": 1.2},
             "visible": True if place < _COUNTERS_SHOWN else "legendonly",
-            "hovertemplate": "%{y:.1f}% at %{x:.1f} ms<extra>%{fullData.name}</extra>",
         }
         for place, name in enumerate(order)
     ]
-    below = 60 + _LINE * len(traces)
-    return figure(
-        traces,
-        20 + _PICTURE + below,
-        margin={"l": 70, "r": 20, "t": 20, "b": below},
-        xaxis=axis("ms since the first marked iteration began", automargin=False),
-        yaxis=axis("%", rangemode="tozero"),
-        legend=_LEGEND_BELOW,
-    )
+    return _over_time(traces, "ms since the first marked iteration began", "%")
 
 
-def memory_figure(by_site: Sequence[Row], timeline: Sequence[Row]) -> Figure:
+def memory_figure(by_site: Rows, timeline: Rows) -> Figure:
     """One device's memory over time, stacked by allocation site where a snapshot names sites."""
     zero = min((row["time_ns"] for row in (*by_site, *timeline)), default=0)
 
     def line(rows: Sequence[Row], column: str, name: str, style: dict[str, Any], **more: Any) -> dict[str, Any]:
-        return {
-            "type": "scatter",
-            "mode": "lines",
-            "name": name,
-            "x": [round((row["time_ns"] - zero) / 1e6, 3) for row in rows],
-            "y": [round(row[column] / 2**20, 2) for row in rows],
-            "line": {"shape": "hv", **style},
-            "hovertemplate": "%{y:,.1f} MiB at %{x:.1f} ms<extra>%{fullData.name}</extra>",
-            **more,
-        }
+        x, y = [round((row["time_ns"] - zero) / 1e6, 3) for row in rows], [round(row[column] / 2**20, 2) for row in rows]
+        return STYLES["memory"] | {"name": name, "x": x, "y": y, "line": {"shape": "hv", **style}, **more}
 
-    sites: dict[str, list[Row]] = defaultdict(list)
-    for row in by_site:
-        sites[row["site"]].append(row)
+    sites = grouped(by_site, "site")
     traces = [
         line(rows, "bytes", _short_site(name), {"width": 0.5, "color": _SITES[min(place, len(_SITES) - 1)]}, stackgroup="sites")
         for place, (name, rows) in enumerate(sites.items())
@@ -413,15 +373,15 @@ def memory_figure(by_site: Sequence[Row], timeline: Sequence[Row]) -> Figure:
         rows = [row for row in timeline if row[column] is not None]
         if rows and not (column == "allocated_bytes" and sites):  # the upper edge of the areas is the allocated memory
             traces.append(line(rows, column, name, {"dash": dash, "width": 1.5, "color": COLORS[color]}))
+    return _over_time(traces, "ms since the recording began", "MiB")
+
+
+def _over_time(traces: list[dict[str, Any]], time: str, unit: str) -> Figure:
+    """Lines over time, with a legend below."""
     below = 60 + _LINE * len(traces)
-    return figure(
-        traces,
-        20 + _PICTURE + below,
-        margin={"l": 70, "r": 20, "t": 20, "b": below},
-        xaxis=axis("ms since the recording began", automargin=False),
-        yaxis=axis("MiB", rangemode="tozero"),
-        legend=_LEGEND_BELOW,
-    )
+    margin = {"l": 70, "r": 20, "t": 20, "b": below}
+    across, up = axis(time, automargin=False), axis(unit, rangemode="tozero")
+    return figure(traces, 20 + _PICTURE + below, margin=margin, xaxis=across, yaxis=up, legend=_LEGEND_BELOW)
 
 
 def _short_site(site: str) -> str:

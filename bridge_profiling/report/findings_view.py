@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from functools import partial
 from statistics import median
 from typing import Any
 
+from bridge_profiling.answers import Answers
 from bridge_profiling.findings import Event, Finding
 from bridge_profiling.report import tables, words
 from bridge_profiling.report.figures import attribution_figure, bars_figure
+from bridge_profiling.report.rows import of_source
 from bridge_profiling.report.timeline import Timeline, around_event
-from bridge_profiling.report.verdict import Summary
-from bridge_profiling.report.views import Cell, Figure, FigureView, FindingView, Row, TableView
+from bridge_profiling.report.verdict import Conclusion
+from bridge_profiling.report.views import Cell, Figure, FigureView, FindingView, TableView
 
 #: Events listed with a finding, and bars of a picture.
 _MOST_EVENTS, _MOST_BARS = 8, 24
@@ -23,37 +25,23 @@ _MOST_EVENTS, _MOST_BARS = 8, 24
 _COMMAND = ("ncu_command", "ncu_notes")
 
 
-def findings_view(summary: Summary, pictures: Pictures | None = None) -> list[FindingView]:
+def findings_view(run: Answers, found: Conclusion, pictures: Pictures | None = None) -> list[FindingView]:
     """Every finding; for a page with its picture, and with links into the page's timeline."""
-    return [_finding_view(place, finding, summary, pictures) for place, finding in enumerate(summary.findings, 1)]
-
-
-def _finding_view(place: int, finding: Finding, summary: Summary, pictures: Pictures | None) -> FindingView:
-    saving = finding.recoverable_us_per_iteration, finding.at_most_us_per_iteration
-    evidence = finding.evidence
-    picture = None if pictures is None else pictures.of(finding)
-    return FindingView(
-        number=place,
-        id=finding.id,
-        title=finding.title,
-        severe=finding.severe,
-        responsible=words.ranks(finding.ranks, len(summary.infos)) if finding.ranks else "",
-        gain=words.saving(*saving, share=summary.share),
-        about=words.milliseconds(saving[0]) if saving[0] is not None else "",
-        at_most=words.milliseconds(saving[1]) if saving[1] is not None else "",
-        confidence=str(finding.confidence),
-        reason=finding.confidence_reason and f"{finding.confidence_reason.rstrip('.')}.",
-        action=finding.action,
-        evidence=[
+    views = []
+    for number, finding in enumerate(found.findings, 1):
+        saving = finding.recoverable_us_per_iteration, finding.at_most_us_per_iteration
+        evidence = [
             (words.label(name), words.value(name, value))
-            for name, value in evidence.items()
+            for name, value in finding.evidence.items()
             if value not in (None, {}, [], ()) and name not in _COMMAND
-        ],
-        command=evidence.get("ncu_command", ""),
-        command_notes=[words.sentence(note) for note in evidence.get("ncu_notes", [])],
-        events=_events(place, finding.events, None if pictures is None else pictures.timeline),
-        figure=None if picture is None else FigureView(f"finding-{place}", {"finding": picture[0]}, picture[1]),
-    )
+        ]
+        responsible = words.ranks(finding.ranks, len(run.facts.infos)) if finding.ranks else ""
+        events = _events(number, finding.events, None if pictures is None else pictures.timeline)
+        picture = None if pictures is None else pictures.of(finding)
+        figure = None if picture is None else FigureView(f"finding-{number}", {"finding": picture[0]}, picture[1])
+        gain = words.saving(*saving, share=found.share)
+        views.append(FindingView(number, finding, responsible, gain, evidence, events, figure))
+    return views
 
 
 def _events(place: int, events: Sequence[Event], timeline: Timeline | None) -> TableView | None:
@@ -62,21 +50,17 @@ def _events(place: int, events: Sequence[Event], timeline: Timeline | None) -> T
         for event in events[:_MOST_EVENTS]
     ]
     left = len(events) - len(rows)
-    view = tables.view("events", rows, note=f"{left:,} more events." if left else "")
-    return replace(view, id=f"events-{place}", python=f"findings()[{place - 1}].events") if rows else None
+    view = tables.view("events", rows, shown_as=f"events-{place}", note=f"{left:,} more events." if left else "")
+    return replace(view, python=f"findings()[{place - 1}].events") if rows else None
 
 
 @dataclass(frozen=True)
 class Pictures:
     """Draws a picture of a finding's evidence from the answers: a figure and a sentence on what it shows."""
 
-    summary: Summary  # of the run
-    ranks: Sequence[Row]  # rows of `Run.ranks`
-    pipeline: Sequence[Row]  # rows of `Run.pipeline`
-    kernels: Sequence[Row]  # rows of `Run.kernels(by_rank=False)`
-    memory: Sequence[Row]  # rows of `Run.memory`
+    run: Answers
+    found: Conclusion
     timeline: Timeline  # of the page
-    entries: Mapping[int, Path]  # the directory of each rank's tables
 
     def of(self, finding: Finding) -> tuple[Figure, str] | None:
         """The picture for findings of this kind, else the first event in its timeline, else the attribution of time."""
@@ -84,17 +68,18 @@ class Pictures:
         return drawn or self._event(finding) or self._attribution(finding)
 
     def _event(self, finding: Finding) -> tuple[Figure, str] | None:
+        entries = {info.rank: entry for info, entry in self.run.entries()}
         for event in finding.events:
             window = self.timeline.window_of(event)
-            if window is not None and event.start_ns is not None and event.duration_us and event.rank in self.entries:
-                drawn = around_event(self.entries[event.rank], event, window, finding.events)
+            if window is not None and event.start_ns is not None and event.duration_us and event.rank in entries:
+                drawn = around_event(entries[event.rank], event, window, finding.events)
                 where = "the capture" if window.iteration is None else f"iteration {window.iteration}"
                 caption = f"Rank {event.rank} in {where}, around one of the events, which the upper lane shows."
                 return None if drawn is None else (drawn, caption)
         return None
 
     def _attribution(self, finding: Finding, view: str = "cause") -> tuple[Figure, str] | None:
-        rows = {row["rank"]: row for row in self.summary.attribution}
+        rows = {row["rank"]: row for row in self.found.on_devices}
         shown = _select(finding, list(rows))
         caption = f"The median iteration by {view}."
         return (attribution_figure([rows[rank] for rank in shown], view), caption) if shown else None
@@ -109,25 +94,27 @@ class Pictures:
     def _of_ranks(self, finding: Finding, column: str, caption: str) -> tuple[Figure, str] | None:
         """A column of `Run.ranks`, the median over the iterations."""
         found: dict[int, list[float]] = defaultdict(list)
-        for row in self.ranks:
+        for row in self.run.ranks().to_pylist():
             if row[column] is not None:
                 found[row["rank"]].append(row[column])
         return self._by_rank(finding, {rank: median(values) for rank, values in found.items()}, caption, "muted")
 
     def _exposed(self, finding: Finding) -> tuple[Figure, str] | None:
-        values = {row["rank"]: row["exposed_communication_us"] for row in self.summary.attribution}
+        values = {row["rank"]: row["exposed_communication_us"] for row in self.found.on_devices}
         caption = "Exposed communication of each rank, including waiting for other ranks"
         return self._by_rank(finding, values, caption, "communication")
 
     def _bubbles(self, finding: Finding) -> tuple[Figure, str] | None:
-        bars = {f"stage {row['stage']}": row["bubble_us"] / 1e3 for row in self.pipeline}
-        marked = {f"stage {row['stage']}" for row in self.pipeline if set(row["ranks"]) & set(finding.ranks)}
+        stages = self.run.pipeline().to_pylist()
+        bars = {f"stage {row['stage']}": row["bubble_us"] / 1e3 for row in stages}
+        marked = {f"stage {row['stage']}" for row in stages if set(row["ranks"]) & set(finding.ranks)}
         highlighted = marked if len(marked) < len(bars) else set()
         caption = "The bubble of each pipeline stage" + ("; responsible stages in orange." if highlighted else ".")
         return _bars(bars, "ms per iteration", caption, highlighted)
 
     def _kernels(self, finding: Finding) -> tuple[Figure, str] | None:
-        rows = [row for row in self.kernels if row["kind"] == "compute"][:10]
+        kernels = of_source(self.run, self.run.kernels(by_rank=False)).to_pylist()
+        rows = [row for row in kernels if row["kind"] == "compute"][:10]
         labels = [f"{place}. {row['name'][:46]}{'…' if len(row['name']) > 46 else ''}" for place, row in enumerate(rows, 1)]
         named = {event.name for event in finding.events}
         highlighted = {label for label, row in zip(labels, rows, strict=True) if row["name"] in named}
@@ -137,7 +124,7 @@ class Pictures:
 
     def _overhead(self, finding: Finding) -> tuple[Figure, str] | None:
         bars: dict[str, float] = {}
-        for manifest in self.summary.manifests[: _MOST_BARS // 2]:
+        for manifest in self.run.manifests[: _MOST_BARS // 2]:
             for text, profiled in (("profiled", True), ("not profiled", False)):
                 durations = manifest.durations_ns(profiled=profiled)
                 if durations:
@@ -147,7 +134,7 @@ class Pictures:
         return _bars(bars, "ms of the median iteration", caption, highlighted)
 
     def _memory(self, finding: Finding) -> tuple[Figure, str] | None:
-        rows = [row for row in self.memory if not finding.ranks or row["rank"] in finding.ranks][:_MOST_BARS]
+        rows = [row for row in self.run.memory().to_pylist() if not finding.ranks or row["rank"] in finding.ranks][:_MOST_BARS]
         measure, unit, caption = {
             "memory_growth": (
                 lambda row: (row["growth_bytes_per_iteration"] or 0.0) / 2**20,
@@ -182,15 +169,15 @@ def _select(finding: Finding, ranks: Sequence[int]) -> list[int]:
 
 _OWN = "Own time of each rank: the iteration without waiting for other ranks"
 _DRAWN: dict[str, Callable[[Pictures, Finding], Any]] = {
-    "straggler_compute": lambda pictures, finding: pictures._of_ranks(finding, "compute_us", "Compute of each rank"),
-    "straggler_host": lambda pictures, finding: pictures._of_ranks(finding, "own_us", _OWN),
+    "straggler_compute": partial(Pictures._of_ranks, column="compute_us", caption="Compute of each rank"),
+    "straggler_host": partial(Pictures._of_ranks, column="own_us", caption=_OWN),
     "pipeline_bubble": Pictures._bubbles,
     "exposed_communication": Pictures._exposed,
     "low_overlap": Pictures._exposed,
     "unmatched_communication": Pictures._exposed,
     "dominant_kernel": Pictures._kernels,
     "small_kernels": Pictures._kernels,
-    "low_device_busy": lambda pictures, finding: pictures._attribution(finding, "activity"),
+    "low_device_busy": partial(Pictures._attribution, view="activity"),
     "profiler_overhead": Pictures._overhead,
     "memory_headroom": Pictures._memory,
     "memory_fragmentation": Pictures._memory,

@@ -25,10 +25,9 @@ from bridge_profiling.facts.caveats import caveat
 from bridge_profiling.layout import number_ranges
 from bridge_profiling.printable import printable, shell_path
 from bridge_profiling.report import words
-from bridge_profiling.report.figures import COLORS, figure
+from bridge_profiling.report.figures import COLORS, STYLES, figure
 from bridge_profiling.report.page import write_output
 from bridge_profiling.report.rows import Rows
-from bridge_profiling.report.verdict import Summary
 from bridge_profiling.report.views import Figure, FigureView, SectionView, section
 
 #: Time that a stack weighs: the host's in it, or the device's in the work that it launched.
@@ -56,17 +55,11 @@ _FOLDED = re.compile(rb"rank \d+;thread ")
 #: Frames below this share of the rank's time are not drawn, so a page stays small.
 LEAST_SHARE = 0.005
 
-#: Levels that are drawn at a time: a click on a box shows those below it.
-_LEVELS = 24
-
-#: Height of a level and of what is above the boxes, in pixels.
-_LEVEL, _ABOVE = 22, 60
+#: Height of what is above the boxes, in pixels.
+_ABOVE = 60
 
 #: An outer frame with one callee that takes this share of its time says nothing.
 _SAME = 0.99
-
-#: On all colors of boxes, in light and dark.
-_TEXT = "#14181f"
 
 #: Characters of a frame's name; those that fit the whole width, and those of a label that is read after a click on its box.
 _NAME, _WIDTH, _LABEL = 300, 150, 16
@@ -194,16 +187,15 @@ def _frame(frame: str) -> dict[str, Any]:
     return {"name": frame} if found is None else {**found.groupdict(), "line": int(found["line"])}
 
 
-def flame_graph_section(run: Answers, summary: Summary, iterations: Rows) -> list[SectionView]:
+def flame_graph_section(run: Answers, iterations: Rows) -> list[SectionView]:
     """The section, with the slowest rank, else the first one; empty if no range of that rank is inside another one.
 
     Args:
         run: the run.
-        summary: its verdict.
-        iterations: rows of `Run.iterations` of `summary.source`.
+        iterations: rows of `Run.iterations` by the main source.
     """
-    slowest = next((row["rank"] for row in summary.stragglers if row["verdict"] != "no"), None)
-    rank = slowest if slowest is not None else min((info.rank for info in summary.infos), default=None)
+    slowest = next((row["rank"] for row in run.stragglers().to_pylist() if row["verdict"] != "no"), None)
+    rank = slowest if slowest is not None else min((info.rank for info in run.facts.infos), default=None)
     # Of this rank alone: those of all ranks took a twelfth of the time of a report.
     rows = [] if rank is None else run.facts.flame_graph_of(rank, LEAST_SHARE).to_pylist()
     if all(len(row["stack"]) < 2 for row in rows):
@@ -220,7 +212,7 @@ def flame_graph_section(run: Answers, summary: Summary, iterations: Rows) -> lis
         f"Stacks of rank {rank}{', the slowest rank' if slowest is not None else ''}: {of}. Frames below 0.5% are not drawn."
     )
     view = FigureView("flame", variants, caption, {str(weight): label for weight, label in _LABELS.items()})
-    whole = f"All frames of all ranks, for speedscope: bridge-profiling flamegraph {shell_path(summary.path)}"
+    whole = f"All frames of all ranks, for speedscope: bridge-profiling flamegraph {shell_path(run.path)}"
     return [section("flame", whole, notes=notes, figures=[view])]
 
 
@@ -276,19 +268,9 @@ def flame_graph_figure(rows: Rows, weight: Weight, title: str, iterations: int =
             label = name if len(name := short_name(frame)) <= room else f"{name[: room - 1]}…"
             add(str(place), parent, label, row[total], row["category"], frame, alone)
             waiting += [(each, str(place), depth + 1) for each in reversed(callees[place])]
-    trace |= {
-        "type": "icicle",
-        "branchvalues": "total",
-        "hovertemplate": "%{customdata[0]}<br>%{customdata[1]}, %{percentRoot:.1%} of all<br>%{customdata[2]}<extra></extra>",
-        "marker": {"colors": colors},
-        "tiling": {"orientation": "v", "pad": 1},
-        "maxdepth": _LEVELS,
-        "pathbar": {"thickness": _LEVEL, "textfont": {"color": _TEXT}},
-        "textposition": "middle left",
-        "textfont": {"color": _TEXT},
-        "leaf": {"opacity": 1},
-    }
-    height = _ABOVE + _LEVEL * min(deepest, _LEVELS)
+    style = STYLES["icicle"]
+    level, trace = style["pathbar"]["thickness"], style | trace | {"marker": {"colors": colors}}
+    height = _ABOVE + level * min(deepest, style["maxdepth"])
     return figure([trace], height, margin={"l": 10, "r": 10, "t": 30, "b": 10}, uniformtext={"minsize": 9, "mode": "hide"})
 
 

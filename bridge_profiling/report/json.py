@@ -20,8 +20,9 @@ from bridge_profiling.facts.parts import BY_CAUSE
 from bridge_profiling.facts.types import Row
 from bridge_profiling.report import measurements
 from bridge_profiling.report.figures import PARTS
+from bridge_profiling.report.rows import budget
 from bridge_profiling.report.run_document import Collective, Finding, RankAnswer
-from bridge_profiling.report.verdict import Summary, outcome, summarize, verdict
+from bridge_profiling.report.verdict import Conclusion, conclude, verdict
 
 if TYPE_CHECKING:
     from bridge_profiling.answers import Answers
@@ -34,12 +35,12 @@ _KIND = ("operation", "group", "group_name", "group_ranks")
 def document(run: Answers, thresholds: Thresholds | None = None) -> dict[str, Any]:
     """Every answer about a run as plain data; None stands for the default thresholds."""
     # First: one pass over the captures for the findings then reads everything.
-    summary = summarize(run, thresholds)
+    found = conclude(run, thresholds)
     return {
         "schema_version": 1,
-        "verdict": _verdict(summary),
-        "budget": _budget(summary),
-        "scorecard": summary.scorecard,
+        "verdict": _verdict(run, found),
+        "budget": _budget(run, found),
+        "scorecard": run.scorecard().to_pylist(),
         "measured": {
             "training": measurements.training_rows(run.manifests),
             "phase_memory": measurements.phase_memory_rows(run.manifests),
@@ -56,8 +57,8 @@ def document(run: Answers, thresholds: Thresholds | None = None) -> dict[str, An
         "pipeline_waits": run.pipeline_waits().to_pylist(),
         "gpu_metrics": run.gpu_metrics().to_pylist(),
         "kernel_counters": run.kernel_counters().to_pylist(),
-        "bench": None if summary.bench is None else summary.bench.as_plain_data(),
-        "findings": [_chosen(Finding, asdict(finding)) for finding in summary.findings],
+        "bench": None if run.against_bench is None else run.against_bench.as_plain_data(),
+        "findings": [_chosen(Finding, asdict(finding)) for finding in found.findings],
         # Last: questions add to what the captures cannot show.
         "limitations": run.limitations,
         "caveats": [asdict(caveat) for caveat in run.caveats()],
@@ -105,44 +106,43 @@ def _by_capture(table: pa.Table, row: type[Row]) -> dict[tuple[int, str], list[d
     return found
 
 
-def _verdict(summary: Summary) -> dict[str, Any]:
-    said = verdict(summary)
-    first = summary.first
-    unprofiled = summary.unprofiled
+def _verdict(run: Answers, found: Conclusion) -> dict[str, Any]:
+    said, first, unprofiled = verdict(run, found), found.first, found.unprofiled
+    saving_us = None if first is None else first.recoverable_us_per_iteration
     return {
-        "outcome": outcome(summary).value,
+        "outcome": found.outcome.value,
         "headline": said.headline,
-        "sentences": list(said.sentences),
-        "first": list(said.first),
-        "notes": list(said.caveats),
+        "sentences": said.sentences,
+        "first": said.first,
+        "notes": said.caveats,
         "finding": None if first is None else first.id,
-        "iteration_us": summary.typical_us,
-        "iterations": summary.fewest_iterations,
-        "recoverable_us_per_iteration": summary.saving_us,
-        "at_most_us_per_iteration": summary.at_most_us,
-        "recoverable_share": summary.share(summary.saving_us),
-        "total_recoverable_us_per_iteration": summary.total_saving_us,
-        "total_recoverable_share": summary.share(summary.total_saving_us),
+        "iteration_us": found.typical_us,
+        "iterations": found.fewest_iterations,
+        "recoverable_us_per_iteration": saving_us,
+        "at_most_us_per_iteration": None if first is None else first.at_most_us_per_iteration,
+        "recoverable_share": found.share(saving_us),
+        "total_recoverable_us_per_iteration": found.total_saving_us,
+        "total_recoverable_share": found.share(found.total_saving_us),
         "confidence": None if first is None else first.confidence.value,
         "confidence_reason": None if first is None else first.confidence_reason,
-        "profiler_us": summary.profiler_us,
+        "profiler_us": found.profiler_us,
         "estimated_profiler_us": None if unprofiled is None else unprofiled.estimated_cost_us,
         "unprofiled_us": None if unprofiled is None else unprofiled.iteration_us,
         "unprofiled_source": None if unprofiled is None else unprofiled.source,
     }
 
 
-def _budget(summary: Summary) -> dict[str, Any]:
-    found = summary.budget
+def _budget(run: Answers, found: Conclusion) -> dict[str, Any]:
+    spent = budget(found.on_devices)
     return {
-        "source": summary.source,
-        "iteration_us": found.iteration_us,
-        "waiting_known": found.waiting_known,
+        "source": run.main_source,
+        "iteration_us": spent.iteration_us,
+        "waiting_known": spent.waiting_known,
         "parts": [
             _part(part.column, part.time_us, part.share) | {"low_share": part.low, "high_share": part.high}
-            for part in found.parts
+            for part in spent.parts
         ],
-        "ranks": [_rank_budget(row) for row in summary.attribution],
+        "ranks": [_rank_budget(row) for row in found.on_devices],
     }
 
 

@@ -15,7 +15,6 @@ from bridge_profiling.manifest import RankCapture
 from bridge_profiling.report import words
 from bridge_profiling.report.figures import GROUPS
 from bridge_profiling.report.rows import Rows
-from bridge_profiling.report.verdict import Summary
 from bridge_profiling.traces.types import RankInfo
 from bridge_profiling.typed_json import read_typed
 
@@ -136,9 +135,9 @@ def _measured(manifests: Iterable[RankCapture], key: str, kind: type[Measured]) 
                 continue
 
 
-def capture_facts(summary: Summary, iterations: Rows, memory: Rows) -> list[tuple[str, str]]:
+def capture_facts(run: Answers, iterations: Rows, memory: Rows) -> list[tuple[str, str]]:
     """What was captured, from rows of `Run.iterations` and `Run.memory`."""
-    infos = summary.infos
+    infos = run.facts.infos
     world = max((info.world_size or 0 for info in infos), default=0)
     devices = sorted({name for info in infos for name in info.devices.values()})
     numbers = sorted({row["iteration"] for row in iterations if row["iteration"] is not None})
@@ -149,7 +148,7 @@ def capture_facts(summary: Summary, iterations: Rows, memory: Rows) -> list[tupl
         "layout": _layout(infos),
         "devices": ", ".join(devices[:3]),
         "iterations": marked,
-        "captured by": {"kineto": "torch.profiler", "nsys": "nsys"}.get(summary.source, ""),
+        "captured by": {"kineto": "torch.profiler", "nsys": "nsys"}.get(run.main_source, ""),
         "captured at": words.date(first) if first else "",
     }
     if not infos:

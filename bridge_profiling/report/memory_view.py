@@ -7,15 +7,14 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
-from operator import itemgetter
-from typing import Any
 
 from bridge_profiling.answers import Answers
 from bridge_profiling.facts.caveats import sentences
 from bridge_profiling.facts.intervals import grouped
 from bridge_profiling.report import tables, words
+from bridge_profiling.report.rows import Rows
 from bridge_profiling.report.run_view import memory_over_time_view
-from bridge_profiling.report.views import PageView, SectionView, TableView, Verdict, of, table
+from bridge_profiling.report.views import PageView, SectionView, TableView, Verdict
 
 SCHEMA_VERSION = 1
 
@@ -33,9 +32,6 @@ _WIDTH, _LEVELS = 72, "▁▂▃▄▅▆▇█"
 
 #: Smaller changes of a site come from the allocator's rounding.
 _LEAST_BYTES = 1 << 20
-
-Rows = list[dict[str, Any]]
-
 
 #: Where snapshots can be opened, in the browser.
 MEMORY_VIEWER = "https://pytorch.org/memory_viz"
@@ -173,19 +169,6 @@ def _growing(devices: Rows) -> str:
     return f"It grows by {words.memory(growth)} per iteration on {words.device(highest['rank'], highest['device'])}."
 
 
-def signed(name: str) -> Any:
-    """Makes cells of a change of memory."""
-    return of(name, lambda amount: words.memory(amount, signed=True))
-
-
-def first_of(id: str, title: str, rows: Sequence[Any], most: int, columns: dict[str, Any], **more: Any) -> TableView:
-    """A table of the first rows; its title says how many of them where it has braces."""
-    return table(id, title.format(f"{min(len(rows), most)} of {len(rows)}"), rows[:most], columns, **more)
-
-
-_SITE = {"allocation site": itemgetter("site")}
-
-
 def _tables(run: Answers) -> dict[str, TableView]:
     """Tables of one run by their short names."""
     devices = run.memory().to_pylist()
@@ -194,31 +177,12 @@ def _tables(run: Answers) -> dict[str, TableView]:
     alike = Counter(tuple(row.values()) for row in at_peak)
     largest = sorted(alike.items(), key=lambda item: (-item[0][1], -item[1], item[0][2]))
     rows = [{"rank": rank, "bytes": size, "count": count, "site": site} for (rank, size, site), count in largest]
-    rank = {"rank": of("rank", str)}
-    of_site = {
-        "at the peak": of("bytes_at_peak", words.memory),
-        "share": lambda row: words.percent(row["bytes_at_peak"] / peak),
-        "its own peak": of("peak_bytes", words.memory),
-        "growth per iteration": of("growth_bytes_per_iteration", words.memory),
-        "allocations": of("allocations"),
-    }
-    of_growth = {
-        "iteration": of("iteration"),
-        "at its end": of("allocated_bytes", words.memory),
-        "change": signed("change_bytes"),
-    }
-    sites = sorted(run.memory_sites().to_pylist(), key=lambda row: -row["bytes_at_peak"])
-    of_size = {"size": of("bytes", words.memory), "count": of("count")}
-    title = "Live at the peak by allocation site, {}"
+    sites = [row | {"share": row["bytes_at_peak"] / peak} for row in run.memory_sites().to_pylist()]
     return {
         "Devices": replace(tables.view("memory-devices", devices), title="Memory by device"),
-        "Sites": first_of("sites", title, sites, _SHOWN, rank | of_site | _SITE, name_last=True),
-        "Largest": first_of(
-            "largest", "Largest allocations live at the peak", rows, _SHOWN, rank | of_size | _SITE, name_last=True
-        ),
-        "Growth": table(
-            "growth", "Memory at the end of each iteration", run.memory_growth().to_pylist(), rank | of_growth, of_ranks=True
-        ),
+        "Sites": tables.view("sites", sites, _SHOWN),
+        "Largest": tables.view("largest", rows, _SHOWN),
+        "Growth": tables.view("growth", run.memory_growth().to_pylist()),
     }
 
 
@@ -226,11 +190,4 @@ def _differing(difference: Rows) -> TableView:
     changes = ("change_bytes_at_peak", "change_end_bytes")
     found = [row for row in difference if max(abs(row[name]) for name in changes) >= _LEAST_BYTES] or difference
     shown = [row for row in found[:_SHOWN] if any(row[name] for name in changes)]
-    title = f"Changes by allocation site, {len(shown)} of {len(found)}, means of the devices"
-    columns = {
-        "before": of("before_bytes_at_peak", words.memory),
-        "after": of("after_bytes_at_peak", words.memory),
-        "change at the peak": signed("change_bytes_at_peak"),
-        "change at the end": signed("change_end_bytes"),
-    }
-    return table("difference", title, shown, columns | _SITE, name_last=True)
+    return tables.view("difference", shown, changed=str(len(found)))

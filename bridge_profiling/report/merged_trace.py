@@ -9,9 +9,9 @@ from __future__ import annotations
 import io
 import itertools
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -153,25 +153,22 @@ class _Rank:
 
     def _host(self, rows: Iterator[tuple[Any, ...]]) -> Iterator[str]:
         for category, name, thread, start, end, correlation, shapes in rows:
-            track = self._track("thread", thread)
-            yield from track.said
+            track = yield from self._track("thread", thread)
             args = f'"correlation":{correlation}' if correlation is not None else ""
             if shapes is not None:
                 args += f'{"," if args else ""}"Input Dims":{shapes}'
-            yield self._complete(category, name, track.number, start, end, args)
+            yield self._complete(category, name, track, start, end, args)
 
     def _device(self, rows: Iterator[tuple[Any, ...]], *, arrows: bool) -> Iterator[str]:
         for kind, name, device, stream, start, end, correlation, launched, thread, iteration, size in rows:
-            track = self._track("stream", stream or 0, device or 0)
-            yield from track.said
+            track = yield from self._track("stream", stream or 0, device or 0)
             values = {"device": device, "stream": stream, "correlation": correlation, "iteration": iteration, "bytes": size}
             args = ",".join(f'"{key}":{value}' for key, value in values.items() if value is not None)
-            yield self._complete(kind, name, track.number, start, end, args)
+            yield self._complete(kind, name, track, start, end, args)
             if arrows and launched is not None and thread is not None and correlation is not None:
-                launching = self._track("thread", thread)
-                yield from launching.said
-                yield self._arrow("s", correlation, launching.number, launched)
-                yield self._arrow("f", correlation, track.number, start)
+                launching = yield from self._track("thread", thread)
+                yield self._arrow("s", correlation, launching, launched)
+                yield self._arrow("f", correlation, track, start)
 
     def _complete(self, category: str, name: str, track: int, start_ns: int, end_ns: int, args: str) -> str:
         self.count += 1
@@ -191,28 +188,20 @@ class _Rank:
             f'"pid":{self._rank},"tid":{track},"ts":{_us(time_ns + self._shift_ns)}{end}}}'
         )
 
-    def _track(self, kind: str, number: int, device: int = 0) -> _Track:
-        """The track of a thread or a stream, and the events that go before its first one."""
+    def _track(self, kind: str, number: int, device: int = 0) -> Generator[str, None, int]:
+        """The track of a thread or a stream; before its first event, those that name and place it."""
         key = (kind, device, number)
         found = self._known.get(key)
-        if found is not None:
-            return _Track(found, ())
-        found = self._known[key] = next(self._tracks)
-        name = f"thread {number}" if kind == "thread" else f"device {device} stream {number}"
-        # Streams below threads, whatever their numbers.
-        order = found + (1_000_000 if kind == "stream" else 0)
-        said = (self._said("thread_name", found, name=name), self._said("thread_sort_index", found, sort_index=order))
-        return _Track(found, said)
+        if found is None:
+            found = self._known[key] = next(self._tracks)
+            name = f"thread {number}" if kind == "thread" else f"device {device} stream {number}"
+            yield self._said("thread_name", found, name=name)
+            # Streams below threads, whatever their numbers.
+            yield self._said("thread_sort_index", found, sort_index=found + (1_000_000 if kind == "stream" else 0))
+        return found
 
     def _said(self, what: str, track: int, **args: Any) -> str:
         return f'{{"ph":"M","name":"{what}","pid":{self._rank},"tid":{track},"args":{json.dumps(args)}}}'
-
-
-class _Track(NamedTuple):
-    """A row in Perfetto: its number, and events that name it, if they were not written yet."""
-
-    number: int
-    said: tuple[str, ...]
 
 
 def _places(finding: Finding, rank: int, entry: Path) -> list[Event]:
@@ -220,14 +209,8 @@ def _places(finding: Finding, rank: int, entry: Path) -> list[Event]:
     known = [event for event in finding.events if event.rank == rank and event.start_ns is not None and event.duration_us]
     if known or rank not in finding.ranks or any(event.start_ns is not None for event in finding.events):
         return known
-    path = entry / "iterations.parquet"
-    if not path.is_file():
-        return []
-    rows = pq.read_table(path, columns=["iteration", "start_ns", "end_ns"]).to_pylist()
-    return [
-        Event(rank, f"iteration {row['iteration']}", row["iteration"], row["start_ns"], (row["end_ns"] - row["start_ns"]) / 1e3)
-        for row in rows
-    ]
+    rows = (row for batch in _batches(entry / "iterations.parquet", ("iteration", "start_ns", "end_ns")) for row in batch)
+    return [Event(rank, f"iteration {number}", number, start, (end - start) / 1e3) for number, start, end in rows]
 
 
 def _us(time_ns: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import sys
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from bridge_profiling.errors import ProfilingConfigError, did_you_mean, require
 from bridge_profiling.facts.timeline import segments, whole_captures, windows_of
 from bridge_profiling.report import figures, rows
 from bridge_profiling.report.flame_graph import LEAST_SHARE, Weight, flame_graph_figure
+from bridge_profiling.report.rows import of_source
 from bridge_profiling.report.timeline import timeline_figure
 from bridge_profiling.report.views import Figure
 
@@ -79,8 +81,7 @@ def table_html(table: pa.Table) -> str:
 
 
 def _attribution(run: Answers, view: str = "cause") -> Figure:
-    shown = [row for row in run.attribution().to_pylist() if row["source"] == run.main_source]
-    return figures.attribution_figure(shown, view)
+    return figures.attribution_figure(of_source(run, run.attribution()).to_pylist(), view)
 
 
 def _iterations(run: Answers, measure: str = "own_us") -> Figure:
@@ -89,20 +90,12 @@ def _iterations(run: Answers, measure: str = "own_us") -> Figure:
 
 def _waits(run: Answers) -> Figure:
     waits = run.waits().to_pylist()
-    return figures.waits_figure(rows.wait_matrix(waits, _iteration_count(run), [info.rank for info, _ in run.entries()]))
+    return figures.waits_figure(rows.wait_matrix(waits, _iteration_count(run), [info.rank for info in run.facts.infos]))
 
 
 def _communication(run: Answers) -> Figure:
     found = rows.by_group(run.communication().to_pylist(), _iteration_count(run))
     return figures.communication_figure(found[: rows.MOST_GROUPS])
-
-
-def _roofline(run: Answers) -> Figure | None:
-    return figures.roofline_figure(run.matrix_products().to_pylist())
-
-
-def _counters(run: Answers) -> Figure | None:
-    return figures.kernel_counters_figure(run.kernel_counters().to_pylist())
 
 
 def _memory(run: Answers, rank: int | None = None, device: int = 0) -> Figure:
@@ -135,7 +128,7 @@ def _timeline(run: Answers, iteration: int | None = None, ranks: list[int] | Non
 
 def _flame_graph(run: Answers, rank: int | None = None, weight: str = "host") -> Figure:
     require(weight in list(Weight), f"weight={weight!r} is unknown", instead="Type host or device")
-    stacks = [row for row in run.flame_graph(least_share=LEAST_SHARE).to_pylist() if row["source"] == run.main_source]
+    stacks = of_source(run, run.flame_graph(least_share=LEAST_SHARE)).to_pylist()
     ranks = sorted({row["rank"] for row in stacks})
     require(ranks, "no stacks were captured", instead="Name a run with operators, annotations or Python stacks")
     rank = ranks[0] if rank is None else rank
@@ -149,13 +142,13 @@ def _iteration_count(run: Answers) -> int:
 
 
 #: The figures of `Run.figure`.
-FIGURES = {
+FIGURES: Mapping[str, Callable[..., Figure | None]] = {
     "attribution": _attribution,
     "iterations": _iterations,
     "waits": _waits,
     "communication": _communication,
-    "roofline": _roofline,
-    "counters": _counters,
+    "roofline": lambda run: figures.roofline_figure(run.matrix_products().to_pylist()),
+    "counters": lambda run: figures.kernel_counters_figure(run.kernel_counters().to_pylist()),
     "memory": _memory,
     "timeline": _timeline,
     "flame_graph": _flame_graph,

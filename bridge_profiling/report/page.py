@@ -21,6 +21,7 @@ from bridge_profiling.printable import printable
 from bridge_profiling.report.figures import COLORS, KIND_NAMES
 from bridge_profiling.report.json import as_text
 from bridge_profiling.report.views import PageView
+from bridge_profiling.report.words import sentence
 from bridge_profiling.traces.discover import is_capture
 
 _TEMPLATES = Path(__file__).parent / "templates"
@@ -70,6 +71,7 @@ def render(view: PageView) -> str:
     return environment.get_template("page.html.jinja").render(
         view=view,
         opened=view.opened,
+        sentence=sentence,
         version=__version__,
         style=_own("page.css"),
         script=_own(*_SCRIPTS),

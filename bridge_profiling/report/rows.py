@@ -10,7 +10,9 @@ from statistics import fmean, median
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from bridge_profiling.answers import Answers
 from bridge_profiling.bench.results import BUS_OPERATIONS, bus_factor
 from bridge_profiling.facts.intervals import grouped
 from bridge_profiling.facts.operators import MEMORY
@@ -34,6 +36,11 @@ _OF_PHASES = (
     *MEASURES,
 )
 _PRODUCT = ("operator", "shapes", "precision", "flops", "flops_per_byte", "peak_tflops", "memory_tb_s", "roof_tflops")
+
+
+def of_source(run: Answers, table: pa.Table) -> pa.Table:
+    """The rows by the profiler that captured the most ranks."""
+    return table.filter(pc.equal(table["source"], run.main_source))
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,9 @@ from bridge_profiling.printable import shell_path
 from bridge_profiling.report import bench_view, figures, measurements, rows, tables, words
 from bridge_profiling.report.findings_view import Pictures, findings_view
 from bridge_profiling.report.flame_graph import flame_graph_section
-from bridge_profiling.report.rows import Rows
+from bridge_profiling.report.rows import Rows, of_source
 from bridge_profiling.report.timeline import Timeline, iteration_name, timeline_of
-from bridge_profiling.report.verdict import Summary, verdict
+from bridge_profiling.report.verdict import Conclusion, notices, verdict
 from bridge_profiling.report.views import Cell, FigureView, PageView, SectionView, TableView, Target, captioned, section
 from bridge_profiling.traces.types import RankInfo
 
@@ -77,70 +77,52 @@ def run_tables(run: Answers) -> list[TableView]:
     return [table for table in found if table.rows]
 
 
-def summary_view(summary: Summary) -> PageView:
+def screen_view(run: Answers, found: Conclusion) -> PageView:
     """What a terminal shows of a run: the verdict, where the time goes, the findings, and benchmarks."""
-    shown = ranks_to_show(summary, most=_ON_A_SCREEN, every=_ON_A_SCREEN)
-    time = _on_cpus(summary) if summary.on_cpus else _attribution(summary, shown, _ON_A_SCREEN)
-    sections = [time, _scorecard(summary), _phases_on_a_screen(summary), bench_view.section(summary.bench)]
-    return PageView(
-        "report",
-        _title(summary),
-        verdict(summary),
-        sections,
-        findings=findings_view(summary),
-        notices=summary.notices,
-        caveats=summary.limitations,
-        errors=summary.errors,
-    )
+    shown = ranks_to_show(run, found, most=_ON_A_SCREEN, every=_ON_A_SCREEN)
+    time = _on_cpus(found) if found.on_cpus else _attribution(run, found, shown, _ON_A_SCREEN)
+    of_device = bool(found.on_devices) or not found.without_device
+    phases = tables.phases(of_source(run, run.phases()).to_pylist(), _SCREEN_PHASES, of_device=of_device, library=False)
+    sections = [time, _scorecard(run), section("phases", tables=[phases]), bench_view.section(run.against_bench)]
+    findings = findings_view(run, found)
+    return PageView("report", _title(run), verdict(run, found), sections, findings=findings, notices=notices(run))
 
 
-def page_view(run: Answers, summary: Summary, output: Path) -> PageView:
+def page_view(run: Answers, found: Conclusion, output: Path) -> PageView:
     """A run's page, at `output`; its links to the traces are relative to that."""
-    shown = ranks_to_show(summary)
+    shown = ranks_to_show(run, found)
     timeline = timeline_of(run, shown)
-
-    def of_source(table: pa.Table) -> pa.Table:
-        return table.filter(pc.equal(table["source"], summary.source))
-
-    captured, kernels = (of_source(table).to_pylist() for table in (run.iterations(), run.kernels(by_rank=False)))
-    ranks, pipeline, memory = (answer().to_pylist() for answer in (run.ranks, run.pipeline, run.memory))
-    entries = {info.rank: entry for info, entry in run.entries()}
-    pictures = Pictures(summary, ranks, pipeline, kernels, memory, timeline, entries)
-    iterations = len({row["iteration"] for row in captured}) or 1
-    products = run.matrix_products().to_pylist()
-    manifests = [each for each in summary.manifests if each.rank in shown]
+    captured, kernels = (of_source(run, table).to_pylist() for table in (run.iterations(), run.kernels(by_rank=False)))
+    memory, iterations = run.memory().to_pylist(), len({row["iteration"] for row in captured}) or 1
+    products, bench = run.matrix_products().to_pylist(), run.against_bench
+    manifests = [each for each in run.manifests if each.rank in shown]
     sections = [
-        _attribution(summary, shown, EVERY_RANK),
-        _scorecard(summary),
-        _phases(summary, shown, timeline),
-        _iterations(ranks),
-        _waits(
-            summary,
-            run.waits().to_pylist(),
-            len({row["iteration"] for row in ranks}) or 1,
-            [tables.view("pipeline", pipeline), tables.view("pipeline-waits", run.pipeline_waits().to_pylist())],
-        ),
+        _attribution(run, found, shown, EVERY_RANK),
+        _scorecard(run),
+        _phases(run, found, shown, timeline),
+        _iterations(run.ranks().to_pylist()),
+        _waits(run),
         section("findings", kind="findings"),
         section(
-            "operators" if summary.on_cpus else "work",
+            "operators" if found.on_cpus else "work",
             figures=captioned("roofline", {"roofline": figures.roofline_figure(products)}),
             tables=[
-                tables.view("kernel-groups", rows.kernel_groups(of_source(run.kernel_groups()).to_pylist())),
+                tables.view("kernel-groups", rows.kernel_groups(of_source(run, run.kernel_groups()).to_pylist())),
                 tables.kernels(kernels, _MOST_ROWS),
-                tables.operators(of_source(run.operators()), _MOST_ROWS, _longest_calls(run, timeline)),
+                tables.operators(of_source(run, run.operators()), _MOST_ROWS, _longest_calls(run, timeline)),
                 tables.view("products", rows.matrix_products(products), _MOST_ROWS),
                 tables.system_calls(run.system_calls().to_pylist(), _MOST_ROWS),
                 tables.view("wall-clock", measurements.wall_clock_rows(manifests)),
                 tables.view("flops-profile", measurements.flops_rows(manifests)),
             ],
         ),
-        *flame_graph_section(run, summary, captured),
+        *flame_graph_section(run, captured),
         _communication(
             rows.by_group(run.communication().to_pylist(), iterations),
             rows.by_size(run.communication(by_size=True).to_pylist(), iterations),
-            bench_view.section(summary.bench),
+            bench_view.section(bench),
         ),
-        _timeline(timeline, ranks_to_show(summary, most=_ON_A_SCREEN, every=_ON_A_SCREEN)),
+        _timeline(timeline, ranks_to_show(run, found, most=_ON_A_SCREEN, every=_ON_A_SCREEN)),
         *_gpu_metrics(run, shown),
         _memory(
             run,
@@ -151,22 +133,22 @@ def page_view(run: Answers, summary: Summary, output: Path) -> PageView:
             ],
         ),
     ]
-    if summary.on_cpus:
+    if found.on_cpus:
         without = {"budget", "iterations", "waits", "communication", "timeline", "memory"}
-        sections = [_on_cpus(summary), *(each for each in sections if each.id not in without or not each.empty)]
+        sections = [_on_cpus(found), *(each for each in sections if each.id not in without or not each.empty)]
     # Last: questions add to what the captures cannot show.
-    sections += [_quality(run, summary, captured), _raw_traces(summary, shown, output)]
-    bench = f", bench={summary.bench.path!r}" if summary.bench and not summary.bench.found else ""
+    sections += [_quality(run, captured), _raw_traces(run, shown, output)]
+    named = f", bench={bench.path!r}" if bench and not bench.found else ""
     return PageView(
         "report",
-        _title(summary),
-        verdict(summary),
+        _title(run),
+        verdict(run, found),
         sections,
-        facts=[*measurements.capture_facts(summary, captured, memory), *measurements.training_facts(run)],
-        findings=findings_view(summary, pictures),
-        notices=summary.notices,
+        facts=[*measurements.capture_facts(run, captured, memory), *measurements.training_facts(run)],
+        findings=findings_view(run, found, Pictures(run, found, timeline)),
+        notices=notices(run),
         timeline=timeline.data() if timeline.segments else None,
-        opened=f"from bridge_profiling.run import Run; Run({str(summary.path.absolute())!r}{bench})",
+        opened=f"from bridge_profiling.run import Run; Run({str(run.path.absolute())!r}{named})",
     )
 
 
@@ -184,17 +166,17 @@ def _longest_calls(run: Answers, timeline: Timeline) -> dict[str, Target]:
     return found
 
 
-def ranks_to_show(summary: Summary, most: int = NAMED_RANKS, every: int = EVERY_RANK) -> list[int]:
+def ranks_to_show(run: Answers, found: Conclusion, most: int = NAMED_RANKS, every: int = EVERY_RANK) -> list[int]:
     """The ranks with a row of their own: all up to `every`, else the `most` interesting ones.
 
     Those are the responsible ones of findings about few ranks, slow and fast ones, and the first of each pipeline stage.
     """
-    everyone = [info.rank for info in summary.infos]
+    everyone = [info.rank for info in run.facts.infos]
     if len(everyone) <= every:
         return everyone
-    responsible = [rank for each in summary.findings if len(each.ranks) <= most // 2 for rank in each.ranks[:4]]
-    slowest = [row["rank"] for row in summary.stragglers]
-    first = [members[0] for members in stages(summary.infos).values()]
+    responsible = [rank for each in found.findings if len(each.ranks) <= most // 2 for rank in each.ranks[:4]]
+    slowest = run.stragglers()["rank"].to_pylist()
+    first = [members[0] for members in stages(run.facts.infos).values()]
     wanted = [
         *responsible, *slowest[: most // 4], *slowest[-2:], *first[: most // 2], *slowest[most // 4 :], *everyone
     ]  # fmt: skip
@@ -211,26 +193,23 @@ def stages(infos: Iterable[RankInfo]) -> dict[str, list[int]]:
     return dict(found)
 
 
-def _title(summary: Summary) -> str:
-    return summary.path.absolute().name or "run"
+def _title(run: Answers) -> str:
+    return run.path.absolute().name or "run"
 
 
-def _attribution(summary: Summary, shown: Sequence[int], every: int) -> SectionView:
-    attribution = summary.attribution
+def _attribution(run: Answers, found: Conclusion, shown: Sequence[int], every: int) -> SectionView:
+    attribution = found.on_devices
     if not attribution:
         return section("budget")
     by_rank = {row["rank"]: row for row in attribution}
-    slow = {row["rank"] for row in summary.stragglers if row["verdict"] == "stable"}
+    slow = {row["rank"] for row in run.stragglers().to_pylist() if row["verdict"] == "stable"}
     bars: Rows = []
     if len(by_rank) > every:
-        for stage, members in list(stages(summary.infos).items())[:every]:
-            mine = [by_rank[rank] for rank in members if rank in by_rank]
-            if mine:
+        for stage, members in list(stages(run.facts.infos).items())[:every]:
+            if mine := [by_rank[rank] for rank in members if rank in by_rank]:
                 means = {part: fmean(row[part] for row in mine) for part in ("duration_us", *{*BY_CAUSE, *BY_ACTIVITY})}
                 bars.append({"label": f"{stage}, mean of {len(mine)}", **means})
-    for rank in shown:
-        if rank in by_rank:
-            bars.append({**by_rank[rank], "label": f"rank {rank}{' (slow)' if rank in slow else ''}"})
+    bars += [{**by_rank[rank], "label": f"rank {rank}{' (slow)' if rank in slow else ''}"} for rank in shown if rank in by_rank]
     notes = []
     if not all(row["waiting_known"] for row in attribution):
         notes.append(
@@ -243,34 +222,30 @@ def _attribution(summary: Summary, shown: Sequence[int], every: int) -> SectionV
         )
     labels = {view: f"by {view}" for view in figures.VIEWS}
     variants = {view: figures.attribution_figure(bars, view) for view in figures.VIEWS}
-    found = [tables.attribution(bars, view) for view in figures.VIEWS]
+    numbers = [tables.attribution(bars, view) for view in figures.VIEWS]
     if len(by_rank) > every:
-        found.insert(0, tables.spread(attribution))
-    return section("budget", notes=notes, figures=captioned("budget", variants, labels), tables=found)
+        numbers.insert(0, tables.spread(attribution))
+    return section("budget", notes=notes, figures=captioned("budget", variants, labels), tables=numbers)
 
 
-def _scorecard(summary: Summary) -> SectionView:
-    known = any(row["value"] is not None for row in summary.scorecard)
-    return section("scorecard", tables=[tables.view("scorecard", summary.scorecard if known else [])])
+def _scorecard(run: Answers) -> SectionView:
+    checks = run.scorecard().to_pylist()
+    known = any(row["value"] is not None for row in checks)
+    return section("scorecard", tables=[tables.view("scorecard", checks if known else [])])
 
 
-def _on_cpus(summary: Summary) -> SectionView:
-    ranks = summary.on_cpus[:EVERY_RANK]
+def _on_cpus(found: Conclusion) -> SectionView:
+    ranks = found.on_cpus[:EVERY_RANK]
     return section("host", figures=captioned("host", {"cause": figures.host_figure(ranks)}), tables=[tables.host(ranks)])
 
 
-def _phases(summary: Summary, shown: Sequence[int], timeline: Timeline) -> SectionView:
-    found = [row for row in summary.phases if row["rank"] in set(shown)]
+def _phases(run: Answers, found: Conclusion, shown: Sequence[int], timeline: Timeline) -> SectionView:
+    phases = [row for row in of_source(run, run.phases()).to_pylist() if row["rank"] in set(shown)]
     named = ("rank", "name", "longest_iteration", "longest_start_ns", "longest_us")
-    places = [timeline.target(Event(*(row[name] for name in named))) for row in found]
-    view = tables.phases_of_ranks(found, _MOST_ROWS, places, of_device=not summary.on_cpus)
+    places = [timeline.target(Event(*(row[name] for name in named))) for row in phases]
+    view = tables.phases_of_ranks(phases, _MOST_ROWS, places, of_device=not found.on_cpus)
     inside = "Device time is that of all work launched inside, by operators and ranges further in and by autograd meanwhile."
-    return section("phases", *([inside] if found and not summary.on_cpus else []), tables=[view])
-
-
-def _phases_on_a_screen(summary: Summary) -> SectionView:
-    of_device = bool(summary.attribution) or not summary.without_device
-    return section("phases", tables=[tables.phases(summary.phases, _SCREEN_PHASES, of_device=of_device, library=False)])
+    return section("phases", *([inside] if phases and not found.on_cpus else []), tables=[view])
 
 
 def _iterations(ranks: Rows) -> SectionView:
@@ -288,9 +263,10 @@ def _iterations(ranks: Rows) -> SectionView:
     return section("iterations", *said, notes=[note] if block > 1 else [], figures=drawn)
 
 
-def _waits(summary: Summary, waits: Rows, iterations: int, pipeline: Sequence[TableView]) -> SectionView:
-    ranks, drawn, said, notes = [info.rank for info in summary.infos], [], [], []
+def _waits(run: Answers) -> SectionView:
+    ranks, drawn, said, notes = [info.rank for info in run.facts.infos], [], [], []
     if len(ranks) > 1:
+        waits, iterations = run.waits().to_pylist(), len(set(run.ranks()["iteration"].to_pylist())) or 1
         marked = [row for row in waits if row["iteration"] is not None]
         matrix = rows.wait_matrix(marked or waits, iterations, ranks)
         cells = zip(matrix.ranks, matrix.wait_us, strict=True)
@@ -302,8 +278,12 @@ def _waits(summary: Summary, waits: Rows, iterations: int, pipeline: Sequence[Ta
         if longest and len(matrix.ranks) < len(ranks):
             shown = f"The {len(matrix.ranks)} ranks of {len(ranks):,} that wait or are waited for most"
             notes = [f"{shown}; {matrix.shown:.0%} of all waiting is between them."]
-    slow = tables.view("stragglers", summary.stragglers if len(ranks) > 1 else [], NAMED_RANKS)
-    return section("waits", *said, notes=notes, figures=drawn, tables=[slow, *pipeline])
+    found = [
+        tables.view("stragglers", run.stragglers().to_pylist() if len(ranks) > 1 else [], NAMED_RANKS),
+        tables.view("pipeline", run.pipeline().to_pylist()),
+        tables.view("pipeline-waits", run.pipeline_waits().to_pylist()),
+    ]
+    return section("waits", *said, notes=notes, figures=drawn, tables=found)
 
 
 def _communication(by_group: Rows, by_size: Rows, bench: SectionView) -> SectionView:
@@ -375,30 +355,28 @@ def memory_over_time_view(run: Answers, ranks: set[int], id: str) -> list[Figure
     return [FigureView(id, variants, f"Memory over time. {caption}")] if variants else []
 
 
-def _quality(run: Answers, summary: Summary, iterations: Rows) -> SectionView:
-    infos = summary.infos
+def _quality(run: Answers, iterations: Rows) -> SectionView:
+    infos = run.facts.infos
     offsets = {row["rank"]: row for row in run.clock_offsets().to_pylist()} if len(infos) > 1 else {}
-    manifests = {manifest.rank: manifest for manifest in summary.manifests}
+    manifests = {manifest.rank: manifest for manifest in run.manifests}
     table = tables.captures(infos, manifests, iterations, offsets, NAMED_RANKS if len(infos) > EVERY_RANK else None)
     versions = sorted({f"{name} {version}".replace("_", " ") for info in infos for name, version in info.versions.items()})
     data = {"errors": run.errors, "limitations": run.limitations, "versions": " · ".join(versions[:12])}
     return section("quality", kind="quality", tables=[table], data=data)
 
 
-def _raw_traces(summary: Summary, shown: Sequence[int], output: Path) -> SectionView:
+def _raw_traces(run: Answers, shown: Sequence[int], output: Path) -> SectionView:
+    infos = run.facts.infos
     folder = output.absolute().parent
     files = [
-        [Cell(str(info.rank)), Cell("", copy=file), Cell(file, link=_link(Path(file), folder))]
-        for info in summary.infos
+        {"rank": info.rank, "copy": Cell("", copy=file), "file": Cell(file, link=_link(Path(file), folder))}
+        for info in infos
         if info.rank in set(shown)
         for file in info.files
     ]
-    left = len(summary.infos) - len({row[0].text for row in files})
-    note = f"{left:,} more ranks." if left else ""
-    headings = ["rank", "copy", "file"]
-    title = "Trace files, relative to this page"
-    table = TableView("files", title, headings, files, name_last=True, note=note, python="infos")
-    data = {"run": shell_path(summary.path), "perfetto": summary.source == "kineto"}
+    left = len(infos) - len({row["rank"] for row in files})
+    table = tables.view("files", files, note=f"{left:,} more ranks." if left else "")
+    data = {"run": shell_path(run.path), "perfetto": run.main_source == "kineto"}
     return section("raw", kind="raw", tables=[table], data=data)
 
 

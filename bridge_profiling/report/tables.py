@@ -1,4 +1,4 @@
-"""Every table of a run's answers: `tables.toml` declares them, and what a declaration cannot say is a function here."""
+"""Every table: `tables.toml` declares them, and what a declaration cannot say is a function here."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from statistics import median
 from typing import Any
 
@@ -17,7 +17,7 @@ from bridge_profiling.facts.parts import BY_ACTIVITY
 from bridge_profiling.facts.phases import KINDS
 from bridge_profiling.layout import number_ranges
 from bridge_profiling.manifest import RankCapture
-from bridge_profiling.report import rows as added
+from bridge_profiling.report import rows as summed
 from bridge_profiling.report import words
 from bridge_profiling.report.figures import HOST_PARTS, PARTS, visible_parts
 from bridge_profiling.report.rows import Rows
@@ -25,17 +25,48 @@ from bridge_profiling.report.views import Cell, Row, TableView, Target
 from bridge_profiling.traces.types import RankInfo
 
 #: How values are written: by the unit in a column's name, and by a name in its declaration.
-_UNITS: Mapping[str, Callable[[Any], str]] = {
+_UNITS: Mapping[str, Callable[..., str]] = {
     "us": words.ms,
     "bytes": words.memory,
     "gbs": words.bandwidth,
     "share": words.percent,
     "fraction": words.percent,
 }
+
+
+def _known(text: Callable[[Any], str]) -> Callable[[Any], str]:
+    return lambda value: words.UNKNOWN if value is None else text(value)
+
+
+def _part(part: str, text: Callable[[float], str]) -> Callable[[Any], str]:
+    return _known(lambda estimate: text(estimate[part]))
+
+
+def _bounds(text: Callable[[float], str], estimate: Mapping[str, Any]) -> str:
+    if estimate["low"] is None or estimate["high"] is None:
+        return f"{words.UNKNOWN} of {estimate['count']}"
+    return f"{text(estimate['low'])}–{text(estimate['high'])}"
+
+
+#: How a number of a benchmark's estimate is written.
+_OF_ESTIMATES: Mapping[str, Callable[[float], str]] = {
+    "digits": lambda value: f"{value:,.0f}" if value >= 100 else f"{value:.1f}",
+    "in_ms": lambda time_us: f"{time_us / 1e3:.4g}",
+    "number": words.number,
+}
 FORMATS: Mapping[str, Callable[[Any], str]] = {
     "percent": words.percent,
     "size": words.size,
-    "tenths": "{:,.1f}".format,
+    "tenths": _known("{:,.1f}".format),
+    "ungrouped": _known("{:.1f}".format),
+    "seconds": _known("{:.2f}".format),
+    "general": "{:g}".format,
+    "number": words.number,
+    "binary": words.binary_size,
+    "date": words.date,
+    "yes": lambda value: "yes" if value else "no",
+    "checked": lambda value: "yes" if value else "NO",
+    "hyphens": lambda name: name.replace("_", "-"),
     "rounded": lambda value: words.number(value and round(value, 1)),
     "hundredths": lambda value: words.number(value and round(value, 2)),
     "milliseconds": words.milliseconds,
@@ -45,6 +76,8 @@ FORMATS: Mapping[str, Callable[[Any], str]] = {
     "short": words.short,
     "example": lambda name: words.short(name, 120),
     "optional": lambda value: "" if value is None else str(value),
+    **{f"{part} {name}": _part(part, text) for part in ("median", "mean") for name, text in _OF_ESTIMATES.items()},
+    **{f"bounds {name}": _known(partial(_bounds, text)) for name, text in _OF_ESTIMATES.items()},
 }
 
 #: Numbers that identify something: they are not grouped in thousands.
@@ -81,7 +114,10 @@ class _Column:
         if not equals:
             heading = " ".join(word for word in name.removesuffix("()").split("_") if word not in ("us", "bytes"))
         units = [word for word in name.split("_") if word in _UNITS]
-        text = FORMATS[form] if form else _identifier if name in _IDENTIFIERS else _UNITS[units[0]] if units else _plain
+        if form == "signed":
+            text: Callable[[Any], str] = partial(_UNITS[units[0]], signed=True)
+        else:
+            text = FORMATS[form] if form else _identifier if name in _IDENTIFIERS else _UNITS[units[0]] if units else _plain
         return cls(heading, name, text, (condition or name) if asked else "")
 
     def cell(self, row: Row) -> Cell:
@@ -90,7 +126,7 @@ class _Column:
         value = FUNCTIONS[self.name[:-2]](row) if self.name.endswith("()") else row[self.name]
         if isinstance(value, Cell):
             return value
-        return Cell(self.text(value), None if isinstance(value, str) else value)
+        return Cell(self.text(value), value if isinstance(value, (int, float)) else None)
 
 
 @cache
@@ -113,46 +149,45 @@ def view(
     *,
     note: str = "",
     more: Mapping[str, str] | None = None,
+    shown_as: str = "",
     **said: str,
 ) -> TableView:
-    """A table of rows of an answer.
+    """A table of rows.
 
     Args:
         id: of the table in `tables.toml`.
         rows: the rows.
         most_rows: how many of them the table has at most; a note counts the others.
         note: a further note.
-        more: headings and names of columns after the second one, that of the whole.
+        more: headings and names of the columns that "*" stands for.
+        shown_as: its id on the page; "" for the same.
         said: what the title names.
     """
     table, every = _declared()[id], list(rows)
-    declared = [*table.columns[:2], *(f"{heading} = {name}" for heading, name in (more or {}).items()), *table.columns[2:]]
+    added = [f"{heading} = {name}" for heading, name in (more or {}).items()]
+    declared = [part for each in table.columns for part in (added if each == "*" else [each])]
     columns = [
         each for each in map(_Column.of, declared) if not each.condition or any(row.get(each.condition) for row in every)
     ]
     if table.order:
         every.sort(key=lambda row: -(row[table.order] or 0))
-    shown, left = (every, "") if most_rows is None else most(every, most_rows, table.less)
+    shown = every[:most_rows]
+    left = len(every) - len(shown) if table.less else 0
+    noted = f"{left:,} more {table.less}: bridge-profiling analyze --json lists them. " if left else ""
     names = [column.name for column in columns]
     return TableView(
-        id,
-        table.title.format(**said),
+        shown_as or id,
+        table.title.format(shown=len(shown), all=len(every), **said),
         [column.heading for column in columns],
         [[column.cell(row) for column in columns] for row in shown],
         name_last=table.name_last,
         of_ranks=table.of_ranks,
         filters=None if table.kinds is None else sorted({row[table.kinds] for row in shown} if table.kinds else ()),
         sorted_by=names.index(table.order) if table.order in names else 0,
-        note=f"{left} {note}".strip(),
+        note=f"{noted}{note}".strip(),
         folded=table.folded,
         python=table.python,
     )
-
-
-def most(rows: Rows, count: int, order: str = "with less time") -> tuple[Rows, str]:
-    """The first rows, and a note on the others."""
-    left = len(rows) - count
-    return rows[:count], f"{left:,} more {order}: bridge-profiling analyze --json lists them." if left > 0 else ""
 
 
 def typical(rows: Rows, without_device: Collection[tuple[int, str]]) -> TableView:
@@ -189,12 +224,12 @@ def kernels(rows: Rows, count: int) -> TableView:
     """Rows of `Run.kernels(by_rank=False)`."""
     differ = any(row["configurations"] > 1 for row in rows[:count])
     note = "A +: launches differ, and the most frequent is shown." if differ else ""
-    return view("kernels", added.shares(rows), count, note=note)
+    return view("kernels", summed.shares(rows), count, note=note)
 
 
 def operators(of_ranks: pa.Table, count: int, places: Mapping[str, Target] | None = None) -> TableView:
     """`Run.operators`; `places`: where the timeline shows the longest call of each name."""
-    found = added.operators(of_ranks)
+    found = summed.operators(of_ranks)
     if places:
         found = [row | {"longest": Cell("", target=places.get(row["name"]))} for row in found]
     return view("operators", found, count, ranks=words.ranks(sorted(set(of_ranks["rank"].to_pylist()))))
@@ -202,7 +237,7 @@ def operators(of_ranks: pa.Table, count: int, places: Mapping[str, Target] | Non
 
 def kernel_counters(rows: Rows, count: int) -> TableView:
     """Rows of `Run.kernel_counters`: the kernels that take the most device time."""
-    merged = added.kernel_counters(rows)
+    merged = summed.kernel_counters(rows)
     unknown = [row for row in merged if row["samples_per_call"] < 1]
     note = ""
     if unknown:
@@ -223,7 +258,7 @@ def system_calls(rows: Rows, count: int) -> TableView:
 
 def phases(rows: Rows, count: int, *, of_device: bool, library: bool = True) -> TableView:
     """Rows of `Run.phases`, one per name; see `rows.phases`."""
-    merged = [row | {"of_device": of_device} for row in added.phases(rows, library=library)]
+    merged = [row | {"of_device": of_device} for row in summed.phases(rows, library=library)]
     each = "iteration" if any(row["iterations"] for row in merged) else "rank"
     return view("phases", merged, count, per=_per(merged), each=each)
 
@@ -231,7 +266,7 @@ def phases(rows: Rows, count: int, *, of_device: bool, library: bool = True) -> 
 def phases_of_ranks(rows: Rows, count: int, places: Sequence[Target | None], *, of_device: bool) -> TableView:
     """Rows of `Run.phases`, one per name and rank; `places`: for each, where the timeline shows its longest call."""
     shown = [
-        added.with_counters(row)
+        summed.with_counters(row)
         | {"of_device": of_device, "on_host": not of_device}
         | {"longest": Cell("", row["longest_us"], target=place) if any(places) else None}
         for row, place in zip(rows, places, strict=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 from rich import box
@@ -15,8 +14,8 @@ from rich.text import Text
 from bridge_profiling.errors import TraceError, install_command
 from bridge_profiling.manifest import RankCapture
 from bridge_profiling.printable import printable
-from bridge_profiling.report.views import Cell, Figure, FindingView, PageView, TableView, Verdict, table
-from bridge_profiling.report.words import UNKNOWN, first_sentence
+from bridge_profiling.report.views import Cell, Figure, FindingView, PageView, TableView, Verdict
+from bridge_profiling.report.words import UNKNOWN, first_sentence, milliseconds, sentence
 
 #: Rows of a table of ranks, and findings, on a terminal; a pipe gets all.
 _RANKS, _FINDINGS = 16, 6
@@ -52,12 +51,15 @@ def print_report(view: PageView, console: Console) -> None:
         console.print(_boxed(ranges, console.width)) if console.is_terminal else _print_plain(ranges, console)
     if view.findings:
         (_print_findings if console.is_terminal else _print_plain_findings)(view.findings, console)
-        for finding in view.findings:
-            if finding.command:
+        for each in view.findings:
+            if command := each.finding.evidence.get("ncu_command"):
                 # Not wrapped, so that the command can be copied.
-                lines = (f"{finding.number}. in Nsight Compute:", finding.command, *finding.command_notes)
                 console.print()
-                for line in lines:
+                for line in (
+                    f"{each.number}. in Nsight Compute:",
+                    command,
+                    *map(sentence, each.finding.evidence.get("ncu_notes", [])),
+                ):
                     console.print(_text(line), soft_wrap=True)
     if not bench.empty:
         console.print()
@@ -85,8 +87,8 @@ def print_tables(tables: Iterable[TableView], limitations: Sequence[str], consol
             console.print()
     if limitations:
         console.print(Text("Limitations", style="bold"))
-        for sentence in limitations:
-            console.print(_text(f"- {sentence}"), soft_wrap=True)
+        for text in limitations:
+            console.print(_text(f"- {text}"), soft_wrap=True)
 
 
 def _print_verdict(verdict: Verdict, console: Console) -> None:
@@ -186,10 +188,13 @@ def _print_findings(findings: Sequence[FindingView], console: Console) -> None:
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("confidence", no_wrap=True)
     table.add_column("finding, and what to change")
-    for finding in findings[:_FINDINGS]:
+    for view in findings[:_FINDINGS]:
+        finding = view.finding
+        saving = finding.recoverable_us_per_iteration, finding.at_most_us_per_iteration
+        about, at_most = ("" if each is None else milliseconds(each) for each in saving)
         text = _text(finding.title, "bold red" if finding.severe else "bold")
         text.append(f"\n{printable(first_sentence(finding.action))}", style="not bold default")
-        table.add_row(str(finding.number), finding.about or "unknown", finding.at_most, finding.confidence, text)
+        table.add_row(str(view.number), about or "unknown", at_most, finding.confidence, text)
     console.print(table)
     if len(findings) > _FINDINGS:
         console.print(f"{len(findings) - _FINDINGS} more findings are on the page.")
@@ -197,11 +202,11 @@ def _print_findings(findings: Sequence[FindingView], console: Console) -> None:
 
 def _print_plain_findings(findings: Sequence[FindingView], console: Console) -> None:
     console.print()
-    for finding in findings:
-        gain = f"saves {finding.gain}" if finding.gain else "saving unknown"
-        ranks = f", {finding.responsible}" if finding.responsible else ""
+    for view in findings:
+        finding, gain = view.finding, f"saves {view.gain}" if view.gain else "saving unknown"
+        ranks = f", {view.responsible}" if view.responsible else ""
         about = f"{gain}, {finding.confidence} confidence{ranks}"
-        console.print(_text(f"{finding.number}. {finding.id}: {finding.title} [{about}]"), soft_wrap=True)
+        console.print(_text(f"{view.number}. {finding.id}: {finding.title} [{about}]"), soft_wrap=True)
         console.print(_text(f"   change: {finding.action}"), soft_wrap=True)
 
 
@@ -224,7 +229,8 @@ def print_captures(captures: Sequence[RankCapture], console: Console) -> None:
         if any(capture.mfu(profiled=profiled) for capture in captures):
             columns[f"MFU, {name}"] = lambda capture, profiled=profiled: middle(capture.mfu(profiled=profiled), "{:.1%}")
     title = f"window {window.start}-{window.end}" if window else "captures"
-    console.print(_boxed(table("captures", title, captures, columns), console.width))
+    rows = [[Cell(make(capture)) for make in columns.values()] for capture in captures]
+    console.print(_boxed(TableView("captures", title, list(columns), rows), console.width))
     operators = [row for capture in captures if capture.torch_trace is not None for row in _operators(capture)]
     if operators:
         title = f"top {_OPERATORS} operators, by self time on the host"
@@ -242,32 +248,15 @@ def print_captures(captures: Sequence[RankCapture], console: Console) -> None:
 
 
 def _operators(capture: RankCapture) -> list[tuple[str, ...]]:
+    """Rank, own time, calls and name of the operators with the most own time, over all threads; or why there are none."""
     assert capture.torch_trace is not None
     try:
-        found = _top_operators(capture.torch_trace)
-    except (TraceError, ImportError) as error:
-        return [(str(capture.rank), "", "", str(error))]
-    return [(str(capture.rank), f"{self_ns / 1e6:.2f} ms", str(count), name) for name, count, self_ns in found]
-
-
-def _top_operators(trace: Path) -> list[tuple[str, int, int]]:
-    """Name, calls and own nanoseconds of the operators with the most own time, over all threads.
-
-    Raises:
-        TraceError: the trace cannot be read.
-        ImportError: this is a submit host without the `analysis` extra; the message says so.
-    """
-    try:
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
-        from bridge_profiling.facts.intervals import parents, self_times_ns
+        from bridge_profiling.facts.rank import operators_by
         from bridge_profiling.traces import kineto
-    except ImportError as error:
-        raise ImportError(f"type {install_command('analysis')} to see operators here") from error
-    events = kineto.read(trace).host_events
-    events = events.filter(pc.equal(events["category"], "operator"))
-    thread, start, end = (events[name].to_numpy() for name in ("thread", "start_ns", "end_ns"))
-    own = pa.table({"name": events["name"], "own_ns": self_times_ns(parents(thread, start, end), start, end)})
-    totals = own.group_by("name").aggregate([("own_ns", "count"), ("own_ns", "sum")]).sort_by([("own_ns_sum", "descending")])
-    return [(row["name"], row["own_ns_count"], row["own_ns_sum"]) for row in totals.slice(0, _OPERATORS).to_pylist()]
+
+        found = operators_by(kineto.read(capture.torch_trace))["operators"].table.slice(0, _OPERATORS).to_pylist()
+    except ImportError:  # a submit host without the `analysis` extra
+        return [(str(capture.rank), "", "", f"type {install_command('analysis')} to see operators here")]
+    except TraceError as error:
+        return [(str(capture.rank), "", "", str(error))]
+    return [(str(capture.rank), f"{row['self_us'] / 1e3:.2f} ms", str(row["count"]), row["name"]) for row in found]

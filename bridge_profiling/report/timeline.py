@@ -12,7 +12,7 @@ from bridge_profiling.answers import Answers
 from bridge_profiling.facts.timeline import KINDS, Segments, Window, segments, whole_captures, windows_of
 from bridge_profiling.findings import Event
 from bridge_profiling.report import words
-from bridge_profiling.report.figures import COLORS, KIND_NAMES, axis, figure
+from bridge_profiling.report.figures import COLORS, KIND_NAMES, STYLES, axis, figure
 from bridge_profiling.report.views import Figure, Target
 
 #: The lane of a finding's own events.
@@ -204,14 +204,11 @@ def timeline_figure(
                 add(KINDS[each.kind[row]], lane, first, last, text, each.duration_ns[row] / 1e6)
         labels += [f"rank {each.window.rank} · {lane}" if several else lane for lane in each.lanes]
     traces = [
-        {
-            "type": "scatter",
-            "mode": "lines",
+        STYLES["lanes"]
+        | {
             "name": _EVIDENCE if kind == "highlight" else KIND_NAMES[kind],
             "line": {"width": 14, "color": "#000000" if kind == "highlight" else COLORS[kind]},
             "meta": kind,
-            "hovertemplate": "%{text}<br>%{customdata:.3f} ms<br>at %{x:.3f} ms<extra></extra>",
-            "connectgaps": False,
             **found,
         }
         for kind, found in points.items()

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bridge_profiling.report import words
+
+if TYPE_CHECKING:  # a submit host has no numpy
+    from bridge_profiling.findings import Finding
 
 #: A Plotly figure: `{"data": […], "layout": {…}}`.
 Figure = dict[str, Any]
@@ -64,22 +67,6 @@ class TableView:
             place != named and bool(self.rows) and all(_NUMBER.match(row[place].text) for row in self.rows)
             for place in range(len(self.columns))
         ]
-
-
-def table(id: str, title: str, rows: Iterable[Any], columns: Mapping[str, Callable[[Any], Any]], **more: Any) -> TableView:
-    """A table of rows of an answer: each heading with what makes a cell of a row."""
-    cells = [[each if isinstance(each := make(row), Cell) else Cell(each) for make in columns.values()] for row in rows]
-    return TableView(id, title, list(columns), cells, **more)
-
-
-def of(name: str, text: Callable[[Any], str] = words.number) -> Callable[[Row], Cell]:
-    """Makes cells of a number in a row, which is sorted by."""
-    return lambda row: Cell(text(row[name]), row[name])
-
-
-def ms(name: str) -> Callable[[Row], Cell]:
-    """Makes cells of a time in microseconds, for columns in milliseconds."""
-    return of(name, words.ms)
 
 
 @dataclass(frozen=True)
@@ -142,24 +129,15 @@ class Verdict:
 
 @dataclass(frozen=True)
 class FindingView:
-    """A finding in words, with its evidence and a picture of it."""
+    """A finding with its numbers in words, and a picture of it."""
 
     number: int
-    id: str
-    title: str
-    severe: bool
-    responsible: str
+    finding: Finding
+    responsible: str  # ranks
     gain: str
-    about: str
-    at_most: str
-    confidence: str
-    reason: str
-    action: str
     evidence: Sequence[tuple[str, str]]
-    command: str = ""
-    command_notes: Sequence[str] = ()
-    events: TableView | None = None
-    figure: FigureView | None = None
+    events: TableView | None
+    figure: FigureView | None
 
 
 @dataclass(frozen=True)
@@ -174,7 +152,6 @@ class PageView:
     findings: Sequence[FindingView] | None = None
     notices: Sequence[str] = ()
     caveats: Sequence[str] = ()
-    errors: Sequence[str] = ()
     timeline: Mapping[str, Any] | None = None
     opened: str = ""  # the line of Python that opens the run
 

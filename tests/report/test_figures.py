@@ -11,7 +11,7 @@ import pytest
 from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.report import figures, rows
 from bridge_profiling.report.notebook import FIGURES, table_html
-from tests.report.summaries import MS, row
+from tests.report.known import MS, row
 
 
 def test_bars_of_the_budget_add_up_to_the_iteration():

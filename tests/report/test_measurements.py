@@ -8,7 +8,7 @@ import pytest
 from bridge_profiling.report.measurements import flops_rows, phase_memory_rows, training_facts, wall_clock_rows
 from bridge_profiling.report.tables import view
 from bridge_profiling.run import Run
-from tests.report.summaries import manifest
+from tests.report.known import manifest
 from tests.traces.kineto_files import complete, write_capture
 
 _MB = 2**20

@@ -7,7 +7,7 @@ import pytest
 
 from bridge_profiling.findings import Event
 from bridge_profiling.report.merged_trace import write_merged_trace
-from tests.report.summaries import finding
+from tests.report.known import finding
 
 
 @pytest.fixture

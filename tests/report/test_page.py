@@ -11,8 +11,9 @@ import pytest
 from bridge_profiling.report.findings_view import Pictures
 from bridge_profiling.report.run_view import NAMED_RANKS, ranks_to_show
 from bridge_profiling.report.timeline import Timeline
+from bridge_profiling.report.verdict import conclude
 from bridge_profiling.traces.types import RankInfo
-from tests.report.summaries import finding, row, summary
+from tests.report.known import Known, finding, row
 from tests.traces.kineto_files import call, kernel, write_ranks_called
 
 
@@ -75,7 +76,8 @@ def test_ranks_in_a_picture_have_the_median_of_the_table():
     """Of an even number of iterations it is the mean of the middle two, so that rank 1 is the slower one here."""
     values = [(0, 1), (0, 9), (1, 6), (1, 6)]
     rows = [{"rank": rank, "compute_us": value * 1_000.0, "own_us": 0.0} for rank, value in values]
-    pictures = Pictures(summary([row(0), row(1)]), rows, [], [], [], Timeline({}, {}, None, {}, 0), {})
+    run = Known([row(0), row(1)], ranks=rows)
+    pictures = Pictures(run, conclude(run), Timeline({}, {}, None, {}, 0))
     drawn = pictures.of(finding(id="straggler_compute", ranks=[1]))
     assert drawn is not None
     assert drawn[0]["data"][0]["x"] == [5.0, 6.0]
@@ -84,9 +86,11 @@ def test_ranks_in_a_picture_have_the_median_of_the_table():
 def test_few_ranks_all_have_rows_and_of_many_the_slow_and_one_of_each_stage():
     shared = {"rank_source": "trace", "source": "kineto", "files": []}
     infos = [RankInfo(rank=rank, coordinates={"pp": (rank // 256, 4)}, **shared) for rank in range(1024)]
-    assert ranks_to_show(summary([], infos=infos[:64])) == list(range(64))
+    few = Known([], infos=infos[:64])
+    assert ranks_to_show(few, conclude(few)) == list(range(64))
     stragglers = [{"rank": rank} for rank in sorted(range(1024), key=lambda rank: rank not in (700, 701))]
     findings = [finding(ranks=[333]), finding(ranks=list(range(1024)))]
-    found = ranks_to_show(summary([], findings, infos=infos, stragglers=stragglers))
+    many = Known([], findings, infos=infos, stragglers=stragglers)
+    found = ranks_to_show(many, conclude(many))
     assert {333, 700, 701, 0, 256, 512, 768} <= set(found)
     assert len(found) == NAMED_RANKS

@@ -8,10 +8,9 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from bridge_profiling.report import words
-from bridge_profiling.report.verdict import summarize
 from tests.planted.cases import CASES
+from tests.report.known import printed
 from tests.report.published import published
-from tests.report.summaries import printed
 from tests.traces.kineto_files import kernel
 
 SCRIPT = Path(__file__).resolve().parents[2] / "tools" / "json_schemas.py"
@@ -37,7 +36,7 @@ def test_every_key_is_described_and_numbers_with_a_unit_say_so():
 @pytest.mark.parametrize("name", ["data_loading_2", "straggler_compute_4", "clean_2_nsys"])
 def test_the_verdict_and_the_budget_are_the_numbers_on_the_terminal(run_of, tmp_path, name):
     run = run_of(CASES[name].folder, parquet=tmp_path / "tables")
-    text = printed(summarize(run))
+    text = printed(run)
     document = json.loads(run.to_json())
     verdict = document["verdict"]
     for sentence in (verdict["headline"], *verdict["sentences"], *verdict["first"], *verdict["notes"]):

@@ -5,7 +5,7 @@ from rich.console import Console
 
 from bridge_profiling.manifest import find_captures
 from bridge_profiling.report.terminal import print_captures
-from tests.report.summaries import MS, finding, printed, row, summary
+from tests.report.known import MS, Known, finding, printed, row
 from tests.traces.kineto_files import complete, write_capture
 
 
@@ -47,7 +47,7 @@ TERMINAL = {"force_terminal": True, "color_system": "truecolor"}
 def test_piped_it_is_plain_lines_that_are_never_wrapped_with_every_finding():
     rows = [row(0, data_loading_us=30 * MS), row(1, data_loading_us=30 * MS)]
     more = [finding(id="host_sync", title=f"The host synchronises [red] {place}") for place in range(2, 21)]
-    text = printed(summary(rows, [finding(), *more]))
+    text = printed(Known(rows, [finding(), *more]))
     assert not {"\x1b", "█"} & set(text)
     lines = text.splitlines()
     assert lines[:2] == [f"{finding().title}.", "An iteration takes 100 ms (median of 10 on 2 ranks)."]
@@ -57,13 +57,13 @@ def test_piped_it_is_plain_lines_that_are_never_wrapped_with_every_finding():
 
 
 def test_a_terminal_shows_bars_as_long_as_their_iterations():
-    text = printed(summary([row(0, duration_us=50 * MS), row(1, duration_us=100 * MS)]), width=100, **TERMINAL)
+    text = printed(Known([row(0, duration_us=50 * MS), row(1, duration_us=100 * MS)]), width=100, **TERMINAL)
     assert [line.count("█") for line in text.splitlines() if "rank" in line and "█" in line] == [20, 40]
 
 
 def test_it_fits_one_screen_however_many_ranks_and_findings():
     rows = [row(rank, data_loading_us=30 * MS) for rank in range(1024)]
-    many = summary(rows, [finding(ranks=[rank], id="straggler_host") for rank in range(20)])
+    many = Known(rows, [finding(ranks=[rank], id="straggler_host") for rank in range(20)])
     text = printed(many, width=120, **TERMINAL)
     assert len(text.splitlines()) <= 50
     assert "all ranks, mean of 1024" in text
@@ -73,7 +73,7 @@ def test_it_fits_one_screen_however_many_ranks_and_findings():
 def test_advice_is_never_cut():
     """What to do first is a whole sentence, on a terminal too, however long it is."""
     advice = "Set " + ", ".join(f"setting_{number}=true" for number in range(30)) + "."
-    found = summary([row(0)], [finding(ranks=[0], action=f"{advice} Then look at the disks.")])
+    found = Known([row(0)], [finding(ranks=[0], action=f"{advice} Then look at the disks.")])
     text = printed(found, force_terminal=True, color_system=None)
     assert " ".join(text.split()).count(advice) == 2, "in the verdict and with the finding"
     assert "…" not in text

@@ -2,15 +2,16 @@
 
 import pytest
 
-from bridge_profiling.report.verdict import verdict
-from tests.report.summaries import MS, finding, manifest, row, summary
+from bridge_profiling.report.verdict import conclude, verdict
+from tests.report.known import MS, Known, finding, manifest, row
 
 
 def test_it_is_a_headline_three_sentences_and_what_to_do_first():
     first, other = finding(ranks=[1]), finding(id="host_sync", recoverable_us_per_iteration=10 * MS)
     unknown = finding(id="memory_growth", recoverable_us_per_iteration=None)
     loading = [row(rank, data_loading_us=30 * MS) for rank in range(4)]
-    found = verdict(summary(loading, [first, other, unknown, other, unknown]))
+    run = Known(loading, [first, other, unknown, other, unknown])
+    found = verdict(run, conclude(run))
     assert found.headline == f"{first.title}."
     assert found.sentences == [
         "An iteration takes 100 ms (median of 10 on 4 ranks).",
@@ -27,18 +28,18 @@ _MANIFESTS = [manifest(0, [150, 152], [100, 100, 102]), manifest(1, [151, 151], 
 
 
 @pytest.mark.parametrize(
-    ("found", "said"),
+    ("run", "said"),
     [
         (
-            summary([row(0, waiting_us=40 * MS), row(1, duration_us=120 * MS, waiting_us=0.0)]),
+            Known([row(0, waiting_us=40 * MS), row(1, duration_us=120 * MS, waiting_us=0.0)]),
             ["100 ms to 120 ms by rank", "80% compute (60% to 100%", "20% waiting for other ranks (0% to 40% by rank)"],
         ),
         (
-            summary(_TWO, [finding(**_NO_SAVING | {"at_most_us_per_iteration": 40 * MS})]),
+            Known(_TWO, [finding(**_NO_SAVING | {"at_most_us_per_iteration": 40 * MS})]),
             ["saving: at most 40 ms per iteration (40%)."],
         ),
         (
-            summary([row(0, iterations=2), row(1, iterations=2)], world_size=1024, errors=["rank-3.json.gz is cut"]),
+            Known([row(0, iterations=2), row(1, iterations=2)], world_size=1024, errors=["rank-3.json.gz is cut"]),
             [
                 "Only 2 iterations captured",
                 "2 of the job's 1,024 ranks",
@@ -46,29 +47,30 @@ _MANIFESTS = [manifest(0, [150, 152], [100, 100, 102]), manifest(1, [151, 151], 
                 "overhead is unknown (no",
             ],
         ),
-        (summary(_TWO, manifests=_MANIFESTS), ["Profiling made an iteration 50 ms longer"]),
-        (summary(_TWO, manifests=[manifest(0, [150, 152], [2, 151, 2])]), ["Profiler overhead is unclear"]),
+        (Known(_TWO, manifests=_MANIFESTS), ["Profiling made an iteration 50 ms longer"]),
+        (Known(_TWO, manifests=[manifest(0, [150, 152], [2, 151, 2])]), ["Profiler overhead is unclear"]),
         (
-            summary([], without_device=[0], on_host=[row(0)], operators=[{"name": "aten::mm", "self_us": 30 * MS}]),
+            Known([row(0)], without_device=[0], operators=[{"name": "aten::mm", "self_us": 30 * MS}]),
             [
                 "These captures hold no device work to judge.",
                 "On the host an iteration takes 100 ms (median, profiled);",
                 "aten::mm 3.0 ms",
             ],
         ),
-        (summary([]), ["These captures hold too little to judge."]),
-        (summary([], manifests=_MANIFESTS), ["Nothing was captured. Ranks 0-1: the reason is unknown."]),
-        (summary([], [finding()]), ["Potential saving: about 30 ms per capture, at most 40 ms."]),
-        (summary(_TWO), ["Nothing to change was found."]),
+        (Known([]), ["These captures hold too little to judge."]),
+        (Known([], manifests=_MANIFESTS), ["Nothing was captured. Ranks 0-1: the reason is unknown."]),
+        (Known([], [finding()]), ["Potential saving: about 30 ms per capture, at most 40 ms."]),
+        (Known(_TWO), ["Nothing to change was found."]),
     ],
 )
-def test_what_is_known_and_what_limits_it_is_said(found, said):
-    answer = verdict(found)
+def test_what_is_known_and_what_limits_it_is_said(run, said):
+    found = conclude(run)
+    answer = verdict(run, found)
     text = " ".join((answer.headline, *answer.sentences, *answer.first, *answer.caveats))
     assert [sentence for sentence in said if sentence not in text] == []
     # No saving is promised without a finding that has one, and nothing about thresholds without a device.
     assert not found.findings or found.findings[0].at_most_us_per_iteration or "at most" not in text
-    assert found.attribution or not found.without_device or "threshold" not in text
+    assert found.on_devices or not found.without_device or "threshold" not in text
     # A finding about all ranks names none.
     assert answer.first == ["Raise dataset.num_workers."] * len(found.findings)
 
@@ -77,5 +79,6 @@ def test_what_is_known_and_what_limits_it_is_said(found, said):
 def test_the_profilers_own_cost_is_never_the_first_advice(others):
     overhead = finding(id="profiler_overhead", title="Profiling makes an iteration 72 ms longer", **_NO_SAVING)
     for rows in (_TWO, []):
-        found = verdict(summary(rows, [*others, overhead]))
+        run = Known(rows, [*others, overhead])
+        found = verdict(run, conclude(run))
         assert ("Profiling" in found.headline, len(found.first)) == (False, len(others))

@@ -1,17 +1,19 @@
-"""Summaries and findings made for a claim."""
+"""Answers and findings made for a claim."""
 
 import io
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 from rich.console import Console
 
 from bridge_profiling.facts.parts import BY_ACTIVITY, BY_CAUSE
 from bridge_profiling.findings import Confidence, Finding
 from bridge_profiling.manifest import Manifest, RankCapture
-from bridge_profiling.report.run_view import summary_view
+from bridge_profiling.report.run_view import screen_view
 from bridge_profiling.report.terminal import print_report
-from bridge_profiling.report.verdict import Summary
+from bridge_profiling.report.verdict import conclude
 from bridge_profiling.traces.types import RankInfo
 from bridge_profiling.typed_json import read_typed
 
@@ -36,21 +38,38 @@ def finding(**known: Any) -> Finding:
     return Finding(**(usual | known))
 
 
-def summary(rows: list[dict[str, Any]], findings: list[Finding] | None = None, **known: Any) -> Summary:
-    """A summary of ranks with these budgets."""
-    world = known.pop("world_size", len(rows))
-    infos = [
-        RankInfo(rank=each["rank"], rank_source="trace", source="kineto", files=[f"rank-{each['rank']}.json"], world_size=world)
-        for each in rows
-    ]
-    usual: dict[str, Any] = {"infos": infos, "manifests": [], "limitations": [], "errors": []}
-    return Summary(path=Path("run7"), source="kineto", attribution=rows, findings=findings or [], **(usual | known))
+class Known:
+    """Answers about a run whose ranks have these budgets; `known` are others, tables as rows."""
+
+    path, main_source, against_bench = Path("run7"), "kineto", None
+
+    def __init__(self, rows: list[dict[str, Any]], findings: list[Finding] | None = None, **known: Any) -> None:
+        world, without_device = known.pop("world_size", len(rows)), known.pop("without_device", [])
+        shared = {"rank_source": "trace", "source": self.main_source, "world_size": world}
+        ranks = [each["rank"] for each in rows]
+        infos = known.pop("infos", [RankInfo(rank=rank, files=[f"rank-{rank}.json"], **shared) for rank in ranks])
+        self.facts = SimpleNamespace(infos=infos, unjudged=[])
+        self.manifests = known.pop("manifests", [])
+        self.errors, self.capture_caveats = known.pop("errors", []), []
+        self._findings = findings or []
+        busy = [{"rank": rank, "source": self.main_source, "busy_us": float(rank not in without_device)} for rank in ranks]
+        self._rows = known | {"attribution": rows, "breakdown": busy}
+
+    def findings(self, thresholds: None = None) -> list[Finding]:
+        return self._findings
+
+    def unprofiled(self, thresholds: None = None) -> None:
+        """Unknown: no iteration was judged."""
+
+    def __getattr__(self, name: str) -> Any:
+        nothing = pa.schema([("rank", pa.int32()), ("source", pa.string())]).empty_table()
+        return lambda: pa.Table.from_pylist(rows) if (rows := self._rows.get(name)) else nothing
 
 
-def printed(found: Summary, width: int = 80, **options: Any) -> str:
+def printed(run: Any, width: int = 80, **options: Any) -> str:
     """What `bridge-profiling report` prints, by default in a pipe; `options` are Rich's."""
     out = io.StringIO()
-    print_report(summary_view(found), Console(file=out, highlight=False, width=width, **options))
+    print_report(screen_view(run, conclude(run)), Console(file=out, highlight=False, width=width, **options))
     return out.getvalue()
 
 
