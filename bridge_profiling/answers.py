@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, Self
 
 import pyarrow as pa
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from bridge_profiling.compare import Comparison, Noise
     from bridge_profiling.compare.bench import AgainstBench
 
-T = TypeVar("T")
 
 #: The options of `facts.operators` as `RunFacts.operators` has them.
 _DEFAULT = {"category": "operator", "shapes": False, "stacks": False, "modules": False}
@@ -88,6 +87,8 @@ class Answers:
         self._grids: dict[Thresholds, Grids] = {}
         self._captures = Captures(self.path, engine, None if parquet is None else Path(parquet), on_progress, cycle)
         self.facts = self._facts_of(DEFAULT_OPTIONS)
+        #: What a function returns that reads `entries()`: see `Captures.undisturbed`.
+        self.undisturbed = self._captures.undisturbed
 
     def __enter__(self) -> Self:
         return self
@@ -119,14 +120,6 @@ class Answers:
     def entries(self) -> list[tuple[RankInfo, Path]]:
         """Each rank's trace by the main source, and the folder of its Parquet tables."""
         return self._captures.entries()
-
-    def undisturbed(self, use: Callable[[], T]) -> T:
-        """What a function returns that reads `entries()`: see `Captures.undisturbed`.
-
-        Args:
-            use: may be called twice.
-        """
-        return self._captures.undisturbed(use)
 
     @property
     def errors(self) -> list[str]:

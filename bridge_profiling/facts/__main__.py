@@ -34,6 +34,8 @@ def write_facts(capture: Capture) -> Path:
     for path in files:
         try:
             keep_facts(capture, tables.info, facts, path)
+        except UnicodeEncodeError:
+            raise TraceError(f"the manifest of {capture.path} is not UTF-8") from None
         except OSError as error:
             refused = error
         else:

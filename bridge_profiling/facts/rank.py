@@ -130,7 +130,7 @@ def kept_facts(task: RankTask) -> RankResult | None:
 def _packed(task: RankTask, tables: RankTables, facts: Mapping[str, Answer]) -> bytes:
     """Facts as bytes, which a file keeps next to their tables."""
     if task.keep and task.cached and tables.entry is not None and not isinstance(task.source, Path):
-        with suppress(OSError):
+        with suppress(OSError, UnicodeEncodeError):  # the text of a manifest need not be UTF-8
             return keep_facts(task.source, tables.info, facts, fact_files(task.source, [tables.entry])[-1])
     return packed(facts)
 

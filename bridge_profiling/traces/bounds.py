@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import lzma
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -31,25 +30,19 @@ class DamagedError(TraceError):
     """A packed file that ends early or is corrupt. Everything before the damage was yielded."""
 
 
-@dataclass(frozen=True)
-class Bounds:
-    """Limits of one kind of file."""
+#: Unpacked bytes that are read. No profiler writes more for one rank; snapshots are read into memory as a whole.
+KINETO, NSYS, SNAPSHOT = 64 << 30, 64 << 30, 8 << 30
 
-    max_bytes: int  # unpacked
-    max_ratio: int = 200  # of unpacked to packed bytes. A bomb reaches 1,000 as gzip and 7,000 as xz
-    ratio_checked_bytes: int = 32 << 20  # the ratio counts once so much is unpacked
-
-
-#: No profiler writes more for one rank. Kineto's JSON shrinks 11- to 25-fold as gzip, nsys' reports 6-fold as xz, and
-#: snapshots, which are read into memory as a whole, 45-fold.
-KINETO, NSYS, SNAPSHOT = Bounds(64 << 30), Bounds(64 << 30), Bounds(8 << 30)
+#: Unpacked bytes for each packed one, which count once so many bytes are unpacked. Kineto's JSON shrinks 11- to 25-fold as
+#: gzip, nsys' reports 6-fold as xz, and snapshots 45-fold; a bomb reaches 1,000 as gzip and 7,000 as xz.
+_MAX_RATIO, _RATIO_CHECKED_BYTES = 200, 32 << 20
 
 
-def unpack(path: Path, bounds: Bounds, piece_bytes: int = _READ_BYTES) -> Iterator[bytes]:
+def unpack(path: Path, max_bytes: int, piece_bytes: int = _READ_BYTES) -> Iterator[bytes]:
     """The bytes of a gzip, .xz or plain file, in pieces. Its first bytes say which it is, not its name.
 
     Raises:
-        TraceError: it is not a regular file, or exceeds its bounds.
+        TraceError: it is not a regular file, or exceeds its limits.
         DamagedError: it is cut off or corrupt.
         OSError: it cannot be read.
     """
@@ -65,10 +58,10 @@ def unpack(path: Path, bounds: Bounds, piece_bytes: int = _READ_BYTES) -> Iterat
         done = 0
         for piece in pieces:
             done += len(piece)
-            if done > bounds.max_bytes:
-                raise TraceError(f"{path} is refused: it holds more than {bounds.max_bytes >> 30} GiB")
-            if done > bounds.ratio_checked_bytes and done > bounds.max_ratio * file.tell():
-                raise TraceError(f"{path} is refused: it unpacks to more than {bounds.max_ratio} times its size")
+            if done > max_bytes:
+                raise TraceError(f"{path} is refused: it holds more than {max_bytes >> 30} GiB")
+            if done > _RATIO_CHECKED_BYTES and done > _MAX_RATIO * file.tell():
+                raise TraceError(f"{path} is refused: it unpacks to more than {_MAX_RATIO} times its size")
             yield piece
 
 

@@ -55,7 +55,8 @@ def device_time_caveats(work: DeviceTimes) -> list[Caveat]:
 def _clock_caveats(work: DeviceTimes) -> Iterator[Caveat]:
     early = late = launched = earliest_ns = latest_ns = 0
     # A call waits for the current device, which is known only if there is no other.
-    calls = np.flatnonzero(work.waits) if len({*_distinct(work.device)}) == 1 else np.empty(0, np.int64)
+    devices, _ = distinct(work.device[np.arange(len(work.device))])
+    calls = np.flatnonzero(work.waits & (len(devices) == 1))
     waits_ns = work.call_start_ns[calls]
     # Of calls on several threads, the first that returns.
     waited_ns = np.minimum.accumulate((waits_ns + work.call_duration_ns[calls])[::-1])[::-1]
@@ -80,11 +81,6 @@ def _clock_caveats(work: DeviceTimes) -> Iterator[Caveat]:
     if late:
         text = f"{late:,} of {launched:,} device events start after calls that waited for their end, by up to"
         yield Caveat("device_clock_apart", f"{text} {_ms(latest_ns)}: the device's clock is ahead of the host's, {unknown}")
-
-
-def _distinct(values: Column) -> Iterator[int]:
-    for begin in range(0, len(values), _ROWS):
-        yield from np.unique(values[np.arange(begin, min(begin + _ROWS, len(values)))]).tolist()
 
 
 def _longer_than_capture(work: DeviceTimes) -> Iterator[Caveat]:

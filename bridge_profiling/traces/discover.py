@@ -1,30 +1,34 @@
-"""Finds the captures of a run, ours or of any origin, and their ranks. Reads the first bytes of a trace, never all of it."""
+"""Finds the captures of a run, ours or of any origin, with their ranks and manifests, and chooses those of one window."""
 
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
 
 from bridge_profiling.errors import TraceError, require
 from bridge_profiling.manifest import RankCapture, find_captures, read_manifest
 from bridge_profiling.printable import shell_path
 from bridge_profiling.regular_files import modified_ns
-from bridge_profiling.traces.bounds import KINETO, unpack
+from bridge_profiling.traces.capture_files import (
+    NAMED_RANK,
+    SUFFIXES,
+    CaptureFile,
+    listed_files,
+    named_file,
+    resolved,
+    split,
+    unknown_formats,
+)
 from bridge_profiling.traces.run_files import RunFiles
 from bridge_profiling.traces.types import Caveat, RankSource, Source
 
 #: Codes of caveats that say which of several windows is shown.
 WHICH_WINDOW = frozenset(("captures_skipped", "several_windows", "newer_captured_nothing"))
-
-#: Bytes of a JSON file that decide whether it is a trace. Everything before the events fits.
-_HEAD_BYTES = 1 << 18
 
 #: Codes of caveats about a manifest that is not used or differs from its capture, and about captures that are not there.
 ABOUT_MANIFESTS = frozenset(
@@ -34,37 +38,12 @@ ABOUT_MANIFESTS = frozenset(
 #: Other folders that a caveat names.
 _NAMED_FOLDERS = 6
 
-#: In quotes of any kind: what Python prints of a trace is not JSON, which its reader says.
-_TRACE_KEYS = re.compile(
-    rb"[\"'](?:traceEvents|deviceProperties|distributedInfo|baseTimeNanoseconds|displayTimeUnit|ph)[\"']\s*:"
-)
-
-#: How our merged traces, pages and flame graphs begin, under whatever name.
-_OWN_OUTPUT = re.compile(
-    rb'\s*(?:\{\s*"(?:bridge_profiling"\s*:\s*"merged|\$schema"\s*:\s*"https://www\.speedscope)'
-    rb'|<!doctype html>.{0,1000}<meta name="generator" content="bridge-profiling)',
-    re.DOTALL,
-)
-
-_TRACE_RANK = re.compile(rb'"distributedInfo"\s*:\s*\{[^{}\[\]]*"rank"\s*:\s*(\d{1,9})\s*[,}]')
-_NAMED_RANK = re.compile(r"rank[-_ .=]?(\d{1,7})(?!\d)", re.IGNORECASE)
 #: No job has a million ranks: a longer number is of something else, such as a time or a test.
 _LAST_NUMBER = re.compile(r"[-_](\d{1,6})$")
 
 #: The time in the names of torch's tensorboard_trace_handler, in ms or ns since 1970: host_process.time.
 _WRITTEN = re.compile(r"\.(\d{13,19})$")
 
-#: Endings of packed files, of which readers unpack some and name the others.
-_PACKINGS = (".xz", ".zst", ".bz2", ".lz4", ".zip", ".br")
-
-_SUFFIXES: dict[str, Source] = {
-    ".json.gz": "kineto",
-    ".json": "kineto",
-    ".nsys-rep": "nsys",
-    ".sqlite": "nsys",
-    ".pickle": "memory",
-    ".pkl": "memory",
-}
 #: By the profilers' names, which are also those of their folders.
 _SOURCES: dict[str, Source] = {"torch": "kineto", "nsys": "nsys", "memory": "memory"}
 
@@ -79,14 +58,6 @@ class Capture:
     rank_source: RankSource
     manifest: RankCapture | None = None  # the rank's manifest, when it lists the file
     run: Path | None = None  # the directory that was named: a cache may be written below it
-
-
-class _File(NamedTuple):
-    """A profiler's file, and the rank in its first bytes; None when they name none."""
-
-    path: Path
-    source: Source
-    rank: int | None
 
 
 @dataclass
@@ -117,30 +88,23 @@ def find_run(root: Path, cycle: int | None = None) -> FoundRun:
     if not root.exists():
         raise TraceError(f"{root} does not exist")
     if root.is_file():
-        head = _head(root)
-        if head is not None and _OWN_OUTPUT.match(head):
-            raise TraceError(f"{root} is not a capture: bridge-profiling made it from captures. Name their directory")
+        file = named_file(root)
         usable, unusable = _read_manifests(root.absolute().parents[:3][-1].glob("manifest/*/rank-*.json"))
         manifests, twice = _by_artifact(usable)
-        captures, differing = _with_ranks([_file(root) or _trace(root, head)], manifests, root.parent)
+        captures, differing = _with_ranks([file], manifests, root.parent)
         _newest(captures, root, cycle)
         return FoundRun(root, captures, [*unusable, *twice, *differing])
     listed = RunFiles(root)
-    left = dict.fromkeys(listed.files)
     # For the folder of one window, the manifests next to it that describe it.
     written = listed.manifests or list(root.absolute().parent.parent.glob(f"manifest/{root.absolute().name}/rank-*.json"))
     usable, unusable = _read_manifests(written)
     manifests, twice = _by_artifact(usable)
-    for path in written:
-        left.pop(path, None)  # a damaged manifest looks like a damaged trace
-    known = [file for path in left if (file := _file(path)) is not None]
-    for file in known:
-        del left[file.path]
-    known += _damaged_siblings(left, [file.path for file in known if file.source == "kineto"])
-    files = _without_exported_reports(_without_links(known))
+    # A damaged manifest looks like a damaged trace.
+    described = set(written)
+    files, left = listed_files(path for path in listed.files if path not in described)
     if not files:
         nothing = f"{root} holds no capture: no Kineto trace, nsys report or memory snapshot is under it"
-        if packed := next((path for path in left if _NAMED_RANK.search(path.name) and ".trace." in path.name), None):
+        if packed := next((path for path in left if NAMED_RANK.search(path.name) and ".trace." in path.name), None):
             nothing += f"; {packed} is of no known format: if it is packed, unpack it"
         raise TraceError("; ".join([nothing, *listed.errors, *(caveat.text for caveat in listed.caveats)]))
     found, differing = _with_ranks(files, manifests, root)
@@ -151,131 +115,9 @@ def find_run(root: Path, cycle: int | None = None) -> FoundRun:
     if guessed:
         text = f"nothing names the rank of {len(guessed)} files, such as {guessed[0].path.name}: they are numbered in order"
         caveats.append(Caveat("ranks_guessed", text))
-    errors = [*listed.errors, *_unknown_formats([*left, *listed.folders], captures)]
+    errors = [*listed.errors, *unknown_formats([*left, *listed.folders], [each.path for each in captures])]
     below = [replace(capture, run=root) for capture in captures]
     return FoundRun(root, sorted(below, key=lambda capture: (capture.rank, capture.source)), caveats, errors)
-
-
-def _split(path: Path) -> tuple[str, str]:
-    """A file's name without its format, and the format's suffix."""
-    name = path.name
-    for packed in _PACKINGS:
-        name = name.removesuffix(packed)
-    suffix = next((suffix for suffix in _SUFFIXES if name.lower().endswith(suffix)), "")
-    stem = name[: len(name) - len(suffix)] if suffix else name
-    return stem.removesuffix(".pt.trace").removesuffix(".trace"), suffix
-
-
-def is_capture(path: Path) -> bool:
-    """Whether a file is a profiler's, whole or damaged, and not a file that we made from captures."""
-    return _file(path) is not None
-
-
-def _file(path: Path) -> _File | None:
-    """A profiler's file; None when none wrote it. A damaged file named like a capture is one: its reader says why."""
-    stem, suffix = _split(path)
-    source = _SUFFIXES.get(suffix)
-    if source is None:
-        return None
-    if source != "kineto":
-        return _File(path, source, None)
-    head = _head(path)
-    if _is_damaged(head):
-        is_trace = ".trace." in path.name or suffix == ".json.gz" or _NAMED_RANK.search(stem) is not None
-    else:
-        is_trace = head is not None and _TRACE_KEYS.search(head) is not None and not _OWN_OUTPUT.match(head)
-    return _trace(path, head) if is_trace else None
-
-
-def _trace(path: Path, head: bytes | None) -> _File:
-    named = _TRACE_RANK.search(head or b"")
-    return _File(path, "kineto", None if named is None else int(named[1]))
-
-
-def _is_damaged(head: bytes | None) -> bool:
-    """Whether a file with these first bytes is neither a whole JSON document nor a file that we made."""
-    if head is None:
-        return True
-    if _OWN_OUTPUT.match(head):
-        return False
-    if not head.lstrip(b"\0 \t\r\n").startswith((b"{", b"[")):
-        return True
-    if _TRACE_KEYS.search(head) or (len(head) == _HEAD_BYTES and b"\0" not in head):
-        return False
-    try:
-        json.loads(head)
-    except (ValueError, RecursionError):
-        return True
-    return False
-
-
-def _damaged_siblings(files: Iterable[Path], traces: Iterable[Path]) -> Iterator[_File]:
-    """Damaged files named like a trace next to them, except for numbers: `trace_3.json` next to `trace_2.json`."""
-    patterns = {_pattern(path) for path in traces}
-    for path in files:
-        if _pattern(path) in patterns and _is_damaged(head := _head(path)):
-            yield _trace(path, head)
-
-
-def _unknown_formats(others: Iterable[Path], captures: Iterable[Capture]) -> Iterator[str]:
-    """A sentence for each file or folder that is named like a capture, but for numbers, and is of a format that nothing reads.
-
-    What also lies next to captures, such as a log of each rank, is none.
-    """
-    stems: dict[tuple[str, str], set[Path]] = {}
-    for capture in captures:
-        stem = capture.path.with_name(_split(capture.path)[0])
-        stems.setdefault(_numberless(stem), set()).add(stem)
-    found: dict[tuple[str, str], list[Path]] = {}
-    companions = set()
-    for path in others:
-        pieces = path.name.split(".")
-        for count in range(len(pieces) - 1, 0, -1):
-            stem = path.with_name(".".join(pieces[:count]))
-            if (known := stems.get(_numberless(stem))) is not None:
-                kind = _numberless(path)
-                found.setdefault(kind, []).append(path)
-                if stem in known:
-                    companions.add(kind)
-                break
-    for path in (path for kind, paths in found.items() if kind not in companions for path in paths):
-        if path.is_file() and _OWN_OUTPUT.match(_head(path) or b""):
-            continue
-        ranks = _NAMED_RANK.findall(str(path))
-        of_rank = f"rank {int(ranks[-1])} is not shown: " if ranks else ""
-        yield f"{of_rank}{path} is named like a capture and is of no known format; if it is packed, unpack it"
-
-
-def _numberless(path: Path) -> tuple[str, str]:
-    """A path without its ranks' numbers, and without any number in its name."""
-    return _NAMED_RANK.sub("rank#", str(path.parent)), re.sub(r"\d+", "#", path.name)
-
-
-def _pattern(path: Path) -> tuple[Path, str]:
-    return path.parent, re.sub(r"\d+", "#", path.name)
-
-
-def _head(path: Path) -> bytes | None:
-    """A file's first bytes, unpacked; None when that fails."""
-    try:
-        return next(unpack(path, KINETO, _HEAD_BYTES), b"")
-    except (OSError, TraceError):
-        return None
-
-
-def _without_links(files: list[_File]) -> list[_File]:
-    """Of a capture and links to it, the capture: `latest.json` can be a link to `rank-0.json`."""
-    linked = {file.path: _resolved(file.path) for file in files if file.path.is_symlink()}
-    if not linked:
-        return files
-    real = {_resolved(file.path) for file in files if file.path not in linked}
-    return [file for file in files if linked.get(file.path) not in real]
-
-
-def _without_exported_reports(files: list[_File]) -> list[_File]:
-    """Of a report and its SQLite export, the export."""
-    exported = {file.path.with_name(_split(file.path)[0]) for file in files if _split(file.path)[1] == ".sqlite"}
-    return [file for file in files if file.path.suffix != ".nsys-rep" or file.path.with_suffix("") not in exported]
 
 
 def _read_manifests(manifests: Iterable[Path]) -> tuple[list[RankCapture], list[Caveat]]:
@@ -287,7 +129,7 @@ def _read_manifests(manifests: Iterable[Path]) -> tuple[list[RankCapture], list[
         except TraceError as error:
             caveats.append(Caveat("manifest_unreadable", f"{error}; its capture is read without it", file=str(path)))
             continue
-        if (named := _NAMED_RANK.fullmatch(path.stem)) and int(named[1]) != manifest.rank:
+        if (named := NAMED_RANK.fullmatch(path.stem)) and int(named[1]) != manifest.rank:
             caveats.append(contradiction(path, f"it is of rank {manifest.rank}, by its name of rank {named[1]}"))
             continue
         found.append(RankCapture(path.parents[2], path.parent.name, manifest))
@@ -304,33 +146,25 @@ def _by_artifact(manifests: Iterable[RankCapture]) -> tuple[dict[Path, RankCaptu
     found: dict[Path, RankCapture] = {}
     caveats = []
     for manifest in manifests:
-        for path in map(_resolved, manifest.artifacts):
+        for path in map(resolved, manifest.artifacts):
             first = found.setdefault(path, manifest)
             # One nsys around a launcher writes one report of several ranks.
-            if first is not manifest and _SUFFIXES.get(_split(path)[1]) != "nsys":
+            if first is not manifest and SUFFIXES.get(split(path)[1]) != "nsys":
                 caveats.append(contradiction(manifest.path, f"it lists {path}, as {first.path} does"))
     return found, caveats
-
-
-def _resolved(path: Path) -> Path:
-    """A path without symlinks; one that leads nowhere stays."""
-    try:
-        return path.resolve()
-    except (OSError, RuntimeError):  # before Python 3.13, a loop is a RuntimeError
-        return path.absolute()
 
 
 def differences(manifests: Iterable[RankCapture], captures: list[Capture]) -> list[Caveat]:
     """Caveats on files that manifests list and that are not there, and on files that their manifests do not list."""
     shown = {(each.manifest.root, each.manifest.folder) for each in captures if each.manifest is not None}
-    present = {(capture.rank, capture.source, _split(capture.path)[0]) for capture in captures}
-    unlisted = {(_resolved(each.path.parent), each.rank): each.path for each in captures if each.manifest is None}
+    present = {(capture.rank, capture.source, split(capture.path)[0]) for capture in captures}
+    unlisted = {(resolved(each.path.parent), each.rank): each.path for each in captures if each.manifest is None}
     ranks = {capture.rank for capture in captures}
     caveats = []
     for each in manifests:
         why = each.manifest.reason or "the manifest gives no reason"
         for kind in _SOURCES if each.manifest.status != "missed" else ():
-            if path := unlisted.get((_resolved(each.root / kind / each.folder), each.rank)):
+            if path := unlisted.get((resolved(each.root / kind / each.folder), each.rank)):
                 status = f", because the capture {each.manifest.status}: {why}" if each.manifest.status == "failed" else ""
                 caveats.append(contradiction(each.path, f"it does not list {path}{status}"))
         if shown and (each.root, each.folder) not in shown:
@@ -338,7 +172,7 @@ def differences(manifests: Iterable[RankCapture], captures: list[Capture]) -> li
         for profiler in each.manifest.profilers:
             listed = [each.root / artifact.path for artifact in profiler.artifacts]
             # A file that was packed or moved since has kept its name.
-            named = {(each.rank, _SOURCES.get(profiler.name), _split(path)[0]) for path in listed}
+            named = {(each.rank, _SOURCES.get(profiler.name), split(path)[0]) for path in listed}
             if listed and named.isdisjoint(present) and not any(map(os.path.exists, listed)):
                 text = f"{each.path} lists {listed[0]}, which is not there"
                 caveats.append(Caveat("captures_missing", text, (each.rank,), str(each.path)))
@@ -347,12 +181,12 @@ def differences(manifests: Iterable[RankCapture], captures: list[Capture]) -> li
     return caveats
 
 
-def _with_ranks(files: list[_File], manifests: dict[Path, RankCapture], root: Path) -> tuple[list[Capture], list[Caveat]]:
+def _with_ranks(files: list[CaptureFile], manifests: dict[Path, RankCapture], root: Path) -> tuple[list[Capture], list[Caveat]]:
     """Captures with their ranks and manifests, and a caveat for each manifest of another rank than its capture."""
     captures, unnamed, caveats = [], [], []
     for file in files:
         path, source = file.path, file.source
-        manifest = manifests.get(_resolved(path))
+        manifest = manifests.get(resolved(path))
         named = _rank(file, manifest, root)
         if manifest is not None and named is not None and named[0] != manifest.rank:
             caveats.append(contradiction(manifest.path, f"it is of rank {manifest.rank}, and {path} of rank {named[0]}"))
@@ -373,7 +207,7 @@ def _with_ranks(files: list[_File], manifests: dict[Path, RankCapture], root: Pa
         numbers: dict[Path, int] = {}  # by the process that wrote them: several can be its cycles
         for path, kind, manifest in unnamed:
             if kind == source:
-                writer = path.with_name(_WRITTEN.sub("", _split(path)[0]) if _WRITTEN.search(_split(path)[0]) else path.name)
+                writer = path.with_name(_WRITTEN.sub("", split(path)[0]) if _WRITTEN.search(split(path)[0]) else path.name)
                 if writer not in numbers:
                     numbers[writer] = next(free)
                 captures.append(Capture(path, source, numbers[writer], "order", manifest))
@@ -382,7 +216,7 @@ def _with_ranks(files: list[_File], manifests: dict[Path, RankCapture], root: Pa
 
 def _ranks_in(path: Path) -> list[int]:
     """The ranks in one exported report; empty when it cannot be read: its reader will say why."""
-    if _split(path)[1] != ".sqlite":
+    if split(path)[1] != ".sqlite":
         return []
     try:
         from bridge_profiling.traces.nsys.report import ranks_in_report  # on use: it imports pyarrow
@@ -392,17 +226,17 @@ def _ranks_in(path: Path) -> list[int]:
         return []
 
 
-def _rank(file: _File, manifest: RankCapture | None, root: Path) -> tuple[int, RankSource] | None:
+def _rank(file: CaptureFile, manifest: RankCapture | None, root: Path) -> tuple[int, RankSource] | None:
     path = file.path
     if file.rank is not None:
         return file.rank, "trace"
     if manifest is not None:
         return manifest.rank, "manifest"
     folders = path.relative_to(root).parent.parts if path.is_relative_to(root) else ()
-    for part in (_split(path)[0], *reversed(folders)):
-        if named := _NAMED_RANK.findall(part):
+    for part in (split(path)[0], *reversed(folders)):
+        if named := NAMED_RANK.findall(part):
             return int(named[-1]), "file name"
-    if numbered := _LAST_NUMBER.search(_split(path)[0]):
+    if numbered := _LAST_NUMBER.search(split(path)[0]):
         return int(numbered[1]), "file name"
     return None
 
@@ -460,13 +294,13 @@ def _places(captures: list[Capture]) -> list[list[Capture]]:
 
 def _time(capture: Capture) -> tuple[int, str]:
     """When a capture was written: TensorBoard's names say it, which copies keep."""
-    named = _WRITTEN.search(_split(capture.path)[0])
+    named = _WRITTEN.search(split(capture.path)[0])
     return int(named[1].ljust(19, "0")) if named else modified_ns(capture.path), str(capture.path)
 
 
 def _worker(path: Path) -> str:
     """What names the process that wrote a file, apart from which of its files this is."""
-    stem = _split(path)[0]
+    stem = split(path)[0]
     return _WRITTEN.sub("", stem) if _WRITTEN.search(stem) else re.sub(r"\d+", "#", stem)
 
 
@@ -480,7 +314,7 @@ def _cycles(place: list[Capture]) -> list[_Cycle]:
     by_key: defaultdict[tuple[int, str | None], list[Capture]] = defaultdict(list)
     cycles: list[_Cycle] = [{}]
     for capture in sorted(place, key=_time):
-        key = capture.rank, (_NAMED_RANK.findall(_split(capture.path)[0]) or [None])[-1]
+        key = capture.rank, (NAMED_RANK.findall(split(capture.path)[0]) or [None])[-1]
         by_key[key].append(capture)
         if key in cycles[-1]:
             cycles.append({})

@@ -25,6 +25,13 @@ _KERNEL = re.compile(r"/(?:proc|sys|dev(?!/shm(?:/|$)))(?:/|$)")
 _MOST_HOPS = 40
 
 
+#: Why links are not followed.
+_LOST = "what it links to does not exist, or is the link itself"
+_UPWARDS = "it links to a folder that contains it; to search that folder, pass its path"
+_KERNEL_FILES = "it leads into the kernel's files, which hold no capture"
+_CUT = "links lead to more than {most} files, and the others were not searched; to search a folder, pass its path"
+
+
 class RunFiles:
     """The files under a directory, without hidden ones (temporary files, and caches).
 
@@ -37,19 +44,16 @@ class RunFiles:
         self._files: dict[Path, list[Path]] = {}
         self._seen: set[tuple[int, int]] = set()
         self._links: deque[Path] = deque()  # to folders, not followed yet
-        self._cut: list[Path] = []
-        self._upwards: list[Path] = []
-        self._lost: list[Path] = []
-        self._kernel: list[Path] = []
+        self._left: dict[str, list[Path]] = {why: [] for why in (_LOST, _UPWARDS, _KERNEL_FILES, _CUT)}
         if _KERNEL.match(os.path.realpath(root)):
-            self._kernel.append(root)
+            self._left[_KERNEL_FILES].append(root)
         else:
             self._add(root, sys.maxsize)
         left = _MAX_LINKED_NAMES
         while self._links:
             link = self._links.popleft()
             if Path(os.path.realpath(link.parent)).is_relative_to(os.path.realpath(link)):
-                self._upwards.append(link)
+                self._left[_UPWARDS].append(link)
             else:
                 left -= self._add(link, left // 2)  # a large folder leaves room for others
 
@@ -71,14 +75,11 @@ class RunFiles:
     @property
     def caveats(self) -> list[Caveat]:
         """A caveat for each reason why links were not followed."""
-        many = f"links lead to more than {_MAX_LINKED_NAMES} files, and the others were not searched"
-        reasons = (
-            (self._lost, "what it links to does not exist, or is the link itself"),
-            (self._upwards, "it links to a folder that contains it; to search that folder, pass its path"),
-            (self._kernel, "it leads into the kernel's files, which hold no capture"),
-            (self._cut, f"{many}; to search a folder, pass its path"),
-        )
-        return [Caveat("links_not_followed", f"{_named(links)}: {why}") for links, why in reasons if links]
+        return [
+            Caveat("links_not_followed", f"{_named(links)}: {why.format(most=_MAX_LINKED_NAMES)}")
+            for why, links in self._left.items()
+            if links
+        ]
 
     def _add(self, top: Path, at_most: int) -> int:
         """List a folder and those in it, and keep the links for later. Returns how many names were read."""
@@ -98,7 +99,7 @@ class RunFiles:
             except OSError as error:
                 self.errors.append(f"{error.filename} cannot be read: {error.strerror}")
         if pending or cut:
-            self._cut.append(top)
+            self._left[_CUT].append(top)
         return read
 
     def _keep(self, folder: Path, entries: Iterable[os.DirEntry[str]]) -> Iterator[Path]:
@@ -107,7 +108,7 @@ class RunFiles:
         for entry in entries:
             path = folder / entry.name
             if (is_top and _KERNEL.match(f"/{entry.name}")) or (entry.is_symlink() and _leads_into_kernel(path)):
-                self._kernel.append(path)
+                self._left[_KERNEL_FILES].append(path)
             elif not entry.is_symlink() and entry.is_dir():
                 yield path
             elif entry.is_symlink() and path.is_dir():
@@ -115,7 +116,7 @@ class RunFiles:
             else:
                 files.append(path)
                 if entry.is_symlink() and not _is_file_name(entry.name) and not os.path.exists(path):
-                    self._lost.append(path)
+                    self._left[_LOST].append(path)
 
 
 def _leads_into_kernel(link: Path) -> bool:

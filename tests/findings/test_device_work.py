@@ -33,8 +33,8 @@ _LOSSES = (
         ("cutlass_80_tensorop_s1688gemm_128x256_16x3_nt_align4", "tf32"),
         (_FP64, "fp64"),
         ("ampere_dgemm_64x64_nn", "fp64"),
-        (_BF16, "reduced"),
-        ("void gemvNSP_kernel<__nv_bfloat16, __nv_bfloat16, float, float, 1, 32, 4, 1024>", "reduced"),
+        (_BF16, "bf16"),
+        ("void gemvNSP_kernel<__nv_bfloat16, __nv_bfloat16, float, float, 1, 32, 4, 1024>", "bf16"),
         (_ADD, None),
     ],
 )

@@ -66,12 +66,15 @@ class Recording:
         return self
 
     def write(self, folder, device_bytes=None):
-        """As the cache keeps a snapshot, and a trace that knows how large the device is."""
+        """As the cache keeps a snapshot, and a trace that marks iterations and may know how large the device is."""
         rows = {name: each for name, each in self.rows.items() if each or name != "out_of_memory"}
+        traced = {"iterations": rows.pop("iterations")}
         write_rank(folder, self.rank, rows, "memory")
-        if device_bytes is not None:
-            event = {"kind": "compute", "name": "k", "start_ns": 0, "end_ns": 10, "iteration": 0}
-            write_rank(folder, self.rank, {"device_events": [event]}, device_bytes={0: device_bytes, 1: GB})
+        known = {} if device_bytes is None else {"device_bytes": {0: device_bytes, 1: GB}}
+        traced["device_events"] = (
+            [{"kind": "compute", "name": "k", "start_ns": 0, "end_ns": 10, "iteration": 0}] if known else []
+        )
+        write_rank(folder, self.rank, traced, **known)
         return folder
 
 

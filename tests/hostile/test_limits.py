@@ -63,7 +63,7 @@ def test_a_packed_file_that_is_cut_off_is_one_error_that_names_it(tmp_path, name
 @pytest.mark.parametrize(
     ("limits", "why"),
     [
-        ({"KINETO": bounds.Bounds(max_bytes=1000)}, "is refused"),
+        ({"KINETO": 1000}, "is refused"),
         ({"PIECE_BYTES": 1 << 10, "MAX_PART_BYTES": 1 << 14}, "is not a trace: one event is larger"),
     ],
 )

@@ -120,14 +120,9 @@ def stepped(*launches, optimizers=("AdamW",), first_us=0.0):
         ([*stepped(20, 20), complete("user_annotation", "train step 7", 0, 900)], [(7, 0, 900)]),
     ],
 )
-def test_iterations_that_no_range_numbers_lie_between_steps_of_the_optimizer(write_trace, events, expected):
-    path = write_trace(events)
-    for operators in (True, False):
-        found = kineto.read(path, operators=operators)["iterations"]
-        microseconds = [
-            (number, start / 1000, end / 1000) for number, start, end in values(found, "iteration", "start_ns", "end_ns")
-        ]
-        assert microseconds == expected
+def test_iterations_that_no_range_numbers_lie_between_steps_of_the_optimizer(read_trace, events, expected):
+    found = values(read_trace(events).iterations, "iteration", "start_ns", "end_ns")
+    assert [(number, start / 1000, end / 1000) for number, start, end in found] == expected
 
 
 def numbered(first, *stepping):
@@ -253,16 +248,16 @@ def _left_out(tables):
     return [each.text for each in tables.info.caveats if "left out" in each.text]
 
 
-@pytest.mark.parametrize("way", ["whole", "in pieces", "each event", "indented", "without operators"])
+@pytest.mark.parametrize("way", ["whole", "in pieces", "each event", "indented"])
 def test_events_that_no_table_holds_are_left_out_and_counted_however_the_file_is_read(write_trace, monkeypatch, way):
-    expected = contents(kineto.read(write_trace(READ), operators=way != "without operators"))
+    expected = contents(kineto.read(write_trace(READ)))
     text = json.dumps(document(_interleaved(UNREAD)), indent=2 if way == "indented" else None)
     if way == "in pieces":
         monkeypatch.setattr(stream, "PIECE_BYTES", 400)
     if way == "each event":
         # A piece with an event that fits no type is read event by event.
         text = text.replace('"traceEvents": [', '"traceEvents": [{"ph": ["M"], "name": {}, "args": []}, ')
-    tables = kineto.read(write_trace(text), operators=way != "without operators")
+    tables = kineto.read(write_trace(text))
     assert contents(tables) == expected
     assert _left_out(tables) == [
         "1 events could not be decoded and are left out",

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -47,9 +48,6 @@ _LEFT_OUT = {
     **dict.fromkeys("NOD", "object events"),
 }
 
-#: torch 1.8 writes iterations, and steps of the optimizer, as operators.
-_ITERATION = ("ProfilerStep", "Optimizer.step#")
-
 #: Characters of a category or phase that caveats show.
 _SHOWN = 50
 
@@ -63,15 +61,10 @@ _ranks_of = lru_cache(maxsize=1 << 10)(ranks_of)
 
 
 class Collector:
-    """Sorts a file's events into columns, a piece at a time.
+    """Sorts a file's events into columns, a piece at a time; `exact` says that their starts are text."""
 
-    Args:
-        exact: whether the events' starts are text.
-        operators: keep operators and Python frames; runtime calls, annotations and the profiler's own work are always kept.
-    """
-
-    def __init__(self, *, exact: bool, operators: bool) -> None:
-        self._exact, self._operators = exact, operators
+    def __init__(self, *, exact: bool) -> None:
+        self._exact = exact
         self.host, self.device, self.synchronizations, self.memory = Columns(), Columns(), Columns(), Columns()
         self.names, self.shapes, self.stacks, self.configurations = Codes(MAX_NAME), Codes(), Codes(), Codes()
         # Descriptions of communication kernels, by row of `device`.
@@ -114,22 +107,13 @@ class Collector:
             meanings = self._meanings(complete)
         device = (meanings >= len(HOST)) & (meanings < len(HOST) + len(DEVICE))
         self._add_device(*_chosen(complete, meanings, device))
-        self._add_host(*_chosen(complete, meanings, self._wanted(complete, meanings)))
+        self._add_host(*_chosen(complete, meanings, meanings < len(HOST)))
         self._add_synchronizations(_chosen(complete, meanings, meanings == MEANINGS.index("synchronization"))[0])
         for event in _chosen(complete, meanings, meanings == MEANINGS.index("span"))[0]:
             good, start, end = self._times([event])
             self.marks += [int(start[0]), int(end[0])] if good[0] else []
         # torch 2.13's exporter in Python gives them a duration.
         self._add_instants(_chosen(complete, meanings, meanings == MEANINGS.index("instant"))[0])
-
-    def _wanted(self, events: list[AnyEvent], meanings: NDArray[np.int8]) -> NDArray[np.bool_]:
-        """Which events are host events to keep."""
-        host = meanings < len(HOST)
-        if self._operators:
-            return host
-        rows = np.flatnonzero((meanings == MEANINGS.index("operator")) | (meanings == MEANINGS.index("python")))
-        host[rows] = [events[row].name.startswith(_ITERATION) for row in rows.tolist()]
-        return host
 
     def _meanings(self, events: Sequence[AnyEvent]) -> NDArray[np.int8]:
         codes = self._categories.encode([event.cat for event in events])
@@ -172,9 +156,8 @@ class Collector:
             thread=self._identifiers.of([event.tid for event in events])[good],
             start_ns=start[good],
             end_ns=end[good],
-            correlation=integers([arg.correlation for arg in args])[good],
+            **_numbers(args, good, "correlation", "sequence"),
             operator=_operators(args)[good],
-            sequence=integers([arg.sequence for arg in args])[good],
             shapes=self.shapes.encode(_texts([arg.input_dims or arg.old_input_dims for arg in args]))[good],
             stack=self.stacks.encode([arg.call_stack for arg in args])[good],
         )
@@ -209,8 +192,7 @@ class Collector:
             start_ns=start[good],
             end_ns=end[good],
             operator=_operators(args)[good],
-            correlation=integers([arg.correlation for arg in args])[good],
-            graph=integers([arg.graph for arg in args])[good],
+            **_numbers(args, good, "correlation", "graph"),
             bytes=self._sizes([arg.bytes for arg in args])[good],
             configuration=self.configurations.encode(
                 [b"\0".join((arg.grid, arg.block, arg.registers, arg.shared_memory)) for arg in args]
@@ -226,11 +208,7 @@ class Collector:
             name=self.names.encode([event.name for event in events])[good],
             start_ns=start[good],
             end_ns=end[good],
-            device=integers([arg.device for arg in args])[good],
-            stream=integers([arg.stream for arg in args])[good],
-            correlation=integers([arg.correlation for arg in args])[good],
-            producer_stream=integers([arg.producer_stream for arg in args])[good],
-            producer_correlation=integers([arg.producer_correlation for arg in args])[good],
+            **_numbers(args, good, "device", "stream", "correlation", "producer_stream", "producer_correlation"),
         )
 
     def _add_others(self, events: list[AnyEvent]) -> None:
@@ -268,10 +246,10 @@ class Collector:
             thread=self._identifiers.of([event.tid for event in found])[good],
             address=np.fromiter((_address(arg.address) for arg in args), np.uint64, len(args))[good],
             device_type=integers([arg.device_type for arg in args])[good],
-            device_id=integers([arg.device_id for arg in args])[good],
-            memory_bytes=self._sizes([arg.memory_bytes for arg in args])[good],
-            total_allocated=self._sizes([arg.total_allocated for arg in args])[good],
-            total_reserved=self._sizes([arg.total_reserved for arg in args])[good],
+            device=integers([arg.device_id for arg in args])[good],
+            bytes=self._sizes([arg.memory_bytes for arg in args])[good],
+            total_allocated_bytes=self._sizes([arg.total_allocated for arg in args])[good],
+            total_reserved_bytes=self._sizes([arg.total_reserved for arg in args])[good],
         )
 
     def _operation(self, arg: Args) -> Operation:
@@ -317,6 +295,11 @@ def _texts(raw: Sequence[msgspec.Raw]) -> list[bytes]:
     """JSON as bytes. Together they are copied in a third of the time that `bytes` takes for each; JSON holds no zero."""
     texts = b"\0".join(raw).split(b"\0")
     return texts if len(texts) == len(raw) else [bytes(each) for each in raw]
+
+
+def _numbers(args: Sequence[Args], good: NDArray[np.bool_], *names: str) -> dict[str, Integers]:
+    """Columns of the usable events' arguments."""
+    return {name: integers(list(map(attrgetter(name), args)))[good] for name in names}
 
 
 def _operators(args: Sequence[Args]) -> Integers:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from bridge_profiling.errors import TraceError
-from bridge_profiling.traces.consistency import FEW, DeviceTimes, content_of, device_time_caveats, waits_for_all
+from bridge_profiling.traces.consistency import FEW, content_of, device_time_caveats
 from bridge_profiling.traces.iterations import Iterations, find_iterations
 from bridge_profiling.traces.joins import (
     Operation,
@@ -23,29 +22,17 @@ from bridge_profiling.traces.joins import (
     batch,
     carried_out_by,
     collective_columns,
-    launch_of,
     launches_one,
-    start_order,
-    taken,
     trace_caveats,
     wait_columns,
     waits_for_device,
 )
-from bridge_profiling.traces.kinds import (
-    COMMUNICATION,
-    COMPUTE,
-    MEMCPY,
-    MEMSET,
-    configuration,
-    copy_kind,
-    kernel_kind,
-    synchronization_kind,
-)
+from bridge_profiling.traces.kinds import synchronization_kind
 from bridge_profiling.traces.kineto.collect import MEANINGS, Collector
 from bridge_profiling.traces.kineto.columns import Columns, InexactTimes
 from bridge_profiling.traces.kineto.decode import EventReader, rank_info
-from bridge_profiling.traces.periods import find_periods
-from bridge_profiling.traces.tables import NULL, Integers, build, coded_column, integer_column
+from bridge_profiling.traces.kineto.work import Device, Host, Names
+from bridge_profiling.traces.tables import NULL, build, coded_column, integer_column
 from bridge_profiling.traces.types import Caveat, LostRecords, ProcessGroup, RankInfo, RankSource, RankTables
 
 #: Times without a base are taken for Unix time when they are after 2001.
@@ -57,21 +44,17 @@ _NO_STREAM = (1 << 32) - 1
 #: Categories that caveats name one by one; the others are added up.
 _NAMED = 3
 
-_KINDS = (COMPUTE, COMMUNICATION, MEMCPY, MEMSET)
-
 #: c10::DeviceType.
 _DEVICE_TYPES = {0: "cpu", 1: "cuda", 6: "hip", 12: "xpu", 13: "mps", 14: "meta", 20: "privateuseone"}
 
 
-def read(path: Path, *, rank: int = 0, rank_source: RankSource = "order", operators: bool = True) -> RankTables:
+def read(path: Path, *, rank: int = 0, rank_source: RankSource = "order") -> RankTables:
     """The tables of one trace. Times are exact to the nanosecond.
 
     Args:
         path: gzip, .xz or plain.
         rank: used when the trace names none.
         rank_source: where that rank comes from.
-        operators: read operators and Python frames too. Without them all other tables are the same, in two thirds of the time,
-            except for the groups of point-to-point operations that were issued as a batch.
 
     Returns:
         Its tables. When `info.error` is set, the file is damaged, and they hold what could be read.
@@ -80,14 +63,14 @@ def read(path: Path, *, rank: int = 0, rank_source: RankSource = "order", operat
         TraceError: nothing could be read. The message names the file.
     """
     try:
-        return _read(path, rank, rank_source, operators=operators, exact=False)
+        return _read(path, rank, rank_source, exact=False)
     except InexactTimes:
-        return _read(path, rank, rank_source, operators=operators, exact=True)
+        return _read(path, rank, rank_source, exact=True)
 
 
-def _read(path: Path, rank: int, rank_source: RankSource, *, operators: bool, exact: bool) -> RankTables:
+def _read(path: Path, rank: int, rank_source: RankSource, *, exact: bool) -> RankTables:
     reader = EventReader(path, exact=exact)
-    collected = Collector(exact=exact, operators=operators)
+    collected = Collector(exact=exact)
     collected.add_all(reader)
     if not len(collected.host) and not len(collected.device) and not len(collected.memory):
         raise TraceError(reader.error or _nothing_in(path, collected, reader))
@@ -170,9 +153,9 @@ def _first_ns(tables: Mapping[str, pa.Table]) -> int:
 
 
 def _tables(collected: Collector, info: RankInfo) -> tuple[dict[str, pa.Table], list[Caveat], int]:
-    names, base_ns = _Names(list(collected.names.values)), info.clock_base_ns
-    host = _Host(collected, names, base_ns)
-    device = _Device(collected, host, names, base_ns)
+    names, base_ns = Names(list(collected.names.values)), info.clock_base_ns
+    host = Host(collected, names, base_ns)
+    device = Device(collected, host, names, base_ns)
     iterations, caveats = _iterations(host, device, names, collected.marks, base_ns)
     caveats += device_time_caveats(device.times(host, names))
     info.content = content_of(host.start_ns, host.end_ns, device.start_ns, device.end_ns)
@@ -197,189 +180,8 @@ def _tables(collected: Collector, info: RankInfo) -> tuple[dict[str, pa.Table], 
     return tables, caveats, device.launch.ambiguous
 
 
-class _Names:
-    """The file's names, and what each says, determined once per name."""
-
-    def __init__(self, names: list[str]) -> None:
-        self.all = names
-
-    def say(self, codes: NDArray[np.int32], what: Callable[[str], Any]) -> tuple[list[Any], NDArray[np.int32]]:
-        """`what` of the names that a column uses, and each row's place among them."""
-        used = np.flatnonzero(np.bincount(codes, minlength=len(self.all))) if len(codes) else np.empty(0, np.int64)
-        place = np.zeros(len(self.all), np.int32)
-        place[used] = np.arange(len(used))
-        return [what(self.all[code]) for code in used.tolist()], place[codes]
-
-    def which(self, codes: NDArray[np.int32], what: Callable[[str], bool]) -> NDArray[np.bool_]:
-        """The rows of a column for whose name `what` is true."""
-        said, place = self.say(codes, what)
-        return np.array(said, bool)[place]
-
-
-class _Host:
-    """Host events by start, the longer one first."""
-
-    def __init__(self, collected: Collector, names: _Names, base_ns: int) -> None:
-        columns = collected.host
-        start, end = columns.take("start_ns"), columns.take("end_ns")
-        self.order = start_order(start, end).astype(np.int32)
-        self.start_ns, self.end_ns = start[self.order] + base_ns, end[self.order] + base_ns
-        del start, end
-        self.category, self.name, self.thread, self.correlation = (
-            columns.take(name, self.order) for name in ("category", "name", "thread", "correlation")
-        )
-        self.names = names
-
-    def of_category(self, category: str) -> NDArray[np.int64]:
-        """Rows of one category."""
-        return np.flatnonzero(self.category == MEANINGS.index(category))
-
-    def columns(self, collected: Collector) -> dict[str, pa.Array]:
-        """The columns of host_events."""
-        columns = collected.host
-        sequence = columns.take("sequence", self.order)
-        shapes = [b"".join(text.split()).decode("utf-8", "replace") or None for text in collected.shapes.values]
-        return {
-            "process": integer_column(columns.take("process", self.order)),
-            "thread": integer_column(self.thread),
-            "category": coded_column(self.category, MEANINGS),
-            "name": coded_column(self.name, self.names.all),
-            "start_ns": pa.array(self.start_ns),
-            "end_ns": pa.array(self.end_ns),
-            "correlation": integer_column(self.correlation),
-            "operator": integer_column(_without_correlations(columns.take("operator", self.order), self.correlation)),
-            # torch writes -1, or its unsigned form, for none.
-            "sequence": integer_column(np.where(sequence < 0, NULL, sequence)),
-            "shapes": coded_column(columns.take("shapes", self.order), shapes),
-            "stack": coded_column(columns.take("stack", self.order), list(collected.stacks.values)),
-        }
-
-
-class _Device:
-    """Work on the device by start, with its launches."""
-
-    def __init__(self, collected: Collector, host: _Host, names: _Names, base_ns: int) -> None:
-        columns = collected.device
-        calls = host.of_category("runtime")
-        self._rocm = any(name.startswith("hip") for name in names.say(host.name[calls], str)[0])
-        start, name = columns.take("start_ns"), columns.take("name")
-        order = np.argsort(start, kind="stable")
-        # Some versions write synchronization records among the kernels, on a stream that does not exist.
-        waits = names.which(name[order], lambda name: synchronization_kind(name) is not None)
-        self.order = order[~waits] if waits.any() else order
-        self.start_ns, self.end_ns = start[self.order] + base_ns, columns.take("end_ns", self.order) + base_ns
-        self._name = name[self.order]
-        self._category, self._device, self._stream, self._correlation, operator, self._graph, self._bytes = (
-            columns.take(each, self.order)
-            for each in ("category", "device", "stream", "correlation", "operator", "graph", "bytes")
-        )
-        self._configuration = coded_column(
-            columns.take("configuration", self.order), [_configuration(text) for text in collected.configurations.values]
-        )
-        self._operator = _without_correlations(operator, self._correlation)
-        self.launch = launch_of(
-            self._correlation,
-            self.start_ns,
-            kernel=self._category == MEANINGS.index("kernel"),
-            calls=host.correlation[calls],
-            call_start_ns=host.start_ns[calls],
-            launches_one=names.which(host.name[calls], launches_one),
-        )
-        self.launch_start_ns, self._launch_end_ns, self.launch_thread = (
-            taken(each[calls], self.launch.row) for each in (host.start_ns, host.end_ns, host.thread)
-        )
-        self._classify(collected, names)
-
-    def _classify(self, collected: Collector, names: _Names) -> None:
-        """Each row's kind (index of _KINDS) and backend, and the operation in a communication kernel's name.
-
-        A kernel that Kineto describes as a collective is one, whatever its name.
-        """
-        said, place = names.say(self._name, lambda name: kernel_kind(name, rocm=self._rocm))
-        kernel = self._category == MEANINGS.index("kernel")
-        named = np.array([each.kind == COMMUNICATION for each in said], bool)[place] & kernel
-        communication = named | (np.isin(self.order, list(collected.collectives)) & kernel)
-        copies, sets = (self._category == MEANINGS.index(each) for each in ("memcpy", "memset"))
-        kinds = [_KINDS.index(each) for each in (COMMUNICATION, MEMCPY, MEMSET)]
-        self._kind = np.select([communication, copies, sets], kinds).astype(np.int8)
-        self._backend = coded_column(np.where(communication, place, -1), [each.backend or "other" for each in said])
-        self.communication = np.flatnonzero(communication)
-        self.operation = [said[place[row]].operation for row in self.communication.tolist()]
-
-    def times(self, host: _Host, names: _Names) -> DeviceTimes:
-        """Its times, and the host's that they have to agree with."""
-        calls = host.of_category("runtime")
-        return DeviceTimes(
-            start_ns=self.start_ns,
-            duration_ns=self.end_ns - self.start_ns,
-            device=self._device,
-            stream=self._stream,
-            computes=self._kind != _KINDS.index(COMMUNICATION),
-            launches=self.launch,
-            call_start_ns=host.start_ns[calls],
-            call_duration_ns=host.end_ns[calls] - host.start_ns[calls],
-            waits=names.which(host.name[calls], waits_for_all),
-            host_ns=(host.start_ns[:1], host.end_ns),
-        )
-
-    def periods(self, names: _Names, waits_ns: Integers, begin_ns: int) -> tuple[Iterations, list[Caveat]]:
-        """Iterations in which its kernels repeat. The host waited for the device at `waits_ns`."""
-        of_host = names.which(self._name, lambda name: "H" in copy_kind(name).direction)
-        copied_ns = self.launch_start_ns[of_host & (self._category == MEANINGS.index("memcpy"))]
-        return find_periods(
-            names.all,
-            self._name,
-            (self._device, self._stream),
-            self._kind == _KINDS.index(COMPUTE),
-            self.launch,
-            np.where(self.launch.row >= 0, self._launch_end_ns, self.end_ns),
-            np.concatenate((waits_ns, copied_ns)),
-            begin_ns,
-        )
-
-    def columns(self, names: _Names, iterations: Iterations) -> dict[str, pa.Array]:
-        """The columns of device_events."""
-        copies, place = names.say(self._name, copy_kind)
-        copy = np.where(self._category == MEANINGS.index("memcpy"), place, -1)
-        collective = np.full(len(self.start_ns), NULL)
-        collective[self.communication] = np.arange(len(self.communication))
-        return {
-            "kind": coded_column(self._kind, _KINDS),
-            "backend": self._backend,
-            "name": coded_column(self._name, names.all),
-            "device": integer_column(self._device),
-            "stream": integer_column(self._stream),
-            "start_ns": pa.array(self.start_ns),
-            "end_ns": pa.array(self.end_ns),
-            "correlation": integer_column(self._correlation),
-            "operator": integer_column(self._operator),
-            "launch_start_ns": integer_column(self.launch_start_ns),
-            "launch_end_ns": integer_column(self._launch_end_ns),
-            "launch_thread": integer_column(self.launch_thread),
-            "iteration": integer_column(iterations.containing(self.launch.issued_ns)),
-            "collective": integer_column(collective),
-            "graph": integer_column(self._graph),
-            "bytes": integer_column(self._bytes),
-            "direction": coded_column(copy, [each.direction for each in copies]),
-            "from_memory": coded_column(copy, [each.from_memory for each in copies]),
-            "to_memory": coded_column(copy, [each.to_memory for each in copies]),
-            "configuration": self._configuration,
-        }
-
-
-def _configuration(written: bytes) -> str | None:
-    """The value of `device_events.configuration` from JSON as Kineto wrote it, with zeros between."""
-    try:
-        values: list[Any] = [json.loads(text) if text else None for text in written.split(b"\0")]
-        grid, block = ([int(size) for size in sizes] for sizes in values[:2])
-        registers, shared_bytes = (None if number is None else int(number) for number in values[2:])
-        return configuration(grid, block, registers, shared_bytes)
-    except (ValueError, TypeError, OverflowError, RecursionError):
-        return None
-
-
 def _operations(
-    device: _Device, host: _Host, collected: Collector, groups: Mapping[str, ProcessGroup]
+    device: Device, host: Host, collected: Collector, groups: Mapping[str, ProcessGroup]
 ) -> tuple[list[Operation], int]:
     """What each communication kernel carries out, and the number of kernels without a description.
 
@@ -430,7 +232,7 @@ def _taken(calls: deque[tuple[int, Operation]] | None, until_ns: int, operations
 
 
 def _iterations(
-    host: _Host, device: _Device, names: _Names, marks: Sequence[int], base_ns: int
+    host: Host, device: Device, names: Names, marks: Sequence[int], base_ns: int
 ) -> tuple[Iterations, list[Caveat]]:
     rows = np.flatnonzero((host.category == MEANINGS.index("annotation")) | (host.category == MEANINGS.index("operator")))
     calls = host.of_category("runtime")
@@ -446,7 +248,7 @@ def _iterations(
     return device.periods(names, host.start_ns[calls][waits], begin_ns)
 
 
-def _boundary(iterations: Iterations, host: _Host, names: _Names, marks: Sequence[int], base_ns: int) -> NDArray[np.bool_]:
+def _boundary(iterations: Iterations, host: Host, names: Names, marks: Sequence[int], base_ns: int) -> NDArray[np.bool_]:
     """Which iterations the profiler starts, stops or flushes in."""
     marks_ns = np.array(marks, np.int64) + base_ns
     overhead = host.of_category("overhead")
@@ -454,7 +256,7 @@ def _boundary(iterations: Iterations, host: _Host, names: _Names, marks: Sequenc
     return iterations.overlapping(marks_ns, marks_ns) | iterations.overlapping(host.start_ns[rows], host.end_ns[rows])
 
 
-def _wait_columns(collected: Collector, names: _Names, base_ns: int) -> dict[str, pa.Array]:
+def _wait_columns(collected: Collector, names: Names, base_ns: int) -> dict[str, pa.Array]:
     columns = collected.synchronizations
     start = columns.take("start_ns")
     order = np.argsort(start, kind="stable")
@@ -471,20 +273,10 @@ def _memory_columns(columns: Columns, base_ns: int) -> dict[str, pa.Array]:
     order = np.argsort(time_ns, kind="stable")
     types = columns.take("device_type", order)
     used = np.unique(types).tolist()
+    others = ("thread", "device", "bytes", "total_allocated_bytes", "total_reserved_bytes")
     return {
         "time_ns": pa.array(time_ns[order] + base_ns),
-        "thread": integer_column(columns.take("thread", order)),
         "device_type": coded_column(np.searchsorted(used, types), [_DEVICE_TYPES.get(each) for each in used]),
-        "device": integer_column(columns.take("device_id", order)),
         "address": pa.array(columns.take("address", order)),
-        "bytes": integer_column(columns.take("memory_bytes", order)),
-        "total_allocated_bytes": integer_column(columns.take("total_allocated", order)),
-        "total_reserved_bytes": integer_column(columns.take("total_reserved", order)),
+        **{name: integer_column(columns.take(name, order)) for name in others},
     }
-
-
-def _without_correlations(operator: Integers, correlation: Integers) -> Integers:
-    """Operators' ids; NULL where torch 1.10 to 1.13 wrote the correlation of a runtime call or kernel as its operator's id."""
-    known = (operator != NULL) & (correlation != NULL)
-    same = known & (operator == correlation)
-    return np.where(same, NULL, operator) if same.sum() * 2 > known.sum() else operator

@@ -86,7 +86,7 @@ def read(path: Path, *, rank: int = 0, rank_source: RankSource = "order") -> Ran
     replays = _replays(snapshot, budget)
     if not replays:
         raise TraceError(f"{path} is a memory snapshot without a single segment or allocation")
-    budget.spend_entries(len(annotations := dictionaries(snapshot.get("external_annotations"))))
+    budget.spend("entries", len(annotations := dictionaries(snapshot.get("external_annotations"))))
     histories = snapshot.get("device_traces", [])
     parts = [snapshot.get("segments", []), *(histories if type(histories) is list else [histories])]
     unusable = sum(map(foreign, parts))
@@ -120,21 +120,17 @@ class _Budget:
     """Limits work by the file's size: a reference takes a few bytes, a real entry tens."""
 
     def __init__(self, path: Path, size: int) -> None:
-        self._path, self._entries, self._characters = path, size, 1 << 20 | _STACK_TEXT_PER_BYTE * size
+        self._path, self._left = path, {"entries": size, "call stacks": 1 << 20 | _STACK_TEXT_PER_BYTE * size}
 
     def spend_devices(self, count: int) -> None:
         if count > MAX_DEVICES:
             raise TraceError(f"{self._path} is not a memory snapshot of one process: it lists {count} devices")
 
-    def spend_entries(self, count: int) -> None:
-        self._entries -= count
-        if self._entries < 0:
-            raise TraceError(f"{self._path} needs memory far beyond its size: it repeats its entries by reference")
-
-    def spend_characters(self, count: int) -> None:
-        self._characters -= count
-        if self._characters < 0:
-            raise TraceError(f"{self._path} needs memory far beyond its size: it repeats its call stacks by reference")
+    def spend(self, what: str, count: int) -> None:
+        """Take so many entries, or characters of call stacks."""
+        self._left[what] -= count
+        if self._left[what] < 0:
+            raise TraceError(f"{self._path} needs memory far beyond its size: it repeats its {what} by reference")
 
 
 def _replays(snapshot: Mapping[str, Any], budget: _Budget) -> list[Replay]:
@@ -143,10 +139,10 @@ def _replays(snapshot: Mapping[str, Any], budget: _Budget) -> list[Replay]:
     budget.spend_devices(len(histories) if type(histories) is list else 0)
     for device, history in enumerate(histories if type(histories) is list else []):
         traces[device] = dictionaries(history)
-        budget.spend_entries(len(traces[device]))
+        budget.spend("entries", len(traces[device]))
     segments: dict[int, list[Mapping[str, Any]]] = {}
     for segment in dictionaries(snapshot.get("segments")):
-        budget.spend_entries(1 + len(dictionaries(segment.get("blocks"))))
+        budget.spend("entries", 1 + len(dictionaries(segment.get("blocks"))))
         segments.setdefault(integer(segment.get("device")) or 0, []).append(segment)
     devices = sorted(traces | segments)
     budget.spend_devices(len(devices))
@@ -189,7 +185,7 @@ class _Stacks:
                 name, file, line = text(frame.get("name")), text(frame.get("filename")), integer(frame.get("line"))
                 known = (name if file in ("", "?", "??") else f"{name} {file}:{line}").replace("\n", " ")
             self._frames[id(frame)] = known
-        self._budget.spend_characters(len(known) + 1)
+        self._budget.spend("call stacks", len(known) + 1)
         return known
 
 

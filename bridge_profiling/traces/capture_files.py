@@ -1,0 +1,203 @@
+"""Which files are captures: of which profiler, and damaged or not. Reads the first bytes of a trace, never all of it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from bridge_profiling.errors import TraceError
+from bridge_profiling.traces.bounds import KINETO, unpack
+from bridge_profiling.traces.types import Source
+
+#: Bytes of a JSON file that decide whether it is a trace. Everything before the events fits.
+_HEAD_BYTES = 1 << 18
+
+#: In quotes of any kind: what Python prints of a trace is not JSON, which its reader says.
+_TRACE_KEYS = re.compile(
+    rb"[\"'](?:traceEvents|deviceProperties|distributedInfo|baseTimeNanoseconds|displayTimeUnit|ph)[\"']\s*:"
+)
+
+#: How our merged traces, pages and flame graphs begin, under whatever name.
+_OWN_OUTPUT = re.compile(
+    rb'\s*(?:\{\s*"(?:bridge_profiling"\s*:\s*"merged|\$schema"\s*:\s*"https://www\.speedscope)'
+    rb'|<!doctype html>.{0,1000}<meta name="generator" content="bridge-profiling)',
+    re.DOTALL,
+)
+
+_TRACE_RANK = re.compile(rb'"distributedInfo"\s*:\s*\{[^{}\[\]]*"rank"\s*:\s*(\d{1,9})\s*[,}]')
+NAMED_RANK = re.compile(r"rank[-_ .=]?(\d{1,7})(?!\d)", re.IGNORECASE)
+
+#: Endings of packed files, of which readers unpack some and name the others.
+_PACKINGS = (".xz", ".zst", ".bz2", ".lz4", ".zip", ".br")
+
+SUFFIXES: dict[str, Source] = {
+    ".json.gz": "kineto",
+    ".json": "kineto",
+    ".nsys-rep": "nsys",
+    ".sqlite": "nsys",
+    ".pickle": "memory",
+    ".pkl": "memory",
+}
+
+
+class CaptureFile(NamedTuple):
+    """A profiler's file, and the rank in its first bytes; None when they name none."""
+
+    path: Path
+    source: Source
+    rank: int | None
+
+
+def split(path: Path) -> tuple[str, str]:
+    """A file's name without its format, and the format's suffix."""
+    name = path.name
+    for packed in _PACKINGS:
+        name = name.removesuffix(packed)
+    suffix = next((suffix for suffix in SUFFIXES if name.lower().endswith(suffix)), "")
+    stem = name[: len(name) - len(suffix)] if suffix else name
+    return stem.removesuffix(".pt.trace").removesuffix(".trace"), suffix
+
+
+def named_file(path: Path) -> CaptureFile:
+    """The capture in a file that was named, which its reader may refuse.
+
+    Raises:
+        TraceError: we made it from captures.
+    """
+    head = _head(path)
+    if head is not None and _OWN_OUTPUT.match(head):
+        raise TraceError(f"{path} is not a capture: bridge-profiling made it from captures. Name their directory")
+    return _file(path) or _trace(path, head)
+
+
+def listed_files(files: Iterable[Path]) -> tuple[list[CaptureFile], list[Path]]:
+    """The captures among a directory's files, and the files that are none."""
+    left = dict.fromkeys(files)
+    known = [file for path in left if (file := _file(path)) is not None]
+    for file in known:
+        del left[file.path]
+    known += _damaged_siblings(left, [file.path for file in known if file.source == "kineto"])
+    return _without_exported_reports(_without_links(known)), [*left]
+
+
+def is_capture(path: Path) -> bool:
+    """Whether a file is a profiler's, whole or damaged, and not a file that we made from captures."""
+    return _file(path) is not None
+
+
+def _file(path: Path) -> CaptureFile | None:
+    """A profiler's file; None when none wrote it. A damaged file named like a capture is one: its reader says why."""
+    stem, suffix = split(path)
+    source = SUFFIXES.get(suffix)
+    if source is None:
+        return None
+    if source != "kineto":
+        return CaptureFile(path, source, None)
+    head = _head(path)
+    if _is_damaged(head):
+        is_trace = ".trace." in path.name or suffix == ".json.gz" or NAMED_RANK.search(stem) is not None
+    else:
+        is_trace = head is not None and _TRACE_KEYS.search(head) is not None and not _OWN_OUTPUT.match(head)
+    return _trace(path, head) if is_trace else None
+
+
+def _trace(path: Path, head: bytes | None) -> CaptureFile:
+    named = _TRACE_RANK.search(head or b"")
+    return CaptureFile(path, "kineto", None if named is None else int(named[1]))
+
+
+def _is_damaged(head: bytes | None) -> bool:
+    """Whether a file with these first bytes is neither a whole JSON document nor a file that we made."""
+    if head is None:
+        return True
+    if _OWN_OUTPUT.match(head):
+        return False
+    if not head.lstrip(b"\0 \t\r\n").startswith((b"{", b"[")):
+        return True
+    if _TRACE_KEYS.search(head) or (len(head) == _HEAD_BYTES and b"\0" not in head):
+        return False
+    try:
+        json.loads(head)
+    except (ValueError, RecursionError):
+        return True
+    return False
+
+
+def _damaged_siblings(files: Iterable[Path], traces: Iterable[Path]) -> Iterator[CaptureFile]:
+    """Damaged files named like a trace next to them, except for numbers: `trace_3.json` next to `trace_2.json`."""
+    patterns = {_pattern(path) for path in traces}
+    for path in files:
+        if _pattern(path) in patterns and _is_damaged(head := _head(path)):
+            yield _trace(path, head)
+
+
+def unknown_formats(others: Iterable[Path], captures: Iterable[Path]) -> Iterator[str]:
+    """A sentence for each file or folder that is named like a capture, but for numbers, and is of a format that nothing reads.
+
+    What also lies next to captures, such as a log of each rank, is none.
+    """
+    stems: dict[tuple[str, str], set[Path]] = {}
+    for capture in captures:
+        stem = capture.with_name(split(capture)[0])
+        stems.setdefault(_numberless(stem), set()).add(stem)
+    found: dict[tuple[str, str], list[Path]] = {}
+    companions = set()
+    for path in others:
+        pieces = path.name.split(".")
+        for count in range(len(pieces) - 1, 0, -1):
+            stem = path.with_name(".".join(pieces[:count]))
+            if (known := stems.get(_numberless(stem))) is not None:
+                kind = _numberless(path)
+                found.setdefault(kind, []).append(path)
+                if stem in known:
+                    companions.add(kind)
+                break
+    for path in (path for kind, paths in found.items() if kind not in companions for path in paths):
+        if path.is_file() and _OWN_OUTPUT.match(_head(path) or b""):
+            continue
+        ranks = NAMED_RANK.findall(str(path))
+        of_rank = f"rank {int(ranks[-1])} is not shown: " if ranks else ""
+        yield f"{of_rank}{path} is named like a capture and is of no known format; if it is packed, unpack it"
+
+
+def _numberless(path: Path) -> tuple[str, str]:
+    """A path without its ranks' numbers, and without any number in its name."""
+    return NAMED_RANK.sub("rank#", str(path.parent)), re.sub(r"\d+", "#", path.name)
+
+
+def _pattern(path: Path) -> tuple[Path, str]:
+    return path.parent, re.sub(r"\d+", "#", path.name)
+
+
+def _head(path: Path) -> bytes | None:
+    """A file's first bytes, unpacked; None when that fails."""
+    try:
+        return next(unpack(path, KINETO, _HEAD_BYTES), b"")
+    except (OSError, TraceError):
+        return None
+
+
+def _without_links(files: list[CaptureFile]) -> list[CaptureFile]:
+    """Of a capture and links to it, the capture: `latest.json` can be a link to `rank-0.json`."""
+    linked = {file.path: resolved(file.path) for file in files if file.path.is_symlink()}
+    if not linked:
+        return files
+    real = {resolved(file.path) for file in files if file.path not in linked}
+    return [file for file in files if linked.get(file.path) not in real]
+
+
+def _without_exported_reports(files: list[CaptureFile]) -> list[CaptureFile]:
+    """Of a report and its SQLite export, the export."""
+    exported = {file.path.with_name(split(file.path)[0]) for file in files if split(file.path)[1] == ".sqlite"}
+    return [file for file in files if file.path.suffix != ".nsys-rep" or file.path.with_suffix("") not in exported]
+
+
+def resolved(path: Path) -> Path:
+    """A path without symlinks; one that leads nowhere stays."""
+    try:
+        return path.resolve()
+    except (OSError, RuntimeError):  # before Python 3.13, a loop is a RuntimeError
+        return path.absolute()
