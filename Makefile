@@ -65,16 +65,17 @@ profile: $(VENV)/.installed
 # for nothing, since a training on a CPU compiles none.
 test test-integration test-system: export TORCHDYNAMO_DISABLE := 1
 
+# A process imports torch and NeMo-Run before its first test: a third one on two cores costs more than it saves.
 # Shuffled. The first lines name the seed; PYTEST_ARGS=--randomly-seed=N repeats it.
 test: $(VENV)/.installed-dev
 	@rm -rf $(TMPDIR) && mkdir -p $(TMPDIR)
-	$(BIN)/python -m pytest -n 3 --dist loadfile -m "not integration and not system and not gpu" --durations 10 --basetemp $(TMPDIR)/pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not integration and not system and not gpu" --durations 10 --basetemp $(TMPDIR)/pytest $(PYTEST_ARGS)
 
 test-integration: $(VENV)/.installed-dev
 	@rm -rf $(TMPDIR) && mkdir -p $(TMPDIR)
 	$(BIN)/python -m pytest -n 3 --dist loadfile -m "integration and not system and not gpu" --durations 10 --basetemp $(TMPDIR)/pytest $(PYTEST_ARGS)
 
-# One process more than `test`: these wait for Slurm, nsys and launchers much of their time. In their order, the longest first.
+# More processes than `test`: these wait for Slurm, nsys and launchers much of their time. In their order, the longest first.
 test-system: $(VENV)/.installed-dev
 	@rm -rf $(TMPDIR) && mkdir -p $(TMPDIR)
 	$(BIN)/python -m pytest -p no:randomly -n 4 --dist loadfile --no-loadscope-reorder -m "system and not gpu" --durations 10 --basetemp $(TMPDIR)/pytest $(PYTEST_ARGS)

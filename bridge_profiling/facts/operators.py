@@ -20,7 +20,7 @@ from bridge_profiling.facts.intervals import (
     self_times_ns,
     sums_inside,
 )
-from bridge_profiling.traces.tables import to_int64
+from bridge_profiling.traces.tables import NULL, to_int64
 
 #: A step and its unit, as fully_shard names its ranges, and our integrations those of libraries that name none.
 #: With several parameter groups in a module, fully_shard appends the group's size.
@@ -60,13 +60,10 @@ def operators(
     """
     keys = ["name", *(["shapes"] if shapes else []), *(["stack"] if stacks else []), *(["module"] if modules else [])]
     launched = device_events.select(["operator", "start_ns", "end_ns", "launch_start_ns", "launch_thread"])
-    device_ns = pc.subtract(launched["end_ns"], launched["start_ns"])
-    own = (
-        launched.select(["operator"])
-        .append_column("device_ns", device_ns)
-        .group_by("operator")
-        .aggregate([("device_ns", "sum")])
-    )
+    launching, place = np.unique(to_int64(launched["operator"]), return_inverse=True)
+    device_ns = launched["end_ns"].to_numpy() - launched["start_ns"].to_numpy()
+    own = launching, np.bincount(place, device_ns, len(launching)).astype(np.int64)
+    del place, device_ns
     wanted = list(dict.fromkeys([*keys, "module"]))
     # Python frames may be modules, and memory belongs to the innermost of both.
     also = (*(["python"] if category == "operator" else []), *(["operator", "annotation"] if memory_events.num_rows else []))
@@ -128,7 +125,7 @@ def _closed(blocks: Iterable[pa.Table], categories: Iterable[str], *, modules_al
 def _sums(
     events: pa.Table,
     device_events: pa.Table,
-    own: pa.Table,
+    own: tuple[NDArray[np.int64], NDArray[np.int64]],
     keys: list[str],
     memory: dict[str, NDArray[np.int64]],
     *,
@@ -137,13 +134,15 @@ def _sums(
     """Sums over some calls, by `keys`; none of them is open before the first one or after the last one of these.
 
     Args:
-        own: device time that each operator launched itself.
+        own: operators, ascending, and the device time that each launched itself.
     """
     thread, start, end = (events[name].to_numpy() for name in ("thread", "start_ns", "end_ns"))
     device_ns = np.zeros(len(start), np.int64)
-    if launches_operators:
-        place = pc.index_in(events["operator"], own["operator"], skip_nulls=True)
-        device_ns = own["device_ns_sum"].take(place).fill_null(0).to_numpy()
+    launching, spent_ns = own
+    if launches_operators and len(launching):
+        operator = to_int64(events["operator"])
+        place = np.minimum(np.searchsorted(launching, operator), len(launching) - 1)
+        device_ns = np.where((launching[place] == operator) & (operator != NULL), spent_ns[place], 0)
     at_ns = to_int64(device_events["launch_start_ns"])
     first, last = (int(start.min()), int(end.max())) if len(start) else (0, 0)
     meanwhile = (at_ns >= first) & (at_ns <= last)

@@ -165,6 +165,11 @@ def rank_facts(tables: RankTables, options: FactOptions) -> dict[str, Answer]:
     iterations = tables.columns("iterations", ("iteration", "start_ns", "end_ns", "boundary"))
     is_large = tables.entry is not None and sum(map(size_bytes, tables.entry.iterdir())) >= _LARGE_BYTES
     free = give_memory_back if is_large else lambda: None
+    # First: it takes the most memory.
+    found: dict[str, Answer | pa.Table] = {
+        "operators": operators.operators(_operator_events(tables), events, _memory_events(tables))
+    }
+    free()
     hosts = _collected(tables, _collectors(events, options))
     free()
     host_events = partial(tables.blocks, "host_events", host.COLUMNS)
@@ -175,8 +180,9 @@ def rank_facts(tables: RankTables, options: FactOptions) -> dict[str, Answer]:
     cost = profiler_cost.replay(hosts.pop("recorded"), events, gaps, work, tables.info.source)
     names = hosts["operator_names"]
     doing = host.host_activity(hosts.pop("activity"), names, host_events, events, gaps.launch_starved, spans, **vars(options))
-    found: dict[str, Answer | pa.Table] = {"idle_causes": idle.idle_causes(gaps, events, doing, names, spans, cost)}
+    found["idle_causes"] = idle.idle_causes(gaps, events, doing, names, spans, cost)
     del doing
+    found["longest_calls"] = operators.longest_calls(hosts.pop("longest_calls"))
     free()
     found["device_roles"] = roles.device_roles(
         events, _kernel_names(tables), hosts.pop("roles"), hosts.pop("operator_names"), gaps
@@ -197,9 +203,6 @@ def rank_facts(tables: RankTables, options: FactOptions) -> dict[str, Answer]:
     del counted
     free()
     found["host_steps"] = parts.host_steps(host_events, events, iterations)
-    found["operators"] = operators.operators(_operator_events(tables), events, _memory_events(tables))
-    free()
-    found["longest_calls"] = operators.longest_calls(hosts.pop("longest_calls"))
     found["units"] = operators.units(hosts.pop("annotations"), events)
     found["loop_counts"] = parts.loop_counts(hosts.pop("ranges"), iterations)
     collectives = tables.columns("collectives", activity.COLUMNS)
