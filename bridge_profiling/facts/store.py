@@ -1,7 +1,7 @@
 """Keeps facts in files: those about a capture, and those about a run, so that a second command computes none again.
 
-A file is a signed line, a header and each table as a compressed Arrow stream. It is only a shortcut: the header says what the
-facts were computed from, and a file that is damaged, of anything else or not this user's is computed again.
+A file is a signed line, a header and the tables as Arrow streams, compressed together. It is only a shortcut: the header says
+what the facts were computed from, and a file that is damaged, of anything else or not this user's is computed again.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ _LIBRARIES = ("duckdb", "numpy", "pyarrow")
 #: The code that facts come from.
 _FOLDERS = ("facts", "traces")
 
-_COMPRESSED = pa.ipc.IpcWriteOptions(compression="zstd")
+#: All tables at once: to compress each takes eight times as long.
+_CODEC = "zstd"
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,7 @@ class _Header(msgspec.Struct, frozen=True):
     """What facts were computed from, and each by its name."""
 
     facts: dict[str, _Table]
+    size: int  # of the tables, uncompressed
     made_of: str = ""  # a digest of everything but the capture
     origin: Origin | None = None  # of the capture
     info: RankInfo | None = None  # about the capture
@@ -86,7 +88,8 @@ class Packed:
         first, header, tables = content.split(b"\n", 2)  # JSON holds no line break
         if first != _signed(header, tables):
             raise ValueError("not a file of facts")
-        self.content, self.header, self._tables = content, msgspec.json.decode(header, type=_Header), pa.py_buffer(tables)
+        self.content, self.header = content, msgspec.json.decode(header, type=_Header)
+        self._tables = pa.decompress(tables, self.header.size, _CODEC)
 
     def __getitem__(self, name: str) -> Answer:
         return Answer(pa.ipc.open_stream(self.stream(name)).read_all(), self.header.facts[name].caveats)
@@ -108,14 +111,15 @@ def packed(facts: Mapping[str, Answer | tuple[pa.Buffer, tuple[Caveat, ...]]], *
     ends = itertools.accumulate(len(stream) for stream, _ in streams.values())
     places = zip(streams.items(), ends, strict=True)
     kept = {name: _Table(caveats, end - len(stream), end) for (name, (stream, caveats)), end in places}
-    header = msgspec.json.encode({"facts": kept, **about})
     tables = b"".join(stream for stream, _ in streams.values())
+    header = msgspec.json.encode({"facts": kept, "size": len(tables), **about})
+    tables = pa.compress(tables, _CODEC, asbytes=True)
     return b"\n".join([_signed(header, tables), header, tables])
 
 
 def _stream(table: pa.Table) -> pa.Buffer:
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema, options=_COMPRESSED) as writer:
+    with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
     return sink.getvalue()
 
