@@ -306,9 +306,9 @@ class Captures:
         tasks = [RankTask(each, compute, keep, self._parquet, scratch, cached) for each in sources if each is not None]
         # The largest first, so that no worker is left with it at the end.
         tasks.sort(key=lambda task: size_bytes(task.path), reverse=True)
-        done = [kept for task in tasks if (kept := kept_facts(task)) is not None]
-        of_file = [result.source for result in done]
-        tasks = [task for task in tasks if task.source not in of_file]
+        known_facts = [kept_facts(task) for task in tasks]
+        done = [kept for kept in known_facts if kept is not None]
+        tasks = [task for task, kept in zip(tasks, known_facts, strict=True) if kept is None]
         self._on_progress(0, len(tasks))
         few = isinstance(self._engine, ProcessEngine) and len(tasks) <= _FEW_TASKS
         small = few and sum(task.packed_bytes for task in tasks) <= _SMALL_BYTES
