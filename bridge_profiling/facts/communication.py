@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from bridge_profiling.bench.results import BUS_OPERATIONS, bus_factor
 from bridge_profiling.facts.caveats import caveat
@@ -161,14 +160,12 @@ def communication_by_rank(connection: duckdb.DuckDBPyConnection) -> pa.Table:
     return connection.sql(_BY_RANK).to_arrow_table()
 
 
-def measure_exposure(
-    connection: duckdb.DuckDBPyConnection, exposure: pa.Table, infos: Sequence[RankInfo]
-) -> tuple[Caveat, ...]:
-    """Create the table `exposure` from the answer of that name: time of each group's communication that nothing else hides.
+def measure_exposure(connection: duckdb.DuckDBPyConnection, exposure: pa.Table) -> tuple[Caveat, ...]:
+    """Create the table `exposure` from the fact of that name: time of each group's communication that nothing hides.
 
     Columns: group_id (as of `matching.match`), operation, message_bytes, rank, exposed_us, overlapped_us.
     """
-    connection.register("exposure_rows", exposure.filter(pc.equal(exposure["source"], source_of(infos))))
+    connection.register("exposure_rows", exposure)
     connection.execute(
         """create or replace temp table exposure as
         select hash(group_name, group_ranks) as group_id, operation, message_bytes, rank, exposed_us, overlapped_us
@@ -176,11 +173,6 @@ def measure_exposure(
     )
     connection.unregister("exposure_rows")
     return ()
-
-
-def source_of(infos: Sequence[RankInfo]) -> str:
-    """The profiler of the captures that are compared."""
-    return infos[0].source if infos else "kineto"
 
 
 # Sums of fractions are in the order of ranks: threads would add them in any order, and the last digit would differ.

@@ -23,13 +23,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from bridge_profiling.facts.activity import POINT_TO_POINT
 from bridge_profiling.facts.caveats import caveat
 from bridge_profiling.facts.columns import Stage, StageWait
-from bridge_profiling.facts.communication import source_of
 from bridge_profiling.facts.intervals import EMPTY, Intervals, grouped, run_starts, union, window
 from bridge_profiling.facts.types import Answer
 from bridge_profiling.traces.joins import ranks_of
@@ -183,9 +181,9 @@ def pipeline_by_rank(
         connection: the run's tables.
         infos: of the ranks.
         clock_offsets: the answer of that name.
-        kernel_times: the answer of that name.
-        activity: the answer of that name.
-        marks: the answer of that name.
+        kernel_times: the fact of that name, of these ranks, as are the next ones.
+        activity: the fact of that name.
+        marks: the fact of that name.
 
     Returns:
         A row per iteration and rank of a pipeline: iteration, rank, stage, pipeline (its ranks), boundary, microbatches,
@@ -195,10 +193,7 @@ def pipeline_by_rank(
     if not places:
         return Answer(_RANKS.empty_table())
     offsets = dict(zip(clock_offsets["rank"].to_pylist(), clock_offsets["offset_ns"].to_pylist(), strict=True))
-    times, activity, marks = (
-        table.filter(pc.equal(table["source"], source_of(infos))) for table in (kernel_times, activity, marks)
-    )
-    spans, unclear = _spans(connection, times.to_pylist(), places, offsets)
+    spans, unclear = _spans(connection, kernel_times.to_pylist(), places, offsets)
     counts, interleaved = _microbatches(places, exchanges)
     edge = {(row["rank"], row["iteration"]) for row in marks.to_pylist() if row["boundary"]}
     rows: list[dict[str, Any]] = []

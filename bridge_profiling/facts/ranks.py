@@ -14,10 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from bridge_profiling.facts.caveats import caveat
-from bridge_profiling.facts.communication import source_of
 from bridge_profiling.facts.device import WHOLE_CAPTURE
 from bridge_profiling.facts.intervals import Lanes, grouped, run_starts
 from bridge_profiling.facts.parts import ENOUGH_ITERATIONS, steady_iterations
@@ -109,9 +107,9 @@ def ranks(
     Args:
         connection: the run's tables.
         infos: of the ranks.
-        iterations: the answer of that name.
-        kernel_times: the answer of that name.
-        activity: the answer of that name.
+        iterations: the fact of that name, of these ranks, as are the next ones.
+        kernel_times: the fact of that name.
+        activity: the fact of that name.
 
     Returns:
         A row per iteration and rank: iteration (null for a capture without any, which counts as one), rank, boundary,
@@ -121,10 +119,10 @@ def ranks(
         `fastest` or null. The last five are null for a rank whose communication could not be matched, or whose capture lost too
         much to be judged.
     """
-    windows, kernels = (grouped(_of_source(table, infos).to_pylist(), "rank") for table in (iterations, kernel_times))
+    windows, kernels = (grouped(table.to_pylist(), "rank") for table in (iterations, kernel_times))
     waited_for = {row[:2]: row[2] for row in connection.execute(_WAITED_FOR).fetchall()}
     rows: list[dict[str, Any]] = []
-    waited_ns = _waited_ns(connection, _of_source(activity, infos))
+    waited_ns = _waited_ns(connection, activity)
     for rank, mine in kernels.items():
         rows += _iterations(rank, windows.pop(rank, []), mine, waited_ns)
     unjudged = {info.rank for info in infos if not info.judged}
@@ -221,10 +219,6 @@ def verdict(stragglers: pa.Table) -> str:
     if "stable" in words:
         return "stable"
     return {0: "none", 1: "occasional"}.get(words.count("sometimes"), "rotating")
-
-
-def _of_source(table: pa.Table, infos: Sequence[RankInfo]) -> pa.Table:
-    return table.filter(pc.equal(table["source"], source_of(infos)))
 
 
 def _waited_ns(connection: duckdb.DuckDBPyConnection, activity: pa.Table) -> dict[tuple[int, int], tuple[int, int]]:

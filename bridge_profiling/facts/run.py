@@ -253,7 +253,8 @@ class RunFacts:
     @Fact
     def ranks(self) -> Answer:
         """Each rank in each iteration: its own time, its waiting, and whether it was the slowest or the fastest."""
-        return ranks.ranks(self._waiting, self.infos, self.iterations, self.kernel_times, self.activity)
+        tables = map(self._of_source, (self.iterations, self.kernel_times, self.activity))
+        return ranks.ranks(self._waiting, self.infos, *tables)
 
     @Fact
     def waits(self) -> pa.Table:
@@ -273,9 +274,8 @@ class RunFacts:
     @Fact
     def pipeline_by_rank(self) -> Answer:
         """Pipeline bubbles per rank and iteration."""
-        return pipeline.pipeline_by_rank(
-            self._waiting, self.infos, self.clock_offsets, self.kernel_times, self.activity, self.marks
-        )
+        tables = map(self._of_source, (self.kernel_times, self.activity, self.marks))
+        return pipeline.pipeline_by_rank(self._waiting, self.infos, self.clock_offsets, *tables)
 
     @Fact
     def pipeline(self) -> Answer:
@@ -378,7 +378,9 @@ class RunFacts:
     @property
     def _exposed(self) -> duckdb.DuckDBPyConnection:
         """The database with tables of waiting and of exposed communication."""
-        return self._with_tables("exposed", lambda: communication.measure_exposure(self._waiting, self.exposure, self.infos))
+        return self._with_tables(
+            "exposed", lambda: communication.measure_exposure(self._waiting, self._of_source(self.exposure))
+        )
 
     def _with_tables(self, name: str, create: Callable[[], Iterable[Caveat]]) -> duckdb.DuckDBPyConnection:
         """The database with tables that are created once."""
