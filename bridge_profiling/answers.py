@@ -17,8 +17,7 @@ from bridge_profiling.facts.captures import Captures, OnProgress
 from bridge_profiling.facts.memory import difference
 from bridge_profiling.facts.run import RunFacts
 from bridge_profiling.facts.store import DEFAULT_OPTIONS, FactOptions
-from bridge_profiling.findings import Finding, Grids, JudgedFacts, Thresholds, find_all
-from bridge_profiling.findings.iterations import slow_iterations
+from bridge_profiling.findings import Finding, Grids, JudgedFacts, Thresholds, diagnose
 from bridge_profiling.findings.scorecard import scorecard
 from bridge_profiling.findings.unprofiled import Unprofiled, usual_cost_us
 from bridge_profiling.manifest import RankCapture
@@ -280,7 +279,7 @@ class Answers:
         """
         chosen = thresholds or Thresholds()
         if chosen not in self._findings:
-            self._findings[chosen] = find_all(self.grids(chosen), chosen)
+            self._findings[chosen] = diagnose(self.grids(chosen), chosen)
         return list(self._findings[chosen])
 
     def unprofiled(self, thresholds: Thresholds | None = None) -> Unprofiled | None:
@@ -293,7 +292,7 @@ class Answers:
         slow_us = sum(
             finding.recoverable_us_per_iteration or 0.0
             for finding in self.findings(thresholds)
-            if finding.id == slow_iterations.__name__
+            if finding.id == "slow_iterations"
         )
         if not grids.numbers or grids.per == "capture":
             return None

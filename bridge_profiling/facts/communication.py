@@ -32,7 +32,8 @@ create or replace temp table waiting as
 with placed as (
     select matched.*, start_ns + offset_ns as placed_ns from matched join offsets using (rank)
 ), latest as (
-    select match, arg_max(rank, placed_ns) as waits_for, max(placed_ns) as latest_ns, min(placed_ns) as earliest_ns
+    -- Of ranks that begin at the same time, the highest: any of them would depend on the order of the rows.
+    select match, arg_max(rank, (placed_ns, rank)) as waits_for, max(placed_ns) as latest_ns, min(placed_ns) as earliest_ns
     from placed group by match
 )
 select rank, collective, match, group_id, point_to_point, operation, message_bytes, iteration, start_ns, end_ns, participants,

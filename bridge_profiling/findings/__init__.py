@@ -1,12 +1,13 @@
 """Findings: where time is lost or memory is short, which ranks are responsible, what to change, and how certain that is.
 
-A finding is a function of the grids, the thresholds and the ledger of attributed time, and returns the new ledger. An empty
-list is a good answer.
+A rule detects evidence in the grids, the thresholds and the time that earlier rules left; `diagnose` makes findings of it. An
+empty list is a good answer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import replace
 
 from bridge_profiling.findings import (
@@ -22,88 +23,100 @@ from bridge_profiling.findings import (
     ranks,
 )
 from bridge_profiling.findings.grids import Grids, JudgedFacts
-from bridge_profiling.findings.ledger import Find, Ledger
+from bridge_profiling.findings.ledger import Ledger
+from bridge_profiling.findings.rule import About, Rule
 from bridge_profiling.findings.types import Confidence, Event, Finding, Occurrence, Thresholds
 from bridge_profiling.layout import name_ranks
 
-__all__ = ["ORDER", "Confidence", "Event", "Finding", "Grids", "JudgedFacts", "Ledger", "Occurrence", "Thresholds", "find_all"]
+__all__ = [
+    "ORDER",
+    "RULES",
+    "Confidence",
+    "Event",
+    "Finding",
+    "Grids",
+    "JudgedFacts",
+    "Ledger",
+    "Occurrence",
+    "Rule",
+    "Thresholds",
+    "diagnose",
+]
 
-# Most specific cause first: time without compute is attributed to the first finding whose evidence covers it.
-_FINDINGS: tuple[Find, ...] = (
-    idle.initialization,
-    idle.data_loading,
-    idle.recompilation,
-    idle.garbage_collection,
-    idle.allocator_churn,
-    idle.host_sync,
-    idle.pageable_copy,
-    idle.checkpoint_stall,
-    device_work.layout_conversion,
-    device_work.unfused_attention,
-    device_work.unfused_optimizer,
-    device_work.full_precision_matmul,
-    collectives.accumulation_sync,
-    collectives.small_collectives,
-    peers.contended_device,
-    peers.uneven_work,
-    ranks.straggler_compute,
-    ranks.straggler_host,
-    ranks.pipeline_bubble,
-    communication.exposed_communication,
-    communication.low_overlap,
-    communication.unmatched_communication,
-    idle.copy_bound,
-    idle.host_pause,
-    device_work.recomputation,
-    idle.small_kernels,
-    idle.host_launch_bound,
-    kernels.dominant_kernel,
-    idle.low_device_busy,
-    iterations.slow_iterations,
-    memory.memory_headroom,
-    memory.memory_fragmentation,
-    memory.memory_growth,
-    iterations.profiler_overhead,
+_HOSTS = About.devices | About.cpus
+_ALL = _HOSTS | About.unread_devices
+_NO_TIME = "it costs no time of an iteration"
+
+#: Most specific cause first: time without compute is attributed to the first rule whose evidence covers it.
+RULES: tuple[Rule, ...] = (
+    Rule("initialization", idle.initialization, "later iterations do not have it"),
+    Rule("data_loading", idle.data_loading, bounds.ranges, _HOSTS),
+    Rule("recompilation", idle.recompilation, bounds.ranges, _HOSTS),
+    Rule("garbage_collection", idle.garbage_collection, bounds.ranges, _HOSTS),
+    Rule("allocator_churn", idle.allocator_churn, bounds.calls),
+    Rule("host_sync", idle.host_sync, bounds.calls),
+    Rule("pageable_copy", idle.pageable_copy, bounds.calls),
+    Rule("checkpoint_stall", idle.checkpoint_stall, bounds.calls, _HOSTS),
+    Rule("layout_conversion", device_work.layout_conversion, bounds.kernels),
+    Rule("unfused_attention", device_work.unfused_attention, bounds.kernels),
+    Rule("unfused_optimizer", device_work.unfused_optimizer, bounds.kernels),
+    Rule("full_precision_matmul", device_work.full_precision_matmul, bounds.kernels),
+    Rule("accumulation_sync", collectives.accumulation_sync, bounds.collectives),
+    Rule("small_collectives", collectives.small_collectives, bounds.collectives),
+    Rule("contended_device", peers.contended_device, bounds.device),
+    Rule("uneven_work", peers.uneven_work, bounds.uneven),
+    Rule("straggler_compute", ranks.straggler_compute, bounds.slow_ranks),
+    Rule("straggler_host", ranks.straggler_host, bounds.slow_ranks),
+    Rule("straggler_host", ranks.late_on_cpus, bounds.slow_ranks, About.cpus),
+    Rule("pipeline_bubble", ranks.pipeline_bubble, bounds.stages),
+    Rule("exposed_communication", communication.exposed_communication, bounds.communication),
+    Rule("low_overlap", communication.low_overlap, bounds.communication),
+    Rule("unmatched_communication", communication.unmatched_communication, bounds.communication),
+    Rule("copy_bound", idle.copy_bound, bounds.launching),
+    Rule("host_pause", idle.host_pause, bounds.launching),
+    Rule("recomputation", device_work.recomputation, bounds.kernels),
+    Rule("small_kernels", idle.small_kernels, bounds.launching),
+    Rule("host_launch_bound", idle.host_launch_bound, bounds.launching),
+    Rule("dominant_kernel", kernels.dominant_kernel, "whether the kernel can be faster is unknown"),
+    Rule("low_device_busy", idle.low_device_busy, bounds.launching),
+    Rule("slow_iterations", iterations.slow_iterations, bounds.slow_iterations, _ALL),
+    Rule("memory_headroom", memory.memory_headroom, _NO_TIME),
+    Rule("memory_fragmentation", memory.memory_fragmentation, _NO_TIME),
+    Rule("memory_growth", memory.memory_growth, _NO_TIME),
+    Rule("profiler_overhead", iterations.profiler_overhead, "it costs nothing outside the window", _ALL),
 )
 
-# Of trainings on CPUs.
-_ON_HOST: tuple[Find, ...] = (
-    idle.data_loading,
-    idle.recompilation,
-    idle.garbage_collection,
-    idle.checkpoint_stall,
-    ranks.late_on_cpus,
-    iterations.slow_iterations,
-    iterations.profiler_overhead,
-)
-
-_OF_UNREAD_DEVICES: tuple[Find, ...] = (iterations.slow_iterations, iterations.profiler_overhead)
-
-#: Ids of findings: the names of their functions.
-ORDER = tuple(find.__name__ for find in _FINDINGS)
+#: Ids of findings.
+ORDER = tuple(dict.fromkeys(rule.id for rule in RULES))
 
 #: Those that can explain slow iterations, and of these the ones with compute: a compiler tries kernels.
-_NOT_SLOW = tuple(name for name in ORDER if name != iterations.slow_iterations.__name__)
-_OF_COMPUTE = (ranks.straggler_compute.__name__, idle.recompilation.__name__)
+_NOT_SLOW = tuple(id for id in ORDER if id != "slow_iterations")
+_OF_COMPUTE = ("straggler_compute", "recompilation")
 
 
-def _about(grids: Grids) -> tuple[Find, ...]:
+def _about(grids: Grids) -> About:
     if grids.has_device or not grids.facts.host_iterations.num_rows:
-        return _FINDINGS
-    # What a host waits for is unknown where a device works that is not read.
-    return _OF_UNREAD_DEVICES if any(info.has_unread_events for info in grids.facts.infos) else _ON_HOST
+        return About.devices
+    return About.unread_devices if any(info.has_unread_events for info in grids.facts.infos) else About.cpus
 
 
-def find_all(grids: Grids, thresholds: Thresholds | None = None) -> list[Finding]:
+def diagnose(grids: Grids, thresholds: Thresholds | None = None, rules: Sequence[Rule] = RULES) -> list[Finding]:
     """Every finding about a run, largest potential saving first, findings without one last."""
-    ledger, found = Ledger.of(grids), []
-    for find in _about(grids):
-        findings, ledger = find(grids, thresholds or Thresholds(), ledger)
-        found += findings
-    if any(each.id == idle.initialization.__name__ and each.severe for each in found):
+    ledger, about, found = Ledger.of(grids), _about(grids), list[Finding]()
+    for rule in rules:
+        trial = copy(ledger)
+        detected = list(rule.detect(grids, thresholds or Thresholds(), trial)) if about in rule.about else []
+        if detected:
+            ledger = trial
+        found += [each.finding(rule.id, grids) for each in detected]
+    if any(each.id == "initialization" and each.severe for each in found):
         found = [each for each in found if each.id.startswith(("memory_", "initialization"))]
-    found = sorted(_within(grids, [bounds.bounded(grids, each) for each in _once(grids, found)]), key=_by_saving)
-    return [_doubted(each, grids) for each in found]
+    known = {rule.id: rule.bound for rule in rules}
+    found = [
+        each if isinstance(bound := known[each.id], str) else bounds.bounded(grids, each, bound) for each in _once(grids, found)
+    ]
+    order = list(known)
+    return [_doubted(each, grids) for each in sorted(_within(grids, found), key=lambda each: _by_saving(each, order))]
 
 
 def _doubted(finding: Finding, grids: Grids) -> Finding:
@@ -128,10 +141,10 @@ def _once(grids: Grids, found: list[Finding]) -> list[Finding]:
 
     Those that count in means compute more than the others, which few findings explain.
     """
-    slow, counted = iterations.slow_iterations.__name__, set(grids.numbers)
+    counted = set(grids.numbers)
 
     def explained(one: Finding) -> bool:
-        if one.id != slow or not one.occurrence:
+        if one.id != "slow_iterations" or not one.occurrence:
             return False
         numbers = set(one.occurrence.iterations)
         ids = _OF_COMPUTE if numbers <= counted else _NOT_SLOW
@@ -151,13 +164,13 @@ def _within(grids: Grids, found: list[Finding]) -> Iterator[Finding]:
     for finding in found:
         saving_us = finding.recoverable_us_per_iteration
         beyond = finding.occurrence is not None and not counted.issuperset(finding.occurrence.iterations)
-        if saving_us is None or beyond or finding.id == iterations.slow_iterations.__name__:
+        if saving_us is None or beyond or finding.id == "slow_iterations":
             yield finding
         else:
             yield replace(finding, recoverable_us_per_iteration=min(saving_us, left_us))
             left_us = max(left_us - saving_us, 0.0)
 
 
-def _by_saving(finding: Finding) -> tuple[bool, float, int]:
+def _by_saving(finding: Finding, order: Sequence[str]) -> tuple[bool, float, int]:
     saving_us = finding.recoverable_us_per_iteration
-    return saving_us is None, -(saving_us or 0.0), ORDER.index(finding.id)
+    return saving_us is None, -(saving_us or 0.0), order.index(finding.id)

@@ -6,7 +6,7 @@ on that path, two bounds hold:
 - Without some work, the iteration is shorter by at most the time of that work.
 - It is never shorter than work that stays, such as the compute of the rank that computes most: the *floor*.
 
-Each kind of cause has the lower one of those that apply to it; `_BOUNDS` lists them. A bound includes what is uncertain:
+Each kind of cause has the lower one of those that apply to it; `findings.RULES` names it. A bound includes what is uncertain:
 
 - The captured iterations are a sample: the upper limit of the mean counts, by Student's t, or the largest of them if that
   is less. Of a cause that strikes some iterations, each can last as long as the longest one that a manifest times. Where the
@@ -29,8 +29,8 @@ from numpy.typing import NDArray
 from bridge_profiling.facts.idle import OFTEN, SEVERAL, Cause
 from bridge_profiling.facts.statistics import t_quantile
 from bridge_profiling.findings.grids import DOUBT, Grids
-from bridge_profiling.findings.iterations import slow_iterations
 from bridge_profiling.findings.peers import CONTENTION
+from bridge_profiling.findings.rule import Bound
 from bridge_profiling.findings.types import Finding, Grid, summed
 from bridge_profiling.findings.unprofiled import total_us
 
@@ -39,8 +39,6 @@ _Times = NDArray[np.float64]
 
 #: The part of each iteration that stays, if the profiler costs so many times the estimate.
 _Floor = Callable[[float], _Times]
-
-_Bound = Callable[[Grids, Finding], float]
 
 #: Of everyday trainings, measured without a profiler before the capture, a tenth more covers two of three excesses.
 _MARGIN = 0.1
@@ -73,17 +71,17 @@ _CAUSES: Mapping[str, tuple[Cause, ...]] = {
 _LAUNCHES = (Cause.small_kernels, Cause.host_launch, Cause.dependency_stalled)
 
 
-def bounded(grids: Grids, finding: Finding) -> Finding:
+def bounded(grids: Grids, finding: Finding, bound: Bound) -> Finding:
     """The finding with its upper bound, which is at least the estimate.
 
     It is at most an iteration without the profiler, except for slow iterations and causes in iterations that do not count.
     """
-    bound, estimate_us = _BOUNDS.get(finding.id), finding.recoverable_us_per_iteration
-    if bound is None or not grids.numbers or (estimate_us is None and finding.id not in _WITHOUT_ESTIMATE):
+    estimate_us, names_iterations = finding.recoverable_us_per_iteration, bound is slow_iterations
+    # The saving of a device that is not busy is the sum of many causes, and only its limit is known.
+    whole = finding.id == "low_device_busy"
+    if not grids.numbers or (estimate_us is None and not whole):
         return finding
-    names_iterations = finding.id == slow_iterations.__name__
-    of_captured = names_iterations or finding.id in (*_REPLACED, *_WITHOUT_ESTIMATE)
-    outside_us = 0.0 if of_captured else _longer_outside_us(grids)
+    outside_us = 0.0 if names_iterations or whole or bound is kernels else _longer_outside_us(grids)
     most_us = max(bound(grids, finding), estimate_us or 0.0)
     most_us += max(_MARGIN * most_us, outside_us)
     struck = finding.occurrence.iterations if finding.occurrence else ()
@@ -95,19 +93,19 @@ def bounded(grids: Grids, finding: Finding) -> Finding:
 # The bounds.
 
 
-def _launching(grids: Grids, finding: Finding) -> float:
+def launching(grids: Grids, finding: Finding) -> float:
     """A host that launches late for whatever reason: compute stays."""
     return _beyond(grids, finding, lambda cost: _most(grids.compute_us))
 
 
-def _calls(grids: Grids, finding: Finding) -> float:
+def calls(grids: Grids, finding: Finding) -> float:
     """Calls and waits of a host: compute stays, and what the host does besides them."""
     cause = Cause(finding.id)
     # Waiting is not among what a host does. An operator goes with each call, and takes as long as others.
     in_calls_us = 0.0 if cause is Cause.host_sync else np.nan_to_num(grids.in_ranges_us(cause))
     calls = np.nan_to_num(grids.of_cause(cause, "calls"))
     if cause is Cause.host_sync and calls.mean(axis=0).max(initial=0.0) >= OFTEN:
-        return _launching(grids, finding)  # a loop that waits so often goes as a whole, with what it launches
+        return launching(grids, finding)  # a loop that waits so often goes as a whole, with what it launches
     launches = np.nan_to_num(grids.grid("launch_statistics", "kernel_count"))
     stays = launches / np.maximum(calls + launches, 1.0)
 
@@ -117,13 +115,13 @@ def _calls(grids: Grids, finding: Finding) -> float:
     return _beyond(grids, finding, floor)
 
 
-def _ranges(grids: Grids, finding: Finding) -> float:
+def ranges(grids: Grids, finding: Finding) -> float:
     """Ranges of a host: the same, and no more than their time goes, on all ranks together."""
     within = np.inf if finding.occurrence else _limit(np.nan_to_num(grids.in_ranges_us(Cause(finding.id))).sum(axis=1))
-    return min(_calls(grids, finding), within)
+    return min(calls(grids, finding), within)
 
 
-def _kernels(grids: Grids, finding: Finding) -> float:
+def kernels(grids: Grids, finding: Finding) -> float:
     """Kernels that others replace: all of their time goes, and the idle time that launching them can cost."""
     kernels_us, count = np.zeros_like(grids.duration_us), np.zeros_like(grids.duration_us)
     for role, goes in _REPLACED[finding.id].items():
@@ -145,7 +143,7 @@ def _kernels(grids: Grids, finding: Finding) -> float:
     return min(_limit(_most(kernels_us + idle_us)), _beyond(grids, finding, floor))
 
 
-def _slow_ranks(grids: Grids, finding: Finding) -> float:
+def slow_ranks(grids: Grids, finding: Finding) -> float:
     """Ranks that others wait for: what the others need stays, without waiting and without what that slows."""
     slowed_us = _slowed_us(grids)
 
@@ -158,7 +156,7 @@ def _slow_ranks(grids: Grids, finding: Finding) -> float:
     return _beyond(grids, finding, floor)
 
 
-def _device(grids: Grids, finding: Finding) -> float:
+def device(grids: Grids, finding: Finding) -> float:
     """A device that is shared: the compute of the others stays, and what hosts need.
 
     What it takes longer than its peers for kernels, between them and in transfers goes.
@@ -175,52 +173,34 @@ def _device(grids: Grids, finding: Finding) -> float:
     return min(_limit(_most(goes_us)), _beyond(grids, finding, floor))
 
 
-def _stages(grids: Grids, finding: Finding) -> float:
+def stages(grids: Grids, finding: Finding) -> float:
     """Work of stages that can be moved to others: the mean of their compute stays."""
     return _beyond(grids, finding, lambda cost: np.nanmean(grids.compute_us, axis=1))
 
 
-def _uneven(grids: Grids, finding: Finding) -> float:
+def uneven(grids: Grids, finding: Finding) -> float:
     """Work that some ranks have more of: spread over all, a part of it stays; if nobody needs it, the least compute does."""
     return _beyond(grids, finding, lambda cost: np.nanmin(grids.compute_us, axis=1))
 
 
-def _communication(grids: Grids, finding: Finding) -> float:
+def communication(grids: Grids, finding: Finding) -> float:
     """Communication: all that nothing hides goes, with the waiting in it, and compute stays."""
-    return min(_limit(_most(grids.communicating_us)), _launching(grids, finding))
+    return min(_limit(_most(grids.communicating_us)), launching(grids, finding))
 
 
-def _collectives(grids: Grids, finding: Finding) -> float:
+def collectives(grids: Grids, finding: Finding) -> float:
     """Collectives that are needless: compute stays, less the slowdown by overlapping communication."""
     slowed_us = CONTENTION * np.nan_to_num(grids.overlapped_us)
     return _beyond(grids, finding, lambda cost: _most(grids.compute_us - slowed_us))
 
 
-def _slow_iterations(grids: Grids, finding: Finding) -> float:
+def slow_iterations(grids: Grids, finding: Finding) -> float:
     """Iterations that manifests time: without slow ones, none is shorter than usual. Captured ones: the usual compute stays."""
     if finding.occurrence:
         compute_us = _most(grids.compute_us)
         return _beyond(grids, finding, lambda cost: np.minimum(compute_us, np.median(compute_us)))
     timed = [np.array(manifest.durations_ns(profiled=False)) / 1e3 for manifest in grids.facts.manifests]
     return max((float(np.mean(np.maximum(each - np.median(each), 0.0))) for each in timed if len(each)), default=0.0)
-
-
-_BOUNDS: Mapping[str, _Bound] = {
-    **dict.fromkeys(("data_loading", "recompilation", "garbage_collection"), _ranges),
-    **dict.fromkeys(("checkpoint_stall", "allocator_churn", "host_sync", "pageable_copy"), _calls),
-    **dict.fromkeys(("host_pause", "small_kernels", "host_launch_bound", "low_device_busy", "copy_bound"), _launching),
-    **dict.fromkeys(_REPLACED, _kernels),
-    **dict.fromkeys(("straggler_compute", "straggler_host"), _slow_ranks),
-    "uneven_work": _uneven,
-    "pipeline_bubble": _stages,
-    **dict.fromkeys(("exposed_communication", "low_overlap", "unmatched_communication"), _communication),
-    **dict.fromkeys(("accumulation_sync", "small_collectives"), _collectives),
-    "contended_device": _device,
-    "slow_iterations": _slow_iterations,
-}
-
-#: Findings whose saving is unknown, because it is the sum of many causes, but not more than some time.
-_WITHOUT_ESTIMATE = ("low_device_busy",)
 
 
 # Times that bounds are made of.

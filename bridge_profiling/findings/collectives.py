@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,9 +13,10 @@ import numpy as np
 from bridge_profiling.facts.idle import Cause
 from bridge_profiling.findings import communication
 from bridge_profiling.findings.grids import Grids
-from bridge_profiling.findings.ledger import Found, Ledger, finding, responsible
+from bridge_profiling.findings.ledger import Ledger
 from bridge_profiling.findings.peers import CONTENTION
-from bridge_profiling.findings.types import Event, Grid, Thresholds, by_rank, ms, summed
+from bridge_profiling.findings.rule import Evidence, responsible
+from bridge_profiling.findings.types import Event, Grid, Thresholds, by_rank, summed
 
 #: Smaller messages take a fixed time for the most part.
 _SMALL_BYTES = communication.BANDWIDTH_BOUND_BYTES
@@ -42,40 +43,38 @@ _OF_GRADIENTS = ("dp", None)
 _HOST = (Cause.host_launch, Cause.small_kernels, Cause.host_pause)
 
 
-def accumulation_sync(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Found:
+def accumulation_sync(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Iterator[Evidence]:
     """Gradients are reduced after every micro-batch, where once for each step of the optimizer is enough."""
     passes, repeats = _passes(grids), _repeats(grids)
     repeated = {rank: times for rank, times in passes.items() if times > 1 and repeats.get(rank, 1) % times == 0}
     if not repeated:
-        return [], ledger
+        return
     mine = [each for each in communication.transfers(grids) if each.rank in repeated and _reduces(each)]
     needless = {rank: 1 - 1 / times for rank, times in repeated.items()}
     exposed = communication.by_captured_rank(grids, ((each.rank, each.exposed_us * needless[each.rank]) for each in mine))
     exposed = np.minimum(exposed, np.nan_to_num(ledger.left_us(Cause.blocked_by_communication)))
     overlapped = ((each.rank, each.overlapped_us * needless[each.rank] * CONTENTION) for each in mine)
     slowed = communication.by_captured_rank(grids, overlapped)
-    saving_us, attributed = ledger.attribute(exposed, (Cause.blocked_by_communication,))
     slowed_us = float(np.nanmean(slowed)) if slowed.size else 0.0
-    if grids.share(saving_us + slowed_us) < thresholds.cause:
-        return [], ledger
-    ranks, times, saving_us = sorted(repeated), max(repeated.values()), saving_us + slowed_us
+    saving_us = ledger.attribute(exposed, (Cause.blocked_by_communication,)) + slowed_us
+    if grids.share(saving_us) < thresholds.cause:
+        return
+    ranks = sorted(repeated)
     of_first = [each for each in mine if each.rank == ranks[0]]
-    title = (
-        f"{grids.named(ranks).capitalize()}: gradients are reduced {times} times per {grids.per}, after each "
-        f"micro-batch, which costs {ms(saving_us)}"
+    yield Evidence(
+        ranks=ranks,
+        measures={
+            "micro_batches": max(repeated.values()),
+            "collectives": round(sum(each.count for each in of_first), 2),
+            "bytes": round(sum(each.count * (each.message_bytes or 0.0) for each in of_first)),
+            "exposed_us": by_rank(grids.mean_us(exposed)),
+        },
+        saving_us=saving_us,
+        events=_events(mine),
     )
-    numbers = {
-        "micro_batches": times,
-        "collectives": round(sum(each.count for each in of_first), 2),
-        "bytes": round(sum(each.count * (each.message_bytes or 0.0) for each in of_first)),
-        "exposed_us": by_rank(grids.mean_us(exposed)),
-    }
-    events = _events(mine)
-    found = finding("accumulation_sync", title, ranks, numbers, grids.confidence(), saving_us=saving_us, events=events)
-    return [found], attributed
 
 
-def small_collectives(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Found:
+def small_collectives(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Iterator[Evidence]:
     """A sharded or data-parallel training sends many small messages, each of which costs the host and the network a fixed time.
 
     Of the host's time, that in a sharded model's ranges counts, and that in operators which issue small ones elsewhere.
@@ -92,7 +91,7 @@ def small_collectives(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> F
         )
     }
     if not many:
-        return [], ledger
+        return
     mine = [each for each in communication.transfers(grids) if each.rank in many and _of_data_parallelism(each)]
     latency = [each for each in mine if (each.message_bytes or 0.0) < _SMALL_BYTES]
     exposed = communication.by_captured_rank(grids, ((each.rank, each.exposed_us) for each in latency))
@@ -105,37 +104,29 @@ def small_collectives(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> F
     ]
     host = communication.by_captured_rank(grids, (each for each in of_units if each[0] in many)) + _issuing_us(grids, many)
     host = np.minimum(host, np.nan_to_num(ledger.left_us(*_HOST)))
-    of_transfers, attributed = ledger.attribute(exposed, (Cause.blocked_by_communication,))
-    of_host, attributed = attributed.attribute(host, _HOST)
+    of_transfers = ledger.attribute(exposed, (Cause.blocked_by_communication,))
+    of_host = ledger.attribute(host, _HOST)
     if grids.share(of_transfers + of_host) < thresholds.cause:
-        return [], ledger
+        return
     worst = max(many.values(), key=lambda each: each.every)
     units = max(units_per_layer.values(), default=0.0)
-    by_unit = f" ({units:.0f} units in each layer)" if units > _UNITS_PER_LAYER else ""
-    title = (
-        f"{grids.named(sorted(many)).capitalize()}: {worst.every:,.0f} collectives per {grids.per}{by_unit}, "
-        f"{worst.small:,.0f} of them under {_SMALL_BYTES >> 20} MiB, the mean {worst.mean_bytes / 2**20:.2g} MiB, "
-        f"cost {ms(of_transfers + of_host)}"
-    )
-    numbers = {
-        "collectives": by_rank({rank: each.every for rank, each in many.items()}, 1),
-        "small_collectives": by_rank({rank: each.small for rank, each in many.items()}, 1),
-        "mean_message_bytes": {f"{each.operation} on rank {each.rank}": each.message_bytes for each in mine},
-        "units_per_layer": by_rank(units_per_layer, 1),
-        "exposed_us": by_rank(grids.mean_us(exposed)),
-        "host_us": by_rank(grids.mean_us(host)),
-    }
-    found = finding(
-        "small_collectives",
-        title,
-        sorted(many),
-        numbers,
-        grids.confidence(of_host=of_host > of_transfers),
+    yield Evidence(
+        ranks=sorted(many),
+        measures={
+            "collectives": by_rank({rank: each.every for rank, each in many.items()}, 1),
+            "small_collectives": by_rank({rank: each.small for rank, each in many.items()}, 1),
+            "mean_message_bytes": {f"{each.operation} on rank {each.rank}": each.message_bytes for each in mine},
+            "units_per_layer": by_rank(units_per_layer, 1),
+            "exposed_us": by_rank(grids.mean_us(exposed)),
+            "host_us": by_rank(grids.mean_us(host)),
+        },
         saving_us=of_transfers + of_host,
-        case="units" if of_units else "buckets",
+        title=["title", "units_of_layers" if units > _UNITS_PER_LAYER else "", "sizes"],
+        advice=["units" if of_units else "buckets"],
+        values={"worst": worst, "units": units, "small_mib": _SMALL_BYTES >> 20, "mean_mib": worst.mean_bytes / 2**20},
+        sure=grids.confidence(of_host=of_host > of_transfers),
         events=_events(mine),
     )
-    return [found], attributed
 
 
 def _passes(grids: Grids) -> dict[int, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +12,9 @@ import numpy as np
 
 from bridge_profiling.facts.idle import Cause
 from bridge_profiling.findings.grids import Grids
-from bridge_profiling.findings.ledger import Found, Ledger, finding
-from bridge_profiling.findings.types import Confidence, Event, Grid, Thresholds, advice, ms, summed
+from bridge_profiling.findings.ledger import Ledger
+from bridge_profiling.findings.rule import Evidence
+from bridge_profiling.findings.types import Confidence, Event, Grid, Thresholds, summed
 
 #: Names of groups in Megatron and other frameworks; the first match counts.
 _DIMENSIONS = (
@@ -84,7 +85,7 @@ class Transfer:
         return self.exposed_us * (1 - self.bus_bandwidth_gbs / self.slow_gbs)
 
 
-def exposed_communication(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Found:
+def exposed_communication(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Iterator[Evidence]:
     """Data is transferred while the next kernel is already launched and waits for it.
 
     A slow link can be fixed: it is reported from the threshold of other causes on, with the time that a faster one would save.
@@ -103,33 +104,26 @@ def exposed_communication(grids: Grids, thresholds: Thresholds, ledger: Ledger) 
         saved = grids.typical_us(exposed)
         ranks = [rank for rank in grids.ranks if grids.share(saved.get(rank, 0.0)) > thresholds.cause]
     if not ranks:
-        return [], ledger
+        return
     groups = _by_group(each for each in every if each.rank in ranks)
-    worst_us = max(typical[rank] for rank in ranks)
-    share = grids.share(worst_us)
-    slow = [row["bus_bandwidth_gbs"] for row in groups if row["limited_by"] == "link"]
-    saving_us, ledger = ledger.attribute(exposed, (Cause.blocked_by_communication,), waited=not known)
-    found = finding(
-        "exposed_communication",
-        f"{grids.named(ranks).capitalize()}: exposed communication takes {ms(worst_us)} of each {grids.per} ({share:.0%})"
-        ", excluding waiting for other ranks" + (f", over a slow link ({min(slow):.0f} GB/s)" if slow else ""),
-        ranks,
-        {
+    share = grids.share(max(typical[rank] for rank in ranks))
+    yield Evidence(
+        ranks=ranks,
+        measures={
             "exposed_transfer_us": {str(rank): typical[rank] for rank in ranks},
             "share_of_iteration": share,
             "estimated": not known,
             "groups": groups,
         },
-        grids.confidence() if known else _UNMATCHED,
-        saving_us=saving_us,
-        action=_action(groups),
+        saving_us=ledger.attribute(exposed, (Cause.blocked_by_communication,), waited=not known),
+        sure=grids.confidence() if known else _UNMATCHED,
         events=_events(groups),
         severe=share > 2 * thresholds.communication,
+        **_of_links(groups),
     )
-    return [found], ledger
 
 
-def low_overlap(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Found:
+def low_overlap(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Iterator[Evidence]:
     """Reductions of gradients and gathers of parameters do not overlap compute.
 
     Each depends on one layer only, so the exposed time can be hidden as far as there is compute that overlaps nothing yet.
@@ -151,40 +145,34 @@ def low_overlap(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Found:
     hideable = {rank: min(hideable[each] for each in members[rank] if each in hideable) for rank in grids.ranks}
     ranks = [rank for rank in grids.ranks if hidden[rank] < _MOSTLY_HIDDEN and grids.share(hideable[rank]) > thresholds.cause]
     if not ranks:
-        return [], ledger
+        return
     lost = np.minimum(ledger.left_us(*blocked), grids.captured_row(hideable))
-    saving_us, ledger = ledger.attribute(lost, blocked, waited=not grids.waiting_is_known)
     worst = max(ranks, key=lambda rank: hideable[rank])
     groups = _by_group(each for each in chosen if each.rank in ranks)
-    found = finding(
-        "low_overlap",
-        f"{grids.named(ranks).capitalize()}: {ms(hideable[worst])} of data-parallel communication per {grids.per} could "
-        f"overlap compute; {hidden[worst]:.0%} of it does",
-        ranks,
-        {
+    yield Evidence(
+        ranks=ranks,
+        measures={
             "could_hide_us": {str(rank): hideable[rank] for rank in ranks},
             "hidden_share": {str(rank): hidden[rank] for rank in ranks},
             "groups": groups,
         },
-        grids.confidence() if all(each.matched for each in chosen) else _UNMATCHED,
-        saving_us=saving_us,
+        saving_us=ledger.attribute(lost, blocked, waited=not grids.waiting_is_known),
+        values={"hidden": hidden[worst]},
+        sure=grids.confidence() if all(each.matched for each in chosen) else _UNMATCHED,
         events=_events(groups),
     )
-    return [found], ledger
 
 
-def unmatched_communication(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Found:
+def unmatched_communication(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Iterator[Evidence]:
     """Communication takes much of an iteration, and captures of other ranks would show how much of it is waiting for them."""
     world_size = max((info.world_size or 0 for info in grids.facts.infos), default=0)
     if grids.waiting_is_known or not grids.ranks or 0 < world_size <= len(grids.facts.infos):
-        return [], ledger
+        return
     blocked = ledger.left_us(Cause.blocked_by_communication)
     mean = grids.mean_us(blocked)
     ranks = [rank for rank in grids.ranks if grids.share(mean.get(rank, 0.0)) > thresholds.communication]
     if not ranks:
-        return [], ledger
-    saving_us, ledger = ledger.attribute(blocked, (Cause.blocked_by_communication,), waited=True)
-    worst_us = max(mean[rank] for rank in ranks)
+        return
     rows = [
         row for row in grids.facts.communication_by_rank.to_pylist() if row["rank"] in ranks and (row["exposed_us"] or 0) > 0
     ]
@@ -193,22 +181,18 @@ def unmatched_communication(grids: Grids, thresholds: Thresholds, ledger: Ledger
         iterations = grids.captured_iterations.get(row["rank"], 1)
         exposed_us, count = row["exposed_us"] / iterations, row["count"] / iterations
         events.append(operation_event(row["rank"], row["operation"], row["group"], exposed_us, count))
-    found = finding(
-        "unmatched_communication",
-        f"{grids.named(ranks).capitalize()}: communication takes {ms(worst_us)} of each {grids.per} "
-        f"({grids.share(worst_us):.0%}), and the capture does not show how much of it is waiting for other ranks",
-        ranks,
-        {
+    yield Evidence(
+        ranks=ranks,
+        measures={
             "exposed_us": {str(rank): mean[rank] for rank in ranks},
-            "share_of_iteration": grids.share(worst_us),
+            "share_of_iteration": grids.share(max(mean[rank] for rank in ranks)),
             "ranks_captured": len(grids.facts.infos),
             "world_size": world_size or None,
         },
-        (Confidence.low, "a late rank and a slow link look the same on a rank that waits"),
-        saving_us=saving_us,
+        saving_us=ledger.attribute(blocked, (Cause.blocked_by_communication,), waited=True),
+        sure=(Confidence.low, "a late rank and a slow link look the same on a rank that waits"),
         events=events,
     )
-    return [found], ledger
 
 
 def transfers(grids: Grids) -> list[Transfer]:
@@ -320,18 +304,15 @@ def operation_event(rank: int, operation: str, group: str | None, exposed_us: fl
     return Event(rank, f"{operation} of {group or 'an unnamed group'}", duration_us=exposed_us, count=max(round(count), 1))
 
 
-def _action(groups: Sequence[dict[str, Any]]) -> str:
-    """Advice for the group with the most exposed time, after that for a slow link of any group."""
+def _of_links(groups: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Title and advice: for the group with the most exposed time, before that for a slow link of any group."""
     first = groups[0] if groups else {}
-    slow = [row for row in groups if row["limited_by"] == "link"]
-    entries = []
-    if slow:
-        entries.append(advice("exposed_communication", "link"))
-        share = next((row["reached_share_of_alone"] for row in slow if "reached_share_of_alone" in row), None)
-        if share is not None:
-            case = "slow_alone" if share >= _AS_FAST_AS_ALONE else "slow_here"
-            entries.append(advice("exposed_communication", case, share=f"{share:.0%}"))
-    if first.get("limited_by") == "latency":
-        entries.append(advice("exposed_communication", "latency"))
-    dimension = first.get("dimension")
-    return " ".join([*entries, advice("exposed_communication", dimension if dimension in dict(_DIMENSIONS) else "unknown")])
+    slow, dimension = [row for row in groups if row["limited_by"] == "link"], first.get("dimension")
+    share = next((row["reached_share_of_alone"] for row in slow if "reached_share_of_alone" in row), None)
+    alone = "" if share is None else "slow_alone" if share >= _AS_FAST_AS_ALONE else "slow_here"
+    latency = "latency" if first.get("limited_by") == "latency" else ""
+    return {
+        "title": ["title", "slow_link" if slow else ""],
+        "advice": ["link" if slow else "", alone, latency, dimension if dimension in dict(_DIMENSIONS) else "unknown"],
+        "values": {"slowest_gbs": min((row["bus_bandwidth_gbs"] for row in slow), default=None), "reached": share},
+    }

@@ -8,7 +8,8 @@ each of them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -18,9 +19,10 @@ from bridge_profiling.facts.idle import Cause
 from bridge_profiling.facts.names import FULL_PRECISIONS, STRIDED_COPY
 from bridge_profiling.facts.roles import IN_A_ROW, OUTSIDE
 from bridge_profiling.findings.grids import Grids
-from bridge_profiling.findings.ledger import Found, Ledger, finding, responsible
+from bridge_profiling.findings.ledger import Ledger
 from bridge_profiling.findings.memory import free_at_peak
-from bridge_profiling.findings.types import Confidence, Event, Finding, Grid, Thresholds, by_rank, ms
+from bridge_profiling.findings.rule import Evidence, responsible
+from bridge_profiling.findings.types import Confidence, Event, Grid, Thresholds, by_rank
 from bridge_profiling.findings.unprofiled import shorter_by_us
 from bridge_profiling.peaks import peaks
 
@@ -46,7 +48,7 @@ _OF_ONE_PARAMETER = 8
 _BETWEEN = (Cause.small_kernels, Cause.host_launch, Cause.dependency_stalled)
 
 
-def full_precision_matmul(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Found:
+def full_precision_matmul(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Iterator[Evidence]:
     """Matrix products and convolutions run in fp64, fp32 or TF32, where bf16 takes a fraction of the time.
 
     Element-wise kernels on fp32 get faster too: they count by the share of the products' time that is not in bf16. Those on
@@ -59,7 +61,7 @@ def full_precision_matmul(grids: Grids, thresholds: Thresholds, ledger: Ledger) 
     slow_us = own["fp64"] + own["fp32"] + own["tf32"]
     products_us = sum((own[name] * (1 - of_bf16[name]) for name in FULL_PRECISIONS), np.zeros_like(slow_us))
     if grids.share(_saving_us(grids, products_us)) < thresholds.device_work:
-        return [], ledger
+        return
     part = slow_us / np.maximum(slow_us + own["reduced"], 1e-9)
     elementwise_us = own["fp32_elementwise"] * part * (1 - _OF_ELEMENTWISE)
     elementwise_us += np.where(own["fp64"] > 0, own["fp64_elementwise"], 0.0) * (1 - _OF_ELEMENTWISE**2)
@@ -71,15 +73,12 @@ def full_precision_matmul(grids: Grids, thresholds: Thresholds, ledger: Ledger) 
     slow = grids.mean_us(slow_us)
     share = _of_compute(grids, slow)
     least = {rank: slow[rank] - time for rank, time in grids.mean_us(products_us).items()}
-    unknown = "" if known else f"the peaks of {device or 'the device'} are unknown, so those of an A100 are used"
-    found = _finding(
+    unknown = f"the peaks of {device or 'the device'} are unknown, so those of an A100 are used"
+    yield _evidence(
         grids,
-        "full_precision_matmul",
         pa.concat_tables([rows[name] for name in FULL_PRECISIONS]),
         min(saving_us, grids.room_us),
         slow,
-        f"Matrix products of {{ranks}} run in {main} and take {max(share.values(), default=0.0):.0%} of the compute: "
-        f"{{time}} of each {{per}}, in {half} about {ms(max(least.values()))}",
         {
             "matrix_products_us": {name: round(time, 3) for name, time in by_precision.items() if time},
             "share_of_compute": by_rank(share, 4),
@@ -88,29 +87,26 @@ def full_precision_matmul(grids: Grids, thresholds: Thresholds, ledger: Ledger) 
                 name: round(1 / of_bf16[name], 2) for name in FULL_PRECISIONS if name != "fp64" or np.nansum(own[name])
             },
         },
-        case="fp16" if half == "fp16" else main.lower(),
-        doubt=unknown,
+        advice=["fp16" if half == "fp16" else main.lower()],
+        values={"main": main, "half": half, "time": slow},
+        doubt="" if known else unknown,
     )
-    return [found], ledger
 
 
-def unfused_attention(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Found:
+def unfused_attention(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Iterator[Evidence]:
     """Softmax, mask and scale run as kernels of their own between the batched products of attention."""
     other, products = grids.role("attention_other"), grids.role("attention_product")
     other_us, products_us = grids.filled(other, "own_us"), grids.filled(products, "own_us")
     saving_us = _saving_us(grids, other_us + products_us * (1 - _OF_ATTENTION_PRODUCTS))
     if grids.share(saving_us) < thresholds.device_work:
-        return [], ledger
+        return
     attention = grids.mean_us(other_us + grids.filled(products, "device_us"))
     share = _of_compute(grids, attention)
-    found = _finding(
+    yield _evidence(
         grids,
-        "unfused_attention",
         other,
         min(saving_us, grids.room_us),
         attention,
-        "Attention of {ranks} is not fused: softmax, masks and products take {time} of each {per}, "
-        f"{max(share.values(), default=0.0):.0%} of the compute",
         {
             "attention_us": by_rank(attention),
             "softmax_and_mask_us": by_rank(grids.mean_us(other_us)),
@@ -118,62 +114,53 @@ def unfused_attention(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> F
             "kernels": _per_iteration(grids, other),
         },
     )
-    return [found], ledger
 
 
-#: Where a sweep over parameters is that no optimizer's range contains.
-_WHERE = {
-    OUTSIDE: "outside the optimizer, as in a moving average of weights or in clipping,",
-    IN_A_ROW: "in a row, as an optimizer, a moving average of weights or clipping launches them,",
-}
+#: Entries about where a sweep over parameters is that no optimizer's range contains.
+_WHERE = {OUTSIDE: "outside_all", IN_A_ROW: "in_a_row"}
 
 
-def unfused_optimizer(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Found:
+def unfused_optimizer(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Iterator[Evidence]:
     """An optimizer, a moving average of weights or a clipping of gradients launches kernels for each parameter."""
     rows = grids.role("optimizer_sweep")
     own_us, idle_us = (grids.filled(rows, name) for name in ("own_us", "idle_us"))
-    of_kernels, of_idle, attributed = _of_sweeps(grids, ledger)
+    of_kernels, of_idle = _of_sweeps(grids, ledger)
     if grids.share(of_kernels + of_idle) < thresholds.device_work:
-        return [], ledger
-    of_kernels = min(of_kernels, grids.room_us)
-    time = grids.mean_us(own_us + idle_us)
-    count = _per_iteration(grids, rows)
+        return
+    time_us = grids.mean_us(own_us + idle_us)
     names = {row["name"]: row["own_us_sum"] for row in rows.group_by("name").aggregate([("own_us", "sum")]).to_pylist()}
     name = max(names, key=lambda each: names[each])
-    where = _WHERE.get(name, f"in {name}")
-    found = _finding(
+    yield _evidence(
         grids,
-        "unfused_optimizer",
         rows,
-        of_idle + of_kernels,
-        time,
-        f"{{ranks}}: {max(count.values(), default=0.0):,.0f} kernels for single parameters {where} take {{time}} of each "
-        "{per}",
+        of_idle + min(of_kernels, grids.room_us),
+        time_us,
         {
-            "kernels": count,
+            "kernels": _per_iteration(grids, rows),
             "kernels_us": by_rank(grids.mean_us(own_us)),
             "idle_us": by_rank(grids.mean_us(idle_us)),
         },
-        case="outside" if name == OUTSIDE else "default",
+        title=["title", _WHERE.get(name, "within"), "take"],
+        values={"range": name, "time": time_us},
+        advice=["outside" if name == OUTSIDE else "default"],
     )
-    return [found], attributed
 
 
-def _of_sweeps(grids: Grids, ledger: Ledger) -> tuple[float, float, Ledger]:
-    """What fused kernels for all parameters save: of kernels, of the idle time between them, and the ledger with the latter."""
+def _of_sweeps(grids: Grids, ledger: Ledger) -> tuple[float, float]:
+    """What fused kernels for all parameters save: of kernels, and of the idle time between them, which is attributed."""
     rows = grids.role("optimizer_sweep")
     own_us, short_us, idle_us = (grids.filled(rows, name) for name in ("own_us", "short_us", "idle_us"))
     of_kernels = _saving_us(grids, short_us + (own_us - short_us) * (1 - _OF_SWEEP))
-    of_launches, attributed = ledger.attribute(_between_us(grids, ledger, idle_us), _BETWEEN)
-    after_waits, attributed = attributed.attribute(_after_waits_us(grids, ledger), (Cause.host_sync,))
-    return of_kernels, of_launches + after_waits, attributed
+    between_us, after_us = _between_us(grids, ledger, idle_us), _after_waits_us(grids, ledger)
+    of_launches = ledger.attribute(between_us, _BETWEEN)
+    return of_kernels, of_launches + ledger.attribute(after_us, (Cause.host_sync,))
 
 
 def after_waits_in_sweeps_us(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Grid:
     """What `unfused_optimizer` takes of the idle time after a host's waits; 0 if it is no finding."""
-    of_kernels, of_idle, _ = _of_sweeps(grids, ledger)
+    saving_us = sum(_of_sweeps(grids, copy(ledger)))
     after_us = _after_waits_us(grids, ledger)
-    return after_us if grids.share(of_kernels + of_idle) >= thresholds.device_work else np.zeros_like(after_us)
+    return after_us if grids.share(saving_us) >= thresholds.device_work else np.zeros_like(after_us)
 
 
 def _after_waits_us(grids: Grids, ledger: Ledger) -> Grid:
@@ -194,65 +181,56 @@ def in_waiting_sweeps_us(grids: Grids, ledger: Ledger, waits: float) -> Grid:
     return idle_us if kernels <= _OF_ONE_PARAMETER * waits else np.zeros_like(idle_us)
 
 
-def layout_conversion(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Found:
+def layout_conversion(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Iterator[Evidence]:
     """Convolutions copy their images between channels first and channels last."""
     rows = grids.role("layout")
     own_us = grids.filled(rows, "own_us")
     norms_us = grids.filled(grids.role("layout_norm"), "device_us") * (own_us > 0)
     saving_us = _saving_us(grids, own_us + norms_us * (1 - _OF_NORMS))
     if grids.share(_saving_us(grids, own_us)) < thresholds.device_work:
-        return [], ledger
-    count = _per_iteration(grids, rows)
+        return
     copies = rows.filter(pa.array([bool(STRIDED_COPY.search(name)) for name in rows["name"].to_pylist()], pa.bool_()))
     inferred = "copies to other strides count as conversions, because the network has convolutions"
-    found = _finding(
+    yield _evidence(
         grids,
-        "layout_conversion",
         rows,
         min(saving_us, grids.room_us),
         grids.mean_us(own_us),
-        f"{{ranks}}: {max(count.values(), default=0.0):,.0f} conversions between channels first and channels last take "
-        "{time} of each {per}",
         {
             "conversions_us": by_rank(grids.mean_us(own_us)),
             "batch_norms_us": by_rank(grids.mean_us(norms_us)),
-            "kernels": count,
+            "kernels": _per_iteration(grids, rows),
         },
         doubt=inferred if copies.num_rows else "",
     )
-    return [found], ledger
 
 
-def recomputation(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Found:
+def recomputation(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Iterator[Evidence]:
     """The backward pass computes activations again, which is needless while memory is free."""
     rows = grids.role("recomputation")
     again_us, own_us = grids.filled(rows, "device_us"), grids.filled(rows, "own_us")
     free = min(free_at_peak(grids.facts.memory, grids.facts.every_info).values(), default=None)
     if free is not None and free < thresholds.free_for_activations:
-        return [], ledger
+        return
     idle_us = _between_us(grids, ledger, grids.filled(rows, "idle_us"))
-    of_idle, attributed = ledger.attribute(idle_us, _BETWEEN)
-    saving_us = min(_saving_us(grids, own_us), grids.room_us) + of_idle
+    saving_us = min(_saving_us(grids, own_us), grids.room_us) + ledger.attribute(idle_us, _BETWEEN)
     if grids.share(saving_us) < thresholds.device_work:
-        return [], ledger
-    memory = "" if free is None else f", with {free:.0%} of the memory free at the peak"
-    found = _finding(
+        return
+    yield _evidence(
         grids,
-        "recomputation",
         rows,
         saving_us,
         grids.mean_us(again_us),
-        f"{{ranks}}: the backward pass computes {{time}} of activations again in each {{per}}{memory}",
         {
             "recomputed_us": by_rank(grids.mean_us(again_us)),
             "idle_us": by_rank(grids.mean_us(idle_us)),
             "free_share": free,
             "kernels": _per_iteration(grids, rows),
         },
+        title=["title", "" if free is None else "free"],
         confidence=Confidence.low if free is None else Confidence.medium,
         doubt="free memory is unknown" if free is None else "how much memory the activations need is unknown",
     )
-    return [found], attributed
 
 
 def _between_us(grids: Grids, ledger: Ledger, idle_us: Grid) -> Grid:
@@ -304,36 +282,31 @@ def _of_bf16(grids: Grids) -> dict[str, float]:
     return {name: known.get(name, known["fp32"]) / known[_half(grids)] for name in FULL_PRECISIONS}
 
 
-def _finding(
+def _evidence(
     grids: Grids,
-    id: str,
     rows: pa.Table,
     saving_us: float,
     time_us: Mapping[int, float],
-    title: str,
-    numbers: Mapping[str, Any],
+    measures: Mapping[str, Any],
     *,
     confidence: Confidence | None = None,
     doubt: str = "",
-    case: str = "default",
-) -> Finding:
-    """The finding of a role; `title` names {ranks}, {time} and {per}."""
+    **known: Any,
+) -> Evidence:
+    """The evidence of a role."""
     # Ranks that run as many of these kernels are as responsible, also those that lose less because they wait for others.
     ranks = sorted({*responsible(time_us), *responsible(grids.mean_us(grids.filled(rows, "count")))})
-    known, reason = grids.confidence()
-    if doubt and known is Confidence.high:
-        known = Confidence.medium
-    title = title.format(ranks=grids.named(ranks), time=ms(max(time_us.values())), per=grids.per)
-    return finding(
-        id,
-        title[0].upper() + title[1:],
-        ranks,
-        {"share_of_iteration": round(grids.share(saving_us), 4), **numbers},
-        (confidence or known, reason),
+    sure, reason = grids.confidence()
+    if doubt and sure is Confidence.high:
+        sure = Confidence.medium
+    return Evidence(
+        ranks=ranks,
+        measures={"share_of_iteration": round(grids.share(saving_us), 4), **measures},
         saving_us=saving_us,
+        sure=(confidence or sure, reason),
         doubt=doubt,
-        case=case,
         events=_events(grids, rows, ranks),
+        **known,
     )
 
 

@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
+from bridge_profiling.facts.caveats import texts
 from bridge_profiling.facts.host_ranges import COPIES
 from bridge_profiling.facts.idle import SEVERAL, Cause
 from bridge_profiling.facts.kernels import LAUNCH_NS
 from bridge_profiling.facts.names import PREPARING
 from bridge_profiling.findings import device_work
 from bridge_profiling.findings.grids import Grids
-from bridge_profiling.findings.ledger import (
-    Found,
-    Ledger,
-    Loss,
-    advice_on_short_pauses,
-    attributed,
-    finding,
-    finding_of,
-    of_cause,
-    responsible,
-)
-from bridge_profiling.findings.types import Confidence, Finding, Thresholds, advice, by_rank, ms
+from bridge_profiling.findings.ledger import Ledger
+from bridge_profiling.findings.rule import Evidence, Loss, attributed, evidence_of, of_cause, pauses_are_short, responsible
+from bridge_profiling.findings.types import Confidence, Thresholds, by_rank
 from bridge_profiling.findings.unprofiled import seldom_us
 
 #: From this share of a typical iteration in initialization on, nothing else is judged: what follows the setting up is as slow
@@ -38,62 +29,44 @@ _AS_MANY = 0.1
 #: Many synchronizations are a finding at a fifth of the threshold; fewer than `SEVERAL` at twice the threshold.
 _OF_MANY, _OF_FEW = 0.2, 2.0
 
-#: Advice for certain calls: a part of the event's name, and the entry in advice.toml.
+#: Advice for certain calls: a part of the event's name, and the entry in text.toml.
 _CALLS = {"cudaDeviceSynchronize": "cudaDeviceSynchronize", "aten::nonzero": "nonzero"}
 
-#: Causes of idle devices, in words.
-_WAITS_FOR = {
-    Cause.data_loading: "data loading",
-    Cause.host_sync: "host synchronization",
-    Cause.pageable_copy: "copies of pageable memory",
-    Cause.checkpoint_stall: "saving a checkpoint",
-    Cause.garbage_collection: "Python's garbage collection",
-    Cause.recompilation: "compilation",
-    Cause.initialization: "the driver and libraries to be set up",
-    Cause.allocator_churn: "memory from the driver",
-    Cause.small_kernels: "launches of small kernels",
-    Cause.host_pause: "a host that does something unrecorded",
-    Cause.host_launch: "launches",
-    Cause.dependency_stalled: "an unknown dependency between launched kernels",
-}
+#: What a device waits for, in words, by the cause of its idle time.
+_WAITS_FOR = {Cause(cause): words for cause, words in texts(__package__, "text.toml")["waits_for"].items()}
 
 
-def initialization(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Found:
+def initialization(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Iterator[Evidence]:
     """The driver and libraries are set up within the capture. Later iterations do not have that, so nothing can be saved."""
     lost_us = grids.idle_us(Cause.initialization)
     mean_us = grids.mean_us(lost_us)
     share = max(mean_us.values(), default=0.0) / (grids.captured_iteration_us or np.inf)
     if share < thresholds.cause or not grids.has_device:
-        return [], ledger
+        return
     ranks = responsible(mean_us)
     typical = np.nan_to_num(lost_us / grids.duration_us).max(axis=1)
     mostly = float(np.median(typical)) >= _MOSTLY
-    what = f"is mostly initialization ({share:.0%})" if mostly else f"contains initialization ({share:.0%})"
-    found = finding(
-        str(Cause.initialization),
-        f"The capture {what}: the host of {grids.named(ranks)} sets up the driver and libraries for "
-        f"{ms(max(mean_us.values()))}" + (" of each iteration" if grids.per == "iteration" else ""),
-        ranks,
-        {"share_of_iteration": round(share, 4), "idle_us": by_rank(mean_us)},
+    yield Evidence(
+        ranks=ranks,
+        measures={"share_of_iteration": round(share, 4), "idle_us": by_rank(mean_us)},
+        title=["mostly" if mostly else "partly", "title", "of_each" if grids.per == "iteration" else ""],
+        values={"share": share, "longest": max(mean_us.values())},
         sure=(Confidence.high, ""),
         events=grids.events(Cause.initialization, ranks=ranks),
         severe=mostly,
     )
-    return [found], ledger
 
 
 @of_cause(Cause.data_loading, at_least="data_loading", in_ranges=True)
-def data_loading(grids: Grids, thresholds: Thresholds, loss: Loss) -> Finding:
+def data_loading(grids: Grids, thresholds: Thresholds, loss: Loss) -> Evidence:
     """The launching thread waits for its next batch. Loading while the device computes costs nothing and does not count."""
-    numbers = {"in_data_loading_us": by_rank(loss.host_us)}
-    title, known = "Data loading stalls {ranks} for {cost}", dict[str, Any]()
+    measures, known = {"in_data_loading_us": by_rank(loss.host_us)}, dict[str, Any]()
     if [event.name for event in grids.events(Cause.data_loading, ranks=loss.ranks, limit=1)] == [PREPARING]:
-        title, known = "Preparing data with operators on the CPU stalls {ranks} for {cost}", {"case": "prepared"}
-    severe = 3 * thresholds.data_loading
-    return finding_of(grids, loss, title, numbers, severe=severe, **known)
+        known = {"title": ["preparing"], "advice": ["prepared"]}
+    return evidence_of(grids, loss, measures, severe=3 * thresholds.data_loading, **known)
 
 
-def host_sync(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Found:
+def host_sync(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Iterator[Evidence]:
     """Hosts wait for their device and then launch too late: the device's idle time afterwards counts, not the wait."""
     cause = Cause.host_sync
     calls = grids.mean_us(grids.of_cause(cause, "calls"))
@@ -110,171 +83,167 @@ def host_sync(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Found:
         looped_us = device_work.in_waiting_sweeps_us(grids, ledger, number)
         lost_us = lost_us + np.maximum(launching_us - fastest_us, looped_us)
         causes += [Cause.host_launch, Cause.small_kernels, Cause.dependency_stalled]
-    loss, ledger = attributed(grids, ledger, lost_us, causes, thresholds.cause * factor)
+    loss = attributed(grids, ledger, lost_us, causes, thresholds.cause * factor)
     if loss is None:
-        return [], ledger
+        return
     # Ranks that synchronize as often are as responsible, also those that lose less because they wait for others.
     # How many of a rank's waits stall its device is partly chance.
     alike = {rank: time_us for rank, time_us in loss.lost_us.items() if calls.get(rank, 0.0) > 0}
     ranks = sorted({*responsible(calls), *responsible(alike)}) or loss.ranks
     names = {event.name for event in grids.events(cause, ranks=ranks)}
-    hints = [advice("host_sync", entry) for call, entry in _CALLS.items() if any(call in name for name in names)]
-    numbers = {
-        "host_waits_us": by_rank(grids.mean_us(grids.of_cause(cause, "host_us"))),
-        "synchronizations": by_rank(calls, 2),
-    }
-    often = f"{number:.0f} times" if round(number) != 1 else "once"
-    title = f"{{ranks}}: the host waits for the device {often} per {grids.per}, and the late launches cost {{cost}}"
-    action = " ".join([*([advice("host_sync", "few")] if number < SEVERAL else []), advice("host_sync"), *hints])
-    return [finding_of(grids, loss, title, numbers, lost="idle_after_us", ranks=ranks, action=action, severe=0.25)], ledger
+    yield evidence_of(
+        grids,
+        loss,
+        {
+            "host_waits_us": by_rank(grids.mean_us(grids.of_cause(cause, "host_us"))),
+            "synchronizations": by_rank(calls, 2),
+        },
+        lost="idle_after_us",
+        ranks=ranks,
+        title=["title" if round(number) != 1 else "once"],
+        advice=["few" if number < SEVERAL else "", "default"]
+        + [entry for call, entry in _CALLS.items() if any(call in name for name in names)],
+        severe=0.25,
+    )
 
 
 @of_cause(Cause.pageable_copy)
-def pageable_copy(grids: Grids, thresholds: Thresholds, loss: Loss) -> Finding:
+def pageable_copy(grids: Grids, thresholds: Thresholds, loss: Loss) -> Evidence:
     """Copies of pageable host memory: they block the host until staged, and reach a fraction of the link's bandwidth."""
-    numbers = {
+    measures = {
         "host_held_us": by_rank(grids.mean_us(grids.of_cause(Cause.pageable_copy, "host_us"))),
         "copies": _copies(grids, loss.ranks, pageable=True),
     }
-    return finding_of(grids, loss, "Copies of pageable memory stall {ranks} for {cost}", numbers, lost="lost_us")
+    return evidence_of(grids, loss, measures, lost="lost_us")
 
 
-@of_cause(Cause.checkpoint_stall, in_ranges=True, stops="Saving a checkpoint stalls")
-def checkpoint_stall(grids: Grids, thresholds: Thresholds, loss: Loss) -> Finding:
+@of_cause(Cause.checkpoint_stall, in_ranges=True, left_out=True)
+def checkpoint_stall(grids: Grids, thresholds: Thresholds, loss: Loss) -> Evidence:
     """Devices idle while a checkpoint is saved, within iterations or between them."""
-    cause = Cause.checkpoint_stall
-    saving = np.nanmax(grids.in_ranges_us(cause), axis=1)
+    saving = np.nanmax(grids.in_ranges_us(Cause.checkpoint_stall), axis=1)
     times, of = int((saving > 0).sum()), len(grids.numbers)
-    numbers = {
+    measures = {
         "in_checkpoint_us": by_rank(loss.host_us),
         "iterations": [number for number, time_us in zip(grids.numbers, saving.tolist(), strict=True) if time_us > 0],
         "iterations_captured": of,
     }
-    often = "each captured iteration" if times == of else f"{times} of {of} captured iterations"
-    title = f"Saving a checkpoint stalls {{ranks}} for {ms(loss.saving_us * of / times)} in {often}"
-    rare = "the saving applies to the captured iterations, and over the whole run it depends on save_interval"
-    found = finding_of(grids, loss, title, numbers, doubt=rare)
+    known: dict[str, Any] = {
+        "title": ["title", "each" if times == of else "some"],
+        "values": {"each": loss.saving_us * of / times, "times": times},
+        "doubt": "the saving applies to the captured iterations, and over the whole run it depends on save_interval",
+    }
+    found = evidence_of(grids, loss, measures, **known)
     if found.events and all(event.name == COPIES for event in found.events):
         inferred = "saving is inferred from many copies to the host in a row, which no range names"
-        found = replace(found, confidence=Confidence.low, confidence_reason=f"{inferred}; {found.confidence_reason}")
+        reasons = filter(None, (inferred, grids.confidence(of_host=True)[1]))
+        found = evidence_of(grids, loss, measures, sure=(Confidence.low, "; ".join(reasons)), **known)
     return found
 
 
-@of_cause(Cause.garbage_collection, in_ranges=True, stops="Python's garbage collection stops")
-def garbage_collection(grids: Grids, thresholds: Thresholds, loss: Loss) -> Finding | None:
+@of_cause(Cause.garbage_collection, in_ranges=True, left_out=True)
+def garbage_collection(grids: Grids, thresholds: Thresholds, loss: Loss) -> Evidence | None:
     """Python collects garbage on the launching thread, and the device runs out of work."""
-    cause = Cause.garbage_collection
     seldom = seldom_us(grids.facts.manifests, loss.occurrence) if loss.occurrence else None
     if seldom is not None and grids.share(seldom) < thresholds.cause:
         return None  # one of the collections that every program has now and then
-    numbers = {
+    measures = {
         "in_garbage_collection_us": by_rank(loss.host_us),
-        "collections": by_rank(grids.mean_us(grids.of_cause(cause, "calls")), 2),
+        "collections": by_rank(grids.mean_us(grids.of_cause(loss.cause, "calls")), 2),
     }
-    return finding_of(grids, loss, "Python's garbage collection stops {ranks} for {cost}", numbers)
+    return evidence_of(grids, loss, measures)
 
 
-@of_cause(Cause.recompilation, in_ranges=True, stops="torch.compile compiles on")
-def recompilation(grids: Grids, thresholds: Thresholds, loss: Loss) -> Finding:
+@of_cause(Cause.recompilation, in_ranges=True, left_out=True)
+def recompilation(grids: Grids, thresholds: Thresholds, loss: Loss) -> Evidence:
     """torch.compile compiles within the window, because shapes, types or guarded values change."""
-    numbers = {
+    measures = {
         "in_compilation_us": by_rank(loss.host_us),
-        "compilations": by_rank(grids.mean_us(grids.of_cause(Cause.recompilation, "calls")), 2),
+        "compilations": by_rank(grids.mean_us(grids.of_cause(loss.cause, "calls")), 2),
     }
-    title = "torch.compile compiles in the window and stops {ranks} for {cost}"
-    return finding_of(grids, loss, title, numbers, severe=0.25)
+    return evidence_of(grids, loss, measures, severe=0.25)
 
 
 @of_cause(Cause.allocator_churn)
-def allocator_churn(grids: Grids, thresholds: Thresholds, loss: Loss) -> Finding:
+def allocator_churn(grids: Grids, thresholds: Thresholds, loss: Loss) -> Evidence:
     """The allocator gets memory from the driver and gives it back, which holds the host and waits for the device."""
-    cause = Cause.allocator_churn
-    host, calls = (grids.mean_us(grids.of_cause(cause, name)) for name in ("host_us", "calls"))
+    host, calls = (grids.mean_us(grids.of_cause(loss.cause, name)) for name in ("host_us", "calls"))
     # Ranks that call as often are as responsible, also those that lose less because they wait for others.
     ranks = responsible(calls)
-    names = {event.name for event in grids.events(cause, ranks=ranks)}
+    names = {event.name for event in grids.events(loss.cause, ranks=ranks)}
     pinned = any("Host" in name for name in names) and not any("cudaMalloc" in name or "cudaFree " in name for name in names)
-    numbers = {"in_calls_us": by_rank(host), "calls": by_rank(calls, 2)}
-    often = f"{max(calls.values()):,.1f} times per {grids.per}"
-    title = f"{{ranks}}: the allocator calls the driver {often}, which costs {{cost}}"
-    return finding_of(grids, loss, title, numbers, ranks=ranks, case="pinned" if pinned else "default")
+    measures = {"in_calls_us": by_rank(host), "calls": by_rank(calls, 2)}
+    return evidence_of(grids, loss, measures, ranks=ranks, advice=["pinned" if pinned else "default"])
 
 
 @of_cause(Cause.host_pause)
-def host_pause(grids: Grids, thresholds: Thresholds, loss: Loss) -> Finding | None:
+def host_pause(grids: Grids, thresholds: Thresholds, loss: Loss) -> Evidence | None:
     """The host launches and calls nothing for a while, and the capture does not show what it does instead."""
     if not grids.has_device:
         return None
-    title = "The host of {ranks} pauses for {cost}, for no recorded reason"
-    doubt = "the capture does not show what the host does in the pauses"
-    sure = Confidence.low, grids.confidence(of_host=True)[1]
-    action = " ".join([*advice_on_short_pauses(grids, loss.ranks), advice("host_pause")])
-    return finding_of(grids, loss, title, {}, sure=sure, doubt=doubt, action=action)
+    return evidence_of(
+        grids,
+        loss,
+        {},
+        sure=(Confidence.low, grids.confidence(of_host=True)[1]),
+        doubt="the capture does not show what the host does in the pauses",
+        advice=["many" if pauses_are_short(grids, loss.ranks) else "", "default"],
+    )
 
 
 @of_cause(Cause.blocked_by_copy)
-def copy_bound(grids: Grids, thresholds: Thresholds, loss: Loss) -> Finding:
+def copy_bound(grids: Grids, thresholds: Thresholds, loss: Loss) -> Evidence:
     """Compute waits for copies of pinned memory."""
-    numbers = {"copies": _copies(grids, loss.ranks, pageable=False)}
-    title = "Compute on {ranks} waits for copies for {cost}"
-    return finding_of(grids, loss, title, numbers, id="copy_bound", lost="blocked_us", sure=grids.confidence())
+    measures = {"copies": _copies(grids, loss.ranks, pageable=False)}
+    return evidence_of(grids, loss, measures, lost="blocked_us", sure=grids.confidence())
 
 
 @of_cause(Cause.small_kernels)
-def small_kernels(grids: Grids, thresholds: Thresholds, loss: Loss) -> Finding:
+def small_kernels(grids: Grids, thresholds: Thresholds, loss: Loss) -> Evidence:
     """Runs of kernels so short that the host cannot launch them as fast as the device finishes them."""
     ranks = _launching_as_many(grids, loss.ranks)
-    title = f"Kernels shorter than their launches ({LAUNCH_NS / 1e3:.0f} µs) leave {{ranks}} idle for {{cost}}"
-    return finding_of(grids, loss, title, _launches(grids, ranks), ranks=ranks)
+    return evidence_of(grids, loss, _launches(grids, ranks), ranks=ranks, values={"launch_us": LAUNCH_NS / 1e3})
 
 
 @of_cause(Cause.host_launch)
-def host_launch_bound(grids: Grids, thresholds: Thresholds, loss: Loss) -> Finding | None:
+def host_launch_bound(grids: Grids, thresholds: Thresholds, loss: Loss) -> Evidence | None:
     """Devices wait for launches for no more specific reason: Python, the framework, garbage collection, the CPU."""
     if not grids.has_device:
         return None
-    cause = Cause.host_launch
-    starved = grids.mean_us(grids.idle_us(cause))
+    starved = grids.mean_us(grids.idle_us(loss.cause))
     profiler_us = max(grids.profiler_of_host_us.values(), default=0.0)
     differ = max(starved.values()) - min(starved.values()) > profiler_us
     late = sorted({*responsible(starved), *_as_slow(grids, loss.saving_us)}) if differ else grids.ranks
-    numbers = {"idle_us": by_rank(starved), "profiler_us": by_rank(grids.profiler_us), **_launches(grids, late)}
-    besides = ", in addition to single late ranks" if max(starved.values()) > max(loss.lost_us.values()) + 1 else ""
-    title = f"{{ranks}}: the device waits for launches for {{cost}}{besides}"
-    return finding_of(grids, loss, title, numbers, id="host_launch_bound", ranks=late, severe=0.30)
+    measures = {"idle_us": by_rank(starved), "profiler_us": by_rank(grids.profiler_us), **_launches(grids, late)}
+    besides = max(starved.values()) > max(loss.lost_us.values()) + 1
+    return evidence_of(grids, loss, measures, title=["title", "besides" if besides else ""], ranks=late, severe=0.30)
 
 
-def low_device_busy(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Found:
+def low_device_busy(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Iterator[Evidence]:
     """Devices run no kernel, copy or memset for much of an iteration; saves time only when no finding names a cause."""
     busy = _busy(grids) if grids.has_device else {}
     low = sorted(rank for rank, share in busy.items() if share < thresholds.device_busy)
     if not low:
-        return [], ledger
+        return
     idle = {cause: grids.mean_us(grids.idle_us(cause)) for cause in _WAITS_FOR}
     least = min(low, key=lambda rank: busy[rank])
     main, *others = sorted(_WAITS_FOR, key=lambda cause: -idle[cause].get(least, 0.0))
     causes = tuple(_WAITS_FOR)
     # In addition to findings about causes, the rest is many small losses, which no single change recovers.
     alone = ledger.is_empty
-    loss, ledger = attributed(grids, ledger, ledger.left_us(*causes), causes, 0.0) if alone else (None, ledger)
-    lost_us = idle[main].get(least, 0.0)
-    found = finding(
-        "low_device_busy",
-        f"{grids.named(low).capitalize()}: the device is busy for only {busy[least]:.0%} of each {grids.per}, and mostly "
-        f"waits for {_WAITS_FOR[main]}",
-        low,
-        {
+    loss = attributed(grids, ledger, ledger.left_us(*causes), causes, 0.0) if alone else None
+    yield Evidence(
+        ranks=low,
+        measures={
             "busy_share": by_rank(busy, 4),
             "idle_us": {str(cause): by_rank({rank: idle[cause][rank] for rank in low}) for cause in (main, *others[:3])},
         },
-        grids.confidence(of_host=main is not Cause.dependency_stalled),
         saving_us=loss.saving_us if loss else None,
-        action=f"{advice('low_device_busy', 'alone' if alone else 'follow')} "
-        f"On rank {least}, the device waits {ms(lost_us)} of each {grids.per} for {_WAITS_FOR[main]}.",
+        advice=["alone" if alone else "follow", "where"],
+        values={"rank": least, "busy": busy[least], "lost": idle[main].get(least, 0.0), "waits_for": _WAITS_FOR[main]},
+        sure=grids.confidence(of_host=main is not Cause.dependency_stalled),
         events=grids.events(main, ranks=responsible({rank: idle[main].get(rank, 0.0) for rank in low})),
         severe=busy[least] < thresholds.device_busy_severe,
     )
-    return [found], ledger
 
 
 def _busy(grids: Grids) -> dict[int, float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -11,18 +11,9 @@ import numpy as np
 
 from bridge_profiling.facts.idle import Cause
 from bridge_profiling.findings.grids import Grids
-from bridge_profiling.findings.ledger import Found, Ledger, cost_in_words, finding, occurrence, responsible
-from bridge_profiling.findings.types import (
-    Confidence,
-    Event,
-    Finding,
-    Occurrence,
-    Thresholds,
-    advice,
-    by_rank,
-    ms,
-    ranks_in_words,
-)
+from bridge_profiling.findings.ledger import Ledger
+from bridge_profiling.findings.rule import Evidence, occurrence, responsible
+from bridge_profiling.findings.types import Confidence, Event, Occurrence, Thresholds, by_rank, ranks_in_words
 from bridge_profiling.slow_iterations import slow_threshold
 
 #: Fewer iterations do not show the usual duration.
@@ -41,20 +32,20 @@ _STARTED_THERE = "the profiler also started, stopped or flushed there, and media
 _REGULAR = 3
 
 
-def slow_iterations(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Found:
+def slow_iterations(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Iterator[Evidence]:
     """Iterations that are far longer than usual: unprofiled ones, which need not be in a capture, and captured ones.
 
     Captured iterations that count in means and lose time are not repeated here: the findings about their causes name them.
     """
-    unprofiled = _unprofiled(grids, thresholds, ledger)
-    captured = [*_left_out(grids, thresholds), *_computing(grids, thresholds)]
+    unprofiled = list(_unprofiled(grids, thresholds, ledger))
+    yield from unprofiled
     # Unprofiled ones show better what the same pauses cost the whole run.
-    if any(finding.recoverable_us_per_iteration is not None for finding in unprofiled):
-        captured = [replace(finding, recoverable_us_per_iteration=None) for finding in captured]
-    return [*unprofiled, *captured], ledger
+    shown = any(each.saving_us is not None for each in unprofiled)
+    for captured in (*_left_out(grids, thresholds), *_computing(grids, thresholds)):
+        yield replace(captured, saving_us=None) if shown else captured
 
 
-def _unprofiled(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> list[Finding]:
+def _unprofiled(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Iterator[Evidence]:
     slow: dict[int, dict[int, float]] = {}
     lost, typical, ranks = [], [], []
     compute = grids.typical_us(grids.compute_us)
@@ -81,7 +72,7 @@ def _unprofiled(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> list[Fi
         ranks = [manifest.rank for manifest in grids.facts.manifests]
     saving_us, usual = (float(np.median(values)) if values else 0.0 for values in (lost, typical))
     if not slow or saving_us < thresholds.cause * usual:
-        return []
+        return
     # The same pauses in the window are in the savings of other findings.
     saving_us = max(saving_us - ledger.sporadic_us, 0.0)
     numbers = sorted(slow)
@@ -94,46 +85,44 @@ def _unprofiled(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> list[Fi
         confidence, reason = Confidence.low, "one such pause can be chance, and does not show how often others follow"
     elif len(numbers) < _REGULAR:
         confidence, reason = Confidence.medium, f"only {len(numbers)} such iterations, which can be chance"
-    named = ranks_in_words(sorted(ranks), [manifest.rank for manifest in grids.facts.manifests])
-    counted = "1 iteration is" if len(numbers) == 1 else f"{len(numbers)} iterations are up to"
-    action = [
-        advice("slow_iterations", ranks=named, start=worst, end=worst + 1),
-        advice("slow_iterations", "regular" if every else "irregular", every=every),
-    ]
-    often = f", every {every} iterations" if every else ""
-    title = f"{counted} {ms(longest[worst])} longer than the usual {ms(usual)}{often}"
     events = [
         Event(max(slow[number], key=lambda rank: slow[number][rank]), f"iteration {number}", number, None, longest[number])
         for number in sorted(slow, key=lambda number: -longest[number])[:5]
     ]
-    return _found(
-        title,
+    yield _evidence(
         sorted(ranks),
         usual,
         longest,
         {"every": every},
         (confidence, reason),
         saving_us=None if once else saving_us,
-        action=" ".join(action),
+        title=["one" if len(numbers) == 1 else "several", "unprofiled", "often" if every else ""],
+        advice=["default", "regular" if every else "irregular"],
+        values={
+            "ranks": ranks_in_words(sorted(ranks), [manifest.rank for manifest in grids.facts.manifests]),
+            "number": len(numbers),
+            "longest": longest[worst],
+            "start": worst,
+            "end": worst + 1,
+        },
         events=events,
     )
 
 
-def _found(
-    title: str,
+def _evidence(
     ranks: list[int],
     usual_us: float,
     beyond_us: Mapping[int, float],
-    numbers: Mapping[str, Any],
+    measures: Mapping[str, Any],
     sure: tuple[Confidence, str],
     **known: Any,
-) -> list[Finding]:
-    """The finding about slow iterations, which are longer than usual by such times."""
+) -> Evidence:
+    """The evidence of slow iterations, which are longer than usual by such times."""
     shown = sorted(beyond_us)[:50]
     beyond = {str(number): round(beyond_us[number], 3) for number in shown}
-    numbers = {"iterations": shown, "usual_us": round(usual_us, 3), "beyond_usual_us": beyond, **numbers}
+    measures = {"iterations": shown, "usual_us": round(usual_us, 3), "beyond_usual_us": beyond, **measures}
     events = [Event(ranks[0], f"iteration {number}", number, None, beyond_us[number]) for number in shown[:5]]
-    return [finding("slow_iterations", title, ranks, numbers, sure, **{"events": events, **known})]
+    return Evidence(**{"ranks": ranks, "measures": measures, "sure": sure, "events": events, **known})
 
 
 def _regained(durations: Mapping[int, float], number: int, usual: float) -> float:
@@ -148,13 +137,13 @@ def _regained(durations: Mapping[int, float], number: int, usual: float) -> floa
     return regained
 
 
-def _left_out(grids: Grids, thresholds: Thresholds) -> list[Finding]:
+def _left_out(grids: Grids, thresholds: Thresholds) -> Iterator[Evidence]:
     """Captured iterations in which the profiler also started, stopped or flushed, but that are far longer for other reasons."""
     usual_us = grids.captured_iteration_us
     durations_us = grids.left_out_us
     captured = {*durations_us, *(number for number in grids.numbers if number is not None)}
     if not usual_us or not captured:
-        return []
+        return
     edges = {min(captured), max(captured)}
     beyond_us = {
         number: duration_us - usual_us
@@ -162,39 +151,41 @@ def _left_out(grids: Grids, thresholds: Thresholds) -> list[Finding]:
         if duration_us > (_AT_AN_EDGE if number in edges else thresholds.slow_iteration) * usual_us
     }
     if not beyond_us:
-        return []
+        return
     numbers = sorted(beyond_us)
     worst = max(numbers, key=lambda number: beyond_us[number])
     ranks, lasting = _longest(grids, worst)
-    named = _named(numbers)
-    if len(numbers) > 1:
-        named += f", {len(numbers)} of {len(captured)} captured iterations, take up to"
-    else:
-        named += " takes"
-    title = f"{named} {ms(durations_us[worst])}, {durations_us[worst] / usual_us:.3g} times the usual {ms(usual_us)}"
     timed, confidence, reason = len(captured), Confidence.medium, _STARTED_THERE
+    others = 0
     if grids.chance.issuperset(numbers):
         others = max(len(manifest.durations_by_iteration(profiled=False)) for manifest in grids.facts.manifests)
-        title += f", and none of {others} unprofiled iterations is as long"
         timed, confidence, reason = len(captured) + others, Confidence.low, "it can be the profiler's, or chance"
     saving_us = sum(beyond_us.values())
-    return _found(
-        title,
+    yield _evidence(
         ranks,
         usual_us,
         beyond_us,
         {"idle_us": lasting, "iterations_captured": len(captured)},
         (confidence, reason),
         saving_us=saving_us / timed,
-        case="captured",
+        title=["left_out", "of_captured" if len(numbers) > 1 else "takes", "times_usual", "by_chance" if others else ""],
+        advice=["captured"],
+        values={
+            "named": _named(numbers),
+            "number": len(numbers),
+            "longest": durations_us[worst],
+            "times": durations_us[worst] / usual_us,
+            "usual": usual_us,
+            "others": others,
+        },
         occurrence=Occurrence(tuple(numbers), timed, saving_us / len(numbers)),
     )
 
 
-def _computing(grids: Grids, thresholds: Thresholds) -> list[Finding]:
+def _computing(grids: Grids, thresholds: Thresholds) -> Iterator[Evidence]:
     """Captured iterations that are far longer because every rank computes more: evaluation, a metric, an image to look at."""
     if not grids.has_device or not grids.captured_iteration_us:
-        return []
+        return
     # The least of all ranks that captured the iteration.
     each_us = [np.nan_to_num(grid, nan=np.inf).min(axis=1) for grid in (grids.compute_us, grids.duration_us)]
     compute_us, duration_us = (np.where(np.isfinite(least_us), least_us, 0.0) for least_us in each_us)
@@ -202,19 +193,19 @@ def _computing(grids: Grids, thresholds: Thresholds) -> list[Finding]:
     beyond_us = np.maximum(np.minimum(compute_us - np.median(compute_us), duration_us - usual_us), 0.0)
     struck = occurrence(grids.numbers, beyond_us)
     if struck is None or struck.each_us < (thresholds.slow_iteration - 1) * usual_us:
-        return []
+        return
     longest_us = dict(zip(grids.numbers, beyond_us.tolist(), strict=True))
-    verb = "computes" if len(struck.iterations) == 1 else "compute"
     saving_us = struck.each_us * len(struck.iterations) / struck.of
-    return _found(
-        f"{_named(list(struck.iterations))} {verb} more than the others, by {cost_in_words(grids, saving_us, struck)}",
+    yield _evidence(
         grids.ranks,
         usual_us,
         {number: longest_us[number] for number in struck.iterations},
         {"iterations_captured": struck.of},
         (Confidence.medium, "the capture does not show whether this work is needed, nor how often it comes"),
         saving_us=saving_us,
-        case="computing",
+        title=["left_out", "computes" if len(struck.iterations) == 1 else "compute", "more"],
+        advice=["computing"],
+        values={"named": _named(list(struck.iterations))},
         occurrence=struck,
     )
 
@@ -239,7 +230,7 @@ def _named(numbers: list[int]) -> str:
 # The profiler itself.
 
 
-def profiler_overhead(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Found:
+def profiler_overhead(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Iterator[Evidence]:
     """Profiled iterations are longer than the others, which do not overlap them. That costs nothing outside the window.
 
     Manifests time both. Else captured iterations are compared with the same without the estimated cost, alike on all ranks,
@@ -255,52 +246,49 @@ def profiler_overhead(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> F
     unclear = {rank for rank, each in timed.items() if each.overlap}
     costly = {rank: share for rank, share in sorted(shares.items()) if share > thresholds.profiler and rank not in unclear}
     if not costly:
-        return [], ledger
+        return
     worst = max(costly, key=lambda rank: costly[rank])
     cost_us = {rank: profiled_us[rank] - usual_us for rank, usual_us in unprofiled_us.items()}
-    about, confidence, reason, compared = "", Confidence.high, "", None
-    unit = "an iteration" if grids.per == "iteration" else "the capture"
+    confidence, reason, compared = Confidence.high, "", None
     if not timed:
-        about, confidence, reason = "about ", Confidence.medium, "the cost is estimated from the number of recorded events"
+        confidence, reason = Confidence.medium, "the cost is estimated from the number of recorded events"
     else:
         compared = dict(zip(("profiled", "unprofiled"), min(each.counts for each in timed.values()), strict=True))
     if compared and min(compared.values()) < 3:
         confidence = Confidence.medium
         reason = "only {profiled} profiled and {unprofiled} other iterations are compared".format_map(compared)
     by_kind = _by_kind(grids)
-    title = (
-        f"Profiling makes {unit} {about}{ms(cost_us[worst])} ({costly[worst]:.0%}) longer: "
-        f"{ms(profiled_us[worst])} profiled, {about}{ms(unprofiled_us[worst])} without the profiler"
-    )
-    numbers = {
-        "profiler_us": by_rank(cost_us),
-        "unprofiled_iteration_us": by_rank(unprofiled_us),
-        "share_of_unprofiled_iteration": by_rank(shares, 4),
-        "iterations_compared": compared,
-        "host_cost_us": {kind: round(time_us, 3) for kind, time_us in by_kind.items()},
-    }
-    found = finding(
-        "profiler_overhead",
-        title,
-        list(costly),
-        numbers,
-        (confidence, reason),
-        action=_action(grids, max(by_kind, key=lambda kind: by_kind[kind]) if by_kind else None),
+    yield Evidence(
+        ranks=list(costly),
+        measures={
+            "profiler_us": by_rank(cost_us),
+            "unprofiled_iteration_us": by_rank(unprofiled_us),
+            "share_of_unprofiled_iteration": by_rank(shares, 4),
+            "iterations_compared": compared,
+            "host_cost_us": {kind: round(time_us, 3) for kind, time_us in by_kind.items()},
+        },
+        advice=_advice(grids, max(by_kind, key=lambda kind: by_kind[kind]) if by_kind else ""),
+        values={
+            "unit": "an iteration" if grids.per == "iteration" else "the capture",
+            "about": "" if timed else "about ",
+            "longer": cost_us[worst],
+            "share": costly[worst],
+            "profiled": profiled_us[worst],
+            "unprofiled": unprofiled_us[worst],
+        },
+        sure=(confidence, reason),
         events=[
             Event(rank, f"profiled iterations of rank {rank}", duration_us=cost_us[rank])
             for rank in responsible({rank: cost_us[rank] for rank in costly})[:5]
         ],
         severe=costly[worst] > 1.0,
     )
-    return [found], ledger
 
 
-def _action(grids: Grids, costliest: str | None) -> str:
+def _advice(grids: Grids, costliest: str) -> list[str]:
     if not grids.has_device:
-        return advice("profiler_overhead", "on_host")
-    if grids.facts.infos[0].source == "nsys":
-        return advice("profiler_overhead", "under_nsys")
-    return " ".join([*([advice("profiler_overhead", costliest)] if costliest else []), advice("profiler_overhead")])
+        return ["on_host"]
+    return ["under_nsys"] if grids.facts.infos[0].source == "nsys" else [costliest, "default"]
 
 
 def _by_kind(grids: Grids) -> dict[str, float]:

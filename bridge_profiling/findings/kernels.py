@@ -17,19 +17,20 @@ from __future__ import annotations
 import re
 import shlex
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from bridge_profiling.findings.grids import Grids
-from bridge_profiling.findings.ledger import Found, Ledger, finding
-from bridge_profiling.findings.types import Confidence, Event, Finding, Thresholds, advice, ms
+from bridge_profiling.findings.ledger import Ledger
+from bridge_profiling.findings.rule import Evidence
+from bridge_profiling.findings.types import Confidence, Event, Thresholds
 from bridge_profiling.manifest import RankCapture
 from bridge_profiling.printable import shell_word
 from bridge_profiling.recording import FLAGS, option
 from bridge_profiling.traces.types import RankInfo
 
 
-def dominant_kernel(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Found:
+def dominant_kernel(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Iterator[Evidence]:
     """A finding for each kernel that exceeds the threshold's share of any rank's compute."""
     compute_us: dict[int, float] = defaultdict(float)
     kernels: dict[str, dict[int, dict[str, Any]]] = defaultdict(dict)
@@ -49,7 +50,6 @@ def dominant_kernel(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Fou
     # The hosts of ranks without a capture are unknown.
     complete = None not in hosts and all(info.world_size == len(infos) for info in infos)
     sure, reason = grids.confidence()
-    found: list[Finding] = []
     for shares, name, rows in chosen:
         ranks = sorted(rank for rank, share in shares.items() if share > thresholds.dominant_kernel)
         worst = max(ranks, key=lambda rank: shares[rank])
@@ -62,25 +62,20 @@ def dominant_kernel(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Fou
             manifest=next((manifest for manifest in grids.facts.manifests if manifest.rank == worst), None),
             hosts=len(hosts) if complete else None,
         )
-        numbers = {
-            "kernel": name,
-            "share_of_compute": {str(rank): round(shares[rank], 4) for rank in ranks},
-            **{column: row[column] for column in ("count", "mean_us", "max_us")},
-            "ncu_command": ncu.command,
-            "ncu_notes": ncu.notes,
-        }
-        runs = f"It runs {row['count']} times in the capture, for {ms(row['mean_us'])} on average."
-        one = finding(
-            "dominant_kernel",
-            f"{name[:80]} takes {max(shares.values()):.0%} of the compute of {grids.named(ranks)}",
-            ranks,
-            numbers,
-            (sure if sure is Confidence.high else Confidence.medium, reason),
-            action=f"{advice('dominant_kernel')} {runs}",
+        yield Evidence(
+            ranks=ranks,
+            measures={
+                "kernel": name,
+                "share_of_compute": {str(rank): round(shares[rank], 4) for rank in ranks},
+                **{column: row[column] for column in ("count", "mean_us", "max_us")},
+                "ncu_command": ncu.command,
+                "ncu_notes": ncu.notes,
+            },
+            advice=["default", "runs"],
+            values={"name": name[:80]},
+            sure=(sure if sure is Confidence.high else Confidence.medium, reason),
             events=[Event(rank, name, duration_us=rows[rank]["total_us"], count=rows[rank]["count"]) for rank in ranks[:5]],
         )
-        found.append(one)
-    return found, ledger
 
 
 #: Iterations before the profiled one, which allocate, compile and tune.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,8 +10,9 @@ import pyarrow as pa
 
 from bridge_profiling.facts.intervals import grouped
 from bridge_profiling.findings.grids import Grids
-from bridge_profiling.findings.ledger import Found, Ledger, finding
-from bridge_profiling.findings.types import Confidence, Event, Thresholds, advice, gigabytes, megabytes
+from bridge_profiling.findings.ledger import Ledger
+from bridge_profiling.findings.rule import Evidence
+from bridge_profiling.findings.types import Confidence, Event, Thresholds, megabytes
 from bridge_profiling.traces.types import RankInfo
 
 #: The allocator takes up to 10 MiB in pieces of 20 MiB: one piece now and then is rounding, and so are a few per stream.
@@ -39,7 +40,7 @@ def free_at_peak(memory: pa.Table, infos: Sequence[RankInfo]) -> dict[int, float
     return found
 
 
-def memory_headroom(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Found:
+def memory_headroom(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Iterator[Evidence]:
     """Devices that are nearly full at the peak of reserved memory, or that ran out of memory.
 
     Devices of unknown size count only if they ran out.
@@ -53,50 +54,44 @@ def memory_headroom(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Fou
         if error or (left is not None and left < thresholds.memory_headroom):
             rows.append(row | {"capacity": capacity, "peak": peak, "left": left, "error": error})
     if not rows:
-        return [], ledger
+        return
     rows.sort(key=lambda row: (row["error"] is None, row["left"] or 0.0, row["rank"]))
     fullest, ranks = rows[0], sorted({row["rank"] for row in rows})
     error = fullest["error"]
     # Memory without tensors is freed before a request fails, at the price of stalls.
     held = bool(error) or fullest["peak_bytes"] / fullest["capacity"] > 1 - thresholds.memory_headroom
-    named = grids.named(ranks).capitalize()
     events = []
     if error:
-        failed_bytes = megabytes(error["requested_bytes"] or 0)
-        title = f"{named} ran out of memory: a request for {failed_bytes} failed at a peak of {gigabytes(fullest['peak'])}"
         events.append(Event(fullest["rank"], f"out of memory at {error['site']}", start_ns=error["time_ns"]))
-    else:
-        used = f"{gigabytes(fullest['peak'])} of {gigabytes(fullest['capacity'])}"
-        title = f"{named}: {used} are in use at the peak, {fullest['left']:.0%} is free"
     if fullest["peak_ns"] is not None:
         events.append(Event(fullest["rank"], "peak of allocated memory", start_ns=fullest["peak_ns"]))
     cached = "the allocator reserved this memory, but tensors hold less: it frees cached memory first, at the price of stalls"
-    numbers = [
-        {
-            "rank": row["rank"],
-            "device": row["device"],
-            "device_bytes": row["capacity"],
-            "peak_allocated_bytes": row["peak_bytes"],
-            "peak_reserved_bytes": row["peak_reserved_bytes"],
-            "left_share": row["left"],
-            "failed_request_bytes": row["error"]["requested_bytes"] if row["error"] else None,
-        }
-        for row in rows
-    ]
-    found = finding(
-        "memory_headroom",
-        title,
-        ranks,
-        {"devices": numbers},
-        (Confidence.high, "") if held else (Confidence.medium, cached),
-        action=" ".join([*([] if held else [advice("memory_headroom", "cached")]), advice("memory_headroom")]),
+    yield Evidence(
+        ranks=ranks,
+        measures={
+            "devices": [
+                {
+                    "rank": row["rank"],
+                    "device": row["device"],
+                    "device_bytes": row["capacity"],
+                    "peak_allocated_bytes": row["peak_bytes"],
+                    "peak_reserved_bytes": row["peak_reserved_bytes"],
+                    "left_share": row["left"],
+                    "failed_request_bytes": row["error"]["requested_bytes"] if row["error"] else None,
+                }
+                for row in rows
+            ]
+        },
+        title=["failed" if error else "title"],
+        advice=["" if held else "cached", "default"],
+        values={**fullest, "requested": (error or {}).get("requested_bytes") or 0},
+        sure=(Confidence.high, "") if held else (Confidence.medium, cached),
         events=[*events, *_largest_sites(grids, fullest["rank"], fullest["device"], "bytes_at_peak")],
         severe=bool(error) or (held and fullest["left"] < thresholds.memory_headroom / 2),
     )
-    return [found], ledger
 
 
-def memory_fragmentation(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Found:
+def memory_fragmentation(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Iterator[Evidence]:
     """The allocator holds memory that it cannot use.
 
     Each of three signs is enough: much was reserved while as much was free in holes; each iteration reserves more than it
@@ -112,56 +107,47 @@ def memory_fragmentation(grids: Grids, thresholds: Thresholds, ledger: Ledger) -
         if row["growth"] or row["failed"] or share > thresholds.memory_fragmentation:
             rows.append(row)
     if not rows:
-        return [], ledger
+        return
     rows.sort(key=lambda row: (-row["failed"], -row["growth"], -(row["needlessly_reserved_bytes"] or 0), row["rank"]))
     worst, ranks = rows[0], sorted({row["rank"] for row in rows})
     split = worst["inactive_split_bytes"]
     certain = worst["failed"] or (split is not None and split > thresholds.memory_fragmentation * worst["end_reserved_bytes"])
-    named = grids.named(ranks)
-    reserved = megabytes(worst["peak_reserved_bytes"])
-    if worst["failed"]:
-        free = megabytes(worst["end_reserved_bytes"] - worst["end_bytes"])
-        title = f"A request for {megabytes(worst['failed'])} failed on {named}, with {free} reserved and free in smaller pieces"
-    elif worst["growth"]:
-        title = f"Fragmentation reserves {megabytes(worst['growth'])} more per iteration on {named} (peak: {reserved})"
-    else:
-        title = f"Fragmentation takes {megabytes(worst['needlessly_reserved_bytes'])} of the {reserved} reserved on {named}"
-    numbers = [
-        {
-            "rank": row["rank"],
-            "device": row["device"],
-            "needlessly_reserved_bytes": row["needlessly_reserved_bytes"],
-            "needless_growth_bytes_per_iteration": row["growth"],
-            "failed_request_bytes": row["failed"] or None,
-            "peak_reserved_bytes": row["peak_reserved_bytes"],
-            "peak_allocated_bytes": row["peak_bytes"],
-            "share_of_reserved": (row["needlessly_reserved_bytes"] or 0) / row["peak_reserved_bytes"],
-            "inactive_split_bytes": (split := row["inactive_split_bytes"]),
-            "inactive_split_share": None if split is None else split / row["end_reserved_bytes"],
-        }
-        for row in rows
-    ]
     no_holes = "the snapshot shows no holes: there are none, or they closed before it was taken"
-    found = finding(
-        "memory_fragmentation",
-        title,
-        ranks,
-        {"devices": numbers},
-        (Confidence.high, "") if certain else (Confidence.medium, no_holes),
+    yield Evidence(
+        ranks=ranks,
+        measures={
+            "devices": [
+                {
+                    "rank": row["rank"],
+                    "device": row["device"],
+                    "needlessly_reserved_bytes": row["needlessly_reserved_bytes"],
+                    "needless_growth_bytes_per_iteration": row["growth"],
+                    "failed_request_bytes": row["failed"] or None,
+                    "peak_reserved_bytes": row["peak_reserved_bytes"],
+                    "peak_allocated_bytes": row["peak_bytes"],
+                    "share_of_reserved": (row["needlessly_reserved_bytes"] or 0) / row["peak_reserved_bytes"],
+                    "inactive_split_bytes": (split := row["inactive_split_bytes"]),
+                    "inactive_split_share": None if split is None else split / row["end_reserved_bytes"],
+                }
+                for row in rows
+            ]
+        },
+        title=["failed_request" if worst["failed"] else "growing" if worst["growth"] else "title"],
+        values={**worst, "free": (worst["end_reserved_bytes"] or 0) - worst["end_bytes"]},
+        sure=(Confidence.high, "") if certain else (Confidence.medium, no_holes),
         # Tensors in use at the end lie between the holes.
         events=_largest_sites(grids, worst["rank"], worst["device"], "end_bytes"),
         severe=bool(worst["failed"]),
     )
-    return [found], ledger
 
 
-def memory_growth(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Found:
+def memory_growth(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Iterator[Evidence]:
     """Memory allocated at the end of iterations keeps growing, beyond the set-up of the first ones."""
     recorded: dict[tuple[int, int], list[dict[str, Any]]] = grouped(grids.facts.memory_growth.to_pylist(), "rank", "device")
     changes = {key: [row["change_bytes"] for row in rows if row["change_bytes"] is not None] for key, rows in recorded.items()}
     grown = {key: size for key, each in changes.items() if (size := _steady_growth(each, thresholds.memory_growth_bytes))}
     if not grown:
-        return [], ledger
+        return
     keys = sorted(grown, key=lambda key: (-grown[key], key))
     ranks, most = sorted({rank for rank, _ in keys}), keys[0]
     events = _largest_sites(grids, most[0], most[1], "growth_bytes_per_iteration")
@@ -187,22 +173,20 @@ def memory_growth(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Found
                 **_leak_severity(recorded[key], left),
             }
         )
-    full = f", full in {_lasting(devices[0])}" if devices[0]["severity"] else ""
-    found = finding(
-        "memory_growth",
-        f"Memory of {grids.named(ranks)} grows by {megabytes(grown[most])} per iteration{full}",
-        ranks,
-        {"devices": devices, "sites": [event.name for event in events]},
-        (Confidence.medium if reason else Confidence.high, reason),
+    yield Evidence(
+        ranks=ranks,
+        measures={"devices": devices, "sites": [event.name for event in events]},
+        title=["title", "full" if devices[0]["severity"] else ""],
+        values={"most": grown[most], "lasting": _lasting(devices[0])},
+        sure=(Confidence.medium if reason else Confidence.high, reason),
         events=events,
         severe=any(device["severity"] == "high" for device in devices),
     )
-    return [found], ledger
 
 
 def _lasting(device: dict[str, Any]) -> str:
     """How long a device's memory lasts, in words."""
-    seconds, left = device["seconds_until_full"], device["iterations_until_full"]
+    seconds, left = device["seconds_until_full"] or 0.0, device["iterations_until_full"] or 0
     units = ((86400, "days"), (3600, "hours"), (60, "minutes"), (1, "s"))
     length, unit = next((each for each in units if seconds >= 2 * each[0]), units[-1])
     return f"{left:,} iterations, {seconds / length:.0f} {unit} at this rate"

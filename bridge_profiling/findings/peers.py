@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +14,9 @@ from numpy.typing import NDArray
 from bridge_profiling.facts.idle import Cause
 from bridge_profiling.facts.names import is_convolution
 from bridge_profiling.findings.grids import Grids
-from bridge_profiling.findings.ledger import Found, Ledger, finding
-from bridge_profiling.findings.types import Confidence, Event, Grid, Thresholds, by_rank, ms
+from bridge_profiling.findings.ledger import Ledger
+from bridge_profiling.findings.rule import Evidence
+from bridge_profiling.findings.types import Confidence, Event, Grid, Thresholds, by_rank
 
 #: A finding shows so many kernels.
 KERNELS = 5
@@ -243,7 +245,7 @@ def differ_in_size(grids: Grids, thresholds: Thresholds) -> dict[int, float]:
 # The findings that these show.
 
 
-def contended_device(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Found:
+def contended_device(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Iterator[Evidence]:
     """Another process uses a rank's GPU: the same kernels are sometimes interrupted there, and the other ranks wait."""
     ranks = contended_ranks(grids) if len(grids.ranks) > 1 else []
     # Between kernels, the other process has the device too.
@@ -253,61 +255,53 @@ def contended_device(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Fo
     here = np.isin(grids.ranks, ranks)
     excess = grids.mean_us(np.where(here, slower + stalled, grids.zero))
     if not ranks or grids.share(max(excess.values())) < thresholds.cause:
-        return [], ledger
-    of_stalls, ledger = ledger.attribute(np.where(here, stalled, 0.0), (Cause.dependency_stalled,))
-    of_compute, ledger = ledger.attribute(np.where(here, slower, 0.0))
-    saving_us = of_stalls + min(of_compute, grids.room_us)
+        return
+    of_stalls = ledger.attribute(np.where(here, stalled, 0.0), (Cause.dependency_stalled,))
+    of_compute = ledger.attribute(np.where(here, slower, 0.0))
     worst = max(ranks, key=lambda rank: excess[rank])
     mine = [row for row in grids.compute_kernels if row["rank"] == worst]
     longest = sorted(mine, key=lambda row: row["mean_us"] - row["max_us"])[:KERNELS]
-    title = (
-        f"The GPU of {grids.named(ranks)} is shared: the same kernels are interrupted there, which costs {ms(saving_us)} of "
-        f"each {grids.per}"
+    yield Evidence(
+        ranks=ranks,
+        measures={
+            "excess_us": by_rank({rank: excess[rank] for rank in ranks}),
+            "compute_us": by_rank(grids.mean_us(grids.compute_us)),
+            "longest_us": {row["name"]: round(row["max_us"], 3) for row in longest},
+            "usual_us": {row["name"]: round(row["mean_us"], 3) for row in longest},
+        },
+        saving_us=of_stalls + min(of_compute, grids.room_us),
+        events=[Event(worst, row["name"], duration_us=row["max_us"]) for row in longest],
     )
-    numbers = {
-        "excess_us": by_rank({rank: excess[rank] for rank in ranks}),
-        "compute_us": by_rank(grids.mean_us(grids.compute_us)),
-        "longest_us": {row["name"]: round(row["max_us"], 3) for row in longest},
-        "usual_us": {row["name"]: round(row["mean_us"], 3) for row in longest},
-    }
-    events = [Event(worst, row["name"], duration_us=row["max_us"]) for row in longest]
-    found = finding("contended_device", title, ranks, numbers, grids.confidence(), saving_us=saving_us, events=events)
-    return [found], ledger
 
 
-def uneven_work(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Found:
+def uneven_work(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Iterator[Evidence]:
     """Ranks run the same kernels on data of different sizes, in each iteration another one has more, and the others wait."""
     turns = differ_in_size(grids, thresholds) if len(grids.ranks) > 1 else {}
     if not turns:
-        return [], ledger
+        return
     # Evened out, each rank has the mean.
     mean = np.zeros_like(grids.compute_us)
     for places in grids.peers:
         mean[:, places] = np.nanmean(grids.compute_us[:, places], axis=1)[:, None]
     excess = np.where(excess_compute_us(grids) > 0, np.maximum(grids.compute_us - mean, 0.0), 0.0)
-    saving_us, ledger = ledger.attribute(excess)
-    saving_us, ranks = min(saving_us, grids.room_us), sorted(turns)
+    ranks = sorted(turns)
     sizes: dict[str, list[int]] = defaultdict(list)
     for row in grids.facts.communication_by_rank.to_pylist():
         if row["rank"] in ranks and row["operation"] == "all_to_all":
             sizes[str(row["rank"])].append(row["bytes"])
-    found = finding(
-        "uneven_work",
-        f"Work is uneven: in each {grids.per} another one of {grids.named(ranks)} computes longer with as many kernels, "
-        f"by {ms(saving_us)} on average",
-        ranks,
-        {
+    yield Evidence(
+        ranks=ranks,
+        measures={
             "rotating": True,
             "slowest_share": by_rank(turns),
             "excess_compute_us_by_iteration": {str(rank): grids.column(excess, rank) for rank in ranks},
             "all_to_all_bytes": {rank: sizes[rank] for rank in map(str, ranks) if rank in sizes},
         },
-        (Confidence.medium, "sizes are inferred from times of kernels, because ranks launch as many of them"),
-        saving_us=saving_us,
+        saving_us=min(ledger.attribute(excess), grids.room_us),
+        sure=(Confidence.medium, "sizes are inferred from times of kernels, because ranks launch as many of them"),
         events=[
             Event(rank, each.name, duration_us=each.extra_us)
             for rank in ranks
             for each in kernels_beyond_peers(grids, rank)[:2]
         ],
     )
-    return [found], ledger

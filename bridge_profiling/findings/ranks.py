@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from dataclasses import replace
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -12,9 +12,9 @@ from bridge_profiling.facts.idle import Cause
 from bridge_profiling.facts.parts import ENOUGH_ITERATIONS
 from bridge_profiling.findings import peers
 from bridge_profiling.findings.grids import Grids
-from bridge_profiling.findings.ledger import Found, Ledger, advice_on_short_pauses, cost_in_words, finding, occurrence
-from bridge_profiling.findings.types import Confidence, Event, Grid, Occurrence, Thresholds, advice, by_rank, ms
-from bridge_profiling.layout import name_ranks
+from bridge_profiling.findings.ledger import Ledger
+from bridge_profiling.findings.rule import Evidence, occurrence, pauses_are_short
+from bridge_profiling.findings.types import Confidence, Event, Grid, Occurrence, Thresholds, by_rank
 
 #: A finding shows the kernels of this many slow ranks: ranks that are slow together mostly share the cause.
 _RANKS = 3
@@ -52,8 +52,8 @@ _MOST_LAYERS, _FEW_LAYERS = 256, 4
 #: A schedule whose ideal bubble is larger has too few microbatches: fewer than three for each stage but one.
 _SCHEDULE_WASTES = 0.25
 
-#: Parts of an iteration on CPUs, in words. Data loading and saving have findings of their own.
-_SPENT = {"operators_us": "in operators", "other_us": "in Python between operators", "communication_us": "in transfers"}
+#: Parts of an iteration on CPUs. Data loading and saving have findings of their own.
+_SPENT = ("operators_us", "other_us", "communication_us")
 
 #: CPUs that other processes use too make a rank late by chance: it must be the latest this often, by this share.
 _OFTEN, _LATEST = 0.75, 0.2
@@ -61,10 +61,10 @@ _OFTEN, _LATEST = 0.75, 0.2
 _NO_ITERATIONS = "no iterations are marked, so whole captures are compared, which can contain different work"
 
 
-def straggler_compute(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Found:
+def straggler_compute(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Iterator[Evidence]:
     """Ranks that compute longer than ranks with the same work, which wait for them."""
     if len(grids.ranks) < 2:
-        return [], ledger
+        return
     excess = peers.excess_compute_us(grids)
     # Found before, by what only these show.
     explained = grids.ranks if peers.differ_in_size(grids, thresholds) else peers.contended_ranks(grids)
@@ -85,7 +85,7 @@ def straggler_compute(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> F
         typical = grids.mean_us(excess)
         slow = sorted(rank for rank, time_us in typical.items() if time_us > 0) if struck else []
     if not slow:
-        return [], ledger
+        return
     worst, *others = sorted(slow, key=lambda rank: -typical[rank])[:_RANKS]
     kernels = {rank: peers.kernels_beyond_peers(grids, rank) for rank in (worst, *others)}
     extra = sum(max(each.extra_us, 0.0) for each in kernels[worst])
@@ -97,26 +97,16 @@ def straggler_compute(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> F
         confidence, reason = Confidence.medium, "the ranks are not slow in every captured iteration"
     why = "more_work" if more >= extra / 2 else "slower"
     why = "other_kernels" if peers.other_convolutions(grids, worst) else why
-    saving_us, attributed = ledger.attribute(np.where(np.isin(grids.ranks, slow), excess, 0.0))
-    saving_us = min(saving_us, grids.room_us)
+    saving_us = min(ledger.attribute(np.where(np.isin(grids.ranks, slow), excess, 0.0)), grids.room_us)
     if struck:
         if grids.share(saving_us) < thresholds.cause:
-            return [], ledger
-        attributed = replace(attributed, sporadic_us=attributed.sporadic_us + saving_us)
-    named = grids.named(slow).capitalize()
-    computes = "compute up to" if len(slow) > 1 else "computes"
-    mostly = ", mostly in matrix products" if extra and products / extra > 0.5 else ""
-    title = f"{named} {computes} {ms(typical[worst])} longer per {grids.per} than ranks with the same work{mostly}"
-    if turns:
-        title = f"{named} take turns: in each {grids.per} another one computes longer, by {ms(saving_us)} on average{mostly}"
-    elif struck:
-        cost = cost_in_words(grids, saving_us, struck)
-        title = f"{named} {computes.removesuffix(' up to')} longer than ranks with the same work, by {cost}{mostly}"
-    found = finding(
-        "straggler_compute",
-        title,
-        slow,
-        {
+            return
+        ledger.sporadic_us += saving_us
+    title = "struck" if struck else "late"
+    title = "turns" if turns else f"several_{title}" if len(slow) > 1 else title
+    yield Evidence(
+        ranks=slow,
+        measures={
             "excess_compute_us": {str(rank): typical[rank] for rank in slow},
             "compute_us": {str(rank): value for rank, value in compute.items()},
             "rotating": bool(turns),
@@ -135,9 +125,10 @@ def straggler_compute(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> F
                 for each in kernels[worst][: peers.KERNELS]
             ],
         },
-        (confidence, reason),
         saving_us=saving_us,
-        case=why,
+        title=[title, "products" if extra and products / extra > 0.5 else ""],
+        advice=[why],
+        sure=(confidence, reason),
         events=[
             Event(rank, each.name, duration_us=each.extra_us, count=max(round(each.extra_count), 1))
             for rank in kernels
@@ -145,7 +136,6 @@ def straggler_compute(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> F
         ],
         occurrence=struck,
     )
-    return [found], attributed
 
 
 def _sometimes(grids: Grids, excess_us: Grid) -> tuple[Grid, Occurrence | None]:
@@ -160,14 +150,14 @@ def _sometimes(grids: Grids, excess_us: Grid) -> tuple[Grid, Occurrence | None]:
     return found_us, occurrence(grids.numbers, found_us.max(axis=1))
 
 
-def straggler_host(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Found:
+def straggler_host(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Iterator[Evidence]:
     """Ranks whose hosts launch later than those of ranks with the same work, which wait for them in communication.
 
     The delay is the launch-starved time beyond the peers', limited by their difference in time without compute and waiting, and
     by that between the hosts: the peers' hosts may barely keep up either, and are what limits the job without this one's delay.
     """
     if len(grids.ranks) < 2:
-        return [], ledger
+        return
     known = grids.waiting_is_known
     own = grids.duration_us - grids.compute_us - np.nan_to_num(grids.waiting_us)
     late = np.minimum(grids.beyond_peers(ledger.left_us(*_LATE)), grids.beyond_peers(own))
@@ -202,7 +192,7 @@ def straggler_host(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Foun
     if turns:
         typical, paused, slow = grids.mean_us(np.maximum(late, 0.0)), grids.mean_us(pauses_us), sorted(turns)
     if not slow:
-        return [], ledger
+        return
     worst = max(slow, key=lambda rank: typical[rank])
     calls = grids.typical_us(grids.grid("launch_statistics", "launch_call_us"))
     slow_calls = calls.get(worst, 0.0) > _SLOW_CALL * float(np.median(list(calls.values()) or [0.0])) > 0
@@ -211,24 +201,13 @@ def straggler_host(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Foun
         confidence, reason = Confidence.low, "communication is not matched between ranks, so waiting is not measured"
     if grids.per == "capture":
         confidence, reason = Confidence.low, _NO_ITERATIONS
-    saving_us, attributed = ledger.attribute(np.where(np.isin(grids.ranks, slow), late, 0.0), _LATE)
+    saving_us = ledger.attribute(np.where(np.isin(grids.ranks, slow), late, 0.0), _LATE)
     if turns and grids.share(saving_us) < thresholds.cause:
-        return [], ledger
-    named = grids.named(slow)
-    launches = "Hosts of {} launch up to" if len(slow) > 1 else "The host of {} launches"
+        return
     pauses = paused[worst] > _MOSTLY * typical[worst]
-    how = ", mostly in pauses for no recorded reason" if pauses else ""
-    hints = [advice("straggler_host", name) for name, holds in (("slow_calls", slow_calls), ("pauses", pauses)) if holds]
-    if pauses:
-        hints = advice_on_short_pauses(grids, slow) + hints
-    title = f"Hosts of {named} take turns: in each {grids.per} another one launches late, by {ms(saving_us)} on average{how}"
-    if not turns:
-        title = f"{launches.format(named)} {ms(typical[worst])} late in each {grids.per}{how}, and the other ranks wait"
-    found = finding(
-        "straggler_host",
-        title,
-        slow,
-        {
+    yield Evidence(
+        ranks=slow,
+        measures={
             "late_us": {str(rank): typical[rank] for rank in slow},
             "rotating": bool(turns),
             "slowest_share": by_rank(turns),
@@ -238,18 +217,27 @@ def straggler_host(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Foun
             "waited_for_us": {str(rank): waited_for.get(rank, 0.0) for rank in slow} if known else None,
             "launch_call_us": {str(rank): value for rank, value in calls.items()},
         },
-        (confidence, reason),
         saving_us=saving_us,
-        action=" ".join([*hints, advice("straggler_host")]),
+        title=[
+            "turns" if turns else "several" if len(slow) > 1 else "title",
+            "in_pauses" if pauses else "",
+            "" if turns else "others_wait",
+        ],
+        advice=[
+            "host_pause.many" if pauses and pauses_are_short(grids, slow) else "",
+            "slow_calls" if slow_calls else "",
+            "pauses" if pauses else "",
+            "default",
+        ],
+        sure=(confidence, reason),
         events=grids.events(*_LATE, ranks=slow, limit=6),
     )
-    return [found], attributed
 
 
-def late_on_cpus(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Found:
+def late_on_cpus(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Iterator[Evidence]:
     """A rank that takes longer than the others, which wait for it in collectives, beyond its data loading and saving."""
     if len(grids.ranks) < 2 or grids.per == "capture":
-        return [], ledger
+        return
     parts = {column: np.nan_to_num(grids.grid("host_iterations", column)) for column in _SPENT}
     own = sum(parts.values(), np.zeros_like(grids.duration_us))
     late = int(own.mean(axis=0).argmax())
@@ -259,24 +247,28 @@ def late_on_cpus(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Found:
     # All of this is measured with the profiler, which makes every part longer.
     unprofiled = min(grids.iteration_us / grids.captured_iteration_us, 1.0) if grids.captured_iteration_us else 1.0
     saving_us = unprofiled * min(excess_us, waiting_us)
-    few = len(grids.numbers) < ENOUGH_ITERATIONS
     if np.mean(own[:, late] > others) < _OFTEN or saving_us < _LATEST * grids.iteration_us:
-        return [], ledger
+        return
     rank, rest = grids.ranks[late], {name: np.delete(grid, late, axis=1).mean() for name, grid in parts.items()}
     longer = {name: float(grid[:, late].mean() - rest[name]) for name, grid in parts.items()}
     most = max(longer, key=lambda name: longer[name])
-    title = f"Rank {rank} takes {ms(excess_us)} longer per iteration than the other ranks, mostly {_SPENT[most]}"
-    numbers = {
-        "own_us": by_rank(dict(zip(grids.ranks, own.mean(axis=0).tolist(), strict=True))),
-        "waiting_us": by_rank(grids.mean_us(grids.waiting_us)),
-        "beyond_other_ranks_us": {name.removesuffix("_us"): round(time_us, 3) for name, time_us in longer.items()},
-    }
-    sure = Confidence.low if few else Confidence.medium, "the profiler slows the hosts of ranks differently"
-    found = finding("straggler_host", title, [rank], numbers, sure, saving_us=saving_us, case="on_host")
-    return [found], ledger
+    few = len(grids.numbers) < ENOUGH_ITERATIONS
+    yield Evidence(
+        ranks=[rank],
+        measures={
+            "own_us": by_rank(dict(zip(grids.ranks, own.mean(axis=0).tolist(), strict=True))),
+            "waiting_us": by_rank(grids.mean_us(grids.waiting_us)),
+            "beyond_other_ranks_us": {name.removesuffix("_us"): round(time_us, 3) for name, time_us in longer.items()},
+        },
+        saving_us=saving_us,
+        title=["on_cpus", most],
+        advice=["on_host"],
+        values={"longer": excess_us},
+        sure=(Confidence.low if few else Confidence.medium, "the profiler slows the hosts of ranks differently"),
+    )
 
 
-def pipeline_bubble(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Found:
+def pipeline_bubble(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Iterator[Evidence]:
     """Pipeline stages wait for each other, because one has more work or because there are too few microbatches.
 
     With m microbatches and p stages, a pipeline takes (m + p - 1) / m times the longest stage's work; with even stages, the
@@ -285,7 +277,7 @@ def pipeline_bubble(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Fou
     """
     stages = {row["stage"]: row for row in grids.facts.pipeline.to_pylist()}
     if len(stages) < 2:
-        return [], ledger
+        return
     first = next(iter(stages.values()))
     count, microbatches, ideal = first["stages"], first["microbatches"], first["ideal_bubble_fraction"]
     typical = grids.typical_us(grids.grid("pipeline_by_rank", "compute_us"))
@@ -304,31 +296,22 @@ def pipeline_bubble(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Fou
     bubble = float(np.mean([row["bubble_fraction"] or 0.0 for row in stages.values()]))
     few = ideal is not None and ideal > _SCHEDULE_WASTES and bubble > _SCHEDULE_WASTES
     if not uneven and not few:
-        return [], ledger
+        return
     members = stages[longest]["ranks"]
     of_longest = np.where(np.isin(grids.ranks, members), uneven_us if uneven else 0.0, 0.0)
-    saving_us, ledger = ledger.attribute(grids.zero + of_longest)
+    saving_us = ledger.attribute(grids.zero + of_longest)
     if few:
-        of_bubble, ledger = ledger.attribute(grids.grid("pipeline_by_rank", "bubble_us"), waited=True)
-        saving_us += of_bubble
+        saving_us += ledger.attribute(grids.grid("pipeline_by_rank", "bubble_us"), waited=True)
     confidence, reason = grids.confidence()
     if microbatches is None:
         confidence, reason = Confidence.medium, "the minimal cost of an interleaved schedule is unknown"
     if len(stages) < count:
         confidence, reason = Confidence.medium, f"only {len(stages)} of {count} stages are captured"
     end = {0: "first", count - 1: "last"}.get(longest, "middle")
-    steps = [advice("pipeline_bubble", end, stage=longest)] if uneven else []
-    steps += [advice("pipeline_bubble", "few_microbatches")] if few else []
     names = ("stage", "ranks", "pipeline_us", "bubble_us", "warm_up_us", "steady_us", "cool_down_us", "other_idle_us")
-    longer = f"{ms(compute[longest] - mean)} longer per {grids.per} than the mean stage"
-    title = f"Pipeline stages wait {bubble:.0%} of the time: {microbatches} microbatches are too few for {len(stages)} stages"
-    if uneven:
-        title = f"Pipeline stage {longest} ({name_ranks(members)}) computes {longer}, and the other stages wait"
-    found = finding(
-        "pipeline_bubble",
-        title,
-        members if uneven else sorted(rank for row in stages.values() for rank in row["ranks"]),
-        {
+    yield Evidence(
+        ranks=members if uneven else sorted(rank for row in stages.values() for rank in row["ranks"]),
+        measures={
             "stages": [
                 {name: row[name] for name in (*names, "bubble_fraction")}
                 | {"compute_us": compute[stage], "excess_compute_us": compute[stage] - mean}
@@ -341,15 +324,16 @@ def pipeline_bubble(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Fou
             "bubble_fraction": bubble,
             "ideal_bubble_fraction": ideal,
         },
-        (confidence, reason),
         saving_us=saving_us,
-        action=" ".join(steps),
+        title=["uneven" if uneven else "title"],
+        advice=[end if uneven else "", "few_microbatches" if few else ""],
+        values={"stage": longest, "longer": compute[longest] - mean, "captured": len(stages)},
+        sure=(confidence, reason),
         events=[
             Event(row["ranks"][0], f"bubble of stage {row['stage']}", duration_us=row["bubble_us"])
             for row in sorted(stages.values(), key=lambda row: -row["bubble_us"])
         ],
     )
-    return [found], ledger
 
 
 def _layers(grids: Grids, rank: int, microbatches: int | None) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import string
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -228,6 +229,22 @@ def summed(values: Iterable[tuple[K, float]]) -> dict[K, float]:
     return found
 
 
-def advice(finding: str, case: str = "default", **values: object) -> str:
-    """What to change: an entry of advice.toml with values filled in."""
-    return " ".join(texts(__package__, "advice.toml")[finding][case].split()).format_map(values)
+class _Formatter(string.Formatter):
+    """Format strings with times and sizes: `{lost_us:ms}`, `{held:MB}`, `{peak:GB}`; of numbers by rank, the largest one."""
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        value = max(value.values(), default=0.0) if isinstance(value, Mapping) else value
+        unit = {"ms": ms, "MB": megabytes, "GB": gigabytes}.get(format_spec)
+        return unit(value) if unit else str(super().format_field(value, format_spec))
+
+
+def text(finding: str, *entries: str, **values: object) -> str:
+    """Entries of text.toml about a finding with values filled in, one after the other; empty names are left out.
+
+    Args:
+        entries: one that starts with a comma or a colon follows without a space. Those of others are called `other.entry`.
+    """
+    places = [entry.rpartition(".") for entry in entries if entry]
+    known = texts(__package__, "text.toml")
+    whole = " ".join(" ".join(known[other or finding][entry].split()) for other, _, entry in places)
+    return _Formatter().vformat(whole.replace(" ,", ",").replace(" :", ":"), (), values)

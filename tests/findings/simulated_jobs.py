@@ -2,9 +2,11 @@
 
 from collections import defaultdict
 from contextlib import contextmanager
+from dataclasses import replace
 
 from bridge_profiling.engines import Outcome, call
-from bridge_profiling.findings import Ledger, Thresholds
+from bridge_profiling.findings import RULES, diagnose
+from bridge_profiling.findings.rule import About
 from tests.facts.ranks_in_hand import span, write_rank
 
 US = 1_000
@@ -30,12 +32,8 @@ class Here:
 
 def found_by(run, *finds, thresholds=None):
     """What some findings find in a run, without those that come before them."""
-    grids, found = run.grids(thresholds), []
-    ledger = Ledger.of(grids)
-    for find in finds:
-        findings, ledger = find(grids, thresholds or Thresholds(), ledger)
-        found += findings
-    return found
+    rules = [replace(rule, about=~About(0)) for rule in RULES if rule.detect in finds]
+    return diagnose(run.grids(thresholds), thresholds, rules)
 
 
 class SimulatedJob:

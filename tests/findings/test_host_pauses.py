@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bridge_profiling.findings import Confidence
-from bridge_profiling.findings.ledger import occurrence
+from bridge_profiling.findings.rule import occurrence
 from tests.findings.simulated_jobs import MS, US, SimulatedJob
 
 approx = pytest.approx

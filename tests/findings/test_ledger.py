@@ -29,26 +29,28 @@ NAN = float("nan")
 )
 def test_time_that_every_rank_loses_or_waits_is_saved(waiting, lost, cost, saving):
     how = {} if cost is None else {"cost_us": np.array(cost, float)}
-    found, ledger = Ledger.empty(np.array(waiting, float)).attribute(np.array(lost, float), **how)
-    assert found == pytest.approx(saving)
+    ledger = Ledger(np.array(waiting, float))
+    assert ledger.attribute(np.array(lost, float), **how) == pytest.approx(saving)
     assert not np.isnan(ledger.attributed_us).any()
 
 
 @pytest.mark.parametrize(("numbers", "saving"), [([10, 11], 10), ([10, 12], 0), ([None, 11], 0)])
 def test_waiting_counts_in_the_next_iteration_and_not_in_a_later_one(numbers, saving):
-    ledger = Ledger.empty(np.array([[0.0, 0.0], [0.0, 30.0]]), numbers=numbers)
-    assert ledger.attribute(np.array([[20.0, 0.0], [0.0, 0.0]]))[0] == saving
+    ledger = Ledger(np.array([[0.0, 0.0], [0.0, 30.0]]), numbers=numbers)
+    assert ledger.attribute(np.array([[20.0, 0.0], [0.0, 0.0]])) == saving
 
 
 def test_two_late_ranks_save_what_both_of_them_lose():
-    first, ledger = Ledger.empty(np.array([[50.0, 0, 0]])).attribute(np.array([[0, 40.0, 0]]))
-    assert (first, ledger.attribute(np.array([[0, 0, 50.0]]))[0]) == (0, 40)
+    ledger = Ledger(np.array([[50.0, 0, 0]]))
+    assert [ledger.attribute(np.array([lost])) for lost in ([0, 40.0, 0], [0, 0, 50.0])] == [0, 40]
 
 
 def test_time_below_the_threshold_is_left_for_later_findings():
-    empty = Ledger.empty(np.zeros((1, 1)))
-    assert empty.attribute(np.array([[2.0]]), at_least_us=5) == (0, empty)
-    assert empty.attribute(np.array([[5.0]]), at_least_us=5)[1].attributed_us[0, 0] == 5
+    ledger = Ledger(np.zeros((1, 1)))
+    assert ledger.attribute(np.array([[2.0]]), at_least_us=5) == 0
+    assert ledger.is_empty
+    assert ledger.attribute(np.array([[5.0]]), at_least_us=5) == 5
+    assert not ledger.is_empty
 
 
 _TIMES = st.lists(st.lists(st.floats(0, 1e6), min_size=3, max_size=3), min_size=2, max_size=2)
@@ -57,10 +59,8 @@ _TIMES = st.lists(st.lists(st.floats(0, 1e6), min_size=3, max_size=3), min_size=
 @settings(deadline=None)  # a loaded machine fails no test
 @given(_TIMES, st.lists(st.tuples(_TIMES, st.booleans()), min_size=1, max_size=5))
 def test_savings_add_up_to_no_more_than_any_rank_waits_and_loses(waiting, losses):
-    ledger, savings = Ledger.empty(np.array(waiting)), []
-    for lost, waited in losses:
-        saving, ledger = ledger.attribute(np.array(lost), waited=waited)
-        savings.append(saving)
+    ledger = Ledger(np.array(waiting))
+    savings = [ledger.attribute(np.array(lost), waited=waited) for lost, waited in losses]
     assert all(saving >= 0 for saving in savings)
     most = np.array(waiting) + sum(np.array(lost) for lost, _ in losses)
     assert sum(savings) <= most.mean(axis=0).min() * (1 + 1e-9) + 1e-6

@@ -142,9 +142,9 @@ def test_pauses_in_and_outside_the_window_are_saved_once(find, run_of):
     grids.facts.iterations = pa.concat_tables(
         [grids.facts.iterations, pa.Table.from_pylist(slow, grids.facts.iterations.schema)]
     )
-    found, _ = slow_iterations(grids, Thresholds(), Ledger.of(grids))
-    assert [finding.evidence["iterations"] for finding in found] == [[19, 29, 39, 49, 59], [9]]
-    assert [finding.recoverable_us_per_iteration is None for finding in found] == [False, True]
+    found = [*slow_iterations(grids, Thresholds(), Ledger.of(grids))]
+    assert [each.measures["iterations"] for each in found] == [[19, 29, 39, 49, 59], [9]]
+    assert [each.saving_us is None for each in found] == [False, True]
 
 
 def test_manifests_alone_show_slow_iterations_and_the_profilers_cost(find, tmp_path, run_of):

@@ -1,0 +1,314 @@
+"""Rules, and how what they detect becomes findings.
+
+A rule's `detect` knows what differs from other causes: which time is lost, who is responsible, and the numbers that show it. It
+attributes time in a ledger of its own, which `diagnose` keeps if anything is found. What all rules have in common is here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Flag, auto
+from functools import wraps
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bridge_profiling.facts.idle import Cause
+from bridge_profiling.findings.grids import Grids
+from bridge_profiling.findings.ledger import Ledger
+from bridge_profiling.findings.types import Confidence, Event, Finding, Grid, Occurrence, Thresholds, by_rank, ms, text
+
+#: A rank that loses at least this share of what the worst rank loses is responsible too.
+_ALIKE = 0.5
+
+#: Pauses of a host in an iteration that are many, and how long they take at most, in the mean, as long as threads take turns.
+_MANY_PAUSES, _SHORT_US = 10, 30_000
+
+#: Rules whose usual advice is about devices, with an entry of their own for trainings on CPUs.
+_ON_CPUS_TOO = (Cause.data_loading, Cause.checkpoint_stall)
+
+#: An iteration is struck if it loses this many times what the others usually lose, and this share of what the worst one loses.
+_TIMES, _OF_WORST = 3.0, 0.25
+
+#: With fewer iterations, which of them are the usual ones is unknown.
+_ENOUGH = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """What a rule detects.
+
+    Args:
+        ranks: responsible, ascending.
+        measures: numbers by name, with units in the names.
+        saving_us: of an iteration; None if it is unknown or none.
+        title: entries of text.toml, which follow one another.
+        advice: the same.
+        values: what these entries name besides `measures`, {ranks} (at the start: {Ranks}), {per} (iteration or capture),
+            {saving} in microseconds, its {share} of an iteration and {cost} in words.
+        sure: confidence, and why it is not high; by default that of the number of iterations.
+        doubt: another reason.
+        events: the places that show it best, most telling first.
+        severe: past the threshold for trouble.
+        occurrence: which iterations it strikes; None if it is about all of them.
+    """
+
+    ranks: list[int]
+    measures: Mapping[str, Any]
+    saving_us: float | None = None
+    title: Sequence[str] = ("title",)
+    advice: Sequence[str] = ("default",)
+    values: Mapping[str, object] = field(default_factory=dict)
+    sure: tuple[Confidence, str] | None = None
+    doubt: str = ""
+    events: list[Event] = field(default_factory=list)
+    severe: bool = False
+    occurrence: Occurrence | None = None
+
+    def finding(self, id: str, grids: Grids) -> Finding:
+        """The finding of the rule with this id."""
+        confidence, reason = self.sure or grids.confidence()
+        saving_us = self.saving_us or 0.0
+        named = grids.named(self.ranks)
+        values = {
+            "ranks": named,
+            "Ranks": named[:1].upper() + named[1:],
+            "per": grids.per,
+            "saving": saving_us,
+            "share": grids.share(saving_us),
+            "cost": _cost_in_words(grids, saving_us, self.occurrence),
+            **self.measures,
+            **self.values,
+        }
+        return Finding(
+            id=id,
+            title=text(id, *self.title, **values),
+            ranks=self.ranks,
+            evidence=self.measures,
+            recoverable_us_per_iteration=self.saving_us,
+            confidence=confidence,
+            confidence_reason="; ".join(filter(None, (reason, self.doubt))),
+            action=text(id, *self.advice, **values),
+            events=self.events,
+            severe=self.severe,
+            occurrence=self.occurrence,
+        )
+
+
+class About(Flag):
+    """Trainings that a rule judges."""
+
+    devices = auto()
+    cpus = auto()
+    unread_devices = auto()  # what hosts wait for is unknown
+
+
+Detect = Callable[[Grids, Thresholds, Ledger], Iterable[Evidence]]
+
+#: The largest saving in an iteration that removing the cause of a finding can bring.
+Bound = Callable[[Grids, Finding], float]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A kind of finding.
+
+    Args:
+        id: of its findings, and of its entries in text.toml.
+        detect: evidence from facts, given the time that earlier rules left.
+        bound: the largest saving in an iteration that removing the cause can bring, or why there is none.
+        about: the trainings that it judges.
+    """
+
+    id: str
+    detect: Detect
+    bound: Bound | str
+    about: About = About.devices
+
+
+def responsible(by_rank_us: Mapping[int, float]) -> list[int]:
+    """Ranks whose time is similar to that of the rank with most."""
+    most = max(by_rank_us.values(), default=0.0)
+    return sorted(rank for rank, time_us in by_rank_us.items() if time_us > 0 and time_us >= _ALIKE * most)
+
+
+def pauses_are_short(grids: Grids, ranks: Sequence[int]) -> bool:
+    """Whether a host of these pauses often and shortly in an iteration, as those do that share the interpreter's lock."""
+    count, lost_us = (grids.mean_us(grids.of_cause(Cause.host_pause, column)) for column in ("count", "lost_us"))
+    return any(count.get(rank, 0.0) >= _MANY_PAUSES and lost_us[rank] <= _SHORT_US * count[rank] for rank in ranks)
+
+
+def occurrence(numbers: Sequence[int | None], lost_us: NDArray[np.float64]) -> Occurrence | None:
+    """The iterations in which most of a loss occurs, if these are at most half of all; None for a loss of every iteration.
+
+    Args:
+        numbers: of the iterations.
+        lost_us: in each of them.
+    """
+    count = len(lost_us)
+    if count < _ENOUGH or not lost_us.max() > 0:
+        return None
+    usual_us = np.sort(lost_us)[(count - 1) // 2]
+    struck = (lost_us > _TIMES * usual_us) & (lost_us >= _OF_WORST * lost_us.max())
+    if not 0 < struck.sum() <= count / 2 or lost_us[struck].sum() < lost_us.sum() / 2:
+        return None
+    iterations = tuple(int(number) for number, hit in zip(numbers, struck, strict=True) if hit and number is not None)
+    return Occurrence(iterations, count, float(lost_us[struck].mean()))
+
+
+def _cost_in_words(grids: Grids, saving_us: float, struck: Occurrence | None) -> str:
+    """What a cause costs: "4 ms of each iteration (17%)" or "360 ms in 3 of 7 iterations (mean 154 ms, 75%)"."""
+    share = f"{grids.share(saving_us):.0%}"
+    if struck is None:
+        return f"{ms(saving_us)} of each {grids.per} ({share})"
+    return f"{ms(struck.each_us)} in {len(struck.iterations)} of {struck.of} iterations (mean {ms(saving_us)}, {share})"
+
+
+# Rules about a cause of non-compute time.
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Time attributed to a rule, means per iteration."""
+
+    cause: Cause
+    saving_us: float
+    lost_us: Mapping[int, float]  # by rank
+    host_us: Mapping[int, float]  # in ranges of the cause, by rank; empty for causes without ranges
+    ranks: list[int]  # responsible
+    occurrence: Occurrence | None  # where it strikes some iterations only
+
+
+def attributed(
+    grids: Grids,
+    ledger: Ledger,
+    lost_us: Grid,
+    causes: Sequence[Cause],
+    at_least: float,
+    *,
+    host_us: Grid | None = None,
+    cost_us: NDArray[np.float64] | None = None,
+) -> Loss | None:
+    """Attribute time; None, and an unchanged ledger, when it saves less than a share of an iteration.
+
+    With `host_us`, the host's time shows who is responsible: a rank that waits for others loses nothing, and can be as slow.
+    """
+    # Ranges can contain a part of the profiler's cost that cannot be separated from theirs.
+    whole_us = grids.iteration_us if host_us is None else grids.captured_iteration_us
+    if not np.nansum(lost_us) > 0 or not whole_us or grids.is_doubtful(*causes):
+        return None
+    saving_us = ledger.attribute(lost_us, causes, max(at_least * whole_us, 1.0), cost_us=cost_us)
+    if not saving_us:
+        return None
+    by_rank_us = grids.mean_us(lost_us)
+    host = {} if host_us is None else grids.mean_us(host_us)
+    most_us = np.nan_to_num(lost_us).max(axis=1)
+    struck = occurrence(grids.numbers, most_us if cost_us is None else np.maximum(most_us, cost_us))
+    if struck:
+        ledger.sporadic_us += saving_us
+    return Loss(causes[0], saving_us, by_rank_us, host, responsible(host or by_rank_us), struck)
+
+
+def evidence_of(
+    grids: Grids,
+    loss: Loss,
+    measures: Mapping[str, Any],
+    *,
+    lost: str = "idle_us",
+    ranks: list[int] | None = None,
+    severe: float = math.inf,
+    **known: Any,
+) -> Evidence:
+    """The evidence of a loss.
+
+    Args:
+        lost: name of the lost time in the measures.
+        severe: a share of an iteration.
+        known: other fields of the evidence.
+    """
+    ranks = loss.ranks if ranks is None else ranks
+    share = grids.share(loss.saving_us)
+    events = grids.events(loss.cause, ranks=ranks)
+    if loss.host_us:
+        events += grids.events(loss.cause, ranks=ranks, between=True, limit=5 - len(events))
+    fields = {
+        "ranks": ranks,
+        "measures": {"share_of_iteration": round(share, 4), lost: by_rank(loss.lost_us), **measures},
+        "saving_us": loss.saving_us,
+        "advice": _usual_advice(grids, loss.cause),
+        "sure": grids.confidence(of_host=True),
+        "events": events,
+        "severe": share >= severe,
+        "occurrence": loss.occurrence,
+    }
+    return Evidence(**{**fields, **known})
+
+
+def _usual_advice(grids: Grids, cause: Cause) -> list[str]:
+    """By the kind of machine that the training ran on, where advice depends on it."""
+    return ["on_host" if cause in _ON_CPUS_TOO and not grids.has_device else "default"]
+
+
+def of_cause(
+    cause: Cause, *, at_least: str = "cause", in_ranges: bool = False, left_out: bool = False
+) -> Callable[[Callable[[Grids, Thresholds, Loss], Evidence | None]], Detect]:
+    """A rule about what earlier ones left of a cause: the decorated function says what it is, or that it is none.
+
+    Args:
+        cause: of non-compute time.
+        at_least: the threshold of its saving, a share of an iteration.
+        in_ranges: whether ranges of hosts show the cause, within iterations and between them.
+        left_out: whether it also counts where it strikes only iterations that do not count.
+    """
+
+    def decorated(says: Callable[[Grids, Thresholds, Loss], Evidence | None]) -> Detect:
+        @wraps(says)
+        def detect(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Iterator[Evidence]:
+            lost_us, known = ledger.left_us(cause), dict[str, Any]()
+            if in_ranges:
+                lost_us = lost_us + grids.of_cause(cause, "lost_us", between=True)
+                # A range can begin in one iteration and cost time in the next one.
+                cost_us = np.minimum(grids.in_turns_us(cause), np.nansum(lost_us, axis=1))
+                known = {"host_us": grids.in_ranges_us(cause), "cost_us": cost_us}
+            loss = attributed(grids, ledger, lost_us, (cause,), getattr(thresholds, at_least), **known)
+            if loss is not None:
+                yield from filter(None, [says(grids, thresholds, loss)])
+            elif left_out:
+                yield from _in_left_out(grids, thresholds, cause)
+
+        return detect
+
+    return decorated
+
+
+def _in_left_out(grids: Grids, thresholds: Thresholds, cause: Cause) -> Iterator[Evidence]:
+    """A cause that strikes only iterations that do not count: it made them unlike the others.
+
+    They are outside the ledger, so the saving is the mean over all captured iterations.
+    """
+    lost: dict[int, dict[int, float]] = {}
+    for row in grids.facts.idle_causes.to_pylist():
+        number, rank = row["iteration"], row["rank"]
+        if row["cause"] == cause and number is not None and number not in grids.lines and rank in grids.ranks:
+            of_ranks = lost.setdefault(number, {})
+            of_ranks[rank] = of_ranks.get(rank, 0.0) + row["lost_us"]
+    captured = max(grids.captured_iterations.values(), default=0)
+    total_us = sum(max(of_ranks.values()) for of_ranks in lost.values())
+    if not captured or grids.share(total_us / captured) < thresholds.cause:
+        return
+    worst = max(lost, key=lambda number: max(lost[number].values()))
+    ranks = responsible(lost[worst])
+    yield Evidence(
+        ranks=ranks,
+        measures={"idle_us": by_rank(lost[worst]), "iterations": sorted(lost), "iterations_captured": captured},
+        saving_us=total_us / captured,
+        title=["left_out"],
+        advice=_usual_advice(grids, cause),
+        values={"longest": max(lost[worst].values()), "struck": len(lost)},
+        events=[Event(rank, str(cause), worst, None, lost[worst][rank]) for rank in ranks[:5]],
+        severe=True,
+        occurrence=Occurrence(tuple(sorted(lost)), captured, total_us / len(lost)),
+    )
