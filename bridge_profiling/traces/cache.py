@@ -17,7 +17,7 @@ import importlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -32,8 +32,8 @@ from bridge_profiling.errors import TraceError
 from bridge_profiling.manifest import RankCapture
 from bridge_profiling.regular_files import open_regular, read_regular, size_bytes
 from bridge_profiling.traces.discover import Capture, contradiction
-from bridge_profiling.traces.tables import SCHEMAS, BlockTables, give_memory_back
-from bridge_profiling.traces.types import Caveat, RankInfo, RankTables
+from bridge_profiling.traces.tables import SCHEMAS, give_memory_back
+from bridge_profiling.traces.types import BlockTable, Caveat, RankInfo, RankTables
 
 #: Raise it when a reader gives other rows or caveats for the same file. Changed columns count by themselves.
 ENGINE_VERSION = 11
@@ -63,41 +63,26 @@ _END_BYTES = 1 << 16
 _PIECE_BYTES = 1 << 22
 
 
-class ParquetTables(Mapping[str, pa.Table]):
-    """Tables of an entry, each read on use."""
+class ParquetTable(BlockTable):
+    """A table of an entry, read on use."""
 
-    def __init__(self, entry: Path) -> None:
-        self.entry = entry
+    def __init__(self, path: Path) -> None:
+        self._path = path
 
-    def __getitem__(self, name: str) -> pa.Table:
-        if name not in self:
-            raise KeyError(name)
-        return self.columns(name)
-
-    def __contains__(self, name: object) -> bool:
-        # Mapping's own would read the table.
-        return (self.entry / f"{name}.parquet").is_file()
-
-    def columns(self, name: str, wanted: Sequence[str] | None = None) -> pa.Table:
-        """Some columns of a table, without reading the others."""
+    def read(self, wanted: Sequence[str] | None = None) -> pa.Table:
+        """The table, or some of its columns, without reading the others."""
         # `read_table` would import PyArrow's data sets: 30 ms.
-        with pq.ParquetFile(self.entry / f"{name}.parquet") as file:
+        with pq.ParquetFile(self._path) as file:
             return file.read(None if wanted is None else list(wanted))
 
-    def blocks(self, name: str, wanted: Sequence[str] | None = None) -> Iterator[pa.Table]:
-        """The rows of a table, or of some of its columns, as they were written: `ROW_GROUP_ROWS` at a time."""
-        with pq.ParquetFile(self.entry / f"{name}.parquet") as file:
+    def blocks(self, wanted: Sequence[str] | None = None) -> Iterator[pa.Table]:
+        """The rows, or those of some columns, as they were written: `ROW_GROUP_ROWS` at a time."""
+        with pq.ParquetFile(self._path) as file:
             columns = None if wanted is None else list(wanted)
             if not file.num_row_groups:
                 yield file.read(columns)
             for group in range(file.num_row_groups):
                 yield file.read_row_group(group, columns)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(sorted(path.stem for path in self.entry.glob("*.parquet")))
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
 
 
 def load(capture: Capture, *, directory: Path | None = None, cached: bool = True, writer: str = "") -> RankTables:
@@ -166,8 +151,8 @@ def _load_cached(capture: Capture, folders: Sequence[Path], writer: str) -> Rank
 
 def reopened(tables: RankTables, entry: Path) -> RankTables:
     """Tables that an entry was just written of. Those made in blocks are read from the entry from now on, to free memory."""
-    if isinstance(tables.tables, BlockTables):
-        tables.tables = ParquetTables(entry)
+    if any(isinstance(table, BlockTable) for table in tables.tables.values()):
+        tables.tables = _stored(entry)
         give_memory_back()
     return RankTables(tables.info, tables.tables, entry)
 
@@ -192,9 +177,9 @@ def write(
     with tempfile.TemporaryDirectory(prefix=f".{writer}", dir=entry.parent, ignore_cleanup_errors=True) as temporary:
         fresh = Path(temporary) / entry.name
         fresh.mkdir()
-        for name in tables.tables:
+        for name, table in tables.tables.items():
             write_blocks(tables.blocks(name), SCHEMAS[name], fresh / f"{name}.parquet")
-            if isinstance(tables.tables, BlockTables):
+            if isinstance(table, BlockTable):
                 give_memory_back()
         (fresh / INFO).write_bytes(msgspec.json.encode(tables.info))
         identity = "" if capture is None else _identity(capture)
@@ -259,7 +244,11 @@ def open_entry(entry: Path) -> RankTables | None:
         info = msgspec.json.decode((entry / INFO).read_bytes(), type=RankInfo)
     except (OSError, msgspec.DecodeError):
         return None
-    return RankTables(info, ParquetTables(entry), entry)
+    return RankTables(info, _stored(entry), entry)
+
+
+def _stored(entry: Path) -> dict[str, BlockTable]:
+    return {path.stem: ParquetTable(path) for path in sorted(entry.glob("*.parquet"))}
 
 
 def _folders(capture: Capture, directory: Path | None) -> list[Path]:

@@ -67,12 +67,12 @@ class Iterations:
     def table(self, rank: int, boundary: NDArray[np.bool_], base_ns: int = 0) -> pa.Table:
         """The table `iterations`."""
         columns = {
-            "iteration": pa.array(self.number),
-            "start_ns": pa.array(self.start_ns + base_ns),
-            "end_ns": pa.array(self.end_ns + base_ns),
-            "boundary": pa.array(boundary),
+            "iteration": self.number,
+            "start_ns": self.start_ns,
+            "end_ns": self.end_ns,
+            "boundary": boundary,
         }
-        return build("iterations", rank, columns)
+        return build("iterations", rank, columns, base_ns)
 
 
 NO_ITERATIONS = Iterations(*[np.empty(0, np.int64)] * 4)

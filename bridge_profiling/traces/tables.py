@@ -18,6 +18,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from bridge_profiling.traces.types import BlockTable
+
 Integers = NDArray[np.int64]
 
 #: Stands for null in arrays of integers.
@@ -186,8 +188,10 @@ _SIZES = {"bytes", "requested_bytes", "free_bytes", "total_allocated_bytes", "to
 _SIZES |= {"message_bytes", "in_elements", "out_elements"}
 
 
-def build(name: str, rank: int, columns: Mapping[str, pa.Array]) -> pa.Table:
+def build(name: str, rank: int, columns: Mapping[str, pa.Array | NDArray[Any]], base_ns: int = 0) -> pa.Table:
     """A table of a schema, from at least one column. Types are cast; columns that are not given are null.
+
+    Integers are null where they are NULL. `base_ns` is added to the times among them.
 
     So are numbers that the column's type cannot hold, and sizes beyond `MAX_SIZE`: a file can hold any.
 
@@ -204,7 +208,10 @@ def build(name: str, rank: int, columns: Mapping[str, pa.Array]) -> pa.Table:
         if column.name == "rank":
             arrays.append(pa.repeat(pa.scalar(rank, column.type), rows))
         elif column.name in columns:
-            array = _bounded(columns[column.name], column)
+            array = columns[column.name]
+            if isinstance(array, np.ndarray) and array.dtype == np.int64:
+                array = integer_column(array, base_ns if column.name.endswith("_ns") else 0)
+            array = _bounded(array if isinstance(array, pa.Array) else pa.array(array), column)
             arrays.append(array if array.type == column.type else array.cast(column.type))
         else:
             arrays.append(pa.nulls(rows, column.type))
@@ -225,32 +232,23 @@ def _bounded(array: pa.Array, column: pa.Field) -> pa.Array:
     return pc.if_else(within, array, pa.scalar(None, array.type))
 
 
-class BlockTables(Mapping[str, pa.Table]):
-    """Tables, some of which are made in blocks of rows on each use: they need not fit into memory as a whole."""
+class MadeTable(BlockTable):
+    """A table that a function makes in blocks."""
 
-    def __init__(self, tables: Mapping[str, pa.Table], made: Mapping[str, Callable[[], Iterator[pa.Table]]]) -> None:
-        self._tables, self._made = dict(tables), made
+    def __init__(self, make: Callable[[], Iterator[pa.Table]]) -> None:
+        self._make = make
+        self._whole: pa.Table | None = None
 
-    def __contains__(self, name: object) -> bool:
-        # Mapping's own would make the table.
-        return name in self._tables or name in self._made
-
-    def blocks(self, name: str, wanted: Sequence[str] | None = None) -> Iterator[pa.Table]:
-        """A table's rows, or those of some columns, as one table after another."""
-        blocks = iter([self._tables[name]]) if name in self._tables else self._made[name]()
+    def blocks(self, wanted: Sequence[str] | None = None) -> Iterator[pa.Table]:
+        """The rows as they are made, or as one table once that was needed."""
+        blocks = self._make() if self._whole is None else iter([self._whole])
         return blocks if wanted is None else (block.select(list(wanted)) for block in blocks)
 
-    def __getitem__(self, name: str) -> pa.Table:
-        if name not in self._tables:
-            found = pa.concat_tables([SCHEMAS[name].empty_table(), *self._made[name]()])
-            self._tables[name] = found.unify_dictionaries().combine_chunks()
-        return self._tables[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter([*self._tables, *(name for name in self._made if name not in self._tables)])
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
+    def read(self, wanted: Sequence[str] | None = None) -> pa.Table:
+        """All rows, which are kept."""
+        if self._whole is None:
+            self._whole = pa.concat_tables(self._make()).unify_dictionaries().combine_chunks()
+        return self._whole if wanted is None else self._whole.select(list(wanted))
 
 
 def give_memory_back() -> None:
@@ -278,9 +276,10 @@ def text_column(values: Sequence[str | None]) -> pa.Array:
     return pa.array(values, pa.string()).dictionary_encode()
 
 
-def integer_column(values: Integers) -> pa.Array:
-    """Integers as a column, null where they are NULL; shares memory with `values`."""
+def integer_column(values: Integers, plus: int = 0) -> pa.Array:
+    """Integers as a column, null where they are NULL; shares memory with `values` unless something is added to them."""
     missing = values == NULL
+    values = values + plus if plus else values
     if not missing.any():
         return pa.array(values)
     valid = pa.py_buffer(np.packbits(~missing, bitorder="little"))

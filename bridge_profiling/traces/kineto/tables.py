@@ -24,7 +24,6 @@ from bridge_profiling.traces.joins import (
     collective_columns,
     launches_one,
     trace_caveats,
-    wait_columns,
     waits_for_device,
 )
 from bridge_profiling.traces.kinds import synchronization_kind
@@ -32,7 +31,7 @@ from bridge_profiling.traces.kineto.collect import MEANINGS, Collector
 from bridge_profiling.traces.kineto.columns import Columns, InexactTimes
 from bridge_profiling.traces.kineto.decode import EventReader, rank_info
 from bridge_profiling.traces.kineto.work import Device, Host, Names
-from bridge_profiling.traces.tables import NULL, build, coded_column, integer_column
+from bridge_profiling.traces.tables import NULL, build, coded_column
 from bridge_profiling.traces.types import Caveat, LostRecords, ProcessGroup, RankInfo, RankSource, RankTables
 
 #: Times without a base are taken for Unix time when they are after 2001.
@@ -160,23 +159,23 @@ def _tables(collected: Collector, info: RankInfo) -> tuple[dict[str, pa.Table], 
     caveats += device_time_caveats(device.times(host, names))
     info.content = content_of(host.start_ns, host.end_ns, device.start_ns, device.end_ns)
     operations, undescribed = _operations(device, host, collected, {group.name: group for group in info.groups})
-    columns, rows = device.columns(names, iterations), device.communication
+    device_events, rows = build("device_events", info.rank, device.columns(names, iterations)), device.communication
     if undescribed:
         unknown = "messages are" if all(each.group_name for each in operations) else "group and message are"
         text = f"{undescribed} of {len(rows)} communication kernels have no description: their {unknown} unknown"
         caveats.append(Caveat("collectives_undescribed", text))
     tables = {
-        "device_events": build("device_events", info.rank, columns),
+        "device_events": device_events,
         "collectives": build(
-            "collectives", info.rank, collective_columns(operations, columns, rows, device.launch.issued_ns[rows])
+            "collectives", info.rank, collective_columns(operations, device_events, rows, device.launch.issued_ns[rows])
         ),
         "iterations": iterations.table(info.rank, _boundary(iterations, host, names, collected.marks, base_ns)),
         "host_events": build("host_events", info.rank, host.columns(collected)),
     }
     if len(collected.synchronizations):
-        tables["synchronizations"] = build("synchronizations", info.rank, _wait_columns(collected, names, base_ns))
+        tables["synchronizations"] = build("synchronizations", info.rank, _wait_columns(collected, names), base_ns)
     if len(collected.memory):
-        tables["memory_events"] = build("memory_events", info.rank, _memory_columns(collected.memory, base_ns))
+        tables["memory_events"] = build("memory_events", info.rank, _memory_columns(collected.memory), base_ns)
     return tables, caveats, device.launch.ambiguous
 
 
@@ -256,27 +255,23 @@ def _boundary(iterations: Iterations, host: Host, names: Names, marks: Sequence[
     return iterations.overlapping(marks_ns, marks_ns) | iterations.overlapping(host.start_ns[rows], host.end_ns[rows])
 
 
-def _wait_columns(collected: Collector, names: Names, base_ns: int) -> dict[str, pa.Array]:
+def _wait_columns(collected: Collector, names: Names) -> dict[str, Any]:
     columns = collected.synchronizations
-    start = columns.take("start_ns")
-    order = np.argsort(start, kind="stable")
+    start_ns = columns.take("start_ns")
+    order = np.argsort(start_ns, kind="stable")
     kinds, kind = names.say(columns.take("name", order), synchronization_kind)
     others = ("end_ns", "device", "stream", "correlation", "producer_stream", "producer_correlation")
-    waits = {"kind": kind, "start_ns": start[order], **{name: columns.take(name, order) for name in others}}
-    stream = waits["stream"]
-    waits["stream"] = np.where((stream < 0) | (stream == _NO_STREAM), NULL, stream)
-    return wait_columns(waits, kinds, base_ns)
+    waits = {name: columns.take(name, order) for name in others}
+    nowhere = (waits["stream"] < 0) | (waits["stream"] == _NO_STREAM)
+    stream = np.where(nowhere, NULL, waits["stream"])
+    return waits | {"kind": coded_column(kind, kinds), "start_ns": start_ns[order], "stream": stream}
 
 
-def _memory_columns(columns: Columns, base_ns: int) -> dict[str, pa.Array]:
+def _memory_columns(columns: Columns) -> dict[str, Any]:
     time_ns = columns.take("time_ns")
     order = np.argsort(time_ns, kind="stable")
     types = columns.take("device_type", order)
     used = np.unique(types).tolist()
-    others = ("thread", "device", "bytes", "total_allocated_bytes", "total_reserved_bytes")
-    return {
-        "time_ns": pa.array(time_ns[order] + base_ns),
-        "device_type": coded_column(np.searchsorted(used, types), [_DEVICE_TYPES.get(each) for each in used]),
-        "address": pa.array(columns.take("address", order)),
-        **{name: integer_column(columns.take(name, order)) for name in others},
-    }
+    others = ("thread", "address", "device", "bytes", "total_allocated_bytes", "total_reserved_bytes")
+    device_type = coded_column(np.searchsorted(used, types), [_DEVICE_TYPES.get(each) for each in used])
+    return {"time_ns": time_ns[order], "device_type": device_type} | {name: columns.take(name, order) for name in others}

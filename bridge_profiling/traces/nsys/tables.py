@@ -6,7 +6,7 @@ A table or a column that the report lacks gives nulls and a caveat.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,6 @@ from bridge_profiling.traces.joins import (
     launches_one,
     taken,
     trace_caveats,
-    wait_columns,
     waits_for_device,
 )
 from bridge_profiling.traces.kinds import COMMUNICATION, COMPUTE, MEMCPY, MEMSET
@@ -33,7 +32,6 @@ from bridge_profiling.traces.nsys.blocks import DeviceEvents, HostEvents, thread
 from bridge_profiling.traces.nsys.database import Database, open_report
 from bridge_profiling.traces.nsys.events import (
     MAX_TIME_NS,
-    WAIT_KINDS,
     Calls,
     DeviceWork,
     memory_columns,
@@ -54,7 +52,7 @@ from bridge_profiling.traces.nsys.report import (
     processes,
 )
 from bridge_profiling.traces.periods import find_periods
-from bridge_profiling.traces.tables import NULL, BlockTables, Integers, build, coded_column, give_memory_back, integer_column
+from bridge_profiling.traces.tables import NULL, Integers, MadeTable, build, coded_column, give_memory_back
 from bridge_profiling.traces.types import Caveat, LostRecords, RankInfo, RankSource, RankTables
 
 #: nsys' own work in which the profiler starts, stops or writes: an iteration around it is a boundary one.
@@ -160,20 +158,17 @@ def _read(database: Database, process: Process, info: RankInfo) -> RankTables:
         "iterations": iterations.table(info.rank, boundary, base),
         "collectives": _collectives(process, info, work, device_events, ranges),
     }
-    if len(waits["start_ns"]):
-        tables["synchronizations"] = build("synchronizations", info.rank, wait_columns(waits, WAIT_KINDS, base))
-    if metrics := metric_columns(process, base):
-        tables["gpu_metrics"] = build("gpu_metrics", info.rank, metrics)
+    sampled = {"gpu_metrics": metric_columns(process), "cuda_memory": memory_columns(process)}
+    more = {"synchronizations": waits, "system_calls": _system_columns(system)} | sampled
+    built = [(name, build(name, info.rank, columns, base)) for name, columns in more.items() if columns]
+    tables |= {name: table for name, table in built if table.num_rows}
     if len(system.start_ns):
-        tables["system_calls"] = build("system_calls", info.rank, _system_columns(system, base))
         callers = len(np.unique(system.thread[:] >> THREAD_BITS))
         if process.global_pid is None and callers > 1:
             text = (
                 f"the report holds system calls of {callers} processes, and nothing says which are ranks: they count together"
             )
             info.add_caveat("processes_unnamed", text)
-    if memory := memory_columns(process, base):
-        tables["cuda_memory"] = build("cuda_memory", info.rank, memory)
     unread = _unread(database)
     if not most and not unread and not any(table.num_rows for table in tables.values()):
         nothing = "nsys recorded nothing" if database.has("META_DATA_EXPORT") else "it is not an nsys report"
@@ -198,14 +193,9 @@ def _read(database: Database, process: Process, info: RankInfo) -> RankTables:
     if most > _BLOCK_ROWS:
         give_memory_back()
     host_events = HostEvents(ranges, calls, overhead, operator, base, info.rank, block_rows)
-    made: dict[str, Callable[[], Iterator[pa.Table]]] = {}
-    of_name: dict[str, DeviceEvents | HostEvents] = {"device_events": device_events, "host_events": host_events}
-    for name, blocks in of_name.items():
-        if len(blocks) == 1:
-            (tables[name],) = blocks()
-        else:
-            made[name] = blocks
-    return RankTables(info, BlockTables(tables, made) if made else tables)
+    made: dict[str, DeviceEvents | HostEvents] = {"device_events": device_events, "host_events": host_events}
+    events = {name: next(blocks()) if len(blocks) == 1 else MadeTable(blocks) for name, blocks in made.items()}
+    return RankTables(info, tables | events)
 
 
 def _times(work: DeviceWork, calls: Calls, ranges: Ranges, launches: Launches) -> DeviceTimes:
@@ -257,7 +247,7 @@ def _periods(work: DeviceWork, calls: Calls, launches: Launches, begin_ns: int) 
 
 def _collectives(process: Process, info: RankInfo, work: DeviceWork, device_events: DeviceEvents, ranges: Ranges) -> pa.Table:
     rows = device_events.communication
-    device, thread, issued_ns = device_events.columns(rows), device_events.launch_thread(rows), device_events.issued_ns(rows)
+    thread, issued_ns = device_events.launch_thread(rows), device_events.issued_ns(rows)
     found = operations(
         process,
         ranges,
@@ -270,15 +260,16 @@ def _collectives(process: Process, info: RankInfo, work: DeviceWork, device_even
         known_since = "NCCL's payloads are in reports since nsys 2024.6, exported with --include-blobs=true"
         text = f"the message size of {unknown} of {len(rows)} communication kernels is unknown: {known_since}"
         info.add_caveat("message_size_unknown", text)
-    return build("collectives", info.rank, collective_columns(found, device, np.arange(len(rows)), issued_ns))
+    columns = collective_columns(found, device_events.table(rows), np.arange(len(rows)), issued_ns)
+    return build("collectives", info.rank, columns)
 
 
-def _system_columns(system: Calls, base: int) -> dict[str, pa.Array]:
+def _system_columns(system: Calls) -> dict[str, Any]:
     return {
-        "thread": integer_column(thread_of(system.thread[:])),
+        "thread": thread_of(system.thread[:]),
         "name": coded_column(system.name[:], system.names),
-        "start_ns": pa.array(system.start_ns + base),
-        "end_ns": pa.array(system.start_ns + system.duration_ns[:] + base),
+        "start_ns": system.start_ns,
+        "end_ns": system.start_ns + system.duration_ns[:],
     }
 
 
