@@ -31,9 +31,9 @@ from bridge_profiling.atomic import write_atomically
 from bridge_profiling.errors import TraceError
 from bridge_profiling.manifest import RankCapture
 from bridge_profiling.regular_files import open_regular, read_regular, size_bytes
-from bridge_profiling.traces.discover import Capture, contradiction
+from bridge_profiling.traces.discover import Capture
 from bridge_profiling.traces.tables import SCHEMAS, give_memory_back
-from bridge_profiling.traces.types import BlockTable, Caveat, RankInfo, RankTables
+from bridge_profiling.traces.types import BlockTable, RankInfo, RankTables, caveat
 
 #: Raise it when a reader gives other rows or caveats for the same file. Changed columns count by themselves.
 ENGINE_VERSION = 11
@@ -283,8 +283,8 @@ def _digest(text: str) -> str:
 def _described(tables: RankTables, capture: Capture) -> RankTables:
     info = tables.info if capture.manifest is None else _with_manifest(tables, capture.manifest)
     if info.world_size is not None and info.rank >= info.world_size:
-        text = f"{info.files[0]} is of rank {info.rank}, in a job of {info.world_size} ranks: one of the two is wrong"
-        info = replace(info, world_size=None, caveats=[*info.caveats, Caveat("rank_outside_world", text, file=info.files[0])])
+        outside = caveat("rank_outside_world", file=info.files[0], rank=info.rank, world_size=info.world_size)
+        info = replace(info, world_size=None, caveats=[*info.caveats, outside])
     return replace(tables, info=info)
 
 
@@ -295,25 +295,25 @@ def _with_manifest(tables: RankTables, capture: RankCapture) -> RankInfo:
     found = (
         set(tables.columns("iterations", ["iteration"])["iteration"].to_pylist()) if captured else set()
     )  # none in snapshots
-    contradicts = ""
+    contradicts = None
     if info.rank != capture.rank:
-        contradicts = f"it is of rank {capture.rank}, and {info.files[0]} of rank {info.rank}"
+        ranks = {"rank": capture.rank, "path": info.files[0], "other": info.rank}
+        contradicts = caveat("manifest_contradicts.rank", file=capture.path, **ranks)
     elif found and captured.isdisjoint(found):
-        contradicts = f"it says that iterations {min(captured)} to {max(captured)} were captured, not "
-        contradicts += f"{min(found)} to {max(found)}"
+        ends = {"first": min(captured), "last": max(captured), "found_first": min(found), "found_last": max(found)}
+        contradicts = caveat("manifest_contradicts.window", file=capture.path, **ends)
     if contradicts:
-        return replace(info, caveats=[*info.caveats, contradiction(capture.path, contradicts)])
+        return replace(info, caveats=[*info.caveats, contradicts])
     caveats = list(info.caveats)
     lost = sorted(captured - found) if found and not info.error else []
     if lost:
-        text = f"{capture.path} says that iteration {lost[0]} was captured, and it is not in the file"
-        caveats.append(Caveat("manifest_differs", text))
+        caveats.append(caveat("manifest_differs.iteration", manifest=capture.path, iteration=lost[0]))
     if None not in (info.world_size, manifest.world_size) and info.world_size != manifest.world_size:
-        text = f"{capture.path} says that the job has {manifest.world_size} ranks, the capture {info.world_size}"
-        caveats.append(Caveat("manifest_differs", text))
+        sizes = {"said": manifest.world_size, "captured": info.world_size}
+        caveats.append(caveat("manifest_differs.ranks", manifest=capture.path, **sizes))
     if manifest.status != "complete":
-        text = f"the capture is {manifest.status}: {manifest.reason or 'its manifest gives no reason'}"
-        caveats.append(Caveat("capture_incomplete", text))
+        reason = manifest.reason or "its manifest gives no reason"
+        caveats.append(caveat("capture_incomplete", status=manifest.status, reason=reason))
     coordinates = {name: (place[0], place[1]) for name, place in manifest.coordinates.items()}
     return replace(
         info,

@@ -13,7 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from bridge_profiling.traces.tables import NULL, SCHEMAS, Integers, text_column
-from bridge_profiling.traces.types import Caveat, LostRecords, ProcessGroup, RankInfo
+from bridge_profiling.traces.types import LostRecords, ProcessGroup, RankInfo
 
 #: Bytes of an element, by torch's name of its type.
 _ELEMENT_BYTES = {
@@ -299,28 +299,22 @@ def add_lost(info: RankInfo, lost: LostRecords, ambiguous: int) -> None:
     """Record what a capture lost, and say so if that is too much to judge its rank."""
     info.lost = lost
     if ambiguous:
-        text = f"{ambiguous} device events have a correlation that is not theirs alone: their launches are unknown"
-        info.add_caveat("correlations_repeated", text, of_file=True)
+        info.add_caveat("correlations_repeated", of_file=True, ambiguous=ambiguous)
     if not info.judged:
         text = f"{lost.device:,} of its {lost.of_device:,} device events could not be used, so rank {info.rank} is not judged"
         info.error = f"{info.error}; {text}" if info.error else f"{info.files[0]}: {text}"
 
 
-def trace_caveats(info: RankInfo, *, device_events: int, unlaunched: int, iterations: int, marks: str) -> list[Caveat]:
+def add_trace_caveats(info: RankInfo, *, device_events: int, unlaunched: int, iterations: int, marks: str) -> None:
     """What a trace of any profiler may lack, by its numbers of events, of those without a launch, and of iterations.
 
     `marks` is how the profiler's ranges name an iteration.
     """
-    found = []
     if info.clock == "unknown":
-        text = "times are not on the host's clock: this rank can be compared with others by matched collectives only"
-        found.append(Caveat("clock_unknown", text))
+        info.add_caveat("clock_unknown.rank")
     if not device_events:
-        found.append(Caveat("no_device_work", "no work on a device was recorded"))
+        info.add_caveat("no_device_work")
     if not iterations:
-        found.append(Caveat("no_iterations", f"no iterations are marked ({marks}): figures are of the whole capture"))
+        info.add_caveat("no_iterations", marks=marks)
     if unlaunched:
-        text = f"{unlaunched} of {device_events} device events have no recorded launch: they were launched before the capture"
-        text += " and are in no iteration, or their start decides their iteration"
-        found.append(Caveat("launches_missing", text))
-    return found
+        info.add_caveat("launches_missing", unlaunched=unlaunched, device_events=device_events)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import tomllib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -28,6 +31,18 @@ class Caveat:
     text: str  # one or more sentences for the user, without naming the ranks
     ranks: tuple[int, ...] = ()  # global ranks it applies to; empty for the whole run
     file: str | None = None  # the file it is about, if it is about one
+
+
+@cache
+def texts(package: str, name: str) -> Mapping[str, Any]:
+    """A TOML file of texts in a package."""
+    return tomllib.loads(files(package).joinpath(name).read_text(encoding="utf-8"))
+
+
+def caveat(key: str, ranks: Any = (), file: Any = None, **values: Any) -> Caveat:
+    """An entry of caveats.toml with values and the file filled in. The key is the code and perhaps, after a point, a case."""
+    text = " ".join(texts(__package__, "caveats.toml")[key].split()).format_map({"file": file} | values)
+    return Caveat(key.partition(".")[0], text, ranks, None if file is None else str(file))
 
 
 @dataclass(frozen=True)
@@ -103,9 +118,9 @@ class RankInfo:
         """Whether events are of an unknown category, as those of MTIA: they can be the work of a device."""
         return any(caveat.code == "category_unknown" for caveat in self.caveats)
 
-    def add_caveat(self, code: str, text: str, *, of_file: bool = False) -> None:
+    def add_caveat(self, key: str, *, of_file: bool = False, **values: Any) -> None:
         """Append a caveat about this rank; `of_file` names its file too, where that is what has to be looked at."""
-        self.caveats.append(Caveat(code, text, file=self.files[0] if of_file else None))
+        self.caveats.append(caveat(key, file=self.files[0] if of_file else None, **values))
 
 
 class BlockTable(ABC):

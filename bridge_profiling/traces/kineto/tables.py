@@ -19,11 +19,11 @@ from bridge_profiling.traces.iterations import Iterations, find_iterations
 from bridge_profiling.traces.joins import (
     Operation,
     add_lost,
+    add_trace_caveats,
     batch,
     carried_out_by,
     collective_columns,
     launches_one,
-    trace_caveats,
     waits_for_device,
 )
 from bridge_profiling.traces.kinds import synchronization_kind
@@ -32,7 +32,7 @@ from bridge_profiling.traces.kineto.columns import Columns, InexactTimes
 from bridge_profiling.traces.kineto.decode import EventReader, rank_info
 from bridge_profiling.traces.kineto.work import Device, Host, Names
 from bridge_profiling.traces.tables import NULL, build, coded_column
-from bridge_profiling.traces.types import Caveat, LostRecords, ProcessGroup, RankInfo, RankSource, RankTables
+from bridge_profiling.traces.types import Caveat, LostRecords, ProcessGroup, RankInfo, RankSource, RankTables, caveat
 
 #: Times without a base are taken for Unix time when they are after 2001.
 _UNIX_SINCE_NS = 10**18
@@ -84,11 +84,10 @@ def _read(path: Path, rank: int, rank_source: RankSource, *, exact: bool) -> Ran
     lost = _lost(reader, collected, recorded)
     if unusable := lost.total - collected.negative:
         least = "at least " if reader.damaged else ""
-        text = f"{least}{unusable} events could not be decoded and are left out"
-        info.add_caveat("events_undecodable", text, of_file=True)
+        info.add_caveat("events_undecodable.kineto", of_file=True, least=least, count=unusable)
     device = tables["device_events"]
     info.caveats += _events_left_out(collected)
-    info.caveats += trace_caveats(
+    add_trace_caveats(
         info,
         device_events=device.num_rows,
         unlaunched=device["launch_start_ns"].null_count,
@@ -125,20 +124,18 @@ def _nothing_in(path: Path, collected: Collector, reader: EventReader) -> str:
 
 def _events_left_out(collected: Collector) -> Iterator[Caveat]:
     if collected.undated:
-        text = f"no time was recorded of {collected.undated} device events (start and duration are 0), and they are left out"
         few = collected.undated <= FEW * (len(collected.device) + collected.undated)
-        yield Caveat("events_undated" if few else "device_events_undated", text)
+        yield caveat("events_undated" if few else "device_events_undated", count=collected.undated)
     unknown, others = _by_count(collected.unknown), _by_count(collected.left_out)
     for category, count in unknown[:_NAMED]:
-        yield Caveat("category_unknown", f"{count} events of the unknown category {category!r} are left out")
+        yield caveat("category_unknown", count=count, category=category)
     for (kind, category), count in others[:_NAMED]:
         of_category = f" of the category {category!r}" if category else ""
-        yield Caveat("events_not_read", f"{count} {kind}{of_category} are left out")
+        yield caveat("events_not_read.kind", count=count, kind=kind, of_category=of_category)
     if collected.impossible:
-        text = f"{collected.impossible} sizes or ranks of events are numbers that no training has, and count as unknown"
-        yield Caveat("numbers_impossible", text)
+        yield caveat("numbers_impossible", count=collected.impossible)
     if more := sum(count for _, count in [*unknown[_NAMED:], *others[_NAMED:]]):
-        yield Caveat("events_not_read", f"{more} events of further categories are left out")
+        yield caveat("events_not_read.more", count=more)
 
 
 def _by_count(counts: Counter[Any]) -> list[tuple[Any, int]]:
@@ -162,8 +159,8 @@ def _tables(collected: Collector, info: RankInfo) -> tuple[dict[str, pa.Table], 
     device_events, rows = build("device_events", info.rank, device.columns(names, iterations)), device.communication
     if undescribed:
         unknown = "messages are" if all(each.group_name for each in operations) else "group and message are"
-        text = f"{undescribed} of {len(rows)} communication kernels have no description: their {unknown} unknown"
-        caveats.append(Caveat("collectives_undescribed", text))
+        described = caveat("collectives_undescribed", undescribed=undescribed, kernels=len(rows), unknown=unknown)
+        caveats.append(described)
     tables = {
         "device_events": device_events,
         "collectives": build(

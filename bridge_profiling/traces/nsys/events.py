@@ -19,7 +19,7 @@ from bridge_profiling.traces.nsys.packed import Packed, durations, where
 from bridge_profiling.traces.nsys.report import COPY, GRAPH, KERNEL, Process
 from bridge_profiling.traces.nsys.report import MEMSET as MEMSETS
 from bridge_profiling.traces.tables import NULL, Integers, coded_column
-from bridge_profiling.traces.types import Caveat
+from bridge_profiling.traces.types import Caveat, caveat
 
 #: nsys' numbers of memory kinds where a report lists none; they differ from CUPTI's.
 _MEMORIES = {0: "pageable", 1: "pinned", 2: "device", 3: "array", 4: "managed", 5: "device", 6: "managed"}
@@ -296,8 +296,7 @@ def read_waits(process: Process, calls: Calls) -> tuple[dict[str, Any], list[Cav
     record = _records_of(columns, event, records)
     waiting, caveats = event != NULL, []
     if unresolved := int((waiting & (record < 0)).sum()):
-        text = f"{unresolved} of {int(waiting.sum())} waits for a CUDA event are for a record that was not captured"
-        caveats.append(Caveat("event_records_missing", text))
+        caveats.append(caveat("event_records_missing", unresolved=unresolved, waits=int(waiting.sum())))
     waits = {
         "kind": coded_column(kind, _WAIT_KINDS),
         "device": columns["deviceId"],

@@ -20,11 +20,11 @@ from bridge_profiling.traces.iterations import Iterations, can_mark, find_iterat
 from bridge_profiling.traces.joins import (
     Launches,
     add_lost,
+    add_trace_caveats,
     collective_columns,
     launch_of,
     launches_one,
     taken,
-    trace_caveats,
     waits_for_device,
 )
 from bridge_profiling.traces.kinds import COMMUNICATION, COMPUTE, MEMCPY, MEMSET
@@ -86,11 +86,9 @@ def read(path: Path, *, rank: int = 0, rank_source: RankSource = "order") -> Ran
             info.rank, info.rank_source = ranks[chosen], "order"
         named = f"process {process.pid} on device {', '.join(map(str, process.devices)) or 'none'}"
         if len(found) > 1 and process.rank is None:
-            numbered = f"they are numbered by their devices, and rank {info.rank} is {named}"
-            text = f"the report holds {len(found)} processes without ranks: {numbered}; run one nsys per rank to be sure"
-            info.add_caveat("processes_unnamed", text)
+            info.add_caveat("processes_unnamed.several", count=len(found), rank=info.rank, named=named)
         elif len(found) > 1:
-            info.add_caveat("several_processes", f"the report holds {len(found)} processes: this is {named}")
+            info.add_caveat("several_processes", count=len(found), named=named)
         try:
             return _read(database, process, info)
         except (ValueError, OverflowError) as error:  # pa.ArrowInvalid is a ValueError
@@ -165,16 +163,13 @@ def _read(database: Database, process: Process, info: RankInfo) -> RankTables:
     if len(system.start_ns):
         callers = len(np.unique(system.thread[:] >> THREAD_BITS))
         if process.global_pid is None and callers > 1:
-            text = (
-                f"the report holds system calls of {callers} processes, and nothing says which are ranks: they count together"
-            )
-            info.add_caveat("processes_unnamed", text)
+            info.add_caveat("processes_unnamed.callers", count=callers)
     unread = _unread(database)
     if not most and not unread and not any(table.num_rows for table in tables.values()):
         nothing = "nsys recorded nothing" if database.has("META_DATA_EXPORT") else "it is not an nsys report"
         raise TraceError(f"{database.name} holds no events: {nothing}")
     info.caveats += [*wait_caveats, *iteration_caveats]
-    info.caveats += trace_caveats(
+    add_trace_caveats(
         info,
         device_events=len(work.start_ns),
         unlaunched=int((launches.row < 0).sum()),
@@ -183,8 +178,7 @@ def _read(database: Database, process: Process, info: RankInfo) -> RankTables:
     )
     of_none = calls.unowned + ranges.lost
     if unread:
-        names = ", ".join(unread)
-        info.add_caveat("unread_tables", f"the report also holds {names}, which only Nsight Systems and nsys stats show")
+        info.add_caveat("unread_tables", names=", ".join(unread))
     _add_caveats(database, info, work, calls, ranges, unusable=work.unowned + of_none)
     lost = work.negative + work.unnamed + launches.ambiguous + work.unowned
     of_device = len(work.start_ns) + work.negative + work.unowned
@@ -257,9 +251,7 @@ def _collectives(process: Process, info: RankInfo, work: DeviceWork, device_even
         world_size=info.world_size,
     )
     if unknown := sum(operation.message_bytes is None for operation in found):
-        known_since = "NCCL's payloads are in reports since nsys 2024.6, exported with --include-blobs=true"
-        text = f"the message size of {unknown} of {len(rows)} communication kernels is unknown: {known_since}"
-        info.add_caveat("message_size_unknown", text)
+        info.add_caveat("message_size_unknown", unknown=unknown, kernels=len(rows))
     columns = collective_columns(found, device_events.table(rows), np.arange(len(rows)), issued_ns)
     return build("collectives", info.rank, columns)
 
@@ -304,16 +296,13 @@ def _add_caveats(database: Database, info: RankInfo, work: DeviceWork, calls: Ca
     if database.pending:
         info.error = f"{database.name} is not complete: {database.pending}" + (f"; {info.error}" if info.error else "")
     if work.unnamed:
-        text = f"{work.unnamed} kernels have no readable name in StringIds: whether they communicate is unknown"
-        info.add_caveat("kernels_unnamed", text, of_file=True)
+        info.add_caveat("kernels_unnamed", of_file=True, count=work.unnamed)
     if work.whole_graphs:
-        text = f"{work.whole_graphs} executions of CUDA graphs were recorded as a whole and count as compute"
-        info.add_caveat("graphs_whole", f"{text}, communication included; --cuda-graph-trace=node records their kernels")
-    if still_open := len(ranges.open):
-        info.add_caveat("ranges_open", f"{still_open} NVTX ranges were still open when the capture ended; they end there")
+        info.add_caveat("graphs_whole", count=work.whole_graphs)
+    if len(ranges.open):
+        info.add_caveat("ranges_open", count=len(ranges.open))
     if database.has("DIAGNOSTIC_EVENT", "text", "severity"):
         for (text,) in database.rows("SELECT DISTINCT text FROM DIAGNOSTIC_EVENT WHERE severity = 3 LIMIT 3"):
-            info.add_caveat("nsys_error", f"nsys reports an error: {text}")
+            info.add_caveat("nsys_error", text=text)
     if unusable:
-        text = f"{unusable:,} rows without a process, a type or a usable time are left out"
-        info.add_caveat("events_undecodable", text, of_file=True)
+        info.add_caveat("events_undecodable.nsys", of_file=True, count=unusable)
