@@ -77,7 +77,7 @@ def _answers(tables) -> dict[str, float]:
 
     from bridge_profiling.facts.intervals import union, window
 
-    events = tables.device_events
+    events = tables["device_events"]
     kind = events["kind"].combine_chunks()
     start, end = events["start_ns"].to_numpy(), events["end_ns"].to_numpy()
     sets = {}

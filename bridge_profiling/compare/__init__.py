@@ -11,16 +11,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 
 from bridge_profiling.compare import events
 from bridge_profiling.compare import steps as of_steps
 from bridge_profiling.compare.comparability import WORK, Difference, differences, limitations, limitations_of_series
 from bridge_profiling.compare.events import KEYS, Noise
-from bridge_profiling.compare.steps import Comparable, Side, StepChange, amount
+from bridge_profiling.compare.steps import Comparable, Side, StepChange, amounts
 from bridge_profiling.errors import ProfilingConfigError, require
 from bridge_profiling.facts.intervals import grouped
 from bridge_profiling.facts.memory import difference
@@ -32,6 +34,9 @@ SCHEMA_VERSION = 1
 
 #: Smaller changes of memory are rounding of the allocator.
 _LEAST_BYTES = 1 << 20
+
+#: Dataclasses as dictionaries; NumPy's numbers as Python's.
+_plain = partial(msgspec.to_builtins, enc_hook=float)
 
 _MEMORY = ("peak_bytes", "peak_reserved_bytes", "growth_bytes_per_iteration")
 
@@ -131,7 +136,7 @@ class Comparison:
             "base": self.base,
             "other": self.other,
             "same_work": self.same_work,
-            "differences": [asdict(each) for each in self.differences],
+            "differences": _plain(self.differences),
             "step": self.step_document(),
             "profiled_step": None if self.profiled is None else _change(self.profiled),
             **parts,
@@ -211,8 +216,8 @@ class Series:
             "evidence": self.evidence,
             "level": LEVEL,
             "runs": [_run_document(run) for run in self.runs],
-            "over_runs_us": self.over_runs_us and asdict(self.over_runs_us),
-            "trend_us_per_run": self.trend and asdict(self.trend),
+            "over_runs_us": _plain(self.over_runs_us),
+            "trend_us_per_run": _plain(self.trend),
             "no_trend": self.no_trend,
             "limitations": self.limitations,
         }
@@ -365,16 +370,11 @@ def _table(rows: list[dict[str, Any]], *names: str) -> pa.Table:
 def _memory(sides: Sequence[Sequence[Comparable]]) -> pa.Table:
     """Peak and growth of each device recorded on both sides; means of several runs."""
     base, other = (grouped((row for run in side for row in run.facts.memory.to_pylist()), "rank", "device") for side in sides)
-    rows = [
-        {"rank": rank, "device": device}
-        | {
-            column: value
-            for name in _MEMORY
-            for column, value in amount(name, *(_mean(side[rank, device], name) for side in (base, other))).items()
-        }
-        for rank, device in sorted(base.keys() & other.keys())
-    ]
-    columns = fields(pa.float64(), *(column for name in _MEMORY for column in amount(name, None, None)))
+    rows = []
+    for place in sorted(base.keys() & other.keys()):
+        before, after = ({name: _mean(side[place], name) for name in _MEMORY} for side in (base, other))
+        rows.append(dict(zip(("rank", "device"), place, strict=True)) | amounts(_MEMORY, before, after))
+    columns = fields(pa.float64(), *amounts(_MEMORY, dict.fromkeys(_MEMORY), dict.fromkeys(_MEMORY)))
     return pa.Table.from_pylist(rows, schema=pa.schema([*fields(pa.int32(), "rank", "device"), *columns]))
 
 
@@ -409,14 +409,11 @@ def _change(change: Change) -> dict[str, Any]:
 
 
 def _run_document(run: SeriesRun) -> dict[str, Any]:
+    same = ("step_us", "samples", "spread_us", "parts", "peak_bytes")
     return {
         "name": run.name,
         "captured_unix_ns": run.captured_ns,
-        "step_us": run.step_us and asdict(run.step_us),
-        "samples": run.samples,
-        "spread_us": run.spread_us and asdict(run.spread_us),
-        "parts": run.parts,
-        "peak_bytes": run.peak_bytes,
+        **{name: _plain(getattr(run, name)) for name in same},
         "against_first": _against_document(run.against_first),
         "against_previous": _against_document(run.against_previous),
     }
@@ -430,7 +427,7 @@ def _against_document(comparison: Comparison | None) -> dict[str, Any] | None:
     return {
         "step": comparison.step_document(),
         "same_work": comparison.same_work,
-        "differences": [asdict(each) for each in comparison.differences],
+        "differences": _plain(comparison.differences),
         "explains_most": None
         if explains is None
         else {"part": explains[0], "change_us": explains[1].change, "significant": explains[1].significant},

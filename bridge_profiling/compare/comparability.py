@@ -15,7 +15,7 @@ from bridge_profiling.compare.events import Events
 from bridge_profiling.compare.steps import Comparable, Side, captured_iterations, unprofiled_us
 from bridge_profiling.layout import name_ranks, number_ranges
 from bridge_profiling.manifest import RankCapture
-from bridge_profiling.traces.types import RankInfo
+from bridge_profiling.traces.types import RankInfo, texts
 
 #: Kinds of differences, the most serious first.
 WORK, CONDITIONS, MEASUREMENT = "work", "conditions", "measurement"
@@ -76,14 +76,9 @@ class Difference:
     means: str
 
 
-_MEANS_WORK = "the work per iteration differs, which may explain a change of its duration"
-_MEANS_SPREAD = "the work is spread over different ranks: compare the throughput of the whole job, not the time of a rank"
-_MEANS_CONDITIONS = "may be the cause of a change without being the intended difference"
-_MEANS_PROFILER = "profilers have different costs: prefer iterations outside the window, and device times, to host times"
-_MEANS_WINDOW = "different iterations are compared: caches, learning-rate warm-up and data may differ"
-_MEANS_RANKS = "only ranks captured on both sides are compared"
-_MEANS_PARTIAL = "an incomplete capture may lack iterations and events"
-_MEANS_BYTES = "different tensors are communicated, or the same ones more or less often"
+def _text(kind: str, case: str, **values: object) -> str:
+    """An entry of text.toml with values filled in."""
+    return " ".join(texts(__package__, "text.toml")[kind][case].split()).format_map(values)
 
 
 def differences(base: Side, other: Side, communication: tuple[Events, Events]) -> list[Difference]:
@@ -105,19 +100,19 @@ def differences(base: Side, other: Side, communication: tuple[Events, Events]) -
     versions = [{name: version for info in side for name, version in info.versions.items()} for side in infos]
     captured = [name_ranks([info.rank for info in each]) if each else None for each in infos]
     found = [
-        of_infos("ranks of the job", WORK, lambda info: [info.world_size], _MEANS_SPREAD),
-        _differs("layout", WORK, [_layout(each) for each in infos], _MEANS_SPREAD),
+        of_infos("ranks of the job", WORK, lambda info: [info.world_size], "spread"),
+        _differs("layout", WORK, [_layout(each) for each in infos], "spread"),
         *_work_of_manifests(manifests),
         _products([run for run, _ in base], [run for run, _ in other]),
         *_bytes_communicated(*communication),
-        _differs("ranks captured", MEASUREMENT, captured, _MEANS_RANKS),
-        of_infos("devices", CONDITIONS, lambda info: info.devices.values(), _MEANS_CONDITIONS),
-        *_settings(CONDITIONS, versions, _MEANS_CONDITIONS),
-        of_infos("hosts", CONDITIONS, lambda info: [info.host], _MEANS_CONDITIONS),
-        of_infos("profiler", MEASUREMENT, lambda info: [info.source], _MEANS_PROFILER),
-        *_settings(MEASUREMENT, [side[0].manifest.config if side else {} for side in manifests], _MEANS_PROFILER),
-        _differs("iterations", MEASUREMENT, [_iterations(side) for side in sides], _MEANS_WINDOW),
-        _differs("completeness", MEASUREMENT, [_completeness(each) for each in infos], _MEANS_PARTIAL),
+        _differs("ranks captured", MEASUREMENT, captured, "ranks"),
+        of_infos("devices", CONDITIONS, lambda info: info.devices.values(), "conditions"),
+        *_settings(CONDITIONS, versions, "conditions"),
+        of_infos("hosts", CONDITIONS, lambda info: [info.host], "conditions"),
+        of_infos("profiler", MEASUREMENT, lambda info: [info.source], "profiler"),
+        *_settings(MEASUREMENT, [side[0].manifest.config if side else {} for side in manifests], "profiler"),
+        _differs("iterations", MEASUREMENT, [_iterations(side) for side in sides], "window"),
+        _differs("completeness", MEASUREMENT, [_completeness(each) for each in infos], "partial"),
     ]
     order = (WORK, CONDITIONS, MEASUREMENT)
     return sorted((each for each in found if each is not None), key=lambda each: order.index(each.concerns))
@@ -126,7 +121,9 @@ def differences(base: Side, other: Side, communication: tuple[Events, Events]) -
 def _differs(topic: str, concerns: str, sides: Sequence[str | None], means: str) -> Difference | None:
     """A difference between two values, unless one is unknown."""
     base, other = sides
-    return None if base is None or other is None or base == other else Difference(topic, concerns, base, other, means)
+    if base is None or other is None or base == other:
+        return None
+    return Difference(topic, concerns, base, other, _text("means", means))
 
 
 def _layout(infos: Sequence[RankInfo]) -> str | None:
@@ -156,7 +153,7 @@ def _work_of_manifests(manifests: Sequence[Sequence[RankCapture]]) -> Iterator[D
     """Differences of the work per iteration as the training reported it."""
     works = [vars(side[0].manifest.work) if side and side[0].manifest.work is not None else {} for side in manifests]
     for name, topic in _WORDS.items():
-        yield _differs(topic, WORK, [None if work.get(name) is None else _number(work[name]) for work in works], _MEANS_WORK)
+        yield _differs(topic, WORK, [None if work.get(name) is None else _number(work[name]) for work in works], "work")
 
 
 def _number(value: Any) -> str:
@@ -178,10 +175,9 @@ def _products(base: Sequence[Comparable], other: Sequence[Comparable]) -> Differ
         return None
     ratios = {round(second[key] / first[key], 2) for key in first.keys() & second.keys()}
     if first.keys() == second.keys() and len(ratios) == 1:
-        factor = ratios.pop()
-        means = f"the same shapes {factor:g} times as often: different numbers of microbatches or layers; {_MEANS_WORK}"
+        means = _text("means", "repeated", factor=ratios.pop())
     else:
-        means = _MEANS_WORK
+        means = _text("means", "work")
     return Difference("shapes of matrix products", WORK, _some(apart, first), _some(apart, second), means)
 
 
@@ -214,7 +210,7 @@ def _bytes_communicated(base: Events, other: Events) -> Iterator[Difference]:
         if not _alike(*amounts):
             operation, group, members = key
             first, second = (f"{amount / 1e6:.1f} MB an iteration and rank" for amount in amounts)
-            yield Difference(f"bytes of {operation}, {group} of {members}", WORK, first, second, _MEANS_BYTES)
+            yield Difference(f"bytes of {operation}, {group} of {members}", WORK, first, second, _text("means", "bytes"))
 
 
 def _alike(first: float, second: float) -> bool:
@@ -229,17 +225,11 @@ def limitations(sides: Sequence[Side], *, marked: bool, merged: bool) -> list[st
         marked: whether all runs have marked iterations.
         merged: whether waiting counts as communication.
     """
-    found: list[str] = []
-    if merged:
-        found.append("one side cannot separate waiting for other ranks from communication: they are one part on both sides")
-    if not marked:
-        found.append(
-            "one side has no marked iterations: whole captures are compared, and the change of an iteration is unknown"
-        )
+    found = [_text("limitations", case) for case, holds in (("merged", merged), ("unmarked", not marked)) if holds]
     for word, side in zip(("base", "other"), sides, strict=True):
         for run, steps in side:
             if steps is not None and steps.with_boundary:
-                found.append(f"{word}: all iterations of {run.path} are at the profiler's start, stop or flush, and count")
+                found.append(_text("limitations", "boundary", side=word, path=run.path))
             found += [f"{word}: {sentence}" for sentence in run.facts.limitations]
     return list(dict.fromkeys(found))
 
@@ -258,10 +248,10 @@ def limitations_of_series(runs: Side, captured_ns: Sequence[int | None], evidenc
         missing = [str(run.path) for (run, _), known in zip(runs, unprofiled, strict=True) if not known]
         have = "have" if len(missing) > 1 else "has"
         lacking = f"{', '.join(missing)} {have} no iterations" if missing else "not every run has enough iterations"
-        found.append(f"{lacking} without profiling: all runs are compared by the iterations in their captures")
+        found.append(_text("limitations", "without", lacking=lacking))
     captured = [each for each in captured_ns if each is not None]
     if captured != sorted(captured):
-        found.append("the runs are not in the order in which they were captured")
+        found.append(_text("limitations", "unordered"))
     caveats = [(run.path, run.facts.limitations) for run, _ in runs]
     of_all = [sentence for sentence in caveats[0][1] if all(sentence in each for _, each in caveats)]
     found += [f"all runs: {sentence}" for sentence in of_all]

@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from bridge_profiling.compare.steps import Comparable, RunSteps, Side, amount, captured_iterations
+from bridge_profiling.compare.steps import Comparable, RunSteps, Side, amounts, captured_iterations
 from bridge_profiling.facts import cells
 from bridge_profiling.facts.intervals import grouped
 from bridge_profiling.facts.statistics import ENOUGH_SAMPLES, welch_p
@@ -176,8 +176,7 @@ def changes(base: Events, other: Events, of: str, *, step_us: float, noise: Nois
     for key in sorted(base.keys() | other.keys(), key=repr):
         before, after = base.get(key, EventSide()), other.get(key, EventSide())
         row: dict[str, Any] = {"change": None} | dict(zip(names, key, strict=True))
-        for name in _AMOUNTS[of]:
-            row |= amount(name, before.amounts[name], after.amounts[name])
+        row |= amounts(_AMOUNTS[of], before.amounts, after.amounts)
         first_mean, second_mean = before.mean_us, after.mean_us
         row |= {"base_mean_us": first_mean, "other_mean_us": second_mean, "relative_mean": None}
         if first_mean and second_mean is not None:

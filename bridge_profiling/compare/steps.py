@@ -12,7 +12,7 @@ mean, makes them add up to the change of the median.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -239,21 +239,25 @@ def median_change(base: Sequence[RunSteps], other: Sequence[RunSteps]) -> Change
 def split_by_rank(base: Sequence[RunSteps], other: Sequence[RunSteps]) -> list[dict]:
     """A row per rank of both sides, the largest change first: the parts of its mean iteration before and after."""
     common = set.intersection(*({rank for steps in side for rank in steps.of_ranks} for side in (base, other)))
+    names = ("duration_us", *BY_CAUSE)
     rows: list[dict] = []
     for rank in sorted(common):
-        row: dict = {"rank": rank}
-        for name in ("duration_us", *BY_CAUSE):
-            row |= amount(name, *(fmean(steps.of_ranks[rank][name] for steps in side) for side in (base, other)))
+        means = ({name: fmean(steps.of_ranks[rank][name] for steps in side) for name in names} for side in (base, other))
+        row: dict = {"rank": rank} | amounts(names, *means)
         row["largest"] = max(BY_CAUSE, key=lambda name: abs(row[f"change_{name}"]))
         rows.append(row)
     rows.sort(key=lambda row: (-abs(row["change_duration_us"]), row["rank"]))
     return rows
 
 
-def amount(name: str, before: float | None, after: float | None) -> dict[str, float | None]:
-    """Columns of an amount: of the base, of the other side, and the change if both are known."""
-    change = None if before is None or after is None else after - before
-    return {f"base_{name}": before, f"other_{name}": after, f"change_{name}": change}
+def amounts(names: Iterable[str], before: Mapping[str, float | None], after: Mapping[str, float | None]) -> dict[str, Any]:
+    """Columns of amounts: of the base, of the other side, and the change if both are known."""
+    found: dict[str, Any] = {}
+    for name in names:
+        base, other = before[name], after[name]
+        change = None if base is None or other is None else other - base
+        found |= {f"base_{name}": base, f"other_{name}": other, f"change_{name}": change}
+    return found
 
 
 def _of_mean(base: Sequence[RunSteps], other: Sequence[RunSteps], name: str) -> Change:

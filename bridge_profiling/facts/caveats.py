@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
-from functools import cache
-from importlib.resources import files
-from typing import Any
 
 from bridge_profiling.layout import name_ranks
-from bridge_profiling.traces.types import Caveat
-
-
-@cache
-def texts(package: str, name: str) -> Mapping[str, Any]:
-    """A TOML file of texts in a package."""
-    return tomllib.loads(files(package).joinpath(name).read_text(encoding="utf-8"))
+from bridge_profiling.traces.types import Caveat, texts
 
 
 def caveat(code: str, ranks: Iterable[int] = (), **values: object) -> Caveat:

@@ -26,13 +26,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from bridge_profiling.facts.caveats import texts
 from bridge_profiling.facts.device import DeviceWork, IdleGaps, Windows
 from bridge_profiling.facts.host_ranges import launching_threads, on_threads
 from bridge_profiling.facts.intervals import EMPTY, Intervals, Nanoseconds, by_thread, rows_named, rows_of, union
 from bridge_profiling.facts.names import ENQUEUING, FREEING, SYNCHRONIZING
 from bridge_profiling.traces.joins import places
 from bridge_profiling.traces.tables import NULL, to_int64
+from bridge_profiling.traces.types import texts
 
 #: Columns of host events that are read.
 COLUMNS = ("category", "thread", "name", "start_ns", "end_ns", "shapes")

@@ -14,11 +14,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from bridge_profiling.facts.caveats import texts
 from bridge_profiling.facts.idle import OFTEN
 from bridge_profiling.facts.names import CHECKPOINT, DATA_LOADING
 from bridge_profiling.facts.run import RunFacts
 from bridge_profiling.layout import name_ranks
+from bridge_profiling.traces.types import texts
 
 K = TypeVar("K", bound=Hashable)
 

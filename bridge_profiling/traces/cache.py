@@ -17,7 +17,7 @@ import importlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -31,9 +31,9 @@ from bridge_profiling.atomic import write_atomically
 from bridge_profiling.errors import TraceError
 from bridge_profiling.manifest import RankCapture
 from bridge_profiling.regular_files import open_regular, read_regular, size_bytes
-from bridge_profiling.traces.discover import Capture, contradiction
-from bridge_profiling.traces.tables import SCHEMAS, BlockTables, give_memory_back
-from bridge_profiling.traces.types import Caveat, RankInfo, RankTables
+from bridge_profiling.traces.discover import Capture
+from bridge_profiling.traces.tables import SCHEMAS, give_memory_back
+from bridge_profiling.traces.types import BlockTable, RankInfo, RankTables, caveat
 
 #: Raise it when a reader gives other rows or caveats for the same file. Changed columns count by themselves.
 ENGINE_VERSION = 11
@@ -63,41 +63,26 @@ _END_BYTES = 1 << 16
 _PIECE_BYTES = 1 << 22
 
 
-class ParquetTables(Mapping[str, pa.Table]):
-    """Tables of an entry, each read on use."""
+class ParquetTable(BlockTable):
+    """A table of an entry, read on use."""
 
-    def __init__(self, entry: Path) -> None:
-        self.entry = entry
+    def __init__(self, path: Path) -> None:
+        self._path = path
 
-    def __getitem__(self, name: str) -> pa.Table:
-        if name not in self:
-            raise KeyError(name)
-        return self.columns(name)
-
-    def __contains__(self, name: object) -> bool:
-        # Mapping's own would read the table.
-        return (self.entry / f"{name}.parquet").is_file()
-
-    def columns(self, name: str, wanted: Sequence[str] | None = None) -> pa.Table:
-        """Some columns of a table, without reading the others."""
+    def read(self, wanted: Sequence[str] | None = None) -> pa.Table:
+        """The table, or some of its columns, without reading the others."""
         # `read_table` would import PyArrow's data sets: 30 ms.
-        with pq.ParquetFile(self.entry / f"{name}.parquet") as file:
+        with pq.ParquetFile(self._path) as file:
             return file.read(None if wanted is None else list(wanted))
 
-    def blocks(self, name: str, wanted: Sequence[str] | None = None) -> Iterator[pa.Table]:
-        """The rows of a table, or of some of its columns, as they were written: `ROW_GROUP_ROWS` at a time."""
-        with pq.ParquetFile(self.entry / f"{name}.parquet") as file:
+    def blocks(self, wanted: Sequence[str] | None = None) -> Iterator[pa.Table]:
+        """The rows, or those of some columns, as they were written: `ROW_GROUP_ROWS` at a time."""
+        with pq.ParquetFile(self._path) as file:
             columns = None if wanted is None else list(wanted)
             if not file.num_row_groups:
                 yield file.read(columns)
             for group in range(file.num_row_groups):
                 yield file.read_row_group(group, columns)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(sorted(path.stem for path in self.entry.glob("*.parquet")))
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
 
 
 def load(capture: Capture, *, directory: Path | None = None, cached: bool = True, writer: str = "") -> RankTables:
@@ -166,8 +151,8 @@ def _load_cached(capture: Capture, folders: Sequence[Path], writer: str) -> Rank
 
 def reopened(tables: RankTables, entry: Path) -> RankTables:
     """Tables that an entry was just written of. Those made in blocks are read from the entry from now on, to free memory."""
-    if isinstance(tables.tables, BlockTables):
-        tables.tables = ParquetTables(entry)
+    if any(isinstance(table, BlockTable) for table in tables.tables.values()):
+        tables.tables = _stored(entry)
         give_memory_back()
     return RankTables(tables.info, tables.tables, entry)
 
@@ -192,9 +177,9 @@ def write(
     with tempfile.TemporaryDirectory(prefix=f".{writer}", dir=entry.parent, ignore_cleanup_errors=True) as temporary:
         fresh = Path(temporary) / entry.name
         fresh.mkdir()
-        for name in tables.tables:
+        for name, table in tables.tables.items():
             write_blocks(tables.blocks(name), SCHEMAS[name], fresh / f"{name}.parquet")
-            if isinstance(tables.tables, BlockTables):
+            if isinstance(table, BlockTable):
                 give_memory_back()
         (fresh / INFO).write_bytes(msgspec.json.encode(tables.info))
         identity = "" if capture is None else _identity(capture)
@@ -259,7 +244,11 @@ def open_entry(entry: Path) -> RankTables | None:
         info = msgspec.json.decode((entry / INFO).read_bytes(), type=RankInfo)
     except (OSError, msgspec.DecodeError):
         return None
-    return RankTables(info, ParquetTables(entry), entry)
+    return RankTables(info, _stored(entry), entry)
+
+
+def _stored(entry: Path) -> dict[str, BlockTable]:
+    return {path.stem: ParquetTable(path) for path in sorted(entry.glob("*.parquet"))}
 
 
 def _folders(capture: Capture, directory: Path | None) -> list[Path]:
@@ -294,8 +283,8 @@ def _digest(text: str) -> str:
 def _described(tables: RankTables, capture: Capture) -> RankTables:
     info = tables.info if capture.manifest is None else _with_manifest(tables, capture.manifest)
     if info.world_size is not None and info.rank >= info.world_size:
-        text = f"{info.files[0]} is of rank {info.rank}, in a job of {info.world_size} ranks: one of the two is wrong"
-        info = replace(info, world_size=None, caveats=[*info.caveats, Caveat("rank_outside_world", text, file=info.files[0])])
+        outside = caveat("rank_outside_world", file=info.files[0], rank=info.rank, world_size=info.world_size)
+        info = replace(info, world_size=None, caveats=[*info.caveats, outside])
     return replace(tables, info=info)
 
 
@@ -306,25 +295,25 @@ def _with_manifest(tables: RankTables, capture: RankCapture) -> RankInfo:
     found = (
         set(tables.columns("iterations", ["iteration"])["iteration"].to_pylist()) if captured else set()
     )  # none in snapshots
-    contradicts = ""
+    contradicts = None
     if info.rank != capture.rank:
-        contradicts = f"it is of rank {capture.rank}, and {info.files[0]} of rank {info.rank}"
+        ranks = {"rank": capture.rank, "path": info.files[0], "other": info.rank}
+        contradicts = caveat("manifest_contradicts.rank", file=capture.path, **ranks)
     elif found and captured.isdisjoint(found):
-        contradicts = f"it says that iterations {min(captured)} to {max(captured)} were captured, not "
-        contradicts += f"{min(found)} to {max(found)}"
+        ends = {"first": min(captured), "last": max(captured), "found_first": min(found), "found_last": max(found)}
+        contradicts = caveat("manifest_contradicts.window", file=capture.path, **ends)
     if contradicts:
-        return replace(info, caveats=[*info.caveats, contradiction(capture.path, contradicts)])
+        return replace(info, caveats=[*info.caveats, contradicts])
     caveats = list(info.caveats)
     lost = sorted(captured - found) if found and not info.error else []
     if lost:
-        text = f"{capture.path} says that iteration {lost[0]} was captured, and it is not in the file"
-        caveats.append(Caveat("manifest_differs", text))
+        caveats.append(caveat("manifest_differs.iteration", manifest=capture.path, iteration=lost[0]))
     if None not in (info.world_size, manifest.world_size) and info.world_size != manifest.world_size:
-        text = f"{capture.path} says that the job has {manifest.world_size} ranks, the capture {info.world_size}"
-        caveats.append(Caveat("manifest_differs", text))
+        sizes = {"said": manifest.world_size, "captured": info.world_size}
+        caveats.append(caveat("manifest_differs.ranks", manifest=capture.path, **sizes))
     if manifest.status != "complete":
-        text = f"the capture is {manifest.status}: {manifest.reason or 'its manifest gives no reason'}"
-        caveats.append(Caveat("capture_incomplete", text))
+        reason = manifest.reason or "its manifest gives no reason"
+        caveats.append(caveat("capture_incomplete", status=manifest.status, reason=reason))
     coordinates = {name: (place[0], place[1]) for name, place in manifest.coordinates.items()}
     return replace(
         info,

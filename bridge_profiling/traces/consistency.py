@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from bridge_profiling.traces.joins import Column, Launches, distinct, places, taken
 from bridge_profiling.traces.tables import NULL, Integers
-from bridge_profiling.traces.types import Caveat
+from bridge_profiling.traces.types import Caveat, caveat
 
 #: Times of a device and its host agree to this. Of 1,460,000 events of 445 captures on H100s and H200s, none starts less than
 #: 3.5 us after its launch or after a call that waits for its end, and none ends after the two that follow it in its stream.
@@ -70,17 +70,11 @@ def _clock_caveats(work: DeviceTimes) -> Iterator[Caveat]:
         launched += len(row)
         early, late = early + int((early_ns > _APART_NS).sum()), late + int((late_ns > _APART_NS).sum())
         earliest_ns, latest_ns = int(early_ns.max(initial=earliest_ns)), int(late_ns.max(initial=latest_ns))
-    unknown = "so which work of the device belongs to what of the host is unknown"
     if early:
-        text = f"{early:,} of {launched:,} device events start before the calls that launch them, by up to"
-        text += f" {_ms(earliest_ns)}"
-        if early > FEW * launched:
-            yield Caveat("device_clock_apart", f"{text}: the device's clock is behind the host's, {unknown}")
-        else:
-            yield Caveat("launched_later", f"{text}: their times or their launches are wrong")
+        key = "device_clock_apart.behind" if early > FEW * launched else "launched_later"
+        yield caveat(key, early=early, launched=launched, most=_ms(earliest_ns))
     if late:
-        text = f"{late:,} of {launched:,} device events start after calls that waited for their end, by up to"
-        yield Caveat("device_clock_apart", f"{text} {_ms(latest_ns)}: the device's clock is ahead of the host's, {unknown}")
+        yield caveat("device_clock_apart.ahead", late=late, launched=launched, most=_ms(latest_ns))
 
 
 def _longer_than_capture(work: DeviceTimes) -> Iterator[Caveat]:
@@ -95,8 +89,8 @@ def _longer_than_capture(work: DeviceTimes) -> Iterator[Caveat]:
     others_ns = max(int(each.max(initial=work.start_ns[-1])) for each in (*work.host_ns, np.delete(end, last)))
     after_ns = int(end[last]) - others_ns
     if after_ns > max(others_ns - begin_ns, _APART_NS):
-        text = f"a device event of {_ms(int(duration[last]))} ends {_ms(after_ns)} after everything else, which takes"
-        yield Caveat("device_event_too_long", f"{text} {_ms(others_ns - begin_ns)}: its end is wrong")
+        length, after, others = map(_ms, (int(duration[last]), after_ns, others_ns - begin_ns))
+        yield caveat("device_event_too_long", length=length, after=after, others=others)
 
 
 def _overlapping(work: DeviceTimes) -> Iterator[Caveat]:
@@ -112,8 +106,7 @@ def _overlapping(work: DeviceTimes) -> Iterator[Caveat]:
     before, after = before[same], after[same]
     longer_ns = work.start_ns[before] + work.duration_ns[before] - work.start_ns[after] - work.duration_ns[after]
     if count := int((longer_ns > _APART_NS).sum()):
-        text = f"{count:,} device events end after the two that follow them in their stream, by up to"
-        yield Caveat("streams_overlap", f"{text} {_ms(int(longer_ns.max()))}: their times or their streams are wrong")
+        yield caveat("streams_overlap", count=count, most=_ms(int(longer_ns.max())))
 
 
 def _ms(time_ns: int) -> str:

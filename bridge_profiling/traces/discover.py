@@ -25,7 +25,7 @@ from bridge_profiling.traces.capture_files import (
     unknown_formats,
 )
 from bridge_profiling.traces.run_files import RunFiles
-from bridge_profiling.traces.types import Caveat, RankSource, Source
+from bridge_profiling.traces.types import Caveat, RankSource, Source, caveat
 
 #: Codes of caveats that say which of several windows is shown.
 WHICH_WINDOW = frozenset(("captures_skipped", "several_windows", "newer_captured_nothing"))
@@ -113,8 +113,7 @@ def find_run(root: Path, cycle: int | None = None) -> FoundRun:
     caveats += [*unusable, *twice, *differing, *differences(usable, captures)]
     guessed = [capture for capture in captures if capture.rank_source == "order"]
     if guessed:
-        text = f"nothing names the rank of {len(guessed)} files, such as {guessed[0].path.name}: they are numbered in order"
-        caveats.append(Caveat("ranks_guessed", text))
+        caveats.append(caveat("ranks_guessed", count=len(guessed), name=guessed[0].path.name))
     errors = [*listed.errors, *unknown_formats([*left, *listed.folders], [each.path for each in captures])]
     below = [replace(capture, run=root) for capture in captures]
     return FoundRun(root, sorted(below, key=lambda capture: (capture.rank, capture.source)), caveats, errors)
@@ -127,18 +126,13 @@ def _read_manifests(manifests: Iterable[Path]) -> tuple[list[RankCapture], list[
         try:
             manifest = read_manifest(path)
         except TraceError as error:
-            caveats.append(Caveat("manifest_unreadable", f"{error}; its capture is read without it", file=str(path)))
+            caveats.append(caveat("manifest_unreadable", file=path, error=error))
             continue
         if (named := NAMED_RANK.fullmatch(path.stem)) and int(named[1]) != manifest.rank:
-            caveats.append(contradiction(path, f"it is of rank {manifest.rank}, by its name of rank {named[1]}"))
+            caveats.append(caveat("manifest_contradicts.named", file=path, rank=manifest.rank, named=named[1]))
             continue
         found.append(RankCapture(path.parents[2], path.parent.name, manifest))
     return found, caveats
-
-
-def contradiction(manifest: Path, text: str) -> Caveat:
-    """The caveat about a manifest that is not used because it contradicts the capture."""
-    return Caveat("manifest_contradicts", f"{manifest} is not used: {text}", file=str(manifest))
 
 
 def _by_artifact(manifests: Iterable[RankCapture]) -> tuple[dict[Path, RankCapture], list[Caveat]]:
@@ -150,7 +144,7 @@ def _by_artifact(manifests: Iterable[RankCapture]) -> tuple[dict[Path, RankCaptu
             first = found.setdefault(path, manifest)
             # One nsys around a launcher writes one report of several ranks.
             if first is not manifest and SUFFIXES.get(split(path)[1]) != "nsys":
-                caveats.append(contradiction(manifest.path, f"it lists {path}, as {first.path} does"))
+                caveats.append(caveat("manifest_contradicts.twice", file=manifest.path, path=path, other=first.path))
     return found, caveats
 
 
@@ -166,7 +160,7 @@ def differences(manifests: Iterable[RankCapture], captures: list[Capture]) -> li
         for kind in _SOURCES if each.manifest.status != "missed" else ():
             if path := unlisted.get((resolved(each.root / kind / each.folder), each.rank)):
                 status = f", because the capture {each.manifest.status}: {why}" if each.manifest.status == "failed" else ""
-                caveats.append(contradiction(each.path, f"it does not list {path}{status}"))
+                caveats.append(caveat("manifest_contradicts.unlisted", file=each.path, path=path, status=status))
         if shown and (each.root, each.folder) not in shown:
             continue
         for profiler in each.manifest.profilers:
@@ -174,10 +168,9 @@ def differences(manifests: Iterable[RankCapture], captures: list[Capture]) -> li
             # A file that was packed or moved since has kept its name.
             named = {(each.rank, _SOURCES.get(profiler.name), split(path)[0]) for path in listed}
             if listed and named.isdisjoint(present) and not any(map(os.path.exists, listed)):
-                text = f"{each.path} lists {listed[0]}, which is not there"
-                caveats.append(Caveat("captures_missing", text, (each.rank,), str(each.path)))
+                caveats.append(caveat("captures_missing", (each.rank,), each.path, path=listed[0]))
         if shown and each.rank not in ranks and not each.artifacts and each.manifest.status in ("failed", "missed"):
-            caveats.append(Caveat("captured_nothing", f"nothing was captured: {why}", (each.rank,)))
+            caveats.append(caveat("captured_nothing", (each.rank,), why=why))
     return caveats
 
 
@@ -189,7 +182,8 @@ def _with_ranks(files: list[CaptureFile], manifests: dict[Path, RankCapture], ro
         manifest = manifests.get(resolved(path))
         named = _rank(file, manifest, root)
         if manifest is not None and named is not None and named[0] != manifest.rank:
-            caveats.append(contradiction(manifest.path, f"it is of rank {manifest.rank}, and {path} of rank {named[0]}"))
+            other = {"path": path, "other": named[0]}
+            caveats.append(caveat("manifest_contradicts.rank", file=manifest.path, rank=manifest.rank, **other))
             manifest = None
         together = _ranks_in(path) if source == "nsys" else []
         if len(together) > 1:  # one nsys around a launcher: its report holds all ranks that it started
@@ -376,7 +370,7 @@ def _newer_nothing(written: list[Path], captures: list[Capture]) -> list[Caveat]
     if any(each.artifacts for each in attempt):
         return []
     reason = next((f": {each.manifest.reason}" for each in attempt if each.manifest.reason), "")
-    return [Caveat("newer_captured_nothing", f"the newest attempt, {newest.parent.name}, captured nothing{reason}")]
+    return [caveat("newer_captured_nothing", attempt=newest.parent.name, reason=reason)]
 
 
 def _several_windows(captures: Iterable[Capture], root: Path) -> list[Caveat]:
@@ -390,4 +384,4 @@ def _several_windows(captures: Iterable[Capture], root: Path) -> list[Caveat]:
         for source, manifest in sorted(windows.items())
     }
     origins = ", ".join(f"{source} from {name}" for source, name in named.items())
-    return [Caveat("several_windows", f"captures of different windows are shown together: {origins}")]
+    return [caveat("several_windows", origins=origins)]

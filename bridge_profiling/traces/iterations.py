@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from bridge_profiling.traces.joins import places
 from bridge_profiling.traces.tables import NULL, Integers, build
-from bridge_profiling.traces.types import Caveat
+from bridge_profiling.traces.types import Caveat, caveat
 
 #: Iterations as profilers and Megatron name them; where there are none, as other loops do.
 _NUMBERED = (
@@ -67,12 +67,12 @@ class Iterations:
     def table(self, rank: int, boundary: NDArray[np.bool_], base_ns: int = 0) -> pa.Table:
         """The table `iterations`."""
         columns = {
-            "iteration": pa.array(self.number),
-            "start_ns": pa.array(self.start_ns + base_ns),
-            "end_ns": pa.array(self.end_ns + base_ns),
-            "boundary": pa.array(boundary),
+            "iteration": self.number,
+            "start_ns": self.start_ns,
+            "end_ns": self.end_ns,
+            "boundary": boundary,
         }
-        return build("iterations", rank, columns)
+        return build("iterations", rank, columns, base_ns)
 
 
 NO_ITERATIONS = Iterations(*[np.empty(0, np.int64)] * 4)
@@ -117,8 +117,7 @@ def find_iterations(
         ends = _with_step(found, start_ns[_rows_of(_LAST[0], names, name)])
         together = _micro_batches(ends, found.number)
         if together > 1:
-            text = f"{together} numbered steps are one iteration each: every {together}th of them has a step of the optimizer"
-            return _joined(found, ends, together), [*caveats, Caveat("micro_batches_numbered", text)]
+            return _joined(found, ends, together), [*caveats, caveat("micro_batches_numbered", count=together)]
         return found, caveats
     for last in _LAST:
         rows = _rows_of(last, names, name)
@@ -126,10 +125,7 @@ def find_iterations(
         rows = rows[start_ns[rows] >= np.maximum.accumulate(np.append(begin_ns, end_ns[rows]))[:-1]]
         found = _between(rows, name[rows], end_ns[rows], launched_ns, begin_ns)
         if len(found.number):
-            text = (
-                f"no iterations are named: those shown end with {names[name[found.rows[0]]]}, and are numbered from the first"
-            )
-            return found, [Caveat("iterations_inferred", text)]
+            return found, [caveat("iterations_inferred.optimizer", name=names[name[found.rows[0]]])]
     return NO_ITERATIONS, []
 
 
@@ -146,20 +142,17 @@ def _numbered(number: Integers, start_ns: Integers, end_ns: Integers) -> tuple[I
     usable = marked[(length_ns > 0) & (length_ns.sum() >= _SMALLEST_SHARE * span_ns)]
     caveats = []
     if short := len(marked) - len(usable):
-        text = f"{short} of {len(marked)} iterations have no usable length and are left out"
-        caveats.append(Caveat("iterations_unusable", text))
+        caveats.append(caveat("iterations_unusable", short=short, marked=len(marked)))
     # The same range can be on several threads; the first is the loop's.
     _, first, place = np.unique(number[usable], return_index=True, return_inverse=True)
     if repeated := len(np.unique(place[start_ns[usable] > end_ns[usable[first]][place]])):
-        text = f"{repeated} numbers of iterations repeat: the first iteration of each number counts"
-        caveats.append(Caveat("iterations_repeated", text))
+        caveats.append(caveat("iterations_repeated", repeated=repeated))
     rows = np.sort(usable[first])
     found = Iterations(number[rows], start_ns[rows], end_ns[rows], rows)
     if (np.diff(found.number) < 0).any():
         raise ValueError("its iterations do not follow one another in time: the clock went backwards")
     if (found.end_ns[:-1] - found.start_ns[1:] > _ROUNDED_NS).any():
-        text = "iterations overlap: an event inside two of them counts toward the later one"
-        caveats.append(Caveat("iterations_overlap", text))
+        caveats.append(caveat("iterations_overlap"))
     return found, caveats
 
 

@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from bridge_profiling.traces.tables import NULL, SCHEMAS, Integers, coded_column, integer_column, text_column
-from bridge_profiling.traces.types import Caveat, LostRecords, ProcessGroup, RankInfo
+from bridge_profiling.traces.tables import NULL, SCHEMAS, Integers, text_column
+from bridge_profiling.traces.types import LostRecords, ProcessGroup, RankInfo
 
 #: Bytes of an element, by torch's name of its type.
 _ELEMENT_BYTES = {
@@ -114,11 +114,6 @@ def taken(values: Column, rows: NDArray[np.integer[Any]]) -> Integers:
     return np.where(rows >= 0, values[np.maximum(rows, 0)], NULL)
 
 
-def shifted(times: Integers, base_ns: int) -> Integers:
-    """Times moved to the tables' clock; NULL stays."""
-    return np.where(times == NULL, NULL, times + base_ns)
-
-
 @dataclass(frozen=True)
 class Launches:
     """The runtime call that launched each device event."""
@@ -187,17 +182,6 @@ def launches_one(name: str) -> bool:
 def waits_for_device(name: str) -> bool:
     """Whether the host waits for the device in a runtime call of that name."""
     return "Synchronize" in name
-
-
-def wait_columns(waits: Mapping[str, Integers], kinds: Sequence[str | None], base_ns: int) -> dict[str, pa.Array]:
-    """The columns of `synchronizations`, from those on the capture's clock, by start; `kind` is an index of `kinds`."""
-    others = ("device", "stream", "correlation", "producer_stream", "producer_correlation")
-    return {
-        "kind": coded_column(waits["kind"], kinds),
-        "start_ns": pa.array(waits["start_ns"] + base_ns),
-        "end_ns": pa.array(waits["end_ns"] + base_ns),
-        **{name: integer_column(waits[name]) for name in others},
-    }
 
 
 @dataclass(frozen=True)
@@ -280,9 +264,9 @@ def ranks_of(text: str | None) -> tuple[int, ...] | None:
 
 
 def collective_columns(
-    operations: Sequence[Operation], device_events: Mapping[str, pa.Array], rows: Integers, issued_ns: Integers
-) -> dict[str, pa.Array]:
-    """The columns of `collectives`, from those of `device_events` and the operation and row of each communication kernel.
+    operations: Sequence[Operation], device_events: pa.Table, rows: Integers, issued_ns: Integers
+) -> dict[str, pa.Array | Integers]:
+    """The columns of `collectives`, from `device_events` and the operation and row of each communication kernel.
 
     `issued_ns` of `Launches` orders a group's operations.
     """
@@ -291,13 +275,14 @@ def collective_columns(
     groups = [codes.setdefault((each.group_name, text), len(codes)) for each, text in zip(operations, ranks, strict=True)]
 
     described = {column: [getattr(each, column) for each in operations] for column in _OF_THE_OPERATION}
+    kernels = device_events.select(_OF_THE_KERNEL).take(pa.array(rows))
     return {
-        **{name: device_events[name].take(pa.array(rows)) for name in _OF_THE_KERNEL},
+        **{name: kernels[name].combine_chunks() for name in _OF_THE_KERNEL},
         **{name: pa.array(values, SCHEMAS["collectives"].field(name).type) for name, values in described.items()},
-        "collective": pa.array(np.arange(len(operations), dtype=np.int32)),
+        "collective": np.arange(len(operations)),
         "group": text_column([each.group or each.group_name for each in operations]),
         "group_ranks": text_column(ranks),
-        "sequence": pa.array(_sequence_in_group(np.array(groups, np.int64), issued_ns), pa.int32()),
+        "sequence": _sequence_in_group(np.array(groups, np.int64), issued_ns),
     }
 
 
@@ -314,28 +299,22 @@ def add_lost(info: RankInfo, lost: LostRecords, ambiguous: int) -> None:
     """Record what a capture lost, and say so if that is too much to judge its rank."""
     info.lost = lost
     if ambiguous:
-        text = f"{ambiguous} device events have a correlation that is not theirs alone: their launches are unknown"
-        info.add_caveat("correlations_repeated", text, of_file=True)
+        info.add_caveat("correlations_repeated", of_file=True, ambiguous=ambiguous)
     if not info.judged:
         text = f"{lost.device:,} of its {lost.of_device:,} device events could not be used, so rank {info.rank} is not judged"
         info.error = f"{info.error}; {text}" if info.error else f"{info.files[0]}: {text}"
 
 
-def trace_caveats(info: RankInfo, *, device_events: int, unlaunched: int, iterations: int, marks: str) -> list[Caveat]:
+def add_trace_caveats(info: RankInfo, *, device_events: int, unlaunched: int, iterations: int, marks: str) -> None:
     """What a trace of any profiler may lack, by its numbers of events, of those without a launch, and of iterations.
 
     `marks` is how the profiler's ranges name an iteration.
     """
-    found = []
     if info.clock == "unknown":
-        text = "times are not on the host's clock: this rank can be compared with others by matched collectives only"
-        found.append(Caveat("clock_unknown", text))
+        info.add_caveat("clock_unknown.rank")
     if not device_events:
-        found.append(Caveat("no_device_work", "no work on a device was recorded"))
+        info.add_caveat("no_device_work")
     if not iterations:
-        found.append(Caveat("no_iterations", f"no iterations are marked ({marks}): figures are of the whole capture"))
+        info.add_caveat("no_iterations", marks=marks)
     if unlaunched:
-        text = f"{unlaunched} of {device_events} device events have no recorded launch: they were launched before the capture"
-        text += " and are in no iteration, or their start decides their iteration"
-        found.append(Caveat("launches_missing", text))
-    return found
+        info.add_caveat("launches_missing", unlaunched=unlaunched, device_events=device_events)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from bridge_profiling.traces.iterations import NO_ITERATIONS, Iterations
 from bridge_profiling.traces.joins import Launches, distinct, places
 from bridge_profiling.traces.tables import NULL, Integers
-from bridge_profiling.traces.types import Caveat
+from bridge_profiling.traces.types import Caveat, caveat
 
 #: Kernels of optimizers. Where there are none, those that visit many parameters at once: optimizers do, also compiled ones.
 _OPTIMIZERS = (
@@ -98,9 +98,8 @@ def find_periods(
         number = np.arange(first, len(ends_ns))
         if len(number) < 2:
             continue
-        each = f"each is a period in which the rank's kernels repeat, {period.kernels:.0f} of one stream"
-        text = f"no iterations are named: {each}, and they are numbered from the first"
-        return Iterations(number, edges[:-1], edges[1:], np.empty(0, np.int64)), [Caveat("iterations_inferred", text)]
+        inferred = caveat("iterations_inferred.period", kernels=period.kernels)
+        return Iterations(number, edges[:-1], edges[1:], np.empty(0, np.int64)), [inferred]
     return NO_ITERATIONS, []
 
 

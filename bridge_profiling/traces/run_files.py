@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from bridge_profiling.traces.types import Caveat
+from bridge_profiling.traces.types import Caveat, caveat
 
 #: Names that are read behind links. A run may link to its data or its checkpoints, which can be millions of files.
 _MAX_LINKED_NAMES = 200_000
@@ -24,12 +24,8 @@ _KERNEL = re.compile(r"/(?:proc|sys|dev(?!/shm(?:/|$)))(?:/|$)")
 #: Linux follows no more links in one path.
 _MOST_HOPS = 40
 
-
-#: Why links are not followed.
-_LOST = "what it links to does not exist, or is the link itself"
-_UPWARDS = "it links to a folder that contains it; to search that folder, pass its path"
-_KERNEL_FILES = "it leads into the kernel's files, which hold no capture"
-_CUT = "links lead to more than {most} files, and the others were not searched; to search a folder, pass its path"
+#: Why links are not followed: cases in caveats.toml.
+_LOST, _UPWARDS, _KERNEL_FILES, _CUT = "lost", "upwards", "kernel", "cut"
 
 
 class RunFiles:
@@ -76,7 +72,7 @@ class RunFiles:
     def caveats(self) -> list[Caveat]:
         """A caveat for each reason why links were not followed."""
         return [
-            Caveat("links_not_followed", f"{_named(links)}: {why.format(most=_MAX_LINKED_NAMES)}")
+            caveat(f"links_not_followed.{why}", links=_named(links), most=_MAX_LINKED_NAMES)
             for why, links in self._left.items()
             if links
         ]

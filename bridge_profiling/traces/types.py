@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import tomllib
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -27,6 +31,18 @@ class Caveat:
     text: str  # one or more sentences for the user, without naming the ranks
     ranks: tuple[int, ...] = ()  # global ranks it applies to; empty for the whole run
     file: str | None = None  # the file it is about, if it is about one
+
+
+@cache
+def texts(package: str, name: str) -> Mapping[str, Any]:
+    """A TOML file of texts in a package."""
+    return tomllib.loads(files(package).joinpath(name).read_text(encoding="utf-8"))
+
+
+def caveat(key: str, ranks: Any = (), file: Any = None, **values: Any) -> Caveat:
+    """An entry of caveats.toml with values and the file filled in. The key is the code and perhaps, after a point, a case."""
+    text = " ".join(texts(__package__, "caveats.toml")[key].split()).format_map({"file": file} | values)
+    return Caveat(key.partition(".")[0], text, ranks, None if file is None else str(file))
 
 
 @dataclass(frozen=True)
@@ -102,9 +118,21 @@ class RankInfo:
         """Whether events are of an unknown category, as those of MTIA: they can be the work of a device."""
         return any(caveat.code == "category_unknown" for caveat in self.caveats)
 
-    def add_caveat(self, code: str, text: str, *, of_file: bool = False) -> None:
+    def add_caveat(self, key: str, *, of_file: bool = False, **values: Any) -> None:
         """Append a caveat about this rank; `of_file` names its file too, where that is what has to be looked at."""
-        self.caveats.append(Caveat(code, text, file=self.files[0] if of_file else None))
+        self.caveats.append(caveat(key, file=self.files[0] if of_file else None, **values))
+
+
+class BlockTable(ABC):
+    """A table that is read or made on each use, in blocks of rows: it need not fit into memory as a whole."""
+
+    @abstractmethod
+    def blocks(self, wanted: Sequence[str] | None = None) -> Iterator[pa.Table]:
+        """The rows of all columns, or of some."""
+
+    @abstractmethod
+    def read(self, wanted: Sequence[str] | None = None) -> pa.Table:
+        """The same as one table."""
 
 
 @dataclass
@@ -112,46 +140,26 @@ class RankTables:
     """One rank's capture as tables."""
 
     info: RankInfo
-    tables: Mapping[str, pa.Table]  # for each name in `tables.SCHEMAS` that this capture fills; `cache` reads a table on use
+    tables: Mapping[str, pa.Table | BlockTable]  # for each name in `tables.SCHEMAS` that this capture fills
     entry: Path | None = None  # the cache folder that holds them as Parquet
     unkept: str | None = None  # why no such folder could be written
 
     def __getitem__(self, name: str) -> pa.Table:
         """The table of that name; empty, with its schema, when the capture has none."""
-        from bridge_profiling.traces.tables import SCHEMAS  # on use: it imports pyarrow
+        return self.columns(name)
 
-        schema = SCHEMAS[name]
-        found = self.tables.get(name)
-        return schema.empty_table() if found is None else found
-
-    def columns(self, name: str, wanted: Sequence[str]) -> pa.Table:
+    def columns(self, name: str, wanted: Sequence[str] | None = None) -> pa.Table:
         """Some columns of a table. From Parquet, only these are read."""
-        read = getattr(self.tables, "columns", None)
-        return self[name].select(list(wanted)) if read is None or name not in self.tables else read(name, wanted)
+        found = self.tables.get(name)
+        if isinstance(found, BlockTable):
+            return found.read(wanted)
+        if found is None:
+            from bridge_profiling.traces.tables import SCHEMAS  # on use: it imports pyarrow
+
+            found = SCHEMAS[name].empty_table()
+        return found if wanted is None else found.select(list(wanted))
 
     def blocks(self, name: str, wanted: Sequence[str] | None = None) -> Iterator[pa.Table]:
         """The rows of a table, or of some of its columns, in one or more tables: not all of them need to fit into memory."""
-        read = getattr(self.tables, "blocks", None)
-        if read is not None and name in self.tables:
-            return read(name, wanted)
-        return iter([self[name] if wanted is None else self.columns(name, wanted)])
-
-    @property
-    def device_events(self) -> pa.Table:
-        """Work on the device."""
-        return self["device_events"]
-
-    @property
-    def host_events(self) -> pa.Table:
-        """Ranges on the host."""
-        return self["host_events"]
-
-    @property
-    def collectives(self) -> pa.Table:
-        """Communication operations."""
-        return self["collectives"]
-
-    @property
-    def iterations(self) -> pa.Table:
-        """Training iterations."""
-        return self["iterations"]
+        found = self.tables.get(name)
+        return found.blocks(wanted) if isinstance(found, BlockTable) else iter([self.columns(name, wanted)])

@@ -161,8 +161,8 @@ def test_launch_statistics_tell_graphs_from_kernels_launched_one_by_one():
 def _gaps(start_ns, end_ns, *events, **tables):
     found = rank(device_events=list(events), **tables)
     window = Windows(np.array([0], np.int32), np.array([False]), np.array([start_ns]), np.array([end_ns]))
-    work_done = device_work(found.device_events)
-    return gaps(found.device_events, found.host_events, found["synchronizations"], work_done, window)
+    work_done = device_work(found["device_events"])
+    return gaps(found["device_events"], found["host_events"], found["synchronizations"], work_done, window)
 
 
 def _sets(found):
@@ -252,7 +252,7 @@ def test_the_parts_are_those_of_a_judgement_nanosecond_by_nanosecond(rows, cuts)
     cuts = [min(cut, end_ns) for cut in sorted(cuts)]
     start, end = np.array(cuts[:-1], np.int64), np.array(cuts[1:], np.int64)
     parts = sum(part.within_ns(start, end) for part in (found.launch_starved, found.blocked, found.dependency_stalled))
-    compute = device_work(rank(device_events=events).device_events).compute
+    compute = device_work(rank(device_events=events)["device_events"]).compute
     assert parts.tolist() == (end - start - compute.within_ns(start, end)).tolist()
 
 

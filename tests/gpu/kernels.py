@@ -24,10 +24,10 @@ def kernels_of(tables: RankTables, *kinds: str, phase: str | None = None) -> dic
 
     With a phase, only kernels that were launched inside a range of that name.
     """
-    host = tables.host_events.select(["category", "name", "start_ns", "end_ns"]).to_pylist() if phase else []
+    host = tables["host_events"].select(["category", "name", "start_ns", "end_ns"]).to_pylist() if phase else []
     ranges = [(row["start_ns"], row["end_ns"]) for row in host if (row["category"], row["name"]) == ("annotation", phase)]
     found: dict[int | None, Counter[str]] = {}
-    for row in tables.device_events.select(["kind", "name", "iteration", "launch_start_ns"]).to_pylist():
+    for row in tables["device_events"].select(["kind", "name", "iteration", "launch_start_ns"]).to_pylist():
         launch = row["launch_start_ns"]
         inside = phase is None or any(launch is not None and start <= launch <= end for start, end in ranges)
         if inside and row["kind"] in (kinds or (COMPUTE, COMMUNICATION)):
@@ -47,7 +47,7 @@ def from_inductor(kernels: Mapping[str, int]) -> int:
 
 def launched_outside(tables: RankTables) -> list[str]:
     """Kernels and copies whose launch is unknown, or lies before the first or after the last iteration's range."""
-    events, iterations = tables.device_events, tables.iterations
+    events, iterations = tables["device_events"], tables["iterations"]
     start, end = pc.min(iterations["start_ns"]).as_py(), pc.max(iterations["end_ns"]).as_py()
     launches = events["launch_start_ns"]
     inside = pc.and_(pc.greater_equal(launches, start), pc.less_equal(launches, end))
@@ -56,9 +56,9 @@ def launched_outside(tables: RankTables) -> list[str]:
 
 def launched_by(tables: RankTables, call: str) -> list[str]:
     """Kernels that this call of the CUDA runtime launched, whatever is behind its name: `cudaGraphLaunch_v10000` too."""
-    host = tables.host_events.select(["name", "correlation"])
+    host = tables["host_events"].select(["name", "correlation"])
     calls = host.filter(pc.starts_with(host["name"].cast("string"), call))["correlation"].drop_null()
-    events = tables.device_events
+    events = tables["device_events"]
     of_call = pc.is_in(events["correlation"], value_set=calls.combine_chunks())
     return events.filter(pc.and_(of_call, pc.equal(events["kind"].cast("string"), COMPUTE)))["name"].to_pylist()
 
@@ -71,7 +71,7 @@ def check_window(job: Job, wanted: list[int] = WINDOW, *, status: str = "complet
         assert manifest["status"] == status, manifest["reason"]
         assert manifest["captured"]["iterations"] == wanted
         assert tables.info.error is None
-        assert tables.iterations["iteration"].to_pylist() == wanted, f"rank {rank}"
+        assert tables["iterations"]["iteration"].to_pylist() == wanted, f"rank {rank}"
         assert launched_outside(tables) == [], f"rank {rank}"
 
 

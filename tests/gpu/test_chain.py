@@ -30,10 +30,10 @@ def test_the_trace_holds_exactly_the_window_to_the_last_kernel_of_its_optimizer_
     for rank, tables in job.traces().items():
         manifest = job.manifests[rank]
         assert {name: place[1] for name, place in manifest["coordinates"].items() if name in layout} == layout
-        assert tables.device_events.num_rows > 500, f"rank {rank}"
-        operations = set(tables.collectives["operation"].to_pylist())
+        assert tables["device_events"].num_rows > 500, f"rank {rank}"
+        operations = set(tables["collectives"]["operation"].to_pylist())
         assert "all_reduce" in operations or "reduce_scatter" in operations, f"rank {rank}: {operations}"
-        assert set(tables.device_events["backend"].to_pylist()) - {None} == {"nccl"}, f"rank {rank}"
+        assert set(tables["device_events"]["backend"].to_pylist()) - {None} == {"nccl"}, f"rank {rank}"
         if resumed:
             assert "inside the window" in manifest["reason"]
     if resumed:

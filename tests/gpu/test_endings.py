@@ -23,7 +23,9 @@ def check_capture(job, rank):
     (source,) = job.spec.sources
     tables = job.tables(rank, source)
     # nsys' own range of an iteration that was cut is in its report; the manifest's notes say that it is no whole one.
-    marked = [iteration for iteration in tables.iterations["iteration"].to_pylist() if iteration not in manifest["interrupted"]]
+    marked = [
+        iteration for iteration in tables["iterations"]["iteration"].to_pylist() if iteration not in manifest["interrupted"]
+    ]
     assert marked == captured
     kernels = kernels_of(tables)
     assert all(kernels[iteration] == kernels[captured[0]] for iteration in captured[1:])

@@ -43,7 +43,7 @@ def test_a_graphs_kernels_are_all_there_and_were_launched_with_their_graph(job, 
     assert launched_by(reference.traces()[0], "cudaGraphLaunch") == []
     if job.spec.profiler == "nsys":
         # Kineto of torch 2.11 does not name the graph of each kernel.
-        graphs = job.traces()[0].device_events["graph"].drop_null().to_pylist()
+        graphs = job.traces()[0]["device_events"]["graph"].drop_null().to_pylist()
         assert len(set(graphs)) >= 2, "a graph for the forward and one for the backward"
     assert max(job.losses) == 19, "training goes on after the window where graphs are replayed"
     assert all(float.fromhex(loss) == float.fromhex(loss) for loss in job.losses.values()), "no NaN"

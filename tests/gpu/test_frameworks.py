@@ -76,9 +76,9 @@ def test_each_rank_captures_exactly_the_window(run):
         assert (manifest["status"], manifest["reason"]) == ("complete", None)
         assert manifest["coordinates"]["dp"] == [rank, 2]
         tables = load(capture, cached=False)
-        assert tables.iterations["iteration"].to_pylist() == [3, 4]
-        assert {"compute", "communication"} <= set(tables.device_events["kind"].to_pylist())
-        assert set(tables.device_events["backend"].to_pylist()) - {None} == {"nccl"}
+        assert tables["iterations"]["iteration"].to_pylist() == [3, 4]
+        assert {"compute", "communication"} <= set(tables["device_events"]["kind"].to_pylist())
+        assert set(tables["device_events"]["backend"].to_pylist()) - {None} == {"nccl"}
 
 
 def test_memory_of_phases_is_measured(run):

@@ -48,8 +48,8 @@ def _edit_seal(**changed):
 
 def _other_rows(entry):
     """Other rows, whole Parquet."""
-    table = cache.ParquetTables(entry)["device_events"]
-    cache.write_blocks([], table.schema, entry / "device_events.parquet")
+    path = entry / "device_events.parquet"
+    cache.write_blocks([], cache.ParquetTable(path).read().schema, path)
 
 
 def _replaced(make, name="device_events.parquet"):
@@ -102,14 +102,14 @@ def test_a_file_with_its_old_size_and_time_and_other_content_is_read_again(write
     name = "rank-3.json"
     path = write_trace([kernel("first", 1, 1, text=" " * size), kernel("a", 3, 1), kernel("last", 5, 1, text=" " * size)], name)
     capture, before = Capture(path, "kineto", 3, "order"), path.stat()
-    assert values(load(capture, directory=tmp_path / "cache").device_events, "name") == ["first", "a", "last"]
+    assert values(load(capture, directory=tmp_path / "cache")["device_events"], "name") == ["first", "a", "last"]
     other = path.read_text().replace('"a"', '"b"')
     if rename:
         path.rename(tmp_path / "before")
     path.write_text(other)
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert path.stat().st_size == before.st_size
-    assert values(load(capture, directory=tmp_path / "cache").device_events, "name") == ["first", "b", "last"]
+    assert values(load(capture, directory=tmp_path / "cache")["device_events"], "name") == ["first", "b", "last"]
 
 
 def test_a_file_that_changes_while_it_is_read_is_not_kept(capture, tmp_path, monkeypatch):
@@ -123,7 +123,7 @@ def test_a_file_that_changes_while_it_is_read_is_not_kept(capture, tmp_path, mon
     with monkeypatch.context() as patch:
         patch.setattr(kineto, "read", changed)
         assert load(capture, directory=tmp_path / "cache").entry is None
-    assert values(load(capture, directory=tmp_path / "cache").device_events, "name") == ["x"]
+    assert values(load(capture, directory=tmp_path / "cache")["device_events"], "name") == ["x"]
 
 
 def test_a_damaged_capture_stays_damaged_in_the_cache(write_trace, tmp_path):

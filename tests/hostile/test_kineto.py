@@ -105,7 +105,7 @@ def test_a_correlation_that_is_not_one_event_s_alone_says_nothing(write_trace, w
         ]
     graph = [call("cudaGraphLaunch", 20, 2, 9), *(kernel("k", 30 + n, 1, correlation=9) for n in range(3))]
     tables = kineto.read(write_trace([*events, *graph]))
-    assert [row for row in values(tables.device_events, "name", "iteration") if row[0] == "gemm"] == [
+    assert [row for row in values(tables["device_events"], "name", "iteration") if row[0] == "gemm"] == [
         ("gemm", place) for place in range(4)
     ]
     assert (tables.info.lost.device, tables.info.judged) == (4, False)
@@ -131,8 +131,8 @@ def test_a_damaged_character_costs_the_event_that_it_is_in(write_trace, monkeypa
     place = text.index(instead_of, len(text) // 2)
     text = text[:place] + written + text[place + len(instead_of) :]
     tables = kineto.read(write_trace(text))
-    assert (tables.info.lost.device, tables.info.lost.total, tables.device_events.num_rows) == (lost, lost, STEPS - lost)
-    assert (tables.iterations.num_rows, tables.info.rank) == (STEPS, 3)
+    assert (tables.info.lost.device, tables.info.lost.total, tables["device_events"].num_rows) == (lost, lost, STEPS - lost)
+    assert (tables["iterations"].num_rows, tables.info.rank) == (STEPS, 3)
     assert ("is damaged: at least 1 events" in (tables.info.error or "")) == bool(lost)
 
 
@@ -141,7 +141,7 @@ def test_damage_in_the_last_event_costs_no_more_and_the_keys_after_it_are_read(w
     whole = json.dumps(document(steps(500, 500), distributedInfo={"rank": 4}) | {"later": [{"name": "x"}], "world_version": 7})
     before, args, after = whole.rpartition('"args": {"device"')
     tables = kineto.read(write_trace(before + args.replace("{", "}") + after))
-    assert (tables.info.lost.total, tables.info.lost.device, tables.device_events.num_rows) == (1, 1, 1)
+    assert (tables.info.lost.total, tables.info.lost.device, tables["device_events"].num_rows) == (1, 1, 1)
     assert (tables.info.rank, tables.info.versions["world"]) == (4, "7")
 
 
@@ -157,7 +157,7 @@ def test_the_text_of_a_large_trace_with_one_bad_character_is_read_once(write_tra
 
     monkeypatch.setattr(Stream, "recut", counted)
     tables = kineto.read(write_trace(text[:place] + b'"' + text[place:], "rank-3.json"))
-    assert (tables.device_events.num_rows, tables.info.lost.device) == (39_999, 1)
+    assert (tables["device_events"].num_rows, tables.info.lost.device) == (39_999, 1)
     assert sum(searched) < 3 << 20
 
 
@@ -175,7 +175,7 @@ def test_a_damaged_trace_keeps_what_comes_before_the_damage(write_trace, name, d
     path = write_trace([kernel(f"k{random.random()}", 10 * number, 5) for number in range(2000)], name)
     path.write_bytes(damage(path.read_bytes()))
     tables = kineto.read(path)
-    assert tables.device_events.num_rows in rows
+    assert tables["device_events"].num_rows in rows
     assert f"{path} {said}" in tables.info.error
     assert (tables.info.partial, tables.info.rank) == (True, 3)
 

@@ -106,14 +106,14 @@ NUMBERS = {
 def test_enormous_numbers_cost_their_event_at_most(write_trace, written, instead, usable):
     text = json.dumps(document([kernel("k", 2000, 4242, correlation=99), *steps(500)])).replace(written, instead, 1)
     tables = kineto.read(write_trace(text))
-    assert (tables.device_events.num_rows, tables.info.lost.device) == ((2, 0) if usable else (1, 1))
+    assert (tables["device_events"].num_rows, tables.info.lost.device) == ((2, 0) if usable else (1, 1))
 
 
 @pytest.mark.parametrize("name", ["ncclDev" + "x" * (1 << 20), "void " * 200_000, "(anonymous namespace)::" * 50_000])
 def test_long_names_are_cut(write_trace, name):
     events = [*steps(500), kernel(name, 2000, 5), call(name, 1990, 1, 7), complete(name, "odd", 1, 1)]
     tables = kineto.read(write_trace(events))
-    named = [*tables.device_events["name"].to_pylist(), *tables.host_events["name"].to_pylist()]
+    named = [*tables["device_events"]["name"].to_pylist(), *tables["host_events"]["name"].to_pylist()]
     assert max(map(len, named)) == bounds.MAX_NAME
     assert max(len(caveat.text) for caveat in tables.info.caveats) < 300
 
@@ -125,7 +125,7 @@ def test_deeply_nested_json_costs_its_event_at_most(write_trace, where, closing)
     events = json.dumps([*steps(500), odd, kernel("k", 3000, 5)]).replace('"DEEP"', nested)
     header, end = (f'"deep": {nested}, ' if where == place else "" for place in ("header", "end"))
     tables = kineto.read(write_trace(f'{{{header}"traceEvents": {events}, {end}"x": 1}}'))
-    names = values(tables.device_events, "name")
+    names = values(tables["device_events"], "name")
     assert names[-1] == "k"
     assert ("odd" in names) == (tables.info.lost.device == 0)
 

@@ -61,7 +61,7 @@ def differences(kineto, nsys):
 
 def _rows(tables, kinds, *columns):
     """Work on the device that iterations launched, by iteration."""
-    for row in tables.device_events.select(["iteration", "kind", *columns]).to_pylist():
+    for row in tables["device_events"].select(["iteration", "kind", *columns]).to_pylist():
         if row["iteration"] is not None and row.pop("kind") in kinds:
             yield tuple(row.values())
 
@@ -73,7 +73,7 @@ def _counted(tables):
     for *where, size in _rows(tables, ("memcpy",), "direction", "from_memory", "to_memory", "bytes"):
         found["copies", *where] += 1
         found["bytes of copies", *where] += size
-    rows = tables.collectives.select(["iteration", "operation"]).to_pylist()
+    rows = tables["collectives"].select(["iteration", "operation"]).to_pylist()
     found.update(("collectives", *row.values()) for row in rows if row["iteration"] is not None)
     return found
 

@@ -20,7 +20,7 @@ def values(table, *columns):
 
 def contents(tables):
     """All rows of all tables."""
-    return {name: table.to_pylist() for name, table in tables.tables.items()}
+    return {name: tables[name].to_pylist() for name in tables.tables}
 
 
 def caveats(tables):

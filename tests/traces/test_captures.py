@@ -21,7 +21,7 @@ def test_the_job_and_its_iterations_are_known_and_no_iteration_is_at_the_boundar
         assert (info.rank, info.rank_source, info.world_size, info.devices) == (rank, "trace", 4, {rank: "NVIDIA H200"})
         assert info.files[0].endswith(f"rank{rank}.sqlite.xz")
         for tables in (kineto.read(captures / "kineto" / "tp2_dp2" / f"rank-{rank}.json.gz"), report):
-            assert values(tables.iterations, "iteration", "boundary") == [(9, False), (10, False)]
+            assert values(tables["iterations"], "iteration", "boundary") == [(9, False), (10, False)]
 
 
 def test_a_report_without_nsys_says_what_to_install(captures, monkeypatch, tmp_path):
@@ -39,8 +39,8 @@ def test_a_report_is_exported_by_the_nsys_of_this_machine_and_a_cut_one_is_an_er
     report.write_bytes(whole)
     tables = nsys.read(report)
     assert tables.info.files == [str(report)]
-    assert values(tables.iterations, "iteration") == [8, 9]
-    assert tables.device_events.num_rows == 3856 + 164 + 172
+    assert values(tables["iterations"], "iteration") == [8, 9]
+    assert tables["device_events"].num_rows == 3856 + 164 + 172
     assert list(tmp_path.iterdir()) == [report]
     report.write_bytes(whole[:200_000])
     with pytest.raises(TraceError, match=r"rank-3.nsys-rep cannot be exported by nsys: "):

@@ -98,7 +98,11 @@ def test_device_events_without_a_time_are_left_out_and_said(read_trace, others, 
     more = [kernel("k", 200_000 + place, 1) for place in range(others)]
     tables = read_trace([*waiting_steps(), *more, call("cudaLaunchKernel", 40, 2, 900), kernel("k", 0, 0, correlation=900)])
     assert caveats(tables)[code].startswith("no time was recorded of 1 device events")
-    assert (tables.device_events.num_rows, tables.info.judged, bool(tables.info.doubts)) == (2 * STEPS + others, True, doubtful)
+    assert (tables["device_events"].num_rows, tables.info.judged, bool(tables.info.doubts)) == (
+        2 * STEPS + others,
+        True,
+        doubtful,
+    )
 
 
 def marked(*ranges):
@@ -124,7 +128,7 @@ ITERATIONS = {
 def test_iterations_that_cannot_be_are_left_out_or_said(read_trace, read_report, ranges, numbers, code, part):
     for tables in (read_trace(marked(*ranges)), read_report(report_of(marked(*ranges)))):
         said = {each: text for each, text in caveats(tables).items() if each.startswith("iterations_")}
-        assert tables.iterations["iteration"].to_pylist() == numbers
+        assert tables["iterations"]["iteration"].to_pylist() == numbers
         assert ([*said], part in "".join(said.values())) == ([code] if code else [], True)
         assert bool(tables.info.doubts) == bool(code)
 

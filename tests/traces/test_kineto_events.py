@@ -26,7 +26,7 @@ def test_context_sync_is_no_device_work(read_trace, stream):
         complete("kernel", "Context Sync", 11, 900, pid=0, tid=stream, **sync),
     ]
     tables = read_trace(events)
-    assert values(tables.device_events, "name") == ["gemm"]
+    assert values(tables["device_events"], "name") == ["gemm"]
     assert values(tables["synchronizations"], "kind", "stream", "producer_stream", "producer_correlation") == [
         ("context", None, None, None),
         ("stream_wait_event", 23, 7, 4),
@@ -63,13 +63,13 @@ def test_torch_names_of_collectives():
 def test_a_kernel_that_kineto_describes_as_a_collective_is_one(read_trace):
     message = {"Collective name": "allreduce", "In msg nelems": 8, "Out msg nelems": 8, "dtype": "Float", "Group size": 2}
     tables = read_trace([kernel("my_fused_all_reduce", 1, 2, **message)])
-    assert values(tables.device_events, "kind", "backend") == [("communication", "other")]
-    assert values(tables.collectives, "message_bytes") == [32]
+    assert values(tables["device_events"], "kind", "backend") == [("communication", "other")]
+    assert values(tables["collectives"], "message_bytes") == [32]
 
 
 def test_work_without_a_recorded_launch_belongs_where_it_starts(read_trace):
     tables = read_trace([step(7, 100), kernel("graphed", 120, 5, correlation=3), kernel("before", 50, 5)])
-    assert values(tables.device_events, "iteration") == [None, 7]
+    assert values(tables["device_events"], "iteration") == [None, 7]
     assert "launches_missing" in caveats(tables)
 
 
@@ -79,7 +79,7 @@ def test_work_that_was_queued_before_the_first_recorded_launch_is_of_no_iteratio
     launched = [kernel("gemm", start, 5, correlation=number) for number, start in ((3, 115), (4, 120), (5, 125))]
     calls = [call("cudaLaunchKernel", 101 + number, 1, number) for number in (3, 4, 5)[:recorded]]
     # Where most launches are missing, the first recorded one tells nothing.
-    assert values(read_trace([step(7, 100), *queued, *launched, *calls]).device_events, "iteration") == iterations
+    assert values(read_trace([step(7, 100), *queued, *launched, *calls])["device_events"], "iteration") == iterations
 
 
 def test_iterations_that_the_profiler_starts_or_flushes_in_are_boundaries(read_trace):
@@ -88,7 +88,7 @@ def test_iterations_that_the_profiler_starts_or_flushes_in_are_boundaries(read_t
         {"ph": "X", "cat": "Trace", "name": "PyTorch Profiler (0)", "pid": "Spans", "tid": "x", "ts": 150, "dur": 350},
         complete("overhead", "Buffer Flush", 310, 5),
     ]
-    assert values(read_trace(events).iterations, "boundary") == [True, False, True, False]
+    assert values(read_trace(events)["iterations"], "boundary") == [True, False, True, False]
 
 
 def stepped(*launches, optimizers=("AdamW",), first_us=0.0):
@@ -121,7 +121,7 @@ def stepped(*launches, optimizers=("AdamW",), first_us=0.0):
     ],
 )
 def test_iterations_that_no_range_numbers_lie_between_steps_of_the_optimizer(read_trace, events, expected):
-    found = values(read_trace(events).iterations, "iteration", "start_ns", "end_ns")
+    found = values(read_trace(events)["iterations"], "iteration", "start_ns", "end_ns")
     assert [(number, start / 1000, end / 1000) for number, start, end in found] == expected
 
 
@@ -190,7 +190,7 @@ LAUNCHES = {
 @pytest.mark.parametrize(("args", "numbers"), LAUNCHES.values(), ids=LAUNCHES)
 def test_a_kernels_launch_is_its_grid_block_registers_and_shared_memory(read_trace, args, numbers):
     events = [kernel("gemm", 10, 5, **args), complete("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", 20, 5, bytes=8, stream=7)]
-    found = values(read_trace(events).device_events, "configuration")
+    found = values(read_trace(events)["device_events"], "configuration")
     assert [text and json.loads(text) for text in found] == [numbers and [[132, 8, 1], [256, 1, 1], *numbers], None]
 
 
@@ -198,7 +198,7 @@ def test_work_that_torch_moved_to_a_lane_keeps_the_stream_it_ran_on(read_trace):
     """torch 2.15's export with graph_lanes="all": `stream` and the thread are a lane's, `original_stream` the device's."""
     moved = [kernel("gemm", stream, 5.0, stream=7, original_stream=stream) for stream in (1042, 1043)]
     tables = read_trace([*moved, kernel("gemm", 2000.0, 5.0, stream=7)])
-    assert values(tables.device_events, "stream") == [1042, 1043, 7]
+    assert values(tables["device_events"], "stream") == [1042, 1043, 7]
 
 
 READ = [

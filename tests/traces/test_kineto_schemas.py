@@ -58,7 +58,7 @@ def test_every_event_is_in_its_table_exact_to_the_nanosecond(kind):
             assert sorted(values(tables[table], "start_ns", "end_ns", "name", place)) == sorted(expected)
         memory = tables["memory_events"].num_rows if "memory_events" in tables.tables else 0
         assert memory == sum(event["name"] == "[memory]" for event in events)
-        assert all(table.schema.equals(SCHEMAS[name]) for name, table in tables.tables.items())
+        assert all(tables[name].schema.equals(SCHEMAS[name]) for name in tables.tables)
         assert not [caveat for caveat in tables.info.caveats if "left out" in caveat.text]
 
 
@@ -69,14 +69,14 @@ def expected(read_trace):
 
 def test_a_trace_of_today(expected):
     assert (expected.info.rank, expected.info.rank_source, expected.info.world_size) == (3, "trace", 8)
-    first, copy = expected.device_events.to_pylist()
+    first, copy = expected["device_events"].to_pylist()
     assert first | {"start_ns": 1006003, "end_ns": 1026007, "launch_start_ns": 1002001, "launch_end_ns": 1005003} == first
     assert first | {"kind": "compute", "name": "gemm", "stream": 7, "operator": 2, "iteration": 5, "launch_thread": 1} == first
     assert (
         copy | {"kind": "memcpy", "direction": "HtoD", "from_memory": "pageable", "to_memory": "device", "bytes": 4096} == copy
     )
-    assert ("operator", "[[4,8],[2]]", "a.py(3): f") in values(expected.host_events, "category", "shapes", "stack")
-    assert values(expected.iterations, "iteration", "start_ns", "end_ns", "boundary") == [(5, 1000000, 1090500, False)]
+    assert ("operator", "[[4,8],[2]]", "a.py(3): f") in values(expected["host_events"], "category", "shapes", "stack")
+    assert values(expected["iterations"], "iteration", "start_ns", "end_ns", "boundary") == [(5, 1000000, 1090500, False)]
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_names_are_shown_as_well_as_can_be(read_trace):
     """Words like NaN stay, invalid UTF-8, control characters and bad escapes become printable."""
     for written, name in ((b'"a: nan, inf"', "a: nan, inf"), (b'"ge\xff\x01m\\m"', "ge� m\\m")):
         raw = RAW.replace(b'"gemm"', written).replace(b"1.5}", b"Infinity}")
-        assert values(read_trace(raw).device_events, "name")[0] == name
+        assert values(read_trace(raw)["device_events"], "name")[0] == name
 
 
 def test_torch_1_8_capitals_and_numbers_as_text(write_trace):
@@ -123,15 +123,15 @@ def test_torch_1_8_capitals_and_numbers_as_text(write_trace):
     path = write_trace({"schemaVersion": 1, "traceEvents": events})
     tables = kineto.read(path, rank=2, rank_source="file name")
     assert (tables.info.rank, tables.info.rank_source, tables.info.clock) == (2, "file name", "unix")
-    assert values(tables.device_events, "kind", "device", "stream", "bytes", "direction", "iteration") == [
+    assert values(tables["device_events"], "kind", "device", "stream", "bytes", "direction", "iteration") == [
         ("compute", 0, 7, None, None, 2),
         ("memcpy", 0, 9, 128, "DtoD", None),
         ("memset", 0, 9, None, None, None),
     ]
     row = (1621401187223205000, 1621401187223222000, 2, 1621401187223105000, 24572)
-    assert values(tables.device_events, "start_ns", "end_ns", "operator", "launch_start_ns", "launch_thread")[0] == row
-    assert values(tables.host_events, "shapes") == [None, "[[1],[]]", None]
-    assert values(tables.iterations, "iteration") == [2]
+    assert values(tables["device_events"], "start_ns", "end_ns", "operator", "launch_start_ns", "launch_thread")[0] == row
+    assert values(tables["host_events"], "shapes") == [None, "[[1],[]]", None]
+    assert values(tables["iterations"], "iteration") == [2]
 
 
 def test_rocm_numbers_as_text_and_rccl(read_trace):
@@ -142,7 +142,7 @@ def test_rocm_numbers_as_text_and_rccl(read_trace):
         kernel("hipBlasLt_gemm", 30, 4),
     ]
     columns = ("kind", "backend", "launch_start_ns", "bytes", "direction", "device", "stream")
-    assert values(read_trace(events).device_events, *columns) == [
+    assert values(read_trace(events)["device_events"], *columns) == [
         ("communication", "rccl", 10000, None, None, 0, 7),
         ("memcpy", None, None, 4194304, "HtoD", 2, 0),
         ("compute", None, None, None, None, 0, 7),
@@ -158,8 +158,8 @@ def test_ids_that_are_correlations_name_no_operator(read_trace):
         complete("cpu_op", "unrelated", 1666149715500000, 1, **{"External id": 2131433}),
     ]
     tables = read_trace(events)
-    assert values(tables.device_events, "operator", "launch_start_ns") == [(None, 1666149715364374000)]
-    assert values(tables.host_events, "operator") == [67247, None, 2131433]
+    assert values(tables["device_events"], "operator", "launch_start_ns") == [(None, 1666149715364374000)]
+    assert values(tables["host_events"], "operator") == [67247, None, 2131433]
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=30)
@@ -170,7 +170,7 @@ def test_any_time_is_exact(read_trace, starts, duration, whole):
     written = [f"{start // 1000}" if whole else f"{start // 1000}.{start % 1000:03}" for start in starts]
     lasting = f"{duration // 1000}.{duration % 1000:03}"
     events = ", ".join(f'{{"cat": "kernel", "name": "k", "ts": {start}, "dur": {lasting}}}' for start in written)
-    found = values(read_trace(f'{{"traceEvents": [{events}]}}').device_events, "start_ns", "end_ns")
+    found = values(read_trace(f'{{"traceEvents": [{events}]}}')["device_events"], "start_ns", "end_ns")
     assert found == [(start, start + duration) for start in sorted(starts)]
 
 
@@ -179,7 +179,7 @@ def test_a_trace_names_its_base_time_versions_and_groups(read_trace):
     keys = {"cuda_runtime_version": 12080, "distributedInfo": {"rank": 3, "nccl_version": "2.28.9", "pg_config": [group]}}
     tables = read_trace(EVENTS, baseTimeNanoseconds=1790857026000000000, **keys)
     info = tables.info
-    assert values(tables.device_events, "start_ns")[0] == 1790857026000000000 + 1006003
+    assert values(tables["device_events"], "start_ns")[0] == 1790857026000000000 + 1006003
     assert (info.clock, info.clock_base_ns) == ("unix", 1790857026000000000)
     assert info.versions | {"cuda_runtime": "12.8", "nccl": "2.28.9"} == info.versions
     assert [(each.name, each.description, each.ranks) for each in info.groups] == [("15", "TP", (2, 3))]
@@ -193,7 +193,7 @@ def test_long_lists_of_ranks_come_from_the_groups_the_trace_lists(read_trace):
     keys = {"distributedInfo": {"rank": 0, "pg_config": [{"pg_name": "7", "pg_desc": "DP", "ranks": ranks}]}}
     tables = read_trace([kernel("ncclDevKernel_AllReduce_Sum", 1, 1, **args)], **keys)
     columns = ("group", "message_bytes", "group_size", "group_ranks")
-    assert values(tables.collectives, *columns) == [("DP", 20, 40, json.dumps(ranks, separators=(",", ":")))]
+    assert values(tables["collectives"], *columns) == [("DP", 20, 40, json.dumps(ranks, separators=(",", ":")))]
 
 
 @pytest.mark.parametrize("nested", [{"Nested": [kernel("inner", 1, 1)] * 9}, {"Text": '},{"ph": "X"', "Odd": '\\" ]}'}])
@@ -202,7 +202,7 @@ def test_pieces_are_cut_between_events_only(write_trace, monkeypatch, nested):
     trailer = {"after": [{"ph": "X"}, {"name": "no event"}, {"ph": "X"}] * 20, "schemaVersion": 2}
     path = write_trace({"traceEvents": events, "distributedInfo": {"rank": 1}, **trailer})
     whole = kineto.read(path)
-    assert values(whole.device_events, "name") == [event["name"] for event in events]
+    assert values(whole["device_events"], "name") == [event["name"] for event in events]
     monkeypatch.setattr(stream, "PIECE_BYTES", 64)
     again = kineto.read(path)
     assert (contents(again), again.info) == (contents(whole), whole.info)

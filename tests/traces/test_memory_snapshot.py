@@ -143,7 +143,7 @@ def test_a_snapshot_of_torch_2_0_is_read(read):
 def test_annotations_are_host_events(read):
     stages = (("START", "a"), ("START", "b"), ("END", "b"), ("END", "a"), ("END", "c"))
     marks = [{"stage": stage, "name": name, "device": 0, "time_us": T0 + at} for at, (stage, name) in enumerate(stages)]
-    rows = values(read([entry("alloc", 0, 512, 1)], external_annotations=marks).host_events, "name", "start_ns", "end_ns")
+    rows = values(read([entry("alloc", 0, 512, 1)], external_annotations=marks)["host_events"], "name", "start_ns", "end_ns")
     assert [(name, offset(start), offset(end)) for name, start, end in rows] == [("a", 0, 3), ("b", 1, 2)]
 
 

@@ -83,12 +83,12 @@ def test_damage_is_unusual_and_nothing_else(file):
 
 def test_blocks_are_the_whole(tmp_path, monkeypatch):
     path = small_report().write(tmp_path / "rank-0.sqlite")
-    whole = nsys.read(path).host_events
+    whole = nsys.read(path)["host_events"]
     monkeypatch.setattr(nsys, "_BLOCK_ROWS", 2)
     tables = nsys.read(path)
     blocks = list(tables.blocks("host_events"))
     assert len(blocks) > 1
     assert pa.concat_tables(blocks).to_pylist() == whole.to_pylist()
     kept = cache.load(Capture(path, "nsys", 0, "order"), directory=tmp_path / "cache")
-    assert isinstance(kept.tables, cache.ParquetTables)
-    assert kept.host_events.to_pylist() == whole.to_pylist()
+    assert isinstance(kept.tables["host_events"], cache.ParquetTable)
+    assert kept["host_events"].to_pylist() == whole.to_pylist()

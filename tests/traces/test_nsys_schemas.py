@@ -23,8 +23,8 @@ def test_an_old_export_without_most_tables_and_columns_is_read(read_report):
     report.call("cudaLaunchKernel_v7000", 40, 60, 5)
     tables = read_report(report, rank=2, rank_source="file name")
     columns = ("kind", "backend", "collective", "start_ns", "end_ns", "launch_start_ns")
-    assert values(tables.device_events, *columns) == [("communication", "nccl", 0, 100, 300, 40)]
-    assert values(tables.collectives, "operation") == ["all_reduce"]
+    assert values(tables["device_events"], *columns) == [("communication", "nccl", 0, 100, 300, 40)]
+    assert values(tables["collectives"], "operation") == ["all_reduce"]
     assert (tables.info.rank, tables.info.rank_source, tables.info.clock) == (2, "file name", "unknown")
     assert {"clock_unknown", "no_iterations"} <= set(caveats(tables))
 
@@ -36,7 +36,7 @@ def test_any_one_column_can_be_missing_but_a_kernels_time_and_name(read_report, 
         report = small_report()
         for row in report.rows[table]:
             del row[column]
-        events = read_report(report).device_events
+        events = read_report(report)["device_events"]
         assert events.num_rows == 2, column
         assert events["stream"].null_count == (2 if column == "streamId" else 0), column
 
@@ -77,7 +77,7 @@ def test_a_ranges_text_is_one_name_and_what_emit_nvtx_appends_is_taken_off(read_
         report.range(text, place * 10, place * 10 + 5)
     report.add("NVTX_EVENTS", start=100, end=120, eventType=59, textId=report.string("among the strings"), globalTid=THREAD)
     report.add("NVTX_EVENTS", start=130, end=None, eventType=34, text="a mark", globalTid=THREAD)
-    found = values(read_report(report).host_events, "name", "category", "shapes", "sequence")
+    found = values(read_report(report)["host_events"], "name", "category", "shapes", "sequence")
     assert [row[0] for row in found] == ["a, seq = b", "x y", "line\nbreak", "", "東京", "f", "aten::mm", "among the strings"]
     operators = [("f", "operator", None, None), ("aten::mm", "operator", "[[32],[4,8],[]]", 12)]
     assert [row for row in found if row[1] == "operator"] == operators
@@ -100,7 +100,7 @@ def test_loops_name_their_iterations_in_several_ways(read_report):
         ("stepwise_9", "iteration_9_of_10"): [],
     }.items():
         report = Report().range(names[0], 0, 90).range(names[1], 100, 190)
-        assert values(read_report(report).iterations, "iteration") == numbers
+        assert values(read_report(report)["iterations"], "iteration") == numbers
 
 
 def test_an_iteration_that_the_capture_cuts_off_or_with_a_flush_in_it_is_a_boundary_one(read_report):
@@ -109,11 +109,11 @@ def test_an_iteration_that_the_capture_cuts_off_or_with_a_flush_in_it_is_a_bound
     for name, start in (("CUPTI Buffer flush", 5100), ("TLS allocation", 4100)):
         report.add("PROFILER_OVERHEAD", start=start, end=start + 100, globalTid=THREAD, nameId=report.string(name))
     tables = read_report(report)
-    assert values(tables.iterations, "iteration", "boundary") == [(4, False), (5, True), (6, True)]
-    assert values(tables.iterations, "end_ns") == [SESSION_START_NS + time for time in (4900, 5900, 6500)]
+    assert values(tables["iterations"], "iteration", "boundary") == [(4, False), (5, True), (6, True)]
+    assert values(tables["iterations"], "end_ns") == [SESSION_START_NS + time for time in (4900, 5900, 6500)]
     assert caveats(tables)["ranges_open"].startswith("1 NVTX ranges")
-    assert values(tables.host_events, "category").count("overhead") == 2
-    assert ("launched in 4", 4) in values(tables.device_events, "name", "iteration")
+    assert values(tables["host_events"], "category").count("overhead") == 2
+    assert ("launched in 4", 4) in values(tables["device_events"], "name", "iteration")
 
 
 def test_copies_are_read_by_the_reports_own_numbers_of_memories(read_report):
@@ -123,7 +123,7 @@ def test_copies_are_read_by_the_reports_own_numbers_of_memories(read_report):
     report.add(files.MEMCPY, start=1, end=2, bytes=64, copyKind=1, srcKind=9, dstKind=8, correlationId=1, **PLACE)
     report.add(files.MEMSET, start=3, end=4, bytes=16, memKind=8, correlationId=2, **PLACE)
     columns = ("kind", "name", "direction", "from_memory", "to_memory", "bytes")
-    assert values(read_report(report).device_events, *columns)[:2] == [
+    assert values(read_report(report)["device_events"], *columns)[:2] == [
         ("memcpy", "Memcpy HtoD (Pageable -> Device)", "HtoD", "pageable", "device", 64),
         ("memset", "Memset (Device)", None, None, None, 16),
     ]
@@ -138,7 +138,7 @@ def test_a_kernels_launch_is_its_grid_block_registers_and_shared_memory(read_rep
     report.kernel("c", 20, 29, **LAUNCH).kernel("d", 30, 39).kernel("e", 40, 49, **LAUNCH | {"gridX": -1}, **shared)
     report.add(files.MEMSET, start=50, end=60, bytes=16, memKind=2, correlationId=2, **PLACE)
     whole = "[[132,8,1],[256,1,1],96,3072]"
-    found = values(read_report(report).device_events, "configuration")
+    found = values(read_report(report)["device_events"], "configuration")
     assert found == [whole, whole, "[[132,8,1],[256,1,1],96,null]", None, None, None]
 
 
@@ -148,7 +148,7 @@ def test_kernels_of_cuda_graphs_name_their_graph_and_one_recorded_as_a_whole_is_
         report.kernel("in a graph", 6100 * node, 6100 * node + 50, correlation=70, graphNodeId=(12 << 32) + node)
     report.add("CUPTI_ACTIVITY_KIND_GRAPH_TRACE", start=20_000, end=20_800, graphId=13, correlationId=70, **PLACE)
     tables = read_report(report)
-    assert values(tables.device_events, "kind", "name", "graph", "launch_start_ns")[2:] == [
+    assert values(tables["device_events"], "kind", "name", "graph", "launch_start_ns")[2:] == [
         ("compute", name, graph, SESSION_START_NS + 6000)
         for name, graph in (("in a graph", 12), ("in a graph", 12), ("CUDA graph 13", 13))
     ]
@@ -177,7 +177,7 @@ def test_nccls_description_of_a_message_describes_its_kernel(read_report, blobs)
     # The peer is in the communicator's numbering, which is not the job's.
     columns = ("operation", "message_bytes", "group_size", "sequence", "peer", "group", "group_name")
     rows = [("all_gather", 4 * 1000, 4, 0, None, *group), ("send_recv", 64, 4, 1, None, *group)]
-    assert values(tables.collectives, *columns) == rows
+    assert values(tables["collectives"], *columns) == rows
     assert "message_size_unknown" not in caveats(tables)
 
 
@@ -187,7 +187,7 @@ def test_a_message_size_is_known_with_the_number_of_ranks_and_an_operation_with_
     for named, unnamed in (("ncclDevKernel_AllGather_RING_LL", "ncclKernel_1"), ("ncclDevKernel_SendRecv", "ncclKernel_2")):
         report.strings = {text.replace(named, unnamed): number for text, number in report.strings.items()}
     tables = read_report(report)
-    assert values(tables.collectives, "operation", "message_bytes") == [("all_gather", None), (None, None)]
+    assert values(tables["collectives"], "operation", "message_bytes") == [("all_gather", None), (None, None)]
     assert "message size of 2 of 2" in caveats(tables)["message_size_unknown"]
 
 
@@ -216,8 +216,8 @@ def test_processes_in_one_report_are_kept_apart_and_mpi_names_their_ranks(tmp_pa
     captures = find_run(tmp_path).captures
     assert [(capture.rank, capture.rank_source) for capture in captures] == [(0, "order"), (1, "order")]
     first, second = (load(capture, cached=False) for capture in captures)
-    assert values(first.device_events, "name") == ["gemm", "gemm"]
-    assert values(second.device_events, "name", "launch_start_ns") == [("other", SESSION_START_NS + 4050)]
+    assert values(first["device_events"], "name") == ["gemm", "gemm"]
+    assert values(second["device_events"], "name", "launch_start_ns") == [("other", SESSION_START_NS + 4050)]
     assert "2 processes" in caveats(second)["processes_unnamed"]
     for process, rank in ((PROCESS, 6), (other_process, 7)):
         report.add("MPI_RANKS", globalTid=process + 15279, rank=rank)
@@ -225,4 +225,4 @@ def test_processes_in_one_report_are_kept_apart_and_mpi_names_their_ranks(tmp_pa
     assert ranks_in_report(path) == [6, 7]
     tables = nsys.read(path, rank=7)
     assert (tables.info.rank, tables.info.rank_source) == (7, "trace")
-    assert values(tables.device_events, "name") == ["other"]
+    assert values(tables["device_events"], "name") == ["other"]

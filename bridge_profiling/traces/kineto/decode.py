@@ -400,7 +400,7 @@ def rank_info(path: Path, keys: Mapping[str, Any], rank: int, rank_source: RankS
     if 0 <= base_ns <= _MAX_BASE_NS:
         info.clock_base_ns = base_ns
     else:
-        info.add_caveat("clock_base_invalid", "baseTimeNanoseconds is not a time: times are used as written")
+        info.add_caveat("clock_base_invalid")
     return info
 
 

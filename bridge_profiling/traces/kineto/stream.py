@@ -7,11 +7,11 @@ though. Such a piece does not parse, nor does a damaged one: `Stream.recut` then
 
 from __future__ import annotations
 
+import json
 import re
 from codecs import BOM_UTF8
 from collections import deque
 from collections.abc import Callable, Iterator
-from itertools import islice
 from pathlib import Path
 
 from bridge_profiling.errors import TraceError
@@ -29,17 +29,24 @@ _SEARCH_BYTES = 1 << 16
 _EVENT_BYTES = 1 << 12
 
 #: Between two events. A quote inside a JSON string would be escaped, so only an event's arguments can hold this too.
-_SEPARATOR = re.compile(rb',\s*(?=\{\s*"(?:ph|name|cat|ts|pid|tid|dur|args|id|bp|s)"\s*:)')
+_EVENT = rb'\{\s*"(?:ph|name|cat|ts|pid|tid|dur|args|id|bp|s)"\s*:'
+_SEPARATOR = re.compile(rb",\s*(?=%b)" % _EVENT)
 _SEPARATOR_OF_ANY_KEY = re.compile(rb',\s*(?=\{\s*")')
 
 #: An event with separators in its arguments ends within this. No known profiler writes one.
 _NESTED_BYTES = 1 << 16
 
-#: Where the array of events can end: before another key of the document, or at the end of the text; places that are tried.
-_END = re.compile(rb'\}[\s,]*\](?=\s*,\s*"[^"]*"\s*:)|\](?=\s*\}?\s*\Z)')
-_ENDS_TRIED = 8
+#: The end of the array of events, before another key of the document or at the end of the text, and that of its last event.
+_END = re.compile(rb'\](?=\s*,\s*"[^"]*"\s*:|\s*\}?\s*\Z)')
+_LAST_END = re.compile(rb'\}(?=[\s,]*\]\s*,\s*"[^"]*"\s*:)|(?=\]\s*\}?\s*\Z)')
 
-_GAP, _STRAY = b" \t\r\n,", b" \t\r\n,[]"
+_GAP = b" \t\r\n,"
+
+#: What can be before an event, brackets that are too many among it, and what follows one.
+_BETWEEN, _AFTER = re.compile(rb"(?:[\s,]|\[(?=[\s\[]*%b))*" % _EVENT), re.compile(rb"\s*(?:[,\]]|\Z)")
+
+#: Takes `NaN`, and control characters in strings.
+_DECODER = json.JSONDecoder(strict=False)
 
 _START = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BARE_ARRAY = re.compile(rb"(?:\xef\xbb\xbf)?\s*\[")
@@ -92,37 +99,29 @@ class Stream:
             lose: called with text of events that cannot be read.
             last: all pieces were yielded.
         """
-        text = bytes(self.rest)
-        ends = [found.start() for found in _SEPARATOR.finditer(text)]
-        if not ends and len(text) > PIECE_BYTES:
-            ends = [found.start() for found in _SEPARATOR_OF_ANY_KEY.finditer(text)]
-        ends.append(len(text))
-        begin = place = 0
+        text, begin = bytes(self.rest), 0
+        characters = text.decode("latin-1")  # a character for each byte
+        separator = _SEPARATOR if len(text) <= PIECE_BYTES or _SEPARATOR.search(text) else _SEPARATOR_OF_ANY_KEY
         while begin < len(text):
-            end = ends[place]
-            if end < len(text) and _take(text[begin:end], take):
-                begin, place = end, place + 1
-                continue
-            reach = _reach(text, begin, ends, place)
-            nested = text[begin : ends[reach]]
-            if reach > place and ends[reach] < len(text) and take(nested.strip(_GAP)):
-                begin, place = ends[reach], reach + 1
-                continue
-            found = next(
-                (each for each in islice(_END.finditer(nested), _ENDS_TRIED) if _take(nested[: each.end() - 1], take)), None
-            )
-            if found is None and end == len(text) and last:
-                if take(nested.strip(_GAP)):  # without the array's bracket
-                    begin = len(text)
-                elif found := _END.search(nested):
-                    lose(nested[: found.end() - 1])
-            if found is not None:
-                self._end(text[begin + found.end() :])
+            begin = _BETWEEN.match(text, begin).end()  # type: ignore[union-attr]  # matches the empty text too
+            if end := _END.match(text, begin):
+                self._end(text[end.end() :])
                 return
-            if ends[reach] == len(text) and (end == len(text) or not last):
+            following = separator.search(text, begin)
+            stop = following.start() if following else len(text)
+            size = _size(characters[begin : max(stop, begin + _NESTED_BYTES)])
+            if size and _AFTER.match(text, begin + size):
+                stop = begin + size
+            elif not last and (following is None or _is_cut(text, begin)):
                 break
-            lose(text[begin:end])
-            begin, place = end, place + 1
+            elif text.startswith(b"]", begin):
+                begin += 1
+                continue
+            elif following is None and (end := _LAST_END.search(text, begin)):
+                stop = end.end()
+            if not take(text[begin:stop].strip(_GAP)):
+                lose(text[begin:stop])
+            begin = stop
         self.rest = bytearray(text[begin:].lstrip(_GAP))
 
     def _end(self, tail: bytes) -> None:
@@ -175,19 +174,14 @@ def _last_separator(text: bytearray) -> re.Match[bytes] | None:
         reach *= 16
 
 
-def _take(text: bytes, take: Callable[[bytes], bool]) -> bool:
-    """Take events, also between stray brackets."""
-    return take(text.strip(_GAP)) or (text.strip(_STRAY) != text.strip(_GAP) and take(text.strip(_STRAY)))
+def _is_cut(text: bytes, begin: int) -> bool:
+    """Whether an event with separators in its arguments can begin here and end after the text."""
+    return len(text) - begin <= _NESTED_BYTES and text.count(b"{", begin) > text.count(b"}", begin)
 
 
-def _reach(text: bytes, begin: int, ends: list[int], place: int) -> int:
-    """The place of the separator up to which braces are balanced; the one given where none is near."""
-    depth, start = 0, begin
-    for reach in range(place, len(ends)):
-        depth += text.count(b"{", start, ends[reach]) - text.count(b"}", start, ends[reach])
-        start = ends[reach]
-        if depth <= 0 or start == len(text):
-            return reach
-        if start - begin > _NESTED_BYTES:
-            break
-    return place
+def _size(text: str) -> int:
+    """Length of the JSON value that a text begins with; 0 where there is none."""
+    try:
+        return _DECODER.raw_decode(text)[1]
+    except (ValueError, RecursionError):
+        return 0

@@ -19,12 +19,11 @@ from bridge_profiling.traces.iterations import Iterations, find_iterations
 from bridge_profiling.traces.joins import (
     Operation,
     add_lost,
+    add_trace_caveats,
     batch,
     carried_out_by,
     collective_columns,
     launches_one,
-    trace_caveats,
-    wait_columns,
     waits_for_device,
 )
 from bridge_profiling.traces.kinds import synchronization_kind
@@ -32,8 +31,8 @@ from bridge_profiling.traces.kineto.collect import MEANINGS, Collector
 from bridge_profiling.traces.kineto.columns import Columns, InexactTimes
 from bridge_profiling.traces.kineto.decode import EventReader, rank_info
 from bridge_profiling.traces.kineto.work import Device, Host, Names
-from bridge_profiling.traces.tables import NULL, build, coded_column, integer_column
-from bridge_profiling.traces.types import Caveat, LostRecords, ProcessGroup, RankInfo, RankSource, RankTables
+from bridge_profiling.traces.tables import NULL, build, coded_column
+from bridge_profiling.traces.types import Caveat, LostRecords, ProcessGroup, RankInfo, RankSource, RankTables, caveat
 
 #: Times without a base are taken for Unix time when they are after 2001.
 _UNIX_SINCE_NS = 10**18
@@ -85,11 +84,10 @@ def _read(path: Path, rank: int, rank_source: RankSource, *, exact: bool) -> Ran
     lost = _lost(reader, collected, recorded)
     if unusable := lost.total - collected.negative:
         least = "at least " if reader.damaged else ""
-        text = f"{least}{unusable} events could not be decoded and are left out"
-        info.add_caveat("events_undecodable", text, of_file=True)
+        info.add_caveat("events_undecodable.kineto", of_file=True, least=least, count=unusable)
     device = tables["device_events"]
     info.caveats += _events_left_out(collected)
-    info.caveats += trace_caveats(
+    add_trace_caveats(
         info,
         device_events=device.num_rows,
         unlaunched=device["launch_start_ns"].null_count,
@@ -126,20 +124,18 @@ def _nothing_in(path: Path, collected: Collector, reader: EventReader) -> str:
 
 def _events_left_out(collected: Collector) -> Iterator[Caveat]:
     if collected.undated:
-        text = f"no time was recorded of {collected.undated} device events (start and duration are 0), and they are left out"
         few = collected.undated <= FEW * (len(collected.device) + collected.undated)
-        yield Caveat("events_undated" if few else "device_events_undated", text)
+        yield caveat("events_undated" if few else "device_events_undated", count=collected.undated)
     unknown, others = _by_count(collected.unknown), _by_count(collected.left_out)
     for category, count in unknown[:_NAMED]:
-        yield Caveat("category_unknown", f"{count} events of the unknown category {category!r} are left out")
+        yield caveat("category_unknown", count=count, category=category)
     for (kind, category), count in others[:_NAMED]:
         of_category = f" of the category {category!r}" if category else ""
-        yield Caveat("events_not_read", f"{count} {kind}{of_category} are left out")
+        yield caveat("events_not_read.kind", count=count, kind=kind, of_category=of_category)
     if collected.impossible:
-        text = f"{collected.impossible} sizes or ranks of events are numbers that no training has, and count as unknown"
-        yield Caveat("numbers_impossible", text)
+        yield caveat("numbers_impossible", count=collected.impossible)
     if more := sum(count for _, count in [*unknown[_NAMED:], *others[_NAMED:]]):
-        yield Caveat("events_not_read", f"{more} events of further categories are left out")
+        yield caveat("events_not_read.more", count=more)
 
 
 def _by_count(counts: Counter[Any]) -> list[tuple[Any, int]]:
@@ -160,23 +156,23 @@ def _tables(collected: Collector, info: RankInfo) -> tuple[dict[str, pa.Table], 
     caveats += device_time_caveats(device.times(host, names))
     info.content = content_of(host.start_ns, host.end_ns, device.start_ns, device.end_ns)
     operations, undescribed = _operations(device, host, collected, {group.name: group for group in info.groups})
-    columns, rows = device.columns(names, iterations), device.communication
+    device_events, rows = build("device_events", info.rank, device.columns(names, iterations)), device.communication
     if undescribed:
         unknown = "messages are" if all(each.group_name for each in operations) else "group and message are"
-        text = f"{undescribed} of {len(rows)} communication kernels have no description: their {unknown} unknown"
-        caveats.append(Caveat("collectives_undescribed", text))
+        described = caveat("collectives_undescribed", undescribed=undescribed, kernels=len(rows), unknown=unknown)
+        caveats.append(described)
     tables = {
-        "device_events": build("device_events", info.rank, columns),
+        "device_events": device_events,
         "collectives": build(
-            "collectives", info.rank, collective_columns(operations, columns, rows, device.launch.issued_ns[rows])
+            "collectives", info.rank, collective_columns(operations, device_events, rows, device.launch.issued_ns[rows])
         ),
         "iterations": iterations.table(info.rank, _boundary(iterations, host, names, collected.marks, base_ns)),
         "host_events": build("host_events", info.rank, host.columns(collected)),
     }
     if len(collected.synchronizations):
-        tables["synchronizations"] = build("synchronizations", info.rank, _wait_columns(collected, names, base_ns))
+        tables["synchronizations"] = build("synchronizations", info.rank, _wait_columns(collected, names), base_ns)
     if len(collected.memory):
-        tables["memory_events"] = build("memory_events", info.rank, _memory_columns(collected.memory, base_ns))
+        tables["memory_events"] = build("memory_events", info.rank, _memory_columns(collected.memory), base_ns)
     return tables, caveats, device.launch.ambiguous
 
 
@@ -256,27 +252,23 @@ def _boundary(iterations: Iterations, host: Host, names: Names, marks: Sequence[
     return iterations.overlapping(marks_ns, marks_ns) | iterations.overlapping(host.start_ns[rows], host.end_ns[rows])
 
 
-def _wait_columns(collected: Collector, names: Names, base_ns: int) -> dict[str, pa.Array]:
+def _wait_columns(collected: Collector, names: Names) -> dict[str, Any]:
     columns = collected.synchronizations
-    start = columns.take("start_ns")
-    order = np.argsort(start, kind="stable")
+    start_ns = columns.take("start_ns")
+    order = np.argsort(start_ns, kind="stable")
     kinds, kind = names.say(columns.take("name", order), synchronization_kind)
     others = ("end_ns", "device", "stream", "correlation", "producer_stream", "producer_correlation")
-    waits = {"kind": kind, "start_ns": start[order], **{name: columns.take(name, order) for name in others}}
-    stream = waits["stream"]
-    waits["stream"] = np.where((stream < 0) | (stream == _NO_STREAM), NULL, stream)
-    return wait_columns(waits, kinds, base_ns)
+    waits = {name: columns.take(name, order) for name in others}
+    nowhere = (waits["stream"] < 0) | (waits["stream"] == _NO_STREAM)
+    stream = np.where(nowhere, NULL, waits["stream"])
+    return waits | {"kind": coded_column(kind, kinds), "start_ns": start_ns[order], "stream": stream}
 
 
-def _memory_columns(columns: Columns, base_ns: int) -> dict[str, pa.Array]:
+def _memory_columns(columns: Columns) -> dict[str, Any]:
     time_ns = columns.take("time_ns")
     order = np.argsort(time_ns, kind="stable")
     types = columns.take("device_type", order)
     used = np.unique(types).tolist()
-    others = ("thread", "device", "bytes", "total_allocated_bytes", "total_reserved_bytes")
-    return {
-        "time_ns": pa.array(time_ns[order] + base_ns),
-        "device_type": coded_column(np.searchsorted(used, types), [_DEVICE_TYPES.get(each) for each in used]),
-        "address": pa.array(columns.take("address", order)),
-        **{name: integer_column(columns.take(name, order)) for name in others},
-    }
+    others = ("thread", "address", "device", "bytes", "total_allocated_bytes", "total_reserved_bytes")
+    device_type = coded_column(np.searchsorted(used, types), [_DEVICE_TYPES.get(each) for each in used])
+    return {"time_ns": time_ns[order], "device_type": device_type} | {name: columns.take(name, order) for name in others}

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from bridge_profiling.traces.consistency import DeviceTimes, waits_for_all
@@ -25,10 +24,14 @@ from bridge_profiling.traces.kinds import (
 )
 from bridge_profiling.traces.kineto.collect import MEANINGS, Collector
 from bridge_profiling.traces.periods import find_periods
-from bridge_profiling.traces.tables import NULL, Integers, coded_column, integer_column
+from bridge_profiling.traces.tables import NULL, Integers, coded_column
 from bridge_profiling.traces.types import Caveat
 
 _KINDS = (COMPUTE, COMMUNICATION, MEMCPY, MEMSET)
+
+#: Columns of `device_events` that are attributes of `Device`.
+_OF_LAUNCHES = ("launch_start_ns", "launch_end_ns", "launch_thread")
+_AS_THEY_ARE = ("device", "stream", "start_ns", "end_ns", "correlation", "operator", "graph", "bytes", *_OF_LAUNCHES)
 
 
 class Names:
@@ -68,22 +71,19 @@ class Host:
         """Rows of one category."""
         return np.flatnonzero(self.category == MEANINGS.index(category))
 
-    def columns(self, collected: Collector) -> dict[str, pa.Array]:
+    def columns(self, collected: Collector) -> dict[str, Any]:
         """The columns of host_events."""
         columns = collected.host
         sequence = columns.take("sequence", self.order)
         shapes = [b"".join(text.split()).decode("utf-8", "replace") or None for text in collected.shapes.values]
         return {
-            "process": integer_column(columns.take("process", self.order)),
-            "thread": integer_column(self.thread),
+            **{name: getattr(self, name) for name in ("thread", "start_ns", "end_ns", "correlation")},
+            "process": columns.take("process", self.order),
             "category": coded_column(self.category, MEANINGS),
             "name": coded_column(self.name, self.names.all),
-            "start_ns": pa.array(self.start_ns),
-            "end_ns": pa.array(self.end_ns),
-            "correlation": integer_column(self.correlation),
-            "operator": integer_column(_without_correlations(columns.take("operator", self.order), self.correlation)),
+            "operator": _without_correlations(columns.take("operator", self.order), self.correlation),
             # torch writes -1, or its unsigned form, for none.
-            "sequence": integer_column(np.where(sequence < 0, NULL, sequence)),
+            "sequence": np.where(sequence < 0, NULL, sequence),
             "shapes": coded_column(columns.take("shapes", self.order), shapes),
             "stack": coded_column(columns.take("stack", self.order), list(collected.stacks.values)),
         }
@@ -103,23 +103,23 @@ class Device:
         self.order = order[~waits] if waits.any() else order
         self.start_ns, self.end_ns = start[self.order] + base_ns, columns.take("end_ns", self.order) + base_ns
         self._name = name[self.order]
-        self._category, self._device, self._stream, self._correlation, operator, self._graph, self._bytes = (
+        self._category, self.device, self.stream, self.correlation, operator, self.graph, self.bytes = (
             columns.take(each, self.order)
             for each in ("category", "device", "stream", "correlation", "operator", "graph", "bytes")
         )
         self._configuration = coded_column(
             columns.take("configuration", self.order), [_configuration(text) for text in collected.configurations.values]
         )
-        self._operator = _without_correlations(operator, self._correlation)
+        self.operator = _without_correlations(operator, self.correlation)
         self.launch = launch_of(
-            self._correlation,
+            self.correlation,
             self.start_ns,
             kernel=self._category == MEANINGS.index("kernel"),
             calls=host.correlation[calls],
             call_start_ns=host.start_ns[calls],
             launches_one=names.which(host.name[calls], launches_one),
         )
-        self.launch_start_ns, self._launch_end_ns, self.launch_thread = (
+        self.launch_start_ns, self.launch_end_ns, self.launch_thread = (
             taken(each[calls], self.launch.row) for each in (host.start_ns, host.end_ns, host.thread)
         )
         self._classify(collected, names)
@@ -146,8 +146,8 @@ class Device:
         return DeviceTimes(
             start_ns=self.start_ns,
             duration_ns=self.end_ns - self.start_ns,
-            device=self._device,
-            stream=self._stream,
+            device=self.device,
+            stream=self.stream,
             computes=self._kind != _KINDS.index(COMMUNICATION),
             launches=self.launch,
             call_start_ns=host.start_ns[calls],
@@ -163,37 +163,27 @@ class Device:
         return find_periods(
             names.all,
             self._name,
-            (self._device, self._stream),
+            (self.device, self.stream),
             self._kind == _KINDS.index(COMPUTE),
             self.launch,
-            np.where(self.launch.row >= 0, self._launch_end_ns, self.end_ns),
+            np.where(self.launch.row >= 0, self.launch_end_ns, self.end_ns),
             np.concatenate((waits_ns, copied_ns)),
             begin_ns,
         )
 
-    def columns(self, names: Names, iterations: Iterations) -> dict[str, pa.Array]:
+    def columns(self, names: Names, iterations: Iterations) -> dict[str, Any]:
         """The columns of device_events."""
         copies, place = names.say(self._name, copy_kind)
         copy = np.where(self._category == MEANINGS.index("memcpy"), place, -1)
         collective = np.full(len(self.start_ns), NULL)
         collective[self.communication] = np.arange(len(self.communication))
         return {
+            **{name: getattr(self, name) for name in _AS_THEY_ARE},
             "kind": coded_column(self._kind, _KINDS),
             "backend": self._backend,
             "name": coded_column(self._name, names.all),
-            "device": integer_column(self._device),
-            "stream": integer_column(self._stream),
-            "start_ns": pa.array(self.start_ns),
-            "end_ns": pa.array(self.end_ns),
-            "correlation": integer_column(self._correlation),
-            "operator": integer_column(self._operator),
-            "launch_start_ns": integer_column(self.launch_start_ns),
-            "launch_end_ns": integer_column(self._launch_end_ns),
-            "launch_thread": integer_column(self.launch_thread),
-            "iteration": integer_column(iterations.containing(self.launch.issued_ns)),
-            "collective": integer_column(collective),
-            "graph": integer_column(self._graph),
-            "bytes": integer_column(self._bytes),
+            "iteration": iterations.containing(self.launch.issued_ns),
+            "collective": collective,
             "direction": coded_column(copy, [each.direction for each in copies]),
             "from_memory": coded_column(copy, [each.from_memory for each in copies]),
             "to_memory": coded_column(copy, [each.to_memory for each in copies]),

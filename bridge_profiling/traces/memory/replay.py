@@ -12,6 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import msgspec
+
+from bridge_profiling.traces.tables import SCHEMAS
+
 #: The allocator rounds sizes up to it. Blocks that it leaves unsplit (0.1% of a real run's bytes) are not in the history.
 ROUNDING_BYTES = 512
 
@@ -21,61 +25,24 @@ _MAX_TIME_US = 9 * 10**15
 _IN_USE = ("active_allocated", "active_pending_free", "active_awaiting_free")
 
 
-@dataclass(slots=True)
-class Allocation:
-    """A row of the table `allocations`; `frames` is the call stack as torch wrote it."""
-
-    device: int
-    stream: int | None
-    address: int
-    bytes: int
-    requested_bytes: int | None = None
-    allocated_ns: int | None = None
-    free_requested_ns: int | None = None
-    freed_ns: int | None = None
-    frames: Any = None
+def _row(table: str) -> Any:
+    """A type for rows of a table with its columns; `frames` is the call stack as torch wrote it."""
+    columns = [name for name in SCHEMAS[table].names if name not in ("rank", "stack")]
+    return msgspec.defstruct(table, [(name, Any, None) for name in (*columns, "frames")], gc=False)
 
 
-@dataclass(slots=True)
-class Segment:
-    """A row of the table `segments`."""
-
-    device: int
-    stream: int | None
-    address: int
-    bytes: int
-    allocated_ns: int | None = None
-    freed_ns: int | None = None
-    pool: str | None = None
-    active_bytes: int | None = None
-    largest_free_bytes: int | None = None
-
-    @property
-    def end(self) -> int:
-        """The address after it."""
-        return self.address + self.bytes
-
-
-@dataclass(slots=True)
-class OutOfMemory:
-    """A row of the table `out_of_memory`; `frames` as above."""
-
-    device: int
-    time_ns: int | None
-    requested_bytes: int | None
-    free_bytes: int | None
-    frames: Any
+_Allocation, _Segment, _OutOfMemory = map(_row, ("allocations", "segments", "out_of_memory"))
 
 
 @dataclass
 class Replay:
-    """The history and the segments of one device, combined."""
+    """The history and the segments of one device, combined: rows of three tables."""
 
     device: int
     entries: int = 0  # of the history
-    allocations: list[Allocation] = field(default_factory=list)
-    segments: list[Segment] = field(default_factory=list)
-    out_of_memory: list[OutOfMemory] = field(default_factory=list)
+    allocations: list[Any] = field(default_factory=list)
+    segments: list[Any] = field(default_factory=list)
+    out_of_memory: list[Any] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)  # what it lacks, by the code of its caveat
     unknown: Counter[str] = field(default_factory=Counter)  # entries by unknown action
 
@@ -120,7 +87,7 @@ def replay(device: int, history: Iterable[Mapping[str, Any]], segments: Iterable
         action, time_ns, frames = text(raw.get("action")), time_of(raw), raw.get("frames")
         address, size = integer(raw.get("addr")), integer(raw.get("size"))
         if action == "oom":
-            found.out_of_memory.append(OutOfMemory(device, time_ns, size, integer(raw.get("device_free")), frames))
+            found.out_of_memory.append(_OutOfMemory(device, time_ns, size, integer(raw.get("device_free")), frames))
             continue
         if action == "snapshot":
             continue
@@ -165,7 +132,7 @@ class _Blocks:
 
     def __init__(self, found: Replay) -> None:
         self._found = found
-        self._live: dict[int, Allocation] = {}
+        self._live: dict[int, Any] = {}
 
     def allocate(self, entry: _Entry) -> None:
         before = self._live.get(entry.address)
@@ -187,14 +154,14 @@ class _Blocks:
         found = self._live.pop(entry.address, None) or self._unmatched(entry)
         found.freed_ns = entry.time_ns
 
-    def _add(self, entry: _Entry) -> Allocation:
+    def _add(self, entry: _Entry) -> Any:
         rounded = max(-(-entry.size // ROUNDING_BYTES), 1) * ROUNDING_BYTES
         self._found.allocations.append(
-            Allocation(self._found.device, entry.stream, entry.address, rounded, requested_bytes=entry.size)
+            _Allocation(self._found.device, entry.stream, entry.address, rounded, requested_bytes=entry.size)
         )
         return self._found.allocations[-1]
 
-    def _unmatched(self, entry: _Entry) -> Allocation:
+    def _unmatched(self, entry: _Entry) -> Any:
         """Without call stack: that of a free does not show the allocating code."""
         self._found.counts["frees_unmatched"] += 1
         return self._add(entry)
@@ -209,7 +176,7 @@ class _Blocks:
                 listed.add(block.address)
                 known = self._live.get(block.address)
                 if known is None:
-                    known = Allocation(self._found.device, segment.stream, block.address, block.size, frames=block.frames)
+                    known = _Allocation(self._found.device, segment.stream, block.address, block.size, frames=block.frames)
                     self._found.allocations.append(known)
                     self._found.counts["allocated_before_history"] += 1
                 known.bytes = block.size
@@ -224,26 +191,26 @@ class _Held:
     def __init__(self, found: Replay) -> None:
         self._found = found
         self._starts: list[int] = []
-        self._held: dict[int, Segment] = {}
+        self._held: dict[int, Any] = {}
 
     def allocate(self, entry: _Entry) -> None:
         if entry.size:
             self._give_back(entry)  # the rest of one whose free is missing
-            self._hold(Segment(self._found.device, entry.stream, entry.address, entry.size, allocated_ns=entry.time_ns))
+            self._hold(_Segment(self._found.device, entry.stream, entry.address, entry.size, allocated_ns=entry.time_ns))
 
     def free(self, entry: _Entry) -> None:
         """`segment_unmap` can take parts of a mapped range."""
         for start, end in self._give_back(entry):
-            self._found.segments.append(Segment(self._found.device, entry.stream, start, end - start, freed_ns=entry.time_ns))
+            self._found.segments.append(_Segment(self._found.device, entry.stream, start, end - start, freed_ns=entry.time_ns))
 
-    def _hold(self, segment: Segment) -> None:
+    def _hold(self, segment: Any) -> None:
         bisect.insort(self._starts, segment.address)
         self._held[segment.address] = segment
         self._found.segments.append(segment)
 
-    def _overlapping(self, address: int, end: int) -> list[Segment]:
+    def _overlapping(self, address: int, end: int) -> list[Any]:
         first = bisect.bisect_right(self._starts, address) - 1
-        if first < 0 or self._held[self._starts[first]].end <= address:
+        if first < 0 or _end(self._held[self._starts[first]]) <= address:
             first += 1
         last = max(first, bisect.bisect_left(self._starts, end))
         return [self._held[start] for start in self._starts[first:last]]
@@ -260,10 +227,10 @@ class _Held:
             del self._held[segment.address]
             if segment.address > reached:
                 gaps.append((reached, segment.address))
-            reached = min(segment.end, end)
-            for start, stop in ((segment.address, address), (end, segment.end)):
+            reached = min(_end(segment), end)
+            for start, stop in ((segment.address, address), (end, _end(segment))):
                 if start < stop:
-                    self._hold(Segment(segment.device, segment.stream, start, stop - start, segment.allocated_ns))
+                    self._hold(_Segment(segment.device, segment.stream, start, stop - start, segment.allocated_ns))
             segment.bytes = reached - max(segment.address, address)
             segment.address = max(segment.address, address)
             segment.freed_ns = entry.time_ns
@@ -278,9 +245,9 @@ class _Held:
             for held in [*self._overlapping(listed.address, listed.end), None]:
                 stop = listed.end if held is None else held.address
                 if stop > reached:
-                    self._hold(Segment(self._found.device, listed.stream, reached, stop - reached))
+                    self._hold(_Segment(self._found.device, listed.stream, reached, stop - reached))
                 if held is not None:
-                    reached = held.end
+                    reached = _end(held)
         for listed in segments:
             for held in self._overlapping(listed.address, listed.end):
                 held.pool = listed.pool
@@ -294,12 +261,17 @@ class _Held:
         for held in [self._held[start] for start in self._starts]:
             held.active_bytes, held.largest_free_bytes = 0, 0
             first = max(bisect.bisect_left(starts, held.address) - 1, 0)
-            for block in blocks[first : bisect.bisect_left(starts, held.end)]:
-                inside = max(min(block.end, held.end) - max(block.address, held.address), 0)
+            for block in blocks[first : bisect.bisect_left(starts, _end(held))]:
+                inside = max(min(block.end, _end(held)) - max(block.address, held.address), 0)
                 if block.state == "inactive":
                     held.largest_free_bytes = max(held.largest_free_bytes, inside)
                 else:
                     held.active_bytes += inside
+
+
+def _end(segment: Any) -> int:
+    """The address after it."""
+    return int(segment.address + segment.bytes)
 
 
 def _listed(segment: Mapping[str, Any], found: Replay) -> _Listed | None:

@@ -9,6 +9,7 @@ import contextlib
 import gc
 import io
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,17 +29,11 @@ _USUAL_CAP = 100_000
 
 _UNIX_SINCE_NS = 10**18
 
-#: Gaps of a device's history, by the code of the caveat about them.
-_LACKS = {
-    "frees_unmatched": "frees {on} belong to allocations from before the history, of unknown start",
-    "allocated_before_history": "allocations {on} that are live at the end precede the history",
-    "frees_missing": "allocations {on} have no free; they end where their address is allocated again",
-    "segments_overlap": "segments {on} overlap others and are left out",
-    "allocations_outside_segments": "allocations {on} are live in the history and in no segment",
-    "segments_without_place": "segments {on} have no address or size and are left out",
-    "blocks_unusable": "blocks {on}, or lists of them, have no size and are left out",
-    "entries_without_place": "history entries {on} have no address or size and are left out",
-}
+#: Codes of caveats about gaps of a device's history.
+_LACKS = (
+    *("frees_unmatched", "allocated_before_history", "frees_missing", "segments_overlap", "allocations_outside_segments"),
+    *("segments_without_place", "blocks_unusable", "entries_without_place"),
+)
 
 #: Characters of call stacks per byte of the file. Real snapshots have 1/30: most stacks repeat.
 _STACK_TEXT_PER_BYTE = 16
@@ -105,8 +100,7 @@ def read(path: Path, *, rank: int = 0, rank_source: RankSource = "order") -> Ran
     info.content = _content(tables)
     _add_caveats(info, replays)
     if unusable:
-        text = f"{unusable} parts of the snapshot are not what torch writes there, and are left out"
-        info.add_caveat("parts_unusable", text, of_file=True)
+        info.add_caveat("parts_unusable", of_file=True, count=unusable)
     return RankTables(info, tables)
 
 
@@ -234,27 +228,23 @@ def _add_caveats(info: RankInfo, replays: list[Replay]) -> None:
     if min((start for start in starts if start is not None), default=0) > _UNIX_SINCE_NS:
         info.clock = "unix"
     elif any(found.entries for found in replays):
-        say("clock_unknown", "times are not on the host's clock: only differences between them mean anything")
+        say("clock_unknown.snapshot")
     if any(found.allocations for found in replays):
-        size = f"their requested size, rounded up to {ROUNDING_BYTES} bytes"
-        say("freed_sizes_rounded", f"freed allocations count with {size}: the history does not record blocks")
+        say("freed_sizes_rounded", rounding=ROUNDING_BYTES)
     for found in replays:
         _add_device_caveats(info, found)
     if not any(found.entries for found in replays):
-        reason = "no history was recorded (torch.cuda.memory._record_memory_history)"
-        say("no_memory_history", f"{reason}: the snapshot shows only what was live at the end")
+        say("no_memory_history")
 
 
 def _add_device_caveats(info: RankInfo, found: Replay) -> None:
-    say, on = info.add_caveat, f"on device {found.device}"
+    say = partial(info.add_caveat, device=found.device)
     if found.entries == _USUAL_CAP:
-        text = f"the history {on} holds {_USUAL_CAP:,} entries, its usual limit: earlier ones were overwritten"
-        say("history_overwritten", text)
-    for code, text in _LACKS.items():
+        say("history_overwritten", entries=_USUAL_CAP)
+    for code in _LACKS:
         if count := found.counts[code]:
-            say(code, f"{count} {text.format(on=on)}")
+            say(code, count=count)
     for action, count in found.unknown.most_common(3):
-        say("actions_unknown", f"{count} history entries {on} with the unknown action {action!r} are left out")
+        say("actions_unknown", count=count, action=action)
     for error in found.out_of_memory[:3]:
-        amounts = f"{error.requested_bytes} bytes requested, {error.free_bytes} free"
-        say("out_of_memory", f"the history {on} has an out-of-memory error: {amounts}")
+        say("out_of_memory", requested_bytes=error.requested_bytes, free_bytes=error.free_bytes)

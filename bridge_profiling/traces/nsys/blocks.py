@@ -11,13 +11,13 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from bridge_profiling.traces.iterations import Iterations
-from bridge_profiling.traces.joins import Launches, shifted, start_order, taken
+from bridge_profiling.traces.joins import Launches, start_order, taken
 from bridge_profiling.traces.kinds import COMMUNICATION
 from bridge_profiling.traces.nsys.events import Calls, DeviceWork
 from bridge_profiling.traces.nsys.packed import Packed
 from bridge_profiling.traces.nsys.ranges import Ranges
 from bridge_profiling.traces.nsys.report import THREAD_BITS, THREAD_MASK
-from bridge_profiling.traces.tables import NULL, Integers, build, coded_column, integer_column
+from bridge_profiling.traces.tables import NULL, Integers, build, coded_column
 
 _CATEGORIES = ("operator", "annotation", "runtime", "overhead")
 
@@ -48,8 +48,7 @@ class DeviceEvents:
         """The blocks."""
         count = len(self._work.start_ns)
         for begin in range(0, max(count, 1), self._block_rows):
-            rows = np.arange(begin, min(begin + self._block_rows, count))
-            yield build("device_events", self._rank, self.columns(rows))
+            yield self.table(np.arange(begin, min(begin + self._block_rows, count)))
 
     def issued_ns(self, rows: Integers) -> Integers:
         """When events were issued."""
@@ -59,38 +58,35 @@ class DeviceEvents:
         """The globalTid of their launches; NULL where unknown."""
         return taken(self._calls.thread, self._launches.row[rows])
 
-    def columns(self, rows: Integers) -> dict[str, pa.Array]:
-        """The columns of some events."""
-        work, calls, base = self._work, self._calls, self._base
+    def table(self, rows: Integers) -> pa.Table:
+        """Some events."""
+        work, calls = self._work, self._calls
         call, name = self._launches.row[rows], work.name[rows]
         start, launched = work.start_ns[rows], taken(calls.start_ns, call)
         collective = np.full(len(rows), NULL)
         place = np.minimum(self.communication.searchsorted(rows), max(len(self.communication) - 1, 0))
         if len(self.communication):
             collective = np.where(self.communication[place] == rows, place, NULL)
-        return {
+        columns = {
+            **{column: getattr(work, column)[rows] for column in ("device", "stream", "correlation", "graph", "bytes")},
             "kind": coded_column(name, [name.kind for name in work.names]),
             "backend": coded_column(name, [name.backend for name in work.names]),
             "name": coded_column(name, [name.text for name in work.names]),
-            "device": integer_column(work.device[rows]),
-            "stream": integer_column(work.stream[rows]),
-            "start_ns": pa.array(start + base),
-            "end_ns": pa.array(start + work.duration_ns[rows] + base),
-            "correlation": integer_column(work.correlation[rows]),
-            "operator": integer_column(taken(self._operator, call)),
-            "launch_start_ns": integer_column(shifted(launched, base)),
-            "launch_end_ns": integer_column(np.where(launched == NULL, NULL, launched + taken(calls.duration_ns, call) + base)),
-            "launch_thread": integer_column(thread_of(self.launch_thread(rows))),
-            "iteration": integer_column(self._iterations.containing(self.issued_ns(rows))),
-            "collective": integer_column(collective),
-            "graph": integer_column(work.graph[rows]),
-            "bytes": integer_column(work.bytes[rows]),
+            "start_ns": start,
+            "end_ns": start + work.duration_ns[rows],
+            "operator": taken(self._operator, call),
+            "launch_start_ns": launched,
+            "launch_end_ns": np.where(launched == NULL, NULL, launched + taken(calls.duration_ns, call)),
+            "launch_thread": thread_of(self.launch_thread(rows)),
+            "iteration": self._iterations.containing(self.issued_ns(rows)),
+            "collective": collective,
             **{
                 column: coded_column(name, [getattr(name.copy, column, None) for name in work.names])
                 for column in ("direction", "from_memory", "to_memory")
             },
             "configuration": coded_column(work.configuration[rows], work.configurations),
         }
+        return build("device_events", self._rank, columns, self._base)
 
 
 class HostEvents:
@@ -114,9 +110,9 @@ class HostEvents:
 
     def __call__(self) -> Iterator[pa.Table]:
         """The blocks."""
-        return (build("host_events", self._rank, self._columns(*block)) for block in self._blocks)
+        return (build("host_events", self._rank, self._columns(*block), self._base) for block in self._blocks)
 
-    def _columns(self, *block: slice) -> dict[str, pa.Array]:
+    def _columns(self, *block: slice) -> dict[str, Any]:
         ranges, calls, overhead = self._ranges, self._calls, self._overhead
         of_ranges, of_calls, of_overhead = block
         kinds = ((ranges, of_ranges), (calls, of_calls), (overhead, of_overhead))
@@ -132,24 +128,22 @@ class HostEvents:
         thread = by_start(ranges.thread[of_ranges], calls.thread[of_calls], overhead.thread[of_overhead])
         range_names, first = ranges.name[of_ranges], len(ranges.names)
         columns = {
-            "start_ns": pa.array(start[order] + self._base),
-            "end_ns": pa.array(start[order] + duration[order] + self._base),
-            "process": integer_column(np.where(thread == NULL, NULL, (thread >> THREAD_BITS) & THREAD_MASK)),
-            "thread": integer_column(thread_of(thread)),
+            "start_ns": start[order],
+            "end_ns": start[order] + duration[order],
+            "process": np.where(thread == NULL, NULL, (thread >> THREAD_BITS) & THREAD_MASK),
+            "thread": thread_of(thread),
             "category": coded_column(by_start(self._category[range_names], 2, 3), _CATEGORIES),
             "name": coded_column(
                 by_start(range_names, calls.name[of_calls] + first, overhead.name[of_overhead] + (first + len(calls.names))),
                 [*ranges.names, *calls.names, *overhead.names],
             ),
-            "correlation": integer_column(by_start(NULL, calls.correlation[of_calls], NULL)),
+            "correlation": by_start(NULL, calls.correlation[of_calls], NULL),
             # A range's own number, from 1.
-            "operator": integer_column(
-                by_start(np.arange(of_ranges.start, of_ranges.stop) + 1, self._operator[of_calls], NULL)
-            ),
+            "operator": by_start(np.arange(of_ranges.start, of_ranges.stop) + 1, self._operator[of_calls], NULL),
         }
         sequence = ranges.sequence[of_ranges]
         if (sequence != NULL).any():
-            columns["sequence"] = integer_column(by_start(sequence, NULL, NULL))
+            columns["sequence"] = by_start(sequence, NULL, NULL)
         if any(ranges.shapes):
             columns["shapes"] = coded_column(by_start(range_names, -1, -1), ranges.shapes)
         return columns

@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from bridge_profiling.errors import TraceError
@@ -19,8 +18,8 @@ from bridge_profiling.traces.nsys.database import Database
 from bridge_profiling.traces.nsys.packed import Packed, durations, where
 from bridge_profiling.traces.nsys.report import COPY, GRAPH, KERNEL, Process
 from bridge_profiling.traces.nsys.report import MEMSET as MEMSETS
-from bridge_profiling.traces.tables import NULL, Integers, coded_column, integer_column
-from bridge_profiling.traces.types import Caveat
+from bridge_profiling.traces.tables import NULL, Integers, coded_column
+from bridge_profiling.traces.types import Caveat, caveat
 
 #: nsys' numbers of memory kinds where a report lists none; they differ from CUPTI's.
 _MEMORIES = {0: "pageable", 1: "pinned", 2: "device", 3: "array", 4: "managed", 5: "device", 6: "managed"}
@@ -46,7 +45,7 @@ _SHARED_MEMORY = ("staticSharedMemory", "dynamicSharedMemory")
 MEMORY_USAGE = "CUDA_GPU_MEMORY_USAGE_EVENTS"
 
 _WAITS, _RECORDS = "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION", "CUPTI_ACTIVITY_KIND_CUDA_EVENT"
-WAIT_KINDS = ("stream_wait_event", "event", "stream", "context")
+_WAIT_KINDS = ("stream_wait_event", "event", "stream", "context")
 
 #: Times beyond are not nanoseconds of a session, and would overflow 64 bits together with the session's start.
 MAX_TIME_NS = 1 << 60
@@ -279,8 +278,8 @@ def read_calls(process: Process, table: str, unnamed: str) -> Calls:
     )
 
 
-def read_waits(process: Process, calls: Calls) -> tuple[dict[str, Integers], list[Caveat]]:
-    """Columns of `synchronizations`, joined with the event records that they wait for; `kind` is an index of WAIT_KINDS."""
+def read_waits(process: Process, calls: Calls) -> tuple[dict[str, Any], list[Caveat]]:
+    """Columns of `synchronizations`, joined with the event records that they wait for."""
     columns = process.columns(_WAITS, "start", "end", "deviceId", "streamId", "correlationId", "eventId", "eventSyncId")
     # cudaEventQuery and cudaStreamQuery have such records too, and do not wait.
     queries = calls.correlation[np.flatnonzero(calls.named(["Query" in name for name in calls.names]))]
@@ -297,10 +296,9 @@ def read_waits(process: Process, calls: Calls) -> tuple[dict[str, Integers], lis
     record = _records_of(columns, event, records)
     waiting, caveats = event != NULL, []
     if unresolved := int((waiting & (record < 0)).sum()):
-        text = f"{unresolved} of {int(waiting.sum())} waits for a CUDA event are for a record that was not captured"
-        caveats.append(Caveat("event_records_missing", text))
+        caveats.append(caveat("event_records_missing", unresolved=unresolved, waits=int(waiting.sum())))
     waits = {
-        "kind": kind,
+        "kind": coded_column(kind, _WAIT_KINDS),
         "device": columns["deviceId"],
         "stream": stream,
         "start_ns": columns["start"],
@@ -337,35 +335,33 @@ def _latest_before(records: dict[str, Integers], event: Integers, correlation: I
     return np.where((ends > begins) & (place >= begins), order[np.maximum(place, 0)], -1)
 
 
-def memory_columns(process: Process, base_ns: int) -> dict[str, pa.Array] | None:
-    """What CUDA allocated and freed, by time; None if nothing was recorded."""
+def memory_columns(process: Process) -> dict[str, Any]:
+    """Columns of `cuda_memory`: what CUDA allocated and freed, by time."""
     columns = process.columns(MEMORY_USAGE, "start", "deviceId", "bytes", "memKind", "memoryOperationType")
     usable = (columns["start"] > -MAX_TIME_NS) & (columns["start"] < MAX_TIME_NS) & (columns["bytes"] >= 0)
     rows = np.flatnonzero(usable & np.isin(columns["memoryOperationType"], (0, 1)))
-    if not len(rows):
-        return None
     rows = rows[np.argsort(columns["start"][rows], kind="stable")]
     columns = {name: values[rows] for name, values in columns.items()}
     memories = _memories(process.database) | _STATIC
     kinds, place = np.unique(columns["memKind"], return_inverse=True)
     return {
-        "time_ns": pa.array(columns["start"] + base_ns),
-        "device": integer_column(columns["deviceId"]),
+        "time_ns": columns["start"],
+        "device": columns["deviceId"],
         "memory": coded_column(place, [memories.get(kind, "unknown") for kind in kinds.tolist()]),
         # The second of nsys' two operations frees.
-        "bytes": pa.array(np.where(columns["memoryOperationType"] == 1, -columns["bytes"], columns["bytes"])),
+        "bytes": np.where(columns["memoryOperationType"] == 1, -columns["bytes"], columns["bytes"]),
     }
 
 
-def metric_columns(process: Process, base_ns: int) -> dict[str, pa.Array] | None:
-    """Counters sampled with `--gpu-metrics-devices`, None when there are none.
+def metric_columns(process: Process) -> dict[str, Any]:
+    """Columns of `gpu_metrics`: counters sampled with `--gpu-metrics-devices`; none when nothing was sampled.
 
     They are of the process' GPUs, by its own numbers. Where the report does not say which these are, they are of every GPU that
     nsys watched, by nsys' numbers.
     """
     database = process.database
     if not database.has("GPU_METRICS", "timestamp", "typeId", "metricId", "value"):
-        return None
+        return {}
     columns = database.columns("GPU_METRICS", ("timestamp", "typeId", "metricId", "value"))
     own = {gpu: cuda for cuda, gpu in process.gpus.items()}
     # The lowest byte of a type is the GPU that it was sampled on.
@@ -373,8 +369,6 @@ def metric_columns(process: Process, base_ns: int) -> dict[str, pa.Array] | None
     columns["device"] = np.array([own.get(gpu, NULL) if own else gpu for gpu in gpus.tolist()], np.int64)[place]
     known = (columns["timestamp"] != NULL) & (columns["device"] != NULL)
     columns = {name: values[known] for name, values in columns.items()}
-    if not len(columns["timestamp"]):
-        return None
     rows = database.select("TARGET_INFO_GPU_METRICS", "typeId", "metricId", "metricName")
     names = {(kind, metric): str(name) for kind, metric, name in rows}
     pairs = np.stack((columns["typeId"], columns["metricId"]), axis=1)
@@ -382,8 +376,8 @@ def metric_columns(process: Process, base_ns: int) -> dict[str, pa.Array] | None
     texts = [names.get((kind, metric), f"metric {metric}") for kind, metric in used.tolist()]
     order = np.argsort(columns["timestamp"], kind="stable")
     return {
-        "time_ns": pa.array(columns["timestamp"][order] + base_ns),
-        "device": pa.array(columns["device"][order]),
+        "time_ns": columns["timestamp"][order],
+        "device": columns["device"][order],
         "metric": coded_column(place.reshape(-1)[order], texts),
-        "value": pa.array(columns["value"][order]).cast(pa.float64()),
+        "value": columns["value"][order],
     }

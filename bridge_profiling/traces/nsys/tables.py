@@ -6,7 +6,7 @@ A table or a column that the report lacks gives nulls and a caveat.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,11 @@ from bridge_profiling.traces.iterations import Iterations, can_mark, find_iterat
 from bridge_profiling.traces.joins import (
     Launches,
     add_lost,
+    add_trace_caveats,
     collective_columns,
     launch_of,
     launches_one,
     taken,
-    trace_caveats,
-    wait_columns,
     waits_for_device,
 )
 from bridge_profiling.traces.kinds import COMMUNICATION, COMPUTE, MEMCPY, MEMSET
@@ -33,7 +32,6 @@ from bridge_profiling.traces.nsys.blocks import DeviceEvents, HostEvents, thread
 from bridge_profiling.traces.nsys.database import Database, open_report
 from bridge_profiling.traces.nsys.events import (
     MAX_TIME_NS,
-    WAIT_KINDS,
     Calls,
     DeviceWork,
     memory_columns,
@@ -54,7 +52,7 @@ from bridge_profiling.traces.nsys.report import (
     processes,
 )
 from bridge_profiling.traces.periods import find_periods
-from bridge_profiling.traces.tables import NULL, BlockTables, Integers, build, coded_column, give_memory_back, integer_column
+from bridge_profiling.traces.tables import NULL, Integers, MadeTable, build, coded_column, give_memory_back
 from bridge_profiling.traces.types import Caveat, LostRecords, RankInfo, RankSource, RankTables
 
 #: nsys' own work in which the profiler starts, stops or writes: an iteration around it is a boundary one.
@@ -88,11 +86,9 @@ def read(path: Path, *, rank: int = 0, rank_source: RankSource = "order") -> Ran
             info.rank, info.rank_source = ranks[chosen], "order"
         named = f"process {process.pid} on device {', '.join(map(str, process.devices)) or 'none'}"
         if len(found) > 1 and process.rank is None:
-            numbered = f"they are numbered by their devices, and rank {info.rank} is {named}"
-            text = f"the report holds {len(found)} processes without ranks: {numbered}; run one nsys per rank to be sure"
-            info.add_caveat("processes_unnamed", text)
+            info.add_caveat("processes_unnamed.several", count=len(found), rank=info.rank, named=named)
         elif len(found) > 1:
-            info.add_caveat("several_processes", f"the report holds {len(found)} processes: this is {named}")
+            info.add_caveat("several_processes", count=len(found), named=named)
         try:
             return _read(database, process, info)
         except (ValueError, OverflowError) as error:  # pa.ArrowInvalid is a ValueError
@@ -160,26 +156,20 @@ def _read(database: Database, process: Process, info: RankInfo) -> RankTables:
         "iterations": iterations.table(info.rank, boundary, base),
         "collectives": _collectives(process, info, work, device_events, ranges),
     }
-    if len(waits["start_ns"]):
-        tables["synchronizations"] = build("synchronizations", info.rank, wait_columns(waits, WAIT_KINDS, base))
-    if metrics := metric_columns(process, base):
-        tables["gpu_metrics"] = build("gpu_metrics", info.rank, metrics)
+    sampled = {"gpu_metrics": metric_columns(process), "cuda_memory": memory_columns(process)}
+    more = {"synchronizations": waits, "system_calls": _system_columns(system)} | sampled
+    built = [(name, build(name, info.rank, columns, base)) for name, columns in more.items() if columns]
+    tables |= {name: table for name, table in built if table.num_rows}
     if len(system.start_ns):
-        tables["system_calls"] = build("system_calls", info.rank, _system_columns(system, base))
         callers = len(np.unique(system.thread[:] >> THREAD_BITS))
         if process.global_pid is None and callers > 1:
-            text = (
-                f"the report holds system calls of {callers} processes, and nothing says which are ranks: they count together"
-            )
-            info.add_caveat("processes_unnamed", text)
-    if memory := memory_columns(process, base):
-        tables["cuda_memory"] = build("cuda_memory", info.rank, memory)
+            info.add_caveat("processes_unnamed.callers", count=callers)
     unread = _unread(database)
     if not most and not unread and not any(table.num_rows for table in tables.values()):
         nothing = "nsys recorded nothing" if database.has("META_DATA_EXPORT") else "it is not an nsys report"
         raise TraceError(f"{database.name} holds no events: {nothing}")
     info.caveats += [*wait_caveats, *iteration_caveats]
-    info.caveats += trace_caveats(
+    add_trace_caveats(
         info,
         device_events=len(work.start_ns),
         unlaunched=int((launches.row < 0).sum()),
@@ -188,8 +178,7 @@ def _read(database: Database, process: Process, info: RankInfo) -> RankTables:
     )
     of_none = calls.unowned + ranges.lost
     if unread:
-        names = ", ".join(unread)
-        info.add_caveat("unread_tables", f"the report also holds {names}, which only Nsight Systems and nsys stats show")
+        info.add_caveat("unread_tables", names=", ".join(unread))
     _add_caveats(database, info, work, calls, ranges, unusable=work.unowned + of_none)
     lost = work.negative + work.unnamed + launches.ambiguous + work.unowned
     of_device = len(work.start_ns) + work.negative + work.unowned
@@ -198,14 +187,9 @@ def _read(database: Database, process: Process, info: RankInfo) -> RankTables:
     if most > _BLOCK_ROWS:
         give_memory_back()
     host_events = HostEvents(ranges, calls, overhead, operator, base, info.rank, block_rows)
-    made: dict[str, Callable[[], Iterator[pa.Table]]] = {}
-    of_name: dict[str, DeviceEvents | HostEvents] = {"device_events": device_events, "host_events": host_events}
-    for name, blocks in of_name.items():
-        if len(blocks) == 1:
-            (tables[name],) = blocks()
-        else:
-            made[name] = blocks
-    return RankTables(info, BlockTables(tables, made) if made else tables)
+    made: dict[str, DeviceEvents | HostEvents] = {"device_events": device_events, "host_events": host_events}
+    events = {name: next(blocks()) if len(blocks) == 1 else MadeTable(blocks) for name, blocks in made.items()}
+    return RankTables(info, tables | events)
 
 
 def _times(work: DeviceWork, calls: Calls, ranges: Ranges, launches: Launches) -> DeviceTimes:
@@ -257,7 +241,7 @@ def _periods(work: DeviceWork, calls: Calls, launches: Launches, begin_ns: int) 
 
 def _collectives(process: Process, info: RankInfo, work: DeviceWork, device_events: DeviceEvents, ranges: Ranges) -> pa.Table:
     rows = device_events.communication
-    device, thread, issued_ns = device_events.columns(rows), device_events.launch_thread(rows), device_events.issued_ns(rows)
+    thread, issued_ns = device_events.launch_thread(rows), device_events.issued_ns(rows)
     found = operations(
         process,
         ranges,
@@ -267,18 +251,17 @@ def _collectives(process: Process, info: RankInfo, work: DeviceWork, device_even
         world_size=info.world_size,
     )
     if unknown := sum(operation.message_bytes is None for operation in found):
-        known_since = "NCCL's payloads are in reports since nsys 2024.6, exported with --include-blobs=true"
-        text = f"the message size of {unknown} of {len(rows)} communication kernels is unknown: {known_since}"
-        info.add_caveat("message_size_unknown", text)
-    return build("collectives", info.rank, collective_columns(found, device, np.arange(len(rows)), issued_ns))
+        info.add_caveat("message_size_unknown", unknown=unknown, kernels=len(rows))
+    columns = collective_columns(found, device_events.table(rows), np.arange(len(rows)), issued_ns)
+    return build("collectives", info.rank, columns)
 
 
-def _system_columns(system: Calls, base: int) -> dict[str, pa.Array]:
+def _system_columns(system: Calls) -> dict[str, Any]:
     return {
-        "thread": integer_column(thread_of(system.thread[:])),
+        "thread": thread_of(system.thread[:]),
         "name": coded_column(system.name[:], system.names),
-        "start_ns": pa.array(system.start_ns + base),
-        "end_ns": pa.array(system.start_ns + system.duration_ns[:] + base),
+        "start_ns": system.start_ns,
+        "end_ns": system.start_ns + system.duration_ns[:],
     }
 
 
@@ -313,16 +296,13 @@ def _add_caveats(database: Database, info: RankInfo, work: DeviceWork, calls: Ca
     if database.pending:
         info.error = f"{database.name} is not complete: {database.pending}" + (f"; {info.error}" if info.error else "")
     if work.unnamed:
-        text = f"{work.unnamed} kernels have no readable name in StringIds: whether they communicate is unknown"
-        info.add_caveat("kernels_unnamed", text, of_file=True)
+        info.add_caveat("kernels_unnamed", of_file=True, count=work.unnamed)
     if work.whole_graphs:
-        text = f"{work.whole_graphs} executions of CUDA graphs were recorded as a whole and count as compute"
-        info.add_caveat("graphs_whole", f"{text}, communication included; --cuda-graph-trace=node records their kernels")
-    if still_open := len(ranges.open):
-        info.add_caveat("ranges_open", f"{still_open} NVTX ranges were still open when the capture ended; they end there")
+        info.add_caveat("graphs_whole", count=work.whole_graphs)
+    if len(ranges.open):
+        info.add_caveat("ranges_open", count=len(ranges.open))
     if database.has("DIAGNOSTIC_EVENT", "text", "severity"):
         for (text,) in database.rows("SELECT DISTINCT text FROM DIAGNOSTIC_EVENT WHERE severity = 3 LIMIT 3"):
-            info.add_caveat("nsys_error", f"nsys reports an error: {text}")
+            info.add_caveat("nsys_error", text=text)
     if unusable:
-        text = f"{unusable:,} rows without a process, a type or a usable time are left out"
-        info.add_caveat("events_undecodable", text, of_file=True)
+        info.add_caveat("events_undecodable.nsys", of_file=True, count=unusable)
