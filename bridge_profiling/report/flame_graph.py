@@ -270,8 +270,7 @@ def flame_graph_figure(rows: Rows, weight: Weight, title: str, iterations: int =
             waiting += [(each, str(place), depth + 1) for each in reversed(callees[place])]
     style = STYLES["icicle"]
     level, trace = style["pathbar"]["thickness"], style | trace | {"marker": {"colors": colors}}
-    height = _ABOVE + level * min(deepest, style["maxdepth"])
-    return figure([trace], height, margin={"l": 10, "r": 10, "t": 30, "b": 10}, uniformtext={"minsize": 9, "mode": "hide"})
+    return figure("icicle", [trace], _ABOVE + level * min(deepest, style["maxdepth"]))
 
 
 def _ms(time_us: float, iterations: int) -> str:
