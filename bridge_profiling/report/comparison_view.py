@@ -11,7 +11,7 @@ from bridge_profiling.facts.parts import BY_CAUSE
 from bridge_profiling.facts.statistics import LEVEL, Change, Estimate
 from bridge_profiling.report import figures, tables, words
 from bridge_profiling.report.rows import Rows
-from bridge_profiling.report.views import FigureView, PageView, Row, SectionView, TableView, Verdict
+from bridge_profiling.report.views import PageView, Row, SectionView, TableView, Verdict, captioned, section
 
 #: Rows of a table of events, and ranks in a table; the JSON has all.
 _SHOWN, _RANKS = 10, 8
@@ -35,9 +35,7 @@ def comparison_view(comparison: Comparison) -> PageView:
             name: figures.change_figure(parts, comparison.profiled, names, PARTS)
             for name, parts in (("by cause", comparison.by_cause), ("by activity", comparison.by_activity))
         }
-        caption = "From one median iteration to the other; the parts add up. The axis does not start at zero."
-        view = FigureView("the-change", variants, caption)
-        picture = SectionView("the-change", "The change of the median iteration by part", figures=[view], short="The change")
+        picture = section("the-change", figures=captioned("the-change", variants))
         sections.insert(1 if comparison.differences else 0, picture)
     return PageView("comparison", " → ".join(names), Verdict(headline, sentences), sections, caveats=_limitations(comparison))
 
@@ -154,18 +152,14 @@ def series_view(series: Series) -> PageView:
     headline, *sentences = _sentences_of_series(series)
     labels = [f"{number} {name}" for number, name in enumerate(names, 1)]
     figure = figures.series_figure(labels, [run.step_us for run in series.runs], [_changed(run) for run in series.runs])
-    caption = (
-        f"The median iteration of each run with its {LEVEL:.0%} interval; runs that differ from the previous one stand out."
-    )
-    picture = FigureView("series", {"median": figure}, caption)
     times, parts = _tables_of_series(series, names)
-    sections = [SectionView("runs", "The runs", figures=[picture], tables=[times], short="Runs")]
     rows = [{"label": label, **run.parts} for label, run in zip(labels, series.runs, strict=True) if run.parts]
     axis = "ms of the mean captured iteration"
     variants = {f"by {view}": figures.attribution_figure(rows, view, axis) for view in figures.VIEWS if rows}
-    budget = FigureView("series-parts", variants, "The mean captured iteration of each run, divided into its parts.")
-    section = SectionView("parts", "The parts of an iteration", figures=[budget] if rows else [], tables=[parts], short="Parts")
-    sections.append(section)
+    sections = [
+        section("runs", figures=captioned("series", {"median": figure}, level=LEVEL), tables=[times]),
+        section("parts", figures=captioned("series-parts", variants), tables=[parts]),
+    ]
     title = f"{names[0]} → {names[-1]}, {len(names)} runs"
     return PageView("comparison", title, Verdict(headline, sentences), sections, caveats=series.limitations)
 
