@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from bridge_profiling.facts.types import Row  # noqa: E402
-from bridge_profiling.report.documents import DOCUMENTS  # noqa: E402
+from bridge_profiling.report.documents import DOCUMENTS, row  # noqa: E402
 
 PAGE = ROOT / "docs" / "reference" / "json.md"
 
@@ -26,8 +26,8 @@ _UNITS = {"us": "µs", "ns": "ns", "bytes": "bytes", "1e9 bytes/s": "10⁹ bytes
 
 def keys(name: str) -> Iterator[tuple[str, str, str, str]]:
     """Every key of a document: its path, its type, its unit and its description."""
-    for row in DOCUMENTS[name]:
-        yield from _keys(row, "")
+    for each in DOCUMENTS[name]:
+        yield from _keys(row(each), "")
 
 
 def _keys(row: type[Row], path: str) -> Iterator[tuple[str, str, str, str]]:

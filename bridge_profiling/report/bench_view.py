@@ -23,43 +23,30 @@ def section(bench: AgainstBench | None) -> SectionView:
     title = "Comparison with benchmarks"
     if bench is None:
         return SectionView("bench", title)
-    where = f"{bench.path}, found next to the captures" if bench.found else bench.path
-    text = f"The benchmarks ({where}) ran the same operations at the same sizes on as many ranks, with nothing else running."
-    said = list(_sentences(bench)) or ["Nothing in it can be compared with these captures."]
+    text = words.say("bench", bench.path, ", found next to the captures" if bench.found else "")
+    said = list(_sentences(bench)) or [words.say("bench_nothing")]
     return SectionView("bench", title, [text, *said], tables=alone_tables(bench))
 
 
 def _sentences(bench: AgainstBench) -> Iterator[str]:
-    communication = _by_time(bench)
+    communication, copies = _by_time(bench), bench.copies.to_pylist()
     for row in [row for row in communication if row["reached_share"] is not None][:_SAID]:
-        yield f"{row['operation']} in group {_group(row, ' on ')} {_reached(row, 'bus_bandwidth_gbs')}"
-    for row in bench.copies.to_pylist():
+        yield _reached(f"{row['operation']} in group {_group(row, ' on ')}", row, "bus_bandwidth_gbs")
+    for row in copies:
         if row["reached_share"] is not None:
-            yield f"{row['direction']} of {row['host_memory']} memory {_reached(row, 'bandwidth_gbs')}"
-    step, loader = bench.step, bench.data_loader
-    if step is not None and not step["reason"]:
-        yield (
-            f"Step {step['subject']} takes {words.milliseconds(step['alone_us'])} in the benchmark; an iteration here takes "
-            f"{words.milliseconds(step['iteration_us'])} (median of {step['of']})."
-        )
-    if loader is not None and not loader["reason"]:
-        yield (
-            f"Data loader {loader['subject']} returns a batch every {words.milliseconds(loader['batch_us'])} at best; an "
-            f"iteration here takes {words.milliseconds(loader['iteration_us'])} (median of {loader['of']})."
-        )
-    for name, other in (("step", step), ("data loader", loader)):
-        if other is not None and other["reason"]:
-            yield f"Not compared: {name} {other['subject']}: {other['reason']}."
-    reasons = dict.fromkeys(row["reason"] for row in [*communication, *bench.copies.to_pylist()] if row["reason"])
+            yield _reached(f"{row['direction']} of {row['host_memory']} memory", row, "bandwidth_gbs")
+    alone = {name: found for name, found in (("step", bench.step), ("data loader", bench.data_loader)) if found is not None}
+    yield from (words.say(f"bench {name}", found) for name, found in alone.items() if not found["reason"])
+    yield from (
+        f"Not compared: {name} {found['subject']}: {found['reason']}." for name, found in alone.items() if found["reason"]
+    )
+    reasons = dict.fromkeys(row["reason"] for row in [*communication, *copies] if row["reason"])
     yield from (f"Not compared: {reason}." for reason in list(reasons)[:_SAID])
 
 
-def _reached(row: Row, bandwidth: str) -> str:
-    share = words.percent(row["reached_share"])
-    speeds = f"({words.bandwidth(row[bandwidth])} of {words.bandwidth(row[f'alone_{bandwidth}'])} GB/s)"
-    if row["reached_share"] >= _AS_FAST:
-        return f"is as fast as in the benchmark: {share} {speeds}."
-    return f"reached {share} of the benchmark's bandwidth {speeds}."
+def _reached(subject: str, row: Row, bandwidth: str) -> str:
+    name = "bench_as_fast" if row["reached_share"] >= _AS_FAST else "bench_reached"
+    return words.say(name, subject, row["reached_share"], row[bandwidth], row[f"alone_{bandwidth}"])
 
 
 def alone_tables(bench: AgainstBench) -> list[TableView]:

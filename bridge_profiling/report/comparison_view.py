@@ -11,7 +11,7 @@ from bridge_profiling.facts.parts import BY_CAUSE
 from bridge_profiling.facts.statistics import LEVEL, Change, Estimate
 from bridge_profiling.report import figures, tables, words
 from bridge_profiling.report.rows import Rows
-from bridge_profiling.report.views import FigureView, PageView, Row, SectionView, TableView, Verdict
+from bridge_profiling.report.views import PageView, Row, SectionView, TableView, Verdict, captioned, section
 
 #: Rows of a table of events, and ranks in a table; the JSON has all.
 _SHOWN, _RANKS = 10, 8
@@ -35,9 +35,7 @@ def comparison_view(comparison: Comparison) -> PageView:
             name: figures.change_figure(parts, comparison.profiled, names, PARTS)
             for name, parts in (("by cause", comparison.by_cause), ("by activity", comparison.by_activity))
         }
-        caption = "From one median iteration to the other; the parts add up. The axis does not start at zero."
-        view = FigureView("the-change", variants, caption)
-        picture = SectionView("the-change", "The change of the median iteration by part", figures=[view], short="The change")
+        picture = section("the-change", figures=captioned("the-change", variants))
         sections.insert(1 if comparison.differences else 0, picture)
     return PageView("comparison", " → ".join(names), Verdict(headline, sentences), sections, caveats=_limitations(comparison))
 
@@ -61,54 +59,19 @@ def distinct_names(paths: Sequence[str]) -> list[str]:
 
 def _sentences(comparison: Comparison) -> Iterator[str]:
     """The comparison, the most important sentence first."""
-    yield _headline(comparison)
+    step, profiled, explains = comparison.step, comparison.profiled, comparison.explains_most
+    verdict = "nothing" if comparison.empty else "no_iterations" if step is None else step.verdict
+    known = {"name": _names(comparison)[1], "step": step, "level": LEVEL, "reason": step and (step.reason or "too little data")}
+    yield words.say(f"compared_{verdict}", seen=words.say("compared_seen", step.us) if step else "", **known)
     if not comparison.same_work:
-        topics = ", ".join(each.topic for each in comparison.differences if each.concerns == "work")
-        yield f"The runs did different work ({topics}), which affects the change."
-    yield from _evidence(comparison)
-    explains = comparison.explains_most
+        yield words.say("different_work", ", ".join(each.topic for each in comparison.differences if each.concerns == "work"))
+    if step is not None and step.verdict != "unknown":
+        yield words.say(f"evidence_{step.method}", *step.samples, words.say(f"evidence_{step.evidence}"))
+        if step.method != "welch" and step.evidence == "unprofiled" and profiled is not None:
+            yield words.say("change_in_captures", profiled)
     # A part whose change may be chance explains nothing.
-    if explains is not None and explains[1].significant is not False and comparison.profiled is not None:
-        name, part = explains
-        whole = words.change(comparison.profiled.change)
-        yield f"The largest part of the change in the captures ({whole}): {PARTS[name]}, {words.change(part.change)}."
-
-
-def _headline(comparison: Comparison) -> str:
-    step = comparison.step
-    _, other = _names(comparison)
-    if comparison.empty:
-        return "Nothing changed."
-    if step is None:
-        return "The change of the iteration time is unknown: iterations are not marked on both sides."
-    seen = (
-        f"the median iteration takes {words.milliseconds(step.us.other)} instead of {words.milliseconds(step.us.base)}, "
-        f"{words.change(step.us.change)} ({words.percent(step.us.relative, signed=True)}), "
-        f"speed-up {words.speedup(step.us.speedup)}"
-    )
-    if step.verdict == "unknown":
-        return f"It is unknown whether {other} is slower or faster: {step.reason or 'too little data'}. As captured, {seen}."
-    bounds = f"between {words.change(step.us.low)} and {words.change(step.us.high)} with {LEVEL:.0%} confidence"
-    if step.verdict == "unchanged":
-        return f"No significant change: {seen}, {bounds}."
-    return f"{other} is {step.verdict}: {seen}, {bounds}."
-
-
-def _evidence(comparison: Comparison) -> Iterator[str]:
-    step = comparison.step
-    if step is None or step.verdict == "unknown":
-        return
-    counts = f"{step.samples[0]} and {step.samples[1]}"
-    which = "without profiling" if step.evidence == "unprofiled" else "inside the profiler's window, which slows them"
-    if step.method == "welch":
-        yield f"The evidence: medians of {counts} runs' iterations {which} (Welch's t)."
-        return
-    yield (
-        f"The evidence: {counts} iterations {which}. They show whether these two runs differ; only several runs per side show "
-        "whether the machines are the reason."
-    )
-    if step.evidence == "unprofiled" and comparison.profiled is not None:
-        yield f"The captures' own median iteration changed by {words.change(comparison.profiled.change)}, as divided below."
+    if explains is not None and explains[1].significant is not False and profiled is not None:
+        yield words.say("largest_part", profiled, PARTS[explains[0]], explains[1])
 
 
 def _tables(comparison: Comparison) -> Iterator[tuple[str, str, TableView]]:
@@ -189,18 +152,14 @@ def series_view(series: Series) -> PageView:
     headline, *sentences = _sentences_of_series(series)
     labels = [f"{number} {name}" for number, name in enumerate(names, 1)]
     figure = figures.series_figure(labels, [run.step_us for run in series.runs], [_changed(run) for run in series.runs])
-    caption = (
-        f"The median iteration of each run with its {LEVEL:.0%} interval; runs that differ from the previous one stand out."
-    )
-    picture = FigureView("series", {"median": figure}, caption)
     times, parts = _tables_of_series(series, names)
-    sections = [SectionView("runs", "The runs", figures=[picture], tables=[times], short="Runs")]
     rows = [{"label": label, **run.parts} for label, run in zip(labels, series.runs, strict=True) if run.parts]
     axis = "ms of the mean captured iteration"
     variants = {f"by {view}": figures.attribution_figure(rows, view, axis) for view in figures.VIEWS if rows}
-    budget = FigureView("series-parts", variants, "The mean captured iteration of each run, divided into its parts.")
-    section = SectionView("parts", "The parts of an iteration", figures=[budget] if rows else [], tables=[parts], short="Parts")
-    sections.append(section)
+    sections = [
+        section("runs", figures=captioned("series", {"median": figure}, level=LEVEL), tables=[times]),
+        section("parts", figures=captioned("series-parts", variants), tables=[parts]),
+    ]
     title = f"{names[0]} → {names[-1]}, {len(names)} runs"
     return PageView("comparison", title, Verdict(headline, sentences), sections, caveats=series.limitations)
 
@@ -212,54 +171,41 @@ def _changed(run: SeriesRun) -> bool:
 
 def _sentences_of_series(series: Series) -> Iterator[str]:
     """The last run against the first, each run that changed, and the trend."""
-    yield _against(len(series.runs), 1, series.runs[-1].against_first, "No significant change")
+    yield _against(len(series.runs), 1, series.runs[-1].against_first)
     undecided = []
     for number, run in enumerate(series.runs[1:], 2):
+        found = run.against_previous
         if _changed(run):
-            yield _against(number, number - 1, run.against_previous)
-        elif (
-            run.against_previous is None or run.against_previous.step is None or run.against_previous.step.verdict == "unknown"
-        ):
+            yield _against(number, number - 1, found)
+        elif found is None or found.step is None or found.step.verdict == "unknown":
             undecided.append(number)
     if undecided:
-        reason = series.runs[undecided[0] - 1].against_previous
-        why = "" if reason is None else f": {reason.undecided}"
         runs = f"runs {', '.join(map(str, undecided))} differ" if len(undecided) > 1 else f"run {undecided[0]} differs"
-        yield f"It is unknown whether {runs} from the previous run{why}."
+        yield words.say("unknown_from_previous", runs, _why(series.runs[undecided[0] - 1].against_previous))
     spread = series.over_runs_us
     if spread is not None and spread.std is not None:
-        deviation = f"{words.ms(spread.std)} ms ({words.percent(spread.std / spread.mean)})" if spread.mean else "0 ms"
-        yield (
-            f"Over {spread.n} runs, the median iteration has a mean of {words.ms(spread.mean)} ms and a standard deviation of"
-            f" {deviation}; the lowest is {words.ms(spread.min)} ms, the highest {words.ms(spread.max)} ms."
-        )
+        relative = words.say("relative_deviation", spread.std, spread.std / spread.mean) if spread.mean else "0 ms"
+        yield words.say("over_runs", spread, relative)
     if series.trend is not None and series.trend.low is not None and series.trend.high is not None:
-        slope, timed = series.trend, sum(run.step_us is not None for run in series.runs)
-        yield (
-            f"Trend over {timed} runs: {words.change(slope.value)} per run, between {words.change(slope.low)} and "
-            f"{words.change(slope.high)} with {LEVEL:.0%} confidence."
-        )
+        yield words.say("trend", series.trend, sum(run.step_us is not None for run in series.runs), LEVEL)
 
 
-def _against(number: int, base: int, found: Comparison | None, quiet: str = "") -> str:
+def _against(number: int, base: int, found: Comparison | None) -> str:
     """A run against an earlier one in a sentence."""
-    if found is None or found.step is None or found.step.verdict == "unknown":
-        why = "" if found is None else f": {found.undecided}"
-        return f"It is unknown whether run {number} is slower or faster than run {base}{why}."
-    us = found.step.us
-    if found.step.verdict == "unchanged":
-        return (
-            f"{quiet} from run {base} to run {number}: {words.change(us.change)} ({words.percent(us.relative, signed=True)})."
-        )
-    share = words.percent(abs(us.relative or 0.0))
-    text = f"Run {number} is {share} {found.step.verdict} than run {base} ({words.speedup(us.speedup)})"
-    explains = found.explains_most
+    verdict = "unknown" if found is None or found.step is None else found.step.verdict
+    if found is None or found.step is None or verdict in ("unknown", "unchanged"):
+        return words.say(f"against_{verdict}", number, base, found and found.step, _why(found))
+    us, explains, more = found.step.us, found.explains_most, ""
     # A part whose change may be chance explains nothing, nor does one that changed in the other direction.
     if explains is not None and explains[1].significant is not False and explains[1].change * us.change > 0:
-        text += f": {PARTS[explains[0]]} {words.change(explains[1].change)}"
+        more = f": {PARTS[explains[0]]} {words.change(explains[1].change)}"
     if found.different_work:
-        text += f"; the runs are not comparable ({'; '.join(found.different_work)})"
-    return f"{text}."
+        more += f"; the runs are not comparable ({'; '.join(found.different_work)})"
+    return words.say("against_changed", number, base, found.step, more, share=abs(us.relative or 0.0))
+
+
+def _why(found: Comparison | None) -> str:
+    return "" if found is None else f": {found.undecided}"
 
 
 def _tables_of_series(series: Series, names: Sequence[str]) -> list[TableView]:

@@ -22,8 +22,8 @@ from bridge_profiling.report.views import Figure, Row
 
 #: Colors of allocation sites, the last for the rest. Colors that people with color blindness can tell apart, after Okabe and
 #: Ito (https://jfly.uni-koeln.de/color/), those of one family in one hue. Parts of an iteration, also on CPUs, measures of it,
-#: kinds of work, names of groups; properties that figures share. The scale of heat maps suits white and black.
-_SITES, COLORS, PARTS, HOST_PARTS, MEASURES, KIND_NAMES, GROUPS, STYLES = words.resource("theme").values()
+#: kinds of work, names of groups; properties of traces and of whole figures. The scale of heat maps suits white and black.
+_SITES, COLORS, PARTS, HOST_PARTS, MEASURES, KIND_NAMES, GROUPS, STYLES, _LAYOUTS = words.resource("theme").values()
 
 #: Two ways to divide the same bar.
 VIEWS = {"cause": BY_CAUSE, "activity": BY_ACTIVITY}
@@ -34,11 +34,8 @@ MOST_ROWS = 256
 #: A part smaller than this share of every bar is invisible.
 _VISIBLE = 0.0005
 
-#: Height of the memory picture, and of a line of its legend, in pixels.
+#: Height of a picture over time, and of a line of its legend, in pixels.
 _PICTURE, _LINE = 320, 20
-
-#: Below the memory picture, a line for each name: names of sites are long, and Plotly cuts those that stand side by side.
-_LEGEND_BELOW = {"orientation": "v", "x": 0, "y": -50 / _PICTURE, "xanchor": "left", "yanchor": "top", "traceorder": "normal"}
 
 #: Texts in a figure that are ours alone: no name may be put into them.
 _TEMPLATES = ("hovertemplate", "texttemplate")
@@ -53,9 +50,11 @@ _SERIES = ("compute", "communication", "copy", "host_launch", "data_loading", "m
 _LEAST, _GREATEST = 1.0, 10_000.0
 
 
-def figure(data: list[dict[str, Any]], height: int, **layout: Any) -> Figure:
-    """A figure with the margins, legend and hover that all share; `layout` overrides them."""
-    return {"data": data, "layout": {"height": height, **STYLES["layout"], **layout}}
+def figure(kind: str, data: list[dict[str, Any]], height: int, **layout: Any) -> Figure:
+    """A figure with the layout of its kind, and what all have in common; `layout` adds to that, also to properties of axes."""
+    declared = _LAYOUTS[kind]
+    axes = {name: STYLES["axis"] | of | layout.get(name, {}) for name, of in declared.items() if name in ("xaxis", "yaxis")}
+    return {"data": data, "layout": {"height": height, **STYLES["layout"], **declared, **layout, **axes}}
 
 
 def plain_texts(value: Any, key: str = "") -> Any:
@@ -73,16 +72,6 @@ def plain_texts(value: Any, key: str = "") -> Any:
     return html.escape(printable(value), quote=False).replace("$", "&#36;")
 
 
-def axis(title: str, **more: Any) -> dict[str, Any]:
-    """An axis with a title and a light grid."""
-    return {"title": {"text": title}, **STYLES["axis"], **more}
-
-
-def _names() -> dict[str, Any]:
-    """An axis of names, from the top down, each shown."""
-    return axis("", autorange="reversed", type="category", dtick=1, showgrid=False)
-
-
 def bars_figure(
     labels: Sequence[str],
     values: Sequence[float | None],
@@ -98,8 +87,7 @@ def bars_figure(
         "marker": {"color": [COLORS["highlight"] if label in highlighted else COLORS[color] for label in labels]},
     }
     height = 80 + max(len(labels), 2) * (28 if len(labels) <= 16 else 16)
-    margin = {"l": 120, "r": 20, "t": 15, "b": 50}
-    return figure([trace], height, bargap=0.3, margin=margin, xaxis=axis(title), yaxis=_names())
+    return figure("bars", [trace], height, xaxis={"title": {"text": title}})
 
 
 def visible_parts(rows: Sequence[Row], view: str = "cause") -> list[str]:
@@ -133,7 +121,7 @@ def _stacked(rows: Sequence[Row], parts: Mapping[str, tuple[str, str]], title: s
         for part, (name, color) in parts.items()
     ]
     height = 130 + max(len(rows), 2) * (34 if len(rows) <= 16 else 17)
-    return figure(traces, height, barmode="stack", bargap=0.25, xaxis=axis(title), yaxis=_names())
+    return figure("stacked", traces, height, xaxis={"title": {"text": title}})
 
 
 def communication_figure(rows: Sequence[Row]) -> Figure:
@@ -151,8 +139,7 @@ def communication_figure(rows: Sequence[Row]) -> Figure:
         }
         for part, name, color in (("transfer_us", "transfer", "communication"), ("wait_us", waiting, "waiting"))
     ]
-    height, margin = 120 + max(len(rows), 2) * 30, {"l": 240, "r": 20, "t": 40, "b": 50}
-    return figure(bars, height, barmode="stack", bargap=0.3, margin=margin, xaxis=axis("ms per iteration"), yaxis=_names())
+    return figure("communication", bars, 120 + max(len(rows), 2) * 30)
 
 
 def change_figure(parts: Mapping[str, Change], whole: Change, names: tuple[str, str], part_names: Mapping[str, str]) -> Figure:
@@ -172,15 +159,9 @@ def change_figure(parts: Mapping[str, Change], whole: Change, names: tuple[str, 
         "text": texts,
         "customdata": labels,
     }
-    return figure(
-        [trace],
-        90 + 34 * len(labels),
-        margin={"l": 250, "r": 70, "t": 20, "b": 50},
-        # From zero, a change of a few percent would be invisible.
-        xaxis=axis("ms of the median iteration", range=[max(low - 2 * room, 0), high + room]),
-        yaxis=axis("", autorange="reversed", tickmode="array", tickvals=places, ticktext=labels),
-        showlegend=False,
-    )
+    # From zero, a change of a few percent would be invisible.
+    across = {"range": [max(low - 2 * room, 0), high + room]}
+    return figure("waterfall", [trace], 90 + 34 * len(labels), xaxis=across, yaxis={"tickvals": places, "ticktext": labels})
 
 
 def series_figure(labels: Sequence[str], medians: Sequence[Estimate | None], changed: Sequence[bool]) -> Figure:
@@ -195,16 +176,8 @@ def series_figure(labels: Sequence[str], medians: Sequence[Estimate | None], cha
         "line": {"color": COLORS["muted"], "width": 1.5},
         "marker": {"size": 9, "color": [COLORS["highlight" if changed[number - 1] else "compute"] for number, _ in points]},
     }
-    return figure(
-        [trace],
-        320,
-        margin={"l": 70, "r": 20, "t": 20, "b": 60},
-        # Numbers: paths of many runs do not fit next to each other.
-        xaxis=axis("run", tick0=1, dtick=-(-len(labels) // 15), range=[0.5, len(labels) + 0.5]),
-        # From zero, a change of a few percent would be invisible.
-        yaxis=axis("ms of the median iteration"),
-        showlegend=False,
-    )
+    # Numbers: paths of many runs do not fit next to each other.
+    return figure("series", [trace], 320, xaxis={"dtick": -(-len(labels) // 15), "range": [0.5, len(labels) + 0.5]})
 
 
 def _heat_map(x: Sequence[str], y: Sequence[str], z: list[list[float | None]], hover: str, **more: Any) -> dict[str, Any]:
@@ -238,12 +211,7 @@ def iterations_figure(rows: Sequence[Row], measure: str = "own_us") -> Figure:
         texttemplate="%{z:.1f}" if len(ranks) * len(numbers) <= 80 else "",
     )
     height = 130 + len(labels) * (34 if len(labels) <= 8 else 16 if len(labels) <= 64 else 4)
-    return figure(
-        [trace],
-        min(max(height, 220), 900),
-        xaxis=axis("iteration", type="category", showgrid=False),
-        yaxis=axis("", autorange="reversed", type="category", showgrid=False),
-    )
+    return figure("iterations", [trace], min(max(height, 220), 900))
 
 
 def waits_figure(matrix: WaitMatrix) -> Figure:
@@ -256,13 +224,7 @@ def waits_figure(matrix: WaitMatrix) -> Figure:
     template = "%{z:.1f}" if len(labels) <= 12 else ""
     hover = "rank %{y} waits for rank %{x}<br>%{z:.2f} ms per iteration"
     trace = _heat_map(labels, labels, cells, hover, zmin=0, xgap=1, ygap=1, texttemplate=template)
-    return figure(
-        [trace],
-        max(150 + len(labels) * (40 if len(labels) <= 8 else 18), 240),
-        margin={"l": 90, "r": 20, "t": 20, "b": 60},
-        xaxis=axis("for this rank", type="category", showgrid=False, tickangle=0),
-        yaxis=axis("this rank waits", autorange="reversed", type="category", showgrid=False),
-    )
+    return figure("waits", [trace], max(150 + len(labels) * (40 if len(labels) <= 8 else 18), 240))
 
 
 def roofline_figure(rows: Rows) -> Figure | None:
@@ -285,7 +247,7 @@ def roofline_figure(rows: Rows) -> Figure | None:
             named = [(row["operator"], row["shapes"][:120], row["dram_tb_s"]) for row in measured]
             marker = {"color": COLORS[color], "symbol": "diamond-open", "size": 10}
             traces.append(_points("measured", f"{precision}, measured traffic", places, named, marker))
-    return _plane(traces, axis("FLOP per byte", type="log"), axis("TFLOP/s", type="log"))
+    return figure("roofline", traces, 380) if traces else None
 
 
 def kernel_counters_figure(rows: Rows) -> Figure | None:
@@ -300,12 +262,7 @@ def kernel_counters_figure(rows: Rows) -> Figure | None:
         details = [(row["name"][:120], row["device_us"] / 1e3, row["dram_tb_s"] or 0.0) for row in mine]
         marker = _areas(mine, points) | {"color": COLORS[_SERIES[min(place, len(_SERIES) - 1)]]}
         traces.append(_points("counters", group, places, details, marker))
-    across = axis("device memory, % of its bandwidth", range=[-2, 102])
-    return _plane(traces, across, axis("tensor cores active, %", range=[-2, 102]))
-
-
-def _plane(traces: list[dict[str, Any]], x: dict[str, Any], y: dict[str, Any]) -> Figure | None:
-    return figure(traces, 380, margin={"l": 70, "r": 20, "t": 20, "b": 60}, xaxis=x, yaxis=y) if traces else None
+    return figure("counters", traces, 380) if traces else None
 
 
 def _points(
@@ -314,7 +271,7 @@ def _points(
     """Points with details to hover over."""
     x, y = ([round(each[end], 3) for each in places] for end in (0, 1))
     details = [[round(each, 4) if isinstance(each, float) else each for each in row] for row in details]
-    return STYLES[style] | {"type": "scatter", "name": name, "x": x, "y": y, "customdata": details, "marker": marker}
+    return STYLES[style] | {"name": name, "x": x, "y": y, "customdata": details, "marker": marker}
 
 
 def _areas(rows: Rows, all_rows: Rows) -> dict[str, Any]:
@@ -328,7 +285,6 @@ def _roof(precision: str, peak: float, bandwidth: float, color: str) -> dict[str
     intensities = sorted({_LEAST, min(max(ridge, _LEAST), _GREATEST), _GREATEST})
     text = f"{peak:,.0f} TFLOP/s of {precision} from {ridge:,.0f} FLOP per byte on; memory of {bandwidth:g} TB/s"
     return STYLES["roof"] | {
-        "type": "scatter",
         "x": intensities,
         "y": [round(min(peak, intensity * bandwidth), 3) for intensity in intensities],
         "line": {"color": color, "width": 1.5},
@@ -350,7 +306,7 @@ def counters_figure(rows: Rows) -> Figure:
         }
         for place, name in enumerate(order)
     ]
-    return _over_time(traces, "ms since the first marked iteration began", "%")
+    return _over_time("sampled", traces)
 
 
 def memory_figure(by_site: Rows, timeline: Rows) -> Figure:
@@ -373,15 +329,13 @@ def memory_figure(by_site: Rows, timeline: Rows) -> Figure:
         rows = [row for row in timeline if row[column] is not None]
         if rows and not (column == "allocated_bytes" and sites):  # the upper edge of the areas is the allocated memory
             traces.append(line(rows, column, name, {"dash": dash, "width": 1.5, "color": COLORS[color]}))
-    return _over_time(traces, "ms since the recording began", "MiB")
+    return _over_time("memory", traces)
 
 
-def _over_time(traces: list[dict[str, Any]], time: str, unit: str) -> Figure:
+def _over_time(kind: str, traces: list[dict[str, Any]]) -> Figure:
     """Lines over time, with a legend below."""
     below = 60 + _LINE * len(traces)
-    margin = {"l": 70, "r": 20, "t": 20, "b": below}
-    across, up = axis(time, automargin=False), axis(unit, rangemode="tozero")
-    return figure(traces, 20 + _PICTURE + below, margin=margin, xaxis=across, yaxis=up, legend=_LEGEND_BELOW)
+    return figure(kind, traces, 20 + _PICTURE + below, margin={"l": 70, "r": 20, "t": 20, "b": below})
 
 
 def _short_site(site: str) -> str:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from statistics import median
-from typing import Any
 
 from bridge_profiling.answers import Answers
 from bridge_profiling.findings import Event, Finding
@@ -63,8 +61,9 @@ class Pictures:
     timeline: Timeline  # of the page
 
     def of(self, finding: Finding) -> tuple[Figure, str] | None:
-        """The picture for findings of this kind, else the first event in its timeline, else the attribution of time."""
-        drawn = _DRAWN[finding.id](self, finding) if finding.id in _DRAWN else None
+        """The picture that `text.toml` names for such findings, else the first event in its timeline, else the attribution."""
+        name, *given = words.text("pictures", finding.id) or [""]
+        drawn = getattr(self, f"_{name}")(finding, *given) if name else None
         return drawn or self._event(finding) or self._attribution(finding)
 
     def _event(self, finding: Finding) -> tuple[Figure, str] | None:
@@ -99,30 +98,28 @@ class Pictures:
                 found[row["rank"]].append(row[column])
         return self._by_rank(finding, {rank: median(values) for rank, values in found.items()}, caption, "muted")
 
-    def _exposed(self, finding: Finding) -> tuple[Figure, str] | None:
+    def _exposed(self, finding: Finding, caption: str) -> tuple[Figure, str] | None:
         values = {row["rank"]: row["exposed_communication_us"] for row in self.found.on_devices}
-        caption = "Exposed communication of each rank, including waiting for other ranks"
         return self._by_rank(finding, values, caption, "communication")
 
-    def _bubbles(self, finding: Finding) -> tuple[Figure, str] | None:
+    def _bubbles(self, finding: Finding, caption: str) -> tuple[Figure, str] | None:
         stages = self.run.pipeline().to_pylist()
         bars = {f"stage {row['stage']}": row["bubble_us"] / 1e3 for row in stages}
         marked = {f"stage {row['stage']}" for row in stages if set(row["ranks"]) & set(finding.ranks)}
         highlighted = marked if len(marked) < len(bars) else set()
-        caption = "The bubble of each pipeline stage" + ("; responsible stages in orange." if highlighted else ".")
+        caption += "; responsible stages in orange." if highlighted else "."
         return _bars(bars, "ms per iteration", caption, highlighted)
 
-    def _kernels(self, finding: Finding) -> tuple[Figure, str] | None:
+    def _kernels(self, finding: Finding, caption: str) -> tuple[Figure, str] | None:
         kernels = of_source(self.run, self.run.kernels(by_rank=False)).to_pylist()
         rows = [row for row in kernels if row["kind"] == "compute"][:10]
         labels = [f"{place}. {row['name'][:46]}{'…' if len(row['name']) > 46 else ''}" for place, row in enumerate(rows, 1)]
         named = {event.name for event in finding.events}
         highlighted = {label for label, row in zip(labels, rows, strict=True) if row["name"] in named}
         bars = {label: row["total_us"] / 1e3 for label, row in zip(labels, rows, strict=True)}
-        caption = "The compute kernels with the most time; those of this finding in orange."
         return _bars(bars, "ms of all ranks and iterations", caption, highlighted)
 
-    def _overhead(self, finding: Finding) -> tuple[Figure, str] | None:
+    def _overhead(self, finding: Finding, caption: str) -> tuple[Figure, str] | None:
         bars: dict[str, float] = {}
         for manifest in self.run.manifests[: _MOST_BARS // 2]:
             for text, profiled in (("profiled", True), ("not profiled", False)):
@@ -130,25 +127,16 @@ class Pictures:
                 if durations:
                     bars[f"rank {manifest.rank}, {text}"] = median(durations) / 1e6
         highlighted = {label for label in bars if not label.endswith("not profiled")}
-        caption = "Iterations of the same run: profiled ones in orange, and others."
         return _bars(bars, "ms of the median iteration", caption, highlighted)
 
-    def _memory(self, finding: Finding) -> tuple[Figure, str] | None:
+    def _memory(
+        self, finding: Finding, columns: Sequence[str], scale: float, divisor: float, unit: str, caption: str
+    ) -> tuple[Figure, str] | None:
+        """The first of some columns of `Run.memory` that is known, by device."""
         rows = [row for row in self.run.memory().to_pylist() if not finding.ranks or row["rank"] in finding.ranks][:_MOST_BARS]
-        measure, unit, caption = {
-            "memory_growth": (
-                lambda row: (row["growth_bytes_per_iteration"] or 0.0) / 2**20,
-                "MiB per iteration",
-                "Growth from one iteration to the next.",
-            ),
-            "memory_fragmentation": (
-                lambda row: 100 * (row["fragmentation"] or 0.0),
-                "% of the free memory",
-                "Reserved free memory outside the largest free block.",
-            ),
-        }.get(finding.id, (lambda row: (row["peak_reserved_bytes"] or row["peak_bytes"]) / 2**30, "GiB", "Peak memory."))
-        bars = {f"rank {row['rank']}, device {row['device']}": measure(row) for row in rows}
-        return _bars(bars, unit, caption, color="compute")
+        values = [next(filter(None, map(row.get, columns)), 0.0) * scale / divisor for row in rows]
+        labels = [f"rank {row['rank']}, device {row['device']}" for row in rows]
+        return _bars(dict(zip(labels, values, strict=True)), unit, caption, color="compute")
 
 
 def _bars(
@@ -165,21 +153,3 @@ def _select(finding: Finding, ranks: Sequence[int]) -> list[int]:
     responsible = [rank for rank in finding.ranks if rank in set(ranks)][: _MOST_BARS - 6]
     others = [rank for rank in ranks if rank not in set(finding.ranks)]
     return sorted([*responsible, *others[: _MOST_BARS - len(responsible)]])
-
-
-_OWN = "Own time of each rank: the iteration without waiting for other ranks"
-_DRAWN: dict[str, Callable[[Pictures, Finding], Any]] = {
-    "straggler_compute": partial(Pictures._of_ranks, column="compute_us", caption="Compute of each rank"),
-    "straggler_host": partial(Pictures._of_ranks, column="own_us", caption=_OWN),
-    "pipeline_bubble": Pictures._bubbles,
-    "exposed_communication": Pictures._exposed,
-    "low_overlap": Pictures._exposed,
-    "unmatched_communication": Pictures._exposed,
-    "dominant_kernel": Pictures._kernels,
-    "small_kernels": Pictures._kernels,
-    "low_device_busy": partial(Pictures._attribution, view="activity"),
-    "profiler_overhead": Pictures._overhead,
-    "memory_headroom": Pictures._memory,
-    "memory_fragmentation": Pictures._memory,
-    "memory_growth": Pictures._memory,
-}

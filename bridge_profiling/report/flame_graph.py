@@ -28,7 +28,7 @@ from bridge_profiling.report import words
 from bridge_profiling.report.figures import COLORS, STYLES, figure
 from bridge_profiling.report.page import write_output
 from bridge_profiling.report.rows import Rows
-from bridge_profiling.report.views import Figure, FigureView, SectionView, section
+from bridge_profiling.report.views import Figure, SectionView, captioned, section
 
 #: Time that a stack weighs: the host's in it, or the device's in the work that it launched.
 Weight = StrEnum("Weight", ["host", "device"])
@@ -208,12 +208,10 @@ def flame_graph_section(run: Answers, iterations: Rows) -> list[SectionView]:
         if any(row[OWN_US[weight]] for row in rows)
     }
     notes = [] if any(row["category"] == "python" for row in rows) else [words.sentence(caveat("no_python_stacks").text)]
-    caption = (
-        f"Stacks of rank {rank}{', the slowest rank' if slowest is not None else ''}: {of}. Frames below 0.5% are not drawn."
-    )
-    view = FigureView("flame", variants, caption, {str(weight): label for weight, label in _LABELS.items()})
+    which = f"{rank}, the slowest rank" if slowest is not None else f"{rank}"
+    drawn = captioned("flame", variants, {str(weight): label for weight, label in _LABELS.items()}, rank=which, of=of)
     whole = f"All frames of all ranks, for speedscope: bridge-profiling flamegraph {shell_path(run.path)}"
-    return [section("flame", whole, notes=notes, figures=[view])]
+    return [section("flame", whole, notes=notes, figures=drawn)]
 
 
 def flame_graph_figure(rows: Rows, weight: Weight, title: str, iterations: int = 1) -> Figure:
@@ -270,8 +268,7 @@ def flame_graph_figure(rows: Rows, weight: Weight, title: str, iterations: int =
             waiting += [(each, str(place), depth + 1) for each in reversed(callees[place])]
     style = STYLES["icicle"]
     level, trace = style["pathbar"]["thickness"], style | trace | {"marker": {"colors": colors}}
-    height = _ABOVE + level * min(deepest, style["maxdepth"])
-    return figure([trace], height, margin={"l": 10, "r": 10, "t": 30, "b": 10}, uniformtext={"minsize": 9, "mode": "hide"})
+    return figure("icicle", [trace], _ABOVE + level * min(deepest, style["maxdepth"]))
 
 
 def _ms(time_us: float, iterations: int) -> str:

@@ -1,4 +1,4 @@
-"""The document that `bridge-profiling analyze --json` and `report --json` print; `report.run_document` has its keys.
+"""The document that `bridge-profiling analyze --json` and `report --json` print; `run_document.toml` has its keys.
 
 Keys may be added; within a `schema_version` none changes its meaning. Times are microseconds, sizes bytes, bandwidths
 10⁹ bytes per second.
@@ -19,9 +19,9 @@ from bridge_profiling.facts.columns import Device, SizedCollective
 from bridge_profiling.facts.parts import BY_CAUSE
 from bridge_profiling.facts.types import Row
 from bridge_profiling.report import measurements
+from bridge_profiling.report.documents import row as declared
 from bridge_profiling.report.figures import PARTS
 from bridge_profiling.report.rows import budget
-from bridge_profiling.report.run_document import Collective, Finding, RankAnswer
 from bridge_profiling.report.verdict import Conclusion, conclude, verdict
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def document(run: Answers, thresholds: Thresholds | None = None) -> dict[str, An
         "gpu_metrics": run.gpu_metrics().to_pylist(),
         "kernel_counters": run.kernel_counters().to_pylist(),
         "bench": None if run.against_bench is None else run.against_bench.as_plain_data(),
-        "findings": [_chosen(Finding, asdict(finding)) for finding in found.findings],
+        "findings": [_chosen(declared("Finding"), asdict(finding)) for finding in found.findings],
         # Last: questions add to what the captures cannot show.
         "limitations": run.limitations,
         "caveats": [asdict(caveat) for caveat in run.caveats()],
@@ -80,7 +80,7 @@ def _ranks(run: Answers) -> list[dict[str, Any]]:
     # A list of objects is the answer of the question of its name.
     lists = {
         name: _by_capture(getattr(run, name)(), column.kind.row)
-        for name, column in RankAnswer.columns.items()
+        for name, column in declared("RankAnswer").columns.items()
         if column.kind.row is not None and "items" in column.kind.json
     }
     return [
@@ -169,7 +169,7 @@ def _collectives(run: Answers) -> list[dict[str, Any]]:
             waits[tuple(row[name] for name in _KIND)][str(row["rank"])] = row["wait_us"]
     return [
         _chosen(
-            Collective,
+            declared("Collective"),
             row | {"ranks": _members(row), "size": row["group_size"], "wait_us": waits[tuple(row[name] for name in _KIND)]},
         )
         for row in run.communication().to_pylist()

@@ -21,6 +21,9 @@ from bridge_profiling.typed_json import read_typed
 #: DeepSpeed's timers of the forward pass, the engine's first.
 _FORWARD = ("fwd", "forward", "fwd_microstep")
 
+#: Facts of the manifest's `framework` section about the training, and what the page calls them.
+_SIZES: dict[str, str] = words.resource("text")["training"]
+
 Measured = TypeVar("Measured")
 
 
@@ -67,21 +70,11 @@ def training_rows(manifests: Iterable[RankCapture]) -> list[dict[str, Any]]:
     rows = []
     for capture in manifests:
         facts = capture.manifest.framework or {}
-        known = {name: facts.get(name, facts.get(f"{name}_steps")) for name in TRAINING_SIZES}  # DeepSpeed's name
+        known = {name: facts.get(name, facts.get(f"{name}_steps")) for name in _SIZES}  # DeepSpeed's name
         sizes = {name: size if type(size) is int and 0 <= size < 1 << 53 else None for name, size in known.items()}
         if any(size is not None for size in sizes.values()):
             rows.append({"rank": capture.rank, **sizes})
     return rows
-
-
-#: Facts of the manifest's `framework` section about the training, and what the page calls them.
-TRAINING_SIZES = {
-    "parameters": "parameters",
-    "trainable_parameters": "trainable",
-    "batch_size": "batch of a rank",
-    "dataset_size": "samples of the data",
-    "gradient_accumulation": "micro-batches",
-}
 
 
 def flops_rows(manifests: Iterable[RankCapture]) -> list[dict[str, Any]]:
@@ -167,7 +160,7 @@ def training_facts(run: Answers) -> list[tuple[str, str]]:
     part = f" of rank {sizes['rank']}" if parts and sizes else ""
     if sizes.get("trainable_parameters") == sizes.get("parameters"):
         sizes = {name: size for name, size in sizes.items() if name != "trainable_parameters"}
-    named = {name: word + part * name.endswith("parameters") for name, word in TRAINING_SIZES.items()}
+    named = {name: word + part * name.endswith("parameters") for name, word in _SIZES.items()}
     return [(word, f"{sizes[name]:,}") for name, word in named.items() if sizes.get(name) is not None]
 
 

@@ -33,9 +33,6 @@ _WIDTH, _LEVELS = 72, "▁▂▃▄▅▆▇█"
 #: Smaller changes of a site come from the allocator's rounding.
 _LEAST_BYTES = 1 << 20
 
-#: Where snapshots can be opened, in the browser.
-MEMORY_VIEWER = "https://pytorch.org/memory_viz"
-
 
 def dumps(runs: Sequence[Answers]) -> str:
     """The document that `bridge-profiling memory --json` prints about one run or two."""
@@ -125,48 +122,35 @@ def _sentences(runs: Sequence[Answers], difference: Rows) -> list[str]:
         found = [_change(first, last), f"Before: {found[0]}", f"After: {_peak(last)}"]
     sites = [] if len(runs) > 1 else runs[0].memory_sites().to_pylist()
     if difference and abs(difference[0]["change_bytes_at_peak"]) >= _LEAST_BYTES:
-        row = difference[0]
-        found.insert(
-            1, f"Most of the change is {row['site']}: {words.memory(row['change_bytes_at_peak'], signed=True)} at the peak."
-        )
+        found.insert(1, words.say("most_of_memory_change", difference[0]))
     elif sites:
         row = max(sites, key=lambda row: row["bytes_at_peak"])
-        share = words.percent(row["bytes_at_peak"] / max(row["peak_bytes"] for row in first))
-        found.append(f"The largest part at the peak is from {row['site']}: {words.memory(row['bytes_at_peak'])} ({share}).")
+        found.append(words.say("largest_site", row, row["bytes_at_peak"] / max(row["peak_bytes"] for row in first)))
     found.append(_growing(last))
     if any(row["source"] == "snapshot" for devices in of_runs for row in devices):
-        found.append(f"PyTorch's memory viewer shows the snapshots themselves, allocation by allocation: {MEMORY_VIEWER}.")
+        found.append(words.say("memory_viewer"))
     return found
 
 
 def _peak(devices: Rows) -> str:
     highest = max(devices, key=lambda row: row["peak_bytes"])
-    reserved = highest["peak_reserved_bytes"]
-    more = f"; at most {words.memory(reserved)} reserved" if reserved else ""
+    more = words.say("reserved", highest) if highest["peak_reserved_bytes"] else ""
     of = f", the highest of {len(devices)} devices" if len(devices) > 1 else ""
-    return words.sentence(
-        f"{words.device(highest['rank'], highest['device'])} peaks at {words.memory(highest['peak_bytes'])}{of}{more}"
-    )
+    return words.sentence(words.say("peak", highest, words.device(highest["rank"], highest["device"]), of, more))
 
 
 def _change(before: Rows, after: Rows) -> str:
     first, second = (max(row["peak_bytes"] for row in devices) for devices in (before, after))
-    if first == second:
-        return f"The highest peak is the same: {words.memory(first)}."
     share = f" ({words.percent(second / first - 1, signed=True)})" if first else ""
-    difference = words.memory(second - first, signed=True)
-    return f"The highest peak is {words.memory(second)} instead of {words.memory(first)}, {difference}{share}."
+    return words.say("same_peak" if first == second else "other_peak", first, second, second - first, share)
 
 
 def _growing(devices: Rows) -> str:
     known = [row for row in devices if row["growth_bytes_per_iteration"] is not None]
-    if not known:
-        return "Whether memory grows from one iteration to the next is unknown."
-    highest = max(known, key=lambda row: row["growth_bytes_per_iteration"])
-    growth = highest["growth_bytes_per_iteration"]
-    if growth <= 0:
-        return "It does not grow from one iteration to the next."
-    return f"It grows by {words.memory(growth)} per iteration on {words.device(highest['rank'], highest['device'])}."
+    highest = max(known, key=lambda row: row["growth_bytes_per_iteration"], default=None)
+    if highest is None or highest["growth_bytes_per_iteration"] <= 0:
+        return words.say("growth_unknown" if highest is None else "no_growth")
+    return words.say("growth", highest, words.device(highest["rank"], highest["device"]))
 
 
 def _tables(run: Answers) -> dict[str, TableView]:

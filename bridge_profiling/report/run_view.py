@@ -212,14 +212,9 @@ def _attribution(run: Answers, found: Conclusion, shown: Sequence[int], every: i
     bars += [{**by_rank[rank], "label": f"rank {rank}{' (slow)' if rank in slow else ''}"} for rank in shown if rank in by_rank]
     notes = []
     if not all(row["waiting_known"] for row in attribution):
-        notes.append(
-            "Communication includes waiting for other ranks here: the captures do not show which operations belong together, "
-            "or only one rank of a group was captured."
-        )
+        notes.append(words.say("with_waiting"))
     if len(by_rank) > every:
-        notes.append(
-            f"{len(by_rank):,} ranks: the bars are means, followed by single ranks. A table below shows how they differ."
-        )
+        notes.append(words.say("means", len(by_rank)))
     labels = {view: f"by {view}" for view in figures.VIEWS}
     variants = {view: figures.attribution_figure(bars, view) for view in figures.VIEWS}
     numbers = [tables.attribution(bars, view) for view in figures.VIEWS]
@@ -244,8 +239,7 @@ def _phases(run: Answers, found: Conclusion, shown: Sequence[int], timeline: Tim
     named = ("rank", "name", "longest_iteration", "longest_start_ns", "longest_us")
     places = [timeline.target(Event(*(row[name] for name in named))) for row in phases]
     view = tables.phases_of_ranks(phases, _MOST_ROWS, places, of_device=not found.on_cpus)
-    inside = "Device time is that of all work launched inside, by operators and ranges further in and by autograd meanwhile."
-    return section("phases", *([inside] if phases and not found.on_cpus else []), tables=[view])
+    return section("phases", *([words.say("device_time_inside")] if phases and not found.on_cpus else []), tables=[view])
 
 
 def _iterations(ranks: Rows) -> SectionView:
@@ -257,10 +251,9 @@ def _iterations(ranks: Rows) -> SectionView:
     often = [f"rank {rank} in {count} of {slowest.total()}" for rank, count in slowest.most_common(4)]
     more = f", and {len(slowest) - 4} other ranks in the rest" if len(slowest) > 4 else ""
     said = [f"Slowest by own time: {', '.join(often)} iterations{more}."] if often else []
-    note = f"A row is {block} neighboring ranks; its color is the highest value, and hovering shows that rank."
     variants = {name: figures.iterations_figure(ranks, name) for name in measures}
     drawn = captioned("iterations", variants, measures)
-    return section("iterations", *said, notes=[note] if block > 1 else [], figures=drawn)
+    return section("iterations", *said, notes=[words.say("rows_of_ranks", block)] if block > 1 else [], figures=drawn)
 
 
 def _waits(run: Answers) -> SectionView:
@@ -276,8 +269,7 @@ def _waits(run: Answers) -> SectionView:
             said = [f"Longest waits per iteration: {'; '.join(longest)}."]
             drawn = captioned("waits", {"waits": figures.waits_figure(matrix)})
         if longest and len(matrix.ranks) < len(ranks):
-            shown = f"The {len(matrix.ranks)} ranks of {len(ranks):,} that wait or are waited for most"
-            notes = [f"{shown}; {matrix.shown:.0%} of all waiting is between them."]
+            notes = [words.say("most_waiting", len(matrix.ranks), len(ranks), matrix.shown)]
     found = [
         tables.view("stragglers", run.stragglers().to_pylist() if len(ranks) > 1 else [], NAMED_RANKS),
         tables.view("pipeline", run.pipeline().to_pylist()),
@@ -301,12 +293,11 @@ def _timeline(timeline: Timeline, at_first: list[int]) -> SectionView:
     if not timeline.segments:
         return section("timeline")
     left = f" {timeline.left_out} more captured iterations are not on this page." if timeline.left_out > 0 else ""
-    shortest = f"{max(timeline.resolution_ns.values()) / 1e3:.3g} µs"
     data = {
         "iterations": [(iteration_name(number), number == timeline.typical) for number in timeline.windows],
         "ranks": timeline.ranks,
         "at_first": at_first,
-        "caption": f"Work shorter than {shortest} is drawn together with its neighbors; the raw trace has all of it.{left}",
+        "caption": words.say("timeline", max(timeline.resolution_ns.values()) / 1e3, left),
     }
     return section("timeline", kind="timeline", data=data)
 
@@ -345,14 +336,13 @@ def memory_over_time_view(run: Answers, ranks: set[int], id: str) -> list[Figure
         grouped((row for row in answer.to_pylist() if row["rank"] in ranks), "rank", "device")
         for answer in (run.facts.memory_over_time, run.memory_timeline())
     )
-    caption = "By allocation site." if by_site else "A trace does not show allocation sites; a memory snapshot does."
     variants = {
         f"rank {rank}, device {device}": figures.memory_figure(
             by_site.get((rank, device), []), timeline.get((rank, device), [])
         )
         for rank, device in sorted({*by_site, *timeline})
     }
-    return [FigureView(id, variants, f"Memory over time. {caption}")] if variants else []
+    return captioned("memory-by-site" if by_site else "memory-over-time", variants, shown_as=id)
 
 
 def _quality(run: Answers, iterations: Rows) -> SectionView:

@@ -25,13 +25,7 @@ from bridge_profiling.report.views import Cell, Row, TableView, Target
 from bridge_profiling.traces.types import RankInfo
 
 #: How values are written: by the unit in a column's name, and by a name in its declaration.
-_UNITS: Mapping[str, Callable[..., str]] = {
-    "us": words.ms,
-    "bytes": words.memory,
-    "gbs": words.bandwidth,
-    "share": words.percent,
-    "fraction": words.percent,
-}
+_UNITS: Mapping[str, Callable[..., str]] = {**words.UNITS, "us": words.ms, "gbs": words.bandwidth}
 
 
 def _known(text: Callable[[Any], str]) -> Callable[[Any], str]:
@@ -55,21 +49,16 @@ _OF_ESTIMATES: Mapping[str, Callable[[float], str]] = {
     "number": words.number,
 }
 FORMATS: Mapping[str, Callable[[Any], str]] = {
-    "percent": words.percent,
-    "size": words.size,
+    **words.WRITTEN,
     "tenths": _known("{:,.1f}".format),
     "ungrouped": _known("{:.1f}".format),
     "seconds": _known("{:.2f}".format),
     "general": "{:g}".format,
-    "number": words.number,
-    "binary": words.binary_size,
-    "date": words.date,
     "yes": lambda value: "yes" if value else "no",
     "checked": lambda value: "yes" if value else "NO",
     "hyphens": lambda name: name.replace("_", "-"),
     "rounded": lambda value: words.number(value and round(value, 1)),
     "hundredths": lambda value: words.number(value and round(value, 2)),
-    "milliseconds": words.milliseconds,
     "microseconds": lambda time_ns: words.UNKNOWN if time_ns is None else f"{time_ns / 1e3:,.1f} µs",
     "giga": lambda value: words.number(value and value / 1e9),
     "ranges": number_ranges,

@@ -12,7 +12,7 @@ from bridge_profiling.answers import Answers
 from bridge_profiling.facts.timeline import KINDS, Segments, Window, segments, whole_captures, windows_of
 from bridge_profiling.findings import Event
 from bridge_profiling.report import words
-from bridge_profiling.report.figures import COLORS, KIND_NAMES, STYLES, axis, figure
+from bridge_profiling.report.figures import COLORS, KIND_NAMES, STYLES, figure
 from bridge_profiling.report.views import Figure, Target
 
 #: The lane of a finding's own events.
@@ -214,10 +214,4 @@ def timeline_figure(
         for kind, found in points.items()
     ]
     lanes = {"tickvals": list(range(len(labels))), "ticktext": labels, "range": [len(labels) - 0.4, -0.6]}
-    return figure(
-        traces,
-        110 + max(len(labels), 2) * 26,
-        margin={"l": 150, "r": 20, "t": 40, "b": 45},
-        xaxis=axis("ms since the iteration began", range=[begin, end]),
-        yaxis=axis("", showgrid=False, fixedrange=True, **lanes),
-    )
+    return figure("lanes", traces, 110 + max(len(labels), 2) * 26, xaxis={"range": [begin, end]}, yaxis=lanes)

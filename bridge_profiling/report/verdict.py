@@ -131,32 +131,18 @@ def notices(run: Answers) -> list[str]:
 def verdict(run: Answers, found: Conclusion) -> Verdict:
     """The conclusion in words."""
     findings = found.findings
+    headline, *sentences = words.text("outcomes", found.outcome)
     match found.outcome:
         case Outcome.finding:
-            headline = words.sentence(findings[0].title)
-            sentences = [*_iteration(run, found), *_saving(found)]
+            headline, sentences = words.sentence(findings[0].title), [*_iteration(run, found), *_saving(found)]
         case Outcome.nothing_found:
-            headline = "Nothing to change was found."
-            only = "Only the profiler's own cost exceeds its threshold." if findings else "No number exceeds its threshold."
-            sentences = [*_iteration(run, found), only]
+            sentences = [*_iteration(run, found), sentences[bool(findings)]]
         case Outcome.no_device_work:
-            headline = "These captures hold no device work to judge."
-            sentences = [
-                "Captures of training on CPUs look like this. So do captures whose profiler could not access the GPUs, and"
-                " those of a type of device that is not supported yet.",
-                *_on_host(run, found),
-            ]
-        case Outcome.not_judged:
-            headline = "These captures lost too much of their device work to judge."
-            sentences = ["Where their time goes is unknown. Capture again."]
+            sentences += _on_host(run, found)
         case Outcome.memory_only:
-            headline = "These captures hold memory only."
-            sentences = [f"Memory was recorded on {words.ranks(_snapshots(run))}.", "A trace shows where the time goes."]
+            sentences.insert(0, f"Memory was recorded on {words.ranks(_snapshots(run))}.")
         case Outcome.too_little:
-            headline, *sentences = [*_nothing_captured(run)] or [
-                "These captures hold too little to judge.",
-                "No iteration is marked in them.",
-            ]
+            headline, *sentences = [*_nothing_captured(run)] or [headline, *sentences]
     findings = [finding for finding in findings if finding.id != _OVERHEAD]
     # A device that is not busy is a symptom of the others.
     causes = [finding for finding in findings if finding.id != "low_device_busy"] or findings
@@ -171,9 +157,9 @@ def _iteration(run: Answers, found: Conclusion) -> Iterator[str]:
         if nothing := " ".join(_nothing_captured(run)):
             yield nothing
         elif run.facts.unjudged:
-            yield "Where the time goes is unknown: too much of the device work was lost."
+            yield words.say("work_lost")
         else:
-            yield "No device work was recorded." if found.without_device else "No iteration is marked in these captures."
+            yield words.say("no_device_work" if found.without_device else "no_iterations")
             yield from _on_host(run, found)
         return
     durations = [row["duration_us"] for row in rows]
@@ -257,19 +243,15 @@ def _overhead(run: Answers, found: Conclusion) -> Iterator[str]:
     timed = timed_iterations(run.manifests)
     if cost_us is not None:
         if timed and all(each.overlap for each in timed.values()):
-            yield "Profiler overhead is unclear: some unprofiled iterations take as long as profiled ones."
+            yield words.say("overhead_unclear")
         elif cost_us > 0:
-            yield f"Profiling made an iteration {words.milliseconds(cost_us)} longer, according to the manifests."
+            yield words.say("overhead", cost_us)
     elif found.unprofiled and typical_us:
-        cost_us, how = found.unprofiled.estimated_cost_us, "estimated: no unprofiled one is recorded"
-        if cost_us < _SMALL * typical_us:
-            yield f"Profiler overhead is below {words.percent(_SMALL)} of an iteration ({how})."
-        else:
-            without = words.milliseconds(max(typical_us - cost_us, 0.0))
-            took = words.milliseconds(typical_us)
-            yield f"Profiled, an iteration takes {took}; without the profiler about {without} ({how})."
+        without_us = typical_us - found.unprofiled.estimated_cost_us
+        small = found.unprofiled.estimated_cost_us < _SMALL * typical_us
+        yield words.say("overhead_small" if small else "overhead_estimated", _SMALL, typical_us, max(without_us, 0.0))
     elif found.on_devices:
-        yield "Profiler overhead is unknown (no unprofiled iteration is recorded); profiled iterations are longer than others."
+        yield words.say("overhead_unknown")
 
 
 def _caveats(run: Answers, found: Conclusion) -> Iterator[str]:
@@ -282,13 +264,12 @@ def _caveats(run: Answers, found: Conclusion) -> Iterator[str]:
     yield from _overhead(run, found)
     world = max((info.world_size or 0 for info in infos), default=0)
     if world > len(infos):
-        verb = "was" if len(infos) == 1 else "were"
-        yield f"{len(infos)} of the job's {world:,} ranks {verb} captured; no other rank is judged."
+        yield words.say("not_captured", len(infos), world, "was" if len(infos) == 1 else "were")
     if found.on_devices and found.without_device:
-        yield f"The trace of {words.ranks(found.without_device)} has no device work and is not judged."
+        yield words.say("without_device", found.without_device)
     if unjudged := [info for info in infos if not info.judged]:
-        which, verb = words.ranks(run.facts.unjudged), "is" if len(unjudged) == 1 else "are"
         lost, of = (sum(getattr(info.lost, name) for info in unjudged) for name in ("device", "of_device"))
-        yield words.sentence(f"{which} {verb} not judged: {lost:,} of {of:,} device events could not be used")
+        verb = "is" if len(unjudged) == 1 else "are"
+        yield words.sentence(words.say("not_judged", run.facts.unjudged, verb, lost, of))
     if run.errors:
         yield f"{words.counted(len(run.errors), 'capture')} could not be read, or only in part."

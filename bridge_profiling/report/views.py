@@ -79,10 +79,17 @@ class FigureView:
     labels: Mapping[str, str] = field(default_factory=dict)  # the variants' names in words, where they differ from the names
 
 
-def captioned(id: str, variants: Mapping[str, Figure | None], labels: Mapping[str, str] | None = None) -> list[FigureView]:
-    """A figure with its caption; none where there is nothing to draw."""
+def captioned(
+    id: str,
+    variants: Mapping[str, Figure | None],
+    labels: Mapping[str, str] | None = None,
+    *,
+    shown_as: str = "",
+    **said: object,
+) -> list[FigureView]:
+    """A figure with its caption, and what that names; none where there is nothing to draw. `shown_as`: its id on the page."""
     drawn = {name: figure for name, figure in variants.items() if figure is not None}
-    return [FigureView(id, drawn, words.text("captions", id), labels or {})] if drawn else []
+    return [FigureView(shown_as or id, drawn, words.text("captions", id).format(**said), labels or {})] if drawn else []
 
 
 @dataclass(frozen=True)

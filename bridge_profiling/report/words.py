@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
+from string import Formatter
 from typing import Any
 
 from bridge_profiling.layout import name_ranks
@@ -32,6 +33,23 @@ def resource(name: str) -> Any:
 def text(kind: str, name: str) -> Any:
     """What `text.toml` has of a kind under a name; None if there is nothing."""
     return resource("text")[kind].get(name)
+
+
+def say(name: str, /, *values: Any, **named: Any) -> str:
+    """An entry of `sentences` in `text.toml` with values filled in, "{0:percent}" as the function of that name writes it."""
+    return _SENTENCES.vformat(text("sentences", name), values, named)
+
+
+class _Sentences(Formatter):
+    def format_field(self, value: Any, format_spec: str) -> Any:
+        """The text of a value: by a function of this module, else as Python does."""
+        signed, _, name = format_spec.rpartition(" ")
+        if name not in WRITTEN:
+            return super().format_field(value, format_spec)
+        return WRITTEN[name](value, signed=True) if signed else WRITTEN[name](value)
+
+
+_SENTENCES = _Sentences()
 
 
 def milliseconds(time_us: float | None) -> str:
@@ -161,8 +179,14 @@ def first_sentence(text: str) -> str:
     return sentence(re.split(r"(?<=[.!?])\s+(?=[A-Z])", text.strip())[0])
 
 
+#: Functions that templates and declarations of tables name.
+WRITTEN: Mapping[str, Callable[..., str]] = {
+    each.__name__: each
+    for each in (milliseconds, ms, change, percent, speedup, date, size, memory, binary_size, number, bandwidth, ranks)
+}
+
 #: Units in names of evidence, and how a value with each is written.
-_UNITS: dict[str, Callable[[float], str]] = {
+UNITS: Mapping[str, Callable[..., str]] = {
     "us": milliseconds,
     "bytes": memory,
     "share": percent,
@@ -197,14 +221,14 @@ def value(name: str, amount: Any) -> str:
         nested = "; " if any(isinstance(each, dict) for each in amount) else ", "
         return _listed([value(name, each) for each in amount[:_MOST_ITEMS]], len(amount), nested)
     if isinstance(amount, (int, float)):
-        unit = next((word for word in name.split("_") if word in _UNITS), None)
-        return number(amount) if unit is None else _UNITS[unit](amount)
+        unit = next((word for word in name.split("_") if word in UNITS), None)
+        return number(amount) if unit is None else UNITS[unit](amount)
     return json.dumps(amount, default=str)
 
 
 def _unit_name(name: str, key: str) -> str:
     """The name that holds the unit of a value in a dictionary: its key's, else the dictionary's."""
-    return key if any(word in _UNITS for word in key.split("_")) else name
+    return key if any(word in UNITS for word in key.split("_")) else name
 
 
 def _listed(texts: Sequence[str], count: int, separator: str = ", ") -> str:
