@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import duckdb
+    import pyarrow as pa
 
 #: Address space that DuckDB's threads reserve, more or less.
 _DATABASE_BYTES = 1 << 28
@@ -29,3 +30,13 @@ def connect() -> duckdb.DuckDBPyConnection:
     if connection.sql("select current_setting('enable_progress_bar')").fetchall()[0][0]:
         connection.execute("set enable_progress_bar = false")
     return connection
+
+
+def queried(connection: duckdb.DuckDBPyConnection, query: str, **tables: pa.Table) -> pa.Table:
+    """The rows of a query that can also read some tables, by their names."""
+    for name, table in tables.items():
+        connection.register(name, table)
+    found = connection.sql(query).to_arrow_table()
+    for name in tables:
+        connection.unregister(name)
+    return found
