@@ -19,10 +19,10 @@ def texts(package: str, name: str) -> Mapping[str, Any]:
     return tomllib.loads(files(package).joinpath(name).read_text(encoding="utf-8"))
 
 
-def caveat(code: str, ranks: Iterable[int] = (), **values: object) -> Caveat:
+def caveat(code: str, ranks: Iterable[int] = (), file: str | None = None, **values: object) -> Caveat:
     """An entry of caveats.toml with values filled in."""
     text = " ".join(texts(__package__, "caveats.toml")[code].split()).format_map(values)
-    return Caveat(code, text, tuple(sorted(ranks)))
+    return Caveat(code, text, tuple(sorted(ranks)), file)
 
 
 def merged(caveats: Iterable[Caveat]) -> list[Caveat]:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pyarrow as pa
 
-if TYPE_CHECKING:
-    import duckdb
+from bridge_profiling.facts.database import Connection
 
 #: Columns that tell kinds of events apart.
 KEYS = {
@@ -52,7 +49,7 @@ where source = $source group by all order by direction, host_memory, bytes
 
 
 def event_cells(
-    connection: duckdb.DuckDBPyConnection,
+    connection: Connection,
     *,
     of: str,
     source: str,
@@ -82,6 +79,6 @@ def event_cells(
     return connection.sql(query, params={} if of == "communication" else {"source": source}).to_arrow_table()
 
 
-def copies_by_size(connection: duckdb.DuckDBPyConnection, source: str) -> pa.Table:
+def copies_by_size(connection: Connection, source: str) -> pa.Table:
     """Copies between host and device of all ranks by direction, memory and size: number and time. Needs `copy_sizes`."""
     return connection.sql(_COPIES_BY_SIZE, params={"source": source}).to_arrow_table()

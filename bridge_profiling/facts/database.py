@@ -6,11 +6,14 @@ import mmap
 import tempfile
 import uuid
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
 
 if TYPE_CHECKING:
-    import duckdb
-    import pyarrow as pa
+    from duckdb import DuckDBPyConnection as Connection
+else:
+    Connection = Any  # DuckDB takes 0.09 s to import, and workers never need it
 
 #: Address space that DuckDB's threads reserve, more or less.
 _DATABASE_BYTES = 1 << 28
@@ -18,9 +21,9 @@ _DATABASE_BYTES = 1 << 28
 _MEMORY_LIMIT = "1GB"
 
 
-def connect() -> duckdb.DuckDBPyConnection:
+def connect() -> Connection:
     """An empty database. Queries spill to the machine's temporary directory beyond `_MEMORY_LIMIT`."""
-    import duckdb  # workers never need it, and it takes 0.09 s to import
+    import duckdb
 
     # DuckDB ends in a segmentation fault where its threads find no memory: this raises an error.
     mmap.mmap(-1, _DATABASE_BYTES).close()
@@ -32,7 +35,7 @@ def connect() -> duckdb.DuckDBPyConnection:
     return connection
 
 
-def queried(connection: duckdb.DuckDBPyConnection, query: str, **tables: pa.Table) -> pa.Table:
+def queried(connection: Connection, query: str, **tables: pa.Table) -> pa.Table:
     """The rows of a query that can also read some tables, by their names."""
     for name, table in tables.items():
         connection.register(name, table)

@@ -29,11 +29,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from bridge_profiling.facts.caveats import caveat
 from bridge_profiling.facts.intervals import EMPTY, Intervals, Nanoseconds, rows_of, union, window
 from bridge_profiling.facts.types import Answer
 from bridge_profiling.traces.joins import taken
 from bridge_profiling.traces.tables import NULL, to_int64
-from bridge_profiling.traces.types import Caveat
 
 #: Number of the window that is the whole capture, where no iteration is marked.
 WHOLE_CAPTURE = -1
@@ -177,10 +177,7 @@ def breakdown(work: DeviceWork) -> Answer:
             "communication_kernel_count": [work.communication_kernel_count],
         }
     )
-    if work.device_count < 2:
-        return Answer(table)
-    text = f"work on {work.device_count} devices is counted as that of one: it is busy while any of them is"
-    return Answer(table, (Caveat("several_devices", text),))
+    return Answer(table, (caveat("several_devices", count=work.device_count),) if work.device_count > 1 else ())
 
 
 def iterations(windows: Windows, work: DeviceWork, gaps: IdleGaps) -> pa.Table:
@@ -303,13 +300,7 @@ def idle_gaps(gaps: IdleGaps, spans: Windows) -> Answer:
             **{name: part.within_ns(start, end) / 1e3 for name, part in gaps.by_reason.items()},
         }
     )
-    if not gaps.waits_unrecorded:
-        return Answer(table)
-    text = (
-        "the capture does not record which stream waits for which: what a kernel waited for on another stream is inferred from "
-        "times and calls, and counts as dependency-stalled if that is unclear"
-    )
-    return Answer(table, (Caveat("stream_waits_unrecorded", text),))
+    return Answer(table, (caveat("stream_waits_unrecorded"),) if gaps.waits_unrecorded else ())
 
 
 class _Events:

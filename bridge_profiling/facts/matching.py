@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -21,11 +21,9 @@ from numpy.typing import NDArray
 
 from bridge_profiling.facts.activity import POINT_TO_POINT
 from bridge_profiling.facts.caveats import caveat
+from bridge_profiling.facts.database import Connection
 from bridge_profiling.facts.intervals import run_starts
 from bridge_profiling.traces.types import Caveat
-
-if TYPE_CHECKING:
-    import duckdb
 
 Integers = NDArray[np.int64]
 
@@ -122,7 +120,7 @@ group by group_id
 """
 
 
-def match(connection: duckdb.DuckDBPyConnection, operations: pa.Table) -> list[Caveat]:
+def match(connection: Connection, operations: pa.Table) -> list[Caveat]:
     """Create the tables `matched`, `groups`, and `operations`: those given, of all ranks, with a group_id.
 
     `matched` has a row per participant of each matched operation and direction: match (one number for all participants), rank,
@@ -147,7 +145,7 @@ def match(connection: duckdb.DuckDBPyConnection, operations: pa.Table) -> list[C
     return found
 
 
-def _match(connection: duckdb.DuckDBPyConnection) -> None:
+def _match(connection: Connection) -> None:
     connection.execute(_CALLS)
     connection.execute(_UNEQUAL)
     aligned = _aligned(connection)
@@ -156,7 +154,7 @@ def _match(connection: duckdb.DuckDBPyConnection) -> None:
     connection.unregister("aligned")
 
 
-def _ranks_of_one_group(connection: duckdb.DuckDBPyConnection) -> list[int]:
+def _ranks_of_one_group(connection: Connection) -> list[int]:
     """The ranks that communicate, if there are several and no operation has a group or can be one of a pair."""
     others, ranks = connection.execute(
         f"""select count(*) filter (coalesce(group_name, group_ranks) is not null or operation in {POINT_TO_POINT}),
@@ -165,7 +163,7 @@ def _ranks_of_one_group(connection: duckdb.DuckDBPyConnection) -> list[int]:
     return ranks if not others and len(ranks or ()) > 1 else []
 
 
-def _end_together(connection: duckdb.DuckDBPyConnection) -> bool:
+def _end_together(connection: Connection) -> bool:
     """Whether what is matched ends at the same times, up to a constant difference of the ranks' clocks."""
     apart_ns, scatter_ns = connection.execute(
         """with apart as (
@@ -178,7 +176,7 @@ def _end_together(connection: duckdb.DuckDBPyConnection) -> bool:
     return scatter_ns is not None and scatter_ns <= _SAME_NS and apart_ns <= _HOSTS_NS
 
 
-def _aligned(connection: duckdb.DuckDBPyConnection) -> pa.Table:
+def _aligned(connection: Connection) -> pa.Table:
     """Place in the channel of each row of the unequal channels, without rows of captures that fit nowhere."""
     rows = connection.sql(
         """select channel, rank, collective, signature, coalesce(iteration, -1) as iteration, end_ns
@@ -207,7 +205,7 @@ def _runs(values: np.ndarray) -> list[slice]:
     return [slice(begin, end) for begin, end in itertools.pairwise(bounds)]
 
 
-def _caveats(connection: duckdb.DuckDBPyConnection) -> Iterator[Caveat]:
+def _caveats(connection: Connection) -> Iterator[Caveat]:
     unnamed, alone, total = connection.execute(
         f"""select count(*) filter (group_name is null and group_ranks is null),
             count(*) filter (operation in {POINT_TO_POINT} and (group_name is not null or group_ranks is not null)

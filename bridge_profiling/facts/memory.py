@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from bridge_profiling.facts.caveats import caveat
 from bridge_profiling.facts.columns import DeviceMemory, IterationEnd, Site, SiteChange
-from bridge_profiling.facts.intervals import grouped
+from bridge_profiling.facts.intervals import grouped, totals
 from bridge_profiling.facts.memory_series import (
     UNRECORDED,
     Amounts,
@@ -33,8 +33,7 @@ from bridge_profiling.facts.memory_series import (
     running,
     site,
 )
-from bridge_profiling.facts.types import Answer
-from bridge_profiling.traces.tables import fields
+from bridge_profiling.facts.types import Answer, schema
 from bridge_profiling.traces.types import RankTables
 
 #: Name of all sites beyond the `MOST_SITES` largest in `memory_over_time`.
@@ -47,14 +46,8 @@ _POINTS, _POINTS_OF_SITES = 2_000, 400
 #: Columns of the run's tables that the facts of one capture lack: its own.
 _OF_CAPTURE = ("rank", "source")
 
-_AMOUNTS = fields(pa.int64(), "time_ns", "allocated_bytes", "reserved_bytes")
-
 # A stack has kilobytes, and each occurs many times.
-_STACK = [(name, pa.dictionary(pa.int32(), pa.string())) for name in ("site", "stack")]
-_LIVE = [*fields(pa.int64(), "bytes", "allocated_ns", "freed_ns"), *_STACK]
-
-_REQUEST = fields(pa.int64(), "time_ns", "requested_bytes", "free_bytes")
-_FAILED = [*_REQUEST, ("site", pa.string()), ("stack", pa.string())]
+_STACK = dict.fromkeys(("site", "stack"), pa.dictionary(pa.int32(), pa.string()))
 
 #: The tables of a run by name, each with a row for something of a rank's device:
 #:
@@ -72,14 +65,12 @@ SCHEMAS: dict[str, pa.Schema] = {
     "memory": DeviceMemory.schema(),
     "memory_growth": IterationEnd.schema(),
     "memory_sites": Site.schema(),
-} | {
-    name: pa.schema([*fields(pa.int32(), "rank", "device"), *columns])
-    for name, columns in {
-        "memory_timeline": _AMOUNTS,
-        "memory_at_peak": _LIVE,
-        "memory_over_time": [("site", pa.string()), *fields(pa.int64(), "time_ns", "bytes")],
-        "out_of_memory": _FAILED,
-    }.items()
+    "memory_timeline": schema("rank", "device", "time_ns", "allocated_bytes", "reserved_bytes"),
+    "memory_at_peak": schema(
+        *("rank", "device", "bytes", "allocated_ns", "freed_ns", "site", "stack"), bytes=pa.int64(), **_STACK
+    ),
+    "memory_over_time": schema("rank", "device", "site", "time_ns", "bytes", bytes=pa.int64()),
+    "out_of_memory": schema("rank", "device", "time_ns", "requested_bytes", "free_bytes", "site", "stack"),
 }
 
 _OF_RANK = {
@@ -174,21 +165,14 @@ def difference(before: pa.Table, after: pa.Table) -> pa.Table:
         recorded ranks and devices.
     """
     measured = ("bytes_at_peak", "end_bytes", "allocations")
-    sides = []
-    for table in (before, after):
-        count = max(table.select(["rank", "device"]).group_by(["rank", "device"]).aggregate([]).num_rows, 1)
-        summed = table.group_by("site").aggregate([(name, "sum") for name in measured]).to_pylist()
-        sides.append({row["site"]: {name: row[f"{name}_sum"] / count for name in measured} for row in summed})
-    rows = []
-    nothing = dict.fromkeys(measured, 0.0)
-    for name in sorted(sides[0].keys() | sides[1].keys()):
-        first, second = sides[0].get(name, nothing), sides[1].get(name, nothing)
-        row: dict[str, Any] = {"site": name}
-        for measure in measured:
-            row |= {f"before_{measure}": first[measure], f"after_{measure}": second[measure]}
-            if measure != "allocations":
-                row[f"change_{measure}"] = second[measure] - first[measure]
-        rows.append(row)
+    sites = sorted({*before["site"].to_pylist(), *after["site"].to_pylist()})
+    rows = [{"site": name} | {f"{side}_{each}": 0.0 for side in ("before", "after") for each in measured} for name in sites]
+    for side, table in (("before", before), ("after", after)):
+        count = max(len(totals(table, ("rank", "device"))), 1)
+        for found in totals(table, ["site"], **{name: (name, "sum") for name in measured}).to_pylist():
+            rows[sites.index(found["site"])] |= {f"{side}_{name}": found[name] / count for name in measured}
+    for row in rows:
+        row |= {f"change_{name}": row[f"after_{name}"] - row[f"before_{name}"] for name in measured}
     rows.sort(key=lambda row: (-abs(row["change_bytes_at_peak"]), -abs(row["change_end_bytes"]), row["site"]))
     return pa.Table.from_pylist(rows, schema=SiteChange.schema())
 

@@ -28,6 +28,7 @@ from bridge_profiling.facts.intervals import (
 )
 from bridge_profiling.facts.parts import counted_iterations
 from bridge_profiling.facts.sampled import Counted, means
+from bridge_profiling.facts.types import schema
 from bridge_profiling.traces.joins import distinct
 from bridge_profiling.traces.tables import NULL, to_int64
 
@@ -64,14 +65,7 @@ _NODE = re.compile(r"autograd::engine::evaluate_function(?:: (.+))?")
 #: Operators that have that number because they run the node.
 _OF_NODE = re.compile(r"autograd::|.*Backward\d*$")
 
-_SCHEMA = pa.schema(
-    [
-        *Phase.schema(),
-        ("longest_iteration", pa.int32()),
-        ("longest_start_ns", pa.int64()),
-        ("longest_us", pa.float64()),
-    ]
-)
+_SCHEMA = pa.schema([*Phase.schema(), *schema("longest_iteration", "longest_start_ns", "longest_us")])
 
 
 class HostRows:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -27,15 +27,11 @@ from numpy.typing import NDArray
 from bridge_profiling.facts.activity import POINT_TO_POINT
 from bridge_profiling.facts.caveats import caveat
 from bridge_profiling.facts.columns import Stage, StageWait
-from bridge_profiling.facts.database import queried
+from bridge_profiling.facts.database import Connection, queried
 from bridge_profiling.facts.intervals import EMPTY, Intervals, grouped, run_starts, union, window
-from bridge_profiling.facts.types import Answer
+from bridge_profiling.facts.types import Answer, schema
 from bridge_profiling.traces.joins import ranks_of
-from bridge_profiling.traces.tables import fields
 from bridge_profiling.traces.types import RankInfo
-
-if TYPE_CHECKING:
-    import duckdb
 
 _GROUPS = f"""
 select distinct "group", group_ranks from operations
@@ -43,9 +39,7 @@ where operation in {POINT_TO_POINT} and group_ranks is not null and iteration is
 """
 
 #: `partner`: the other rank of a group of two.
-_PIPELINES = pa.schema(
-    [*fields(pa.string(), "group_name", "group_ranks"), *fields(pa.int32(), "rank", "stage", "last", "partner")]
-)
+_PIPELINES = schema("group_name", "group_ranks", "rank", "stage", "last", "partner", last=pa.int32(), partner=pa.int32())
 
 #: Sends and receipts within a pipeline, of ranks with a place in it.
 _EXCHANGES = f"""
@@ -133,15 +127,7 @@ where operations.operation in {POINT_TO_POINT} order by operations.rank
 _TIMES = ("pipeline_us", "compute_us", "bubble_us", "warm_up_us", "steady_us", "cool_down_us", "other_idle_us")
 
 
-_RANKS = pa.schema(
-    [
-        *fields(pa.int32(), "iteration", "rank", "stage"),
-        ("pipeline", pa.string()),
-        ("boundary", pa.bool_()),
-        ("microbatches", pa.int32()),
-        *fields(pa.float64(), *_TIMES),
-    ]
-)
+_RANKS = schema("iteration", "rank", "stage", "pipeline", "boundary", "microbatches", *_TIMES, microbatches=pa.int32())
 
 
 def pipeline(by_rank: pa.Table) -> Answer:
@@ -183,7 +169,7 @@ def pipeline(by_rank: pa.Table) -> Answer:
     return Answer(pa.Table.from_pylist(found, schema=Stage.schema()), caveats)
 
 
-def pipeline_waits(by_rank: pa.Table, connection: duckdb.DuckDBPyConnection) -> pa.Table:
+def pipeline_waits(by_rank: pa.Table, connection: Connection) -> pa.Table:
     """Which stage waits for which in sends and receives, from the answer of `pipeline_by_rank`. Needs `measure_waiting`.
 
     Returns:
@@ -211,7 +197,7 @@ def pipeline_waits(by_rank: pa.Table, connection: duckdb.DuckDBPyConnection) -> 
 
 
 def pipeline_by_rank(
-    connection: duckdb.DuckDBPyConnection,
+    connection: Connection,
     infos: Sequence[RankInfo],
     clock_offsets: pa.Table,
     kernel_times: pa.Table,
@@ -254,7 +240,7 @@ def pipeline_by_rank(
     return Answer(pa.Table.from_pylist(rows, schema=_RANKS), tuple(caveat(code) for code, found in doubts.items() if found))
 
 
-def _pipelines(connection: duckdb.DuckDBPyConnection, infos: Sequence[RankInfo]) -> tuple[pa.Table, bool]:
+def _pipelines(connection: Connection, infos: Sequence[RankInfo]) -> tuple[pa.Table, bool]:
     """The ranks of each group that is a pipeline, with their stages, and whether these groups are guessed."""
     groups = connection.execute(_GROUPS).fetchall()
     members_of = {group: ranks_of(group[1]) or () for group in groups}
