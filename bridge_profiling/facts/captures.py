@@ -158,10 +158,10 @@ class Captures:
             self._once[name] = make()
         return self._once[name]
 
-    def of_rank(self, info: RankInfo, compute: Compute) -> dict[str, Answer]:
-        """What is computed from one capture. The other captures are not read."""
-        this = (info.rank, info.source)
-        return self._computed([result for result in self.traces if _rank_and_source(result) == this], compute)
+    def of_source(self, source: str, compute: Compute, rank: int | None = None) -> dict[str, Answer]:
+        """What is computed from each capture of a profiler, or from that of one rank alone. Other captures are not read."""
+        mine = [each for each in self.results if each.info.source == source and rank in (None, each.info.rank)]
+        return self._computed(mine, compute)
 
     def of_ranks(self, compute: Compute, *, keep: bool = False) -> dict[str, Answer]:
         """What is computed from each trace, while it is read if it was not yet; `keep`: as of `RankTask`."""
@@ -171,10 +171,6 @@ class Captures:
         found = _stacked(self.traces, compute)
         self._loaded = [replace(result, facts=b"") for result in self.results]
         return found
-
-    def of_snapshots(self, compute: Compute) -> dict[str, Answer]:
-        """What is computed from each memory snapshot."""
-        return self._computed([result for result in self.results if result.info.source == "memory"], compute)
 
     @property
     def database(self) -> Connection:
@@ -205,13 +201,10 @@ class Captures:
 
     def entries(self) -> list[tuple[RankInfo, Path]]:
         """Each trace of the main source, and the folder of its tables."""
-        self.once("tables", self._read_tables)
+        # Of some captures the facts alone were read.
+        self.once("tables", lambda: self._renew([each for each in self.traces if each.entry is None], cached=True))
         mine = [result for result in self.traces if result.info.source == self.main_source]
         return [(result.info, result.entry) for result in mine if result.entry is not None]
-
-    def _read_tables(self) -> None:
-        """Read the captures whose facts alone were read."""
-        self._renew([result for result in self.traces if result.entry is None], cached=True)
 
     def _read_again(self) -> bool:
         """Read the captures again whose tables have changed; False if none have."""

@@ -22,7 +22,7 @@ from bridge_profiling.facts.database import Connection
 from bridge_profiling.facts.types import Answer
 from bridge_profiling.peaks import link_gbs
 from bridge_profiling.traces.joins import ranks_of
-from bridge_profiling.traces.types import Caveat, RankInfo
+from bridge_profiling.traces.types import RankInfo
 
 _WAITING = """
 create or replace temp table waiting as
@@ -101,7 +101,7 @@ order by "group", group_name, group_ranks, operation, rank
 """
 
 
-def measure_waiting(connection: Connection, clock_offsets: pa.Table) -> tuple[Caveat, ...]:
+def measure_waiting(connection: Connection, clock_offsets: pa.Table) -> None:
     """Create the table `waiting`, with a row per matched operation of a rank. Needs `matching.match`.
 
     Columns: rank, collective, match, group_id, point_to_point, operation, message_bytes, iteration, start_ns, end_ns (on the
@@ -111,7 +111,6 @@ def measure_waiting(connection: Connection, clock_offsets: pa.Table) -> tuple[Ca
     connection.register("offsets", clock_offsets)
     connection.execute(_WAITING)
     connection.unregister("offsets")
-    return ()
 
 
 def communication(connection: Connection, infos: Sequence[RankInfo]) -> Answer:
@@ -150,7 +149,7 @@ def communication_by_rank(connection: Connection) -> pa.Table:
     return connection.sql(_BY_RANK).to_arrow_table()
 
 
-def measure_exposure(connection: Connection, exposure: pa.Table) -> tuple[Caveat, ...]:
+def measure_exposure(connection: Connection, exposure: pa.Table) -> None:
     """Create the table `sized`, with a row per group, operation, size of message and rank, from the fact of that name.
 
     Columns: group_id (as of `matching.match`), operation, message_bytes, rank, group, group_name, group_ranks, size (of the
@@ -170,7 +169,6 @@ def measure_exposure(connection: Connection, exposure: pa.Table) -> tuple[Caveat
             and sizes.message_bytes is not distinct from exposure.message_bytes"""
     )
     connection.unregister("exposure")
-    return ()
 
 
 # Sums of fractions are in the order of ranks: threads would add them in any order, and the last digit would differ.

@@ -35,11 +35,18 @@ def connect() -> Connection:
     return connection
 
 
-def queried(connection: Connection, query: str, **tables: pa.Table) -> pa.Table:
-    """The rows of a query that can also read some tables, by their names."""
+def queried(connection: Connection, query: str, values: dict[str, str] | None = None, **tables: pa.Table) -> pa.Table:
+    """The rows of a query that can also read some tables, by their names.
+
+    Args:
+        connection: the database.
+        query: to run.
+        values: of its parameters.
+        tables: by name.
+    """
     for name, table in tables.items():
         connection.register(name, table)
-    found = connection.sql(query).to_arrow_table()
+    found = connection.sql(query, params=values or {}).to_arrow_table()
     for name in tables:
         connection.unregister(name)
     return found

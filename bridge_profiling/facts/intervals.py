@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from operator import itemgetter
 from typing import Any, TypeVar
 
@@ -199,6 +200,11 @@ def by_thread(thread: NDArray[np.int64]) -> NDArray[np.int64]:
 def run_starts(values: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
     """First index of each run of equal values."""
     return np.flatnonzero(np.append(True, values[1:] != values[:-1])[: len(values)])
+
+
+def runs(values: NDArray[np.integer[Any]]) -> list[slice]:
+    """Runs of equal values."""
+    return [slice(*bounds) for bounds in pairwise([*run_starts(values).tolist(), len(values)])]
 
 
 def self_times_ns(parent: NDArray[np.int64], start_ns: Nanoseconds, end_ns: Nanoseconds) -> Nanoseconds:

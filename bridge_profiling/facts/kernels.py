@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from bridge_profiling.facts.columns import KernelGroup
-from bridge_profiling.facts.database import Connection
+from bridge_profiling.facts.database import Connection, queried
 from bridge_profiling.facts.device import WHOLE_CAPTURE, DeviceWork, Windows
 from bridge_profiling.facts.host import Operators
 from bridge_profiling.facts.intervals import Lanes, Nanoseconds, coded, judged, plain, rows_of, summed, totals, union
@@ -77,14 +77,14 @@ order by rank, source, total_us desc, kind, direction, from_memory, to_memory
 """
 
 
-def copies(connection: Connection) -> pa.Table:
-    """One row per rank, source, direction and pair of memories, and one of memsets, most time first. Needs `device_sums`.
+def copies(connection: Connection, device_sums: pa.Table) -> pa.Table:
+    """One row per rank, source, direction and pair of memories, and one of memsets, most time first.
 
     `kind`: `memcpy` or `memset`, which has no direction and no memories. `host_memory`: `pinned` or `pageable` for a copy from
     or to the host, else null. `bandwidth_gbs`: 10⁹ bytes/s during the copies whose size the capture records; null if it records
     none.
     """
-    return connection.sql(_COPIES).to_arrow_table()
+    return queried(connection, _COPIES, device_sums=device_sums)
 
 
 def copy_sizes(device_events: pa.Table) -> pa.Table:
@@ -155,26 +155,26 @@ _KERNELS = """
 """
 
 
-def kernels(connection: Connection, *, by_rank: bool = True) -> pa.Table:
+_CONFIGURATION = schema("grid", "block", "registers_per_thread", "shared_memory_bytes", registers_per_thread=pa.int64())
+
+
+def kernels(connection: Connection, device_sums: pa.Table, *, by_rank: bool = True) -> pa.Table:
     """One row per source, kind, backend and name of kernel (and rank), with its group (`kernel_groups`), most time first.
 
     `grid`, `block` ("16x8x1"), `registers_per_thread` and `shared_memory_bytes` (of a block, static and dynamic) are those of
     most launches, null where the profiler did not record them; `configurations`: how many different ones there are.
 
-    Kernels that were in the device's queue when the capture began are left out. Needs the table `device_sums`.
+    Kernels that were in the device's queue when the capture began are left out.
     """
-    found = connection.sql(_KERNELS.format(of="rank, source" if by_rank else "source")).to_arrow_table()
+    found = queried(connection, _KERNELS.format(of="rank, source" if by_rank else "source"), device_sums=device_sums)
     kinds, names = (found[column].cast(pa.string()).to_pylist() for column in ("kind", "name"))
     groups = [group_of(name or "", kind) for kind, name in zip(kinds, names, strict=True)]
     found = found.append_column("group", pa.array(groups, pa.string()))
-    written = found["configuration"].to_pylist()
-    launches = [(None, None, None, None) if text is None else json.loads(text) for text in written]
-    grids, blocks, registers, shared = zip(*launches, strict=True) if launches else ((),) * 4
-    for name, values in (("grid", grids), ("block", blocks)):
-        sizes = ["x".join(map(str, value)) if value else None for value in values]
-        found = found.append_column(name, pa.array(sizes, pa.string()))
-    for name, values in (("registers_per_thread", registers), ("shared_memory_bytes", shared)):
-        found = found.append_column(name, pa.array(values, pa.int64()))
+    launches = [json.loads(text or "[null, null, null, null]") for text in found["configuration"].to_pylist()]
+    for place, (name, kind) in enumerate(zip(_CONFIGURATION.names, _CONFIGURATION.types, strict=True)):
+        values = [launch[place] for launch in launches]
+        sizes = ["x".join(map(str, each)) or None if isinstance(each, list) else each for each in values]
+        found = found.append_column(name, pa.array(sizes, kind))
     return found.drop_columns("configuration")
 
 

@@ -18,21 +18,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from bridge_profiling.facts import memory_series
 from bridge_profiling.facts.caveats import caveat
 from bridge_profiling.facts.columns import DeviceMemory, IterationEnd, Site, SiteChange
-from bridge_profiling.facts.intervals import grouped, totals
-from bridge_profiling.facts.memory_series import (
-    UNRECORDED,
-    Amounts,
-    Integers,
-    Series,
-    device_series,
-    inferred_ends,
-    live,
-    marked_ends,
-    running,
-    site,
-)
+from bridge_profiling.facts.intervals import totals
+from bridge_profiling.facts.memory_series import Amounts, Integers, Series, live, site
 from bridge_profiling.facts.types import Answer, schema
 from bridge_profiling.traces.types import RankTables
 
@@ -100,10 +90,10 @@ def memory_facts(tables: RankTables, iterations: pa.Table, *, points: int = _POI
     def add(name: str, device: int, rows: list[dict[str, Any]]) -> None:
         found[name].append(pa.Table.from_pylist([{"device": device} | row for row in rows], schema=_OF_RANK[name]))
 
-    for series in device_series(tables):
-        ends, numbers = marked_ends(iterations, series)
+    for series in memory_series.device_series(tables):
+        ends, numbers = memory_series.marked_ends(iterations, series)
         if not numbers:
-            ends = inferred_ends(series)
+            ends = memory_series.inferred_ends(series)
             caveats.append(caveat("memory_iterations_inferred" if len(ends) else "memory_growth_unknown"))
         add("memory", series.device, [_summary(series, ends) | free.get(series.device, {})])
         found["memory_timeline"].append(_timeline(series, points))
@@ -111,7 +101,7 @@ def memory_facts(tables: RankTables, iterations: pa.Table, *, points: int = _POI
         if series.allocations is None:
             caveats.append(caveat("memory_without_snapshot"))
             continue
-        sites = [*map(site, series.stacks), UNRECORDED]
+        sites = [*map(site, series.stacks), memory_series.UNRECORDED]
         parts = _by_site(series.allocations, sites)
         add("memory_sites", series.device, _sites(series, parts, ends))
         found["memory_at_peak"].append(_at_peak(series, series.allocations, sites))
@@ -181,16 +171,14 @@ def _free_blocks(tables: RankTables) -> dict[int, dict[str, Any]]:
     """Free memory of each device when its snapshot was taken."""
     segments = tables.columns("segments", ("device", "bytes", "active_bytes", "largest_free_bytes", "freed_ns"))
     held = segments.filter(pc.and_(segments["freed_ns"].is_null(), segments["active_bytes"].is_valid()))
-    found = {}
-    for device, rows in grouped(held.to_pylist(), "device").items():
-        free = sum(row["bytes"] - row["active_bytes"] for row in rows)
-        largest = max((row["largest_free_bytes"] or 0 for row in rows), default=0)
-        found[device or 0] = {
-            "largest_free_bytes": largest,
-            "fragmentation": 1 - largest / free if free else None,
-            "inactive_split_bytes": sum(row["bytes"] - row["active_bytes"] for row in rows if row["active_bytes"]),
-        }
-    return found
+    free, device = pc.subtract(held["bytes"], held["active_bytes"]), held["device"].fill_null(0)
+    split = pc.if_else(pc.greater(held["active_bytes"], 0), free, 0)
+    table = pa.table({"device": device, "free": free, "split": split, "largest": held["largest_free_bytes"].fill_null(0)})
+    sums = {"free": ("free", "sum"), "inactive_split_bytes": ("split", "sum"), "largest_free_bytes": ("largest", "max")}
+    return {
+        row["device"]: row | {"fragmentation": 1 - row["largest_free_bytes"] / row["free"] if row["free"] else None}
+        for row in totals(table, ["device"], **sums).to_pylist()
+    }
 
 
 def _summary(series: Series, ends: Integers) -> dict[str, Any]:
@@ -253,7 +241,7 @@ def _by_site(allocations: pa.Table, of_code: Sequence[str]) -> dict[str, _Site]:
     for name, (begin, end) in zip(names, itertools.pairwise(bounds.tolist()), strict=True):
         if begin < end:
             mine = allocations.take(pa.array(order[begin:end]))
-            found[name] = _Site(mine, running(mine))
+            found[name] = _Site(mine, memory_series.running(mine))
     return found
 
 

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from bridge_profiling.facts.caveats import caveat
 from bridge_profiling.facts.columns import HostIteration
 from bridge_profiling.facts.database import Connection, queried
+from bridge_profiling.facts.device import until_next
 from bridge_profiling.facts.idle import Cause
 from bridge_profiling.facts.intervals import Intervals, coded, judged, parents, rows_named, rows_of, totals, union
 from bridge_profiling.facts.names import CHECKPOINT, DATA_LOADING
@@ -126,7 +127,11 @@ def attribution(iterations: pa.Table, idle_causes: pa.Table, ranks: pa.Table) ->
 
 def parts_of_iterations(iterations: pa.Table, idle_causes: pa.Table, ranks: pa.Table) -> list[dict[str, Any]]:
     """Every iteration cut into the same parts: its row, with the parts and waiting_known."""
-    lost = _lost(idle_causes)
+    lost: dict[tuple[int, str, int | None], dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    # Time between two iterations belongs to neither of them.
+    inside = idle_causes.filter(pc.invert(idle_causes["between"]))
+    for row in totals(inside, ("rank", "source", "iteration", "cause"), lost_us=("lost_us", "sum")).to_pylist():
+        lost[row["rank"], row["source"], row["iteration"]][PART_OF_CAUSE[Cause(row["cause"])]] += row["lost_us"]
     waiting = {(row["rank"], row["iteration"]): row["waiting_us"] for row in ranks.to_pylist()}
     rows = []
     for row in iterations.to_pylist():
@@ -146,15 +151,6 @@ def _captures(rows: Iterable[dict[str, Any]]) -> Iterator[tuple[tuple[int, str],
     """Rank and source, and the iterations, of each capture in order."""
     ordered = sorted(rows, key=itemgetter("rank", "source", "iteration"))
     return ((capture, list(mine)) for capture, mine in itertools.groupby(ordered, key=itemgetter("rank", "source")))
-
-
-def _lost(idle_causes: pa.Table) -> dict[tuple[int, str, int | None], dict[str, float]]:
-    """The loss of each iteration of each capture, by part. Time between two iterations belongs to neither of them."""
-    found: dict[tuple[int, str, int | None], dict[str, float]] = defaultdict(lambda: defaultdict(float))
-    inside = idle_causes.filter(pc.invert(idle_causes["between"]))
-    for row in totals(inside, ("rank", "source", "iteration", "cause"), lost_us=("lost_us", "sum")).to_pylist():
-        found[row["rank"], row["source"], row["iteration"]][PART_OF_CAUSE[Cause(row["cause"])]] += row["lost_us"]
-    return found
 
 
 #: Ranges that count passes and steps, by the beginning of their names.
@@ -223,8 +219,7 @@ def host_steps(host_blocks: Callable[[], Iterable[pa.Table]], device_events: pa.
     host_events = pa.concat_tables(host_blocks())
     code, names = coded(host_events["name"])
     thread, start, end = (to_int64(host_events[name]) for name in ("thread", "start_ns", "end_ns"))
-    number, begin, stop = (to_int64(iterations[name]) for name in ("iteration", "start_ns", "end_ns"))
-    stop = np.append(np.where(np.diff(number) == 1, begin[1:], stop[:-1]), stop[-1:])
+    begin, stop = until_next(iterations)
     ranges = rows_of(host_events["category"], "annotation", "python", "operator")
     operators = rows_of(host_events["category"], "operator")
 

@@ -17,7 +17,6 @@ https://arxiv.org/abs/2104.04473).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -28,7 +27,7 @@ from bridge_profiling.facts.activity import POINT_TO_POINT
 from bridge_profiling.facts.caveats import caveat
 from bridge_profiling.facts.columns import Stage, StageWait
 from bridge_profiling.facts.database import Connection, queried
-from bridge_profiling.facts.intervals import EMPTY, Intervals, grouped, run_starts, union, window
+from bridge_profiling.facts.intervals import EMPTY, Intervals, grouped, runs, union, window
 from bridge_profiling.facts.types import Answer, schema
 from bridge_profiling.traces.joins import ranks_of
 from bridge_profiling.traces.types import RankInfo
@@ -259,13 +258,8 @@ def _pipelines(connection: Connection, infos: Sequence[RankInfo]) -> tuple[pa.Ta
 def _by_rank(table: pa.Table) -> dict[int, dict[str, NDArray[Any]]]:
     """The columns of each rank's rows, which are together."""
     columns = {name: table[name].to_numpy() for name in table.column_names if name != "source"}
-    bounds = [*run_starts(columns["rank"]).tolist(), len(table)]
-    slices = [slice(begin, until) for begin, until in pairwise(bounds)]
-    return {
-        int(columns["rank"][mine.start]): {name: values[mine] for name, values in columns.items()}
-        for mine in slices
-        if mine.start < mine.stop
-    }
+    slices = runs(columns["rank"])
+    return {int(columns["rank"][mine.start]): {name: values[mine] for name, values in columns.items()} for mine in slices}
 
 
 def _bubbles(

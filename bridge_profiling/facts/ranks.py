@@ -128,9 +128,8 @@ def ranks(
     """
     incomparable = {row[0] for row in connection.execute(_INCOMPARABLE).fetchall()}
     unknown = pa.array(sorted(incomparable.union(info.rank for info in infos if not info.judged)), pa.int32())
-    waited = _waited(connection, activity)
-    tables = {"iterations": iterations, "kernel_times": kernel_times, "waited": waited}
-    found = queried(connection, _TIMES, unknown=pa.table({"rank": unknown}), **tables)
+    tables = {"iterations": iterations, "kernel_times": kernel_times, "unknown": pa.table({"rank": unknown})}
+    found = queried(connection, _TIMES, waited=_waited(connection, activity), **tables)
     caveats = []
     if incomparable:
         caveats.append(caveat("waiting_of_rank_unknown", incomparable))

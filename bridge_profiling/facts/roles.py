@@ -20,7 +20,7 @@ Roles, by what shows them:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import numpy as np
@@ -283,7 +283,10 @@ def _roles(
         of_optimizer: which kernels an optimizer launched.
     """
     no_idle = np.zeros(len(kernels.start_ns), np.int64)
-    passes = _passes(host_events)
+    operators = rows_of(host_events["category"], "operator")
+    # Nodes of the backward pass, and operators of the forward pass.
+    nodes = operators & rows_named(host_events["name"], lambda name: name.startswith(_BACKWARD))
+    passes = nodes, operators & rows_of(host_events["name"], *_FORWARD)
     products = kernels.named(is_product)
     start = to_int64(device_events["start_ns"])
     communicates = np.sort(start[rows_of(device_events["kind"], "communication")])
@@ -302,7 +305,10 @@ def _roles(
     yield "layout_norm", kernels.named(CHANNELS_FIRST_NORM.search), no_idle
     by_precision = {each: kernels.named(partial(_has_precision, each)) for each in (*FULL_PRECISIONS, "reduced")}
     of_products = [*by_precision.items(), ("attention_product", attention & products)]
-    if _raises_precision(kernels, attention, by_precision):
+    # If attention alone computes in full precision, its products go as well: fused attention does not.
+    length = kernels.end_ns - kernels.start_ns
+    elsewhere = {name: length[mine & ~attention].sum() for name, mine in by_precision.items()}
+    if elsewhere["reduced"] > sum(elsewhere[name] for name in FULL_PRECISIONS):
         of_products.insert(0, of_products.pop())
     for role, mine in of_products:
         yield role, mine, no_idle
@@ -321,23 +327,9 @@ def _layout_copies(kernels: Kernels) -> NDArray[np.bool_]:
     return found
 
 
-def _raises_precision(kernels: Kernels, attention: NDArray[np.bool_], by_precision: Mapping[str, NDArray[np.bool_]]) -> bool:
-    """Whether attention alone computes in full precision: fused attention does not, so that its products go as well."""
-    length = kernels.end_ns - kernels.start_ns
-    elsewhere = {name: length[mine & ~attention].sum() for name, mine in by_precision.items()}
-    return bool(elsewhere["reduced"] > sum(elsewhere[name] for name in FULL_PRECISIONS))
-
-
 def _has_precision(precision: str, name: str) -> bool:
     found = product_precision(name)
     return found == precision or (precision == "reduced" and found not in (*FULL_PRECISIONS, None))
-
-
-def _passes(host_events: pa.Table) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Which host events are nodes of a backward pass, and which are operators of a forward pass."""
-    operators = rows_of(host_events["category"], "operator")
-    nodes = operators & rows_named(host_events["name"], lambda name: name.startswith(_BACKWARD))
-    return nodes, operators & rows_of(host_events["name"], *_FORWARD)
 
 
 def _around_softmax(

@@ -167,21 +167,22 @@ class RunFacts:
 
     def flame_graph_of(self, rank: int, least_share: float) -> pa.Table:
         """The same of one rank. The other captures are not read."""
-        info = next(info for info in self.infos if info.rank == rank)
         compute = partial(stacks_of, least_share=least_share)
-        return self._captures.of_rank(info, compute)["flame_graph"].table
+        return self._captures.of_source(self.source, compute, rank)["flame_graph"].table
 
     # All ranks.
 
     typical_iteration = Fact(parts.typical_iteration, "iterations")
     attribution = Fact(parts.attribution, "iterations", "idle_causes", "ranks")
     host_iterations = Fact(parts.host_iterations, "_database", "host_steps")
-    kernels_by_rank = Fact(kernels.kernels, "_sums")
-    copies = Fact(kernels.copies, "_sums")
+    kernels_by_rank = Fact(kernels.kernels, "_database", "device_sums")
+    copies = Fact(kernels.copies, "_database", "device_sums")
     kernel_groups = Fact(kernels.kernel_groups, "kernels_by_rank", "copies")
     kernel_counters = Fact(sampled.kernel_counters, "counters_by_kernel", "infos")
     # Last, since it is named like its module.
-    kernels = Fact(partial(kernels.kernels, by_rank=False), "_sums", doc="Kernel statistics per name, of all ranks.")
+    kernels = Fact(
+        partial(kernels.kernels, by_rank=False), "_database", "device_sums", doc="Kernel statistics per name, of all ranks."
+    )
 
     def gpu_metrics_over_time(self, intervals: int = 300) -> pa.Table:
         """Those counters over time."""
@@ -228,12 +229,11 @@ class RunFacts:
         name = f"event_cells {sorted(options.items())}"
 
         def compute(facts: RunFacts) -> pa.Table:
-            _ = facts._sums
-            return cells.event_cells(facts._waiting, source=facts.source, **options)
+            return cells.event_cells(facts._waiting, facts.device_sums, source=facts.source, **options)
 
         return self.answer(name, compute).table
 
-    copies_by_size = Fact(cells.copies_by_size, "_sizes", "source")
+    copies_by_size = Fact(cells.copies_by_size, "_database", "copy_sizes", "source")
 
     # Memory.
 
@@ -298,24 +298,10 @@ class RunFacts:
         name, mine = f"{fact} {sorted(options.items())}", partial(compute, **options)
         return self.answer(name, lambda facts: facts._captures.of_ranks(mine)[fact]).table
 
-    def _registered(self, name: str) -> Connection:
-        """The database with a fact about each rank as a view."""
-        return self._captures.once(f"view {name}", lambda: self._captures.database.register(name, getattr(self, name)))
-
     @property
     def _database(self) -> Connection:
         """The database."""
         return self._captures.database
-
-    @property
-    def _sums(self) -> Connection:
-        """The database with a view of `device_sums`."""
-        return self._registered("device_sums")
-
-    @property
-    def _sizes(self) -> Connection:
-        """The database with a view of `copy_sizes`."""
-        return self._registered("copy_sizes")
 
     @property
     def _matched(self) -> Connection:
@@ -335,13 +321,13 @@ class RunFacts:
             "exposed", lambda: communication.measure_exposure(self._waiting, self._of_source(self.exposure))
         )
 
-    def _with_tables(self, name: str, create: Callable[[], Iterable[Caveat]]) -> Connection:
+    def _with_tables(self, name: str, create: Callable[[], Iterable[Caveat] | None]) -> Connection:
         """The database with tables that are created once."""
 
         def created() -> list[Caveat]:
             with self._tracking() as read:
                 own = create()
-            return [*read, *own]
+            return [*read, *(own or ())]
 
         caveats = self._captures.once(name, created)
         if self._read:
@@ -363,7 +349,7 @@ class RunFacts:
     def _memory(self, name: str) -> Answer:
         marks = self._of_source(self.marks)
         snapshots = self._captures.once(
-            "snapshots", lambda: self._captures.of_snapshots(partial(memory.of_snapshot, marks=marks))
+            "snapshots", lambda: self._captures.of_source("memory", partial(memory.of_snapshot, marks=marks))
         )
         facts = self._captures.facts(self._options)
         traces = {each: facts[f"{OF_TRACE}{each}"] for each in memory.SCHEMAS}

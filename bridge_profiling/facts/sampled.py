@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from bridge_profiling.facts.columns import CudaMemory, KernelCounters, SystemCall
-from bridge_profiling.facts.intervals import Intervals, coded, outermost, rows_of, run_starts, union
+from bridge_profiling.facts.intervals import Intervals, coded, outermost, rows_of, run_starts, totals, union
 from bridge_profiling.facts.names import group_of
 from bridge_profiling.facts.parts import counted_iterations
 from bridge_profiling.facts.types import schema
@@ -108,22 +108,21 @@ def by_kernel(counted: Counted, device_events: pa.Table, kernel_names: pa.Table)
     """
     kernels = rows_of(device_events["kind"], "compute", "communication") & (counted.amounts[:, len(MEASURES) :].any(axis=1))
     events, amounts = device_events.filter(pa.array(kernels)), counted.amounts[kernels]
-    code, names = coded(kernel_names["name"].filter(pa.array(kernels)))
-    duration = to_int64(events["end_ns"]) - to_int64(events["start_ns"])
-    used, first, place = np.unique(code, return_index=True, return_inverse=True)
-    sums = np.column_stack([np.bincount(place, column, len(used)) for column in (duration, *amounts.T)]).astype(np.int64)
-    count = np.bincount(place, minlength=len(used))
-    kinds = events["kind"].cast(pa.string()).take(pa.array(first)).to_pylist()
-    known = [names[number] or "" for number in used.tolist()]
-    per_call = sums[:, 0] / np.maximum(count, 1) / max(counted.interval_ns, 1.0)
-    amounts = np.where((per_call >= 1)[:, None], sums[:, 1:], 0)
+    sums = {f"amount_{place}": column for place, column in enumerate(amounts.T)}
+    sums["ns"] = to_int64(events["end_ns"]) - to_int64(events["start_ns"])
+    table = pa.table({"name": kernel_names["name"].filter(pa.array(kernels)), "kind": events["kind"].cast(pa.string()), **sums})
+    added = {name: (name, "sum") for name in sums}
+    found = totals(table, ["name"], count=("ns", "count"), kind=("kind", "first"), **added)
+    per_call = found["ns"].to_numpy() / found["count"].to_numpy() / max(counted.interval_ns, 1.0)
+    spent = [found[name].to_numpy() * (per_call >= 1) for name in [*sums][:-1]]
+    names = [name or "" for name in found["name"].to_pylist()]
     columns = {
-        "name": known,
-        "group": [group_of(name, kind) for name, kind in zip(known, kinds, strict=True)],
-        "count": count,
-        "device_us": sums[:, 0] / 1e3,
+        "name": names,
+        "group": [group_of(name, kind) for name, kind in zip(names, found["kind"].to_pylist(), strict=True)],
+        "count": found["count"],
+        "device_us": found["ns"].to_numpy() / 1e3,
         "samples_per_call": per_call,
-        **means(amounts),
+        **means(np.array(spent, np.int64).reshape(amounts.shape[1], len(found)).T),
     }
     return pa.table(columns, schema=_BY_KERNEL).sort_by([("device_us", "descending"), ("name", "ascending")])
 

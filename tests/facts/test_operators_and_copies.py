@@ -85,8 +85,7 @@ def test_copies_by_direction_and_memory_with_their_bandwidth():
     sums = device_sums(table("device_events", events), marked=False)
     of_rank = {"rank": [0] * len(sums), "source": ["kineto"] * len(sums)}
     with connect() as connection:
-        connection.register("device_sums", pa.table(of_rank | {name: sums[name] for name in sums.column_names}))
-        found = copies(connection)
+        found = copies(connection, pa.table(of_rank | {name: sums[name] for name in sums.column_names}))
     assert sorted(values(found, *names)) == [
         ("memcpy", "DtoD", "device", None, 1, 900_000, 1, pytest.approx(900)),
         ("memcpy", "HtoD", "pageable", "pageable", 3, 10_000, 3, pytest.approx(5)),
