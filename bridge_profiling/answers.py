@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
 
@@ -14,6 +14,7 @@ from bridge_profiling.bench import results
 from bridge_profiling.engines import Engine, engine_named
 from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.facts.captures import Captures, OnProgress
+from bridge_profiling.facts.caveats import caveat
 from bridge_profiling.facts.memory import difference
 from bridge_profiling.facts.run import RunFacts
 from bridge_profiling.facts.store import DEFAULT_OPTIONS, FactOptions
@@ -40,6 +41,11 @@ def _fact(name: str) -> Callable[[Answers], pa.Table]:
 
     method.__name__, method.__doc__ = name, vars(RunFacts)[name].__doc__
     return method
+
+
+def _attribute(name: str) -> Any:
+    """The property that is an attribute of the facts, with its description."""
+    return property(lambda self: getattr(self.facts, name), doc=vars(RunFacts)[name].__doc__)
 
 
 class Answers:
@@ -101,29 +107,16 @@ class Answers:
 
     # What was captured.
 
-    @property
-    def infos(self) -> list[RankInfo]:
-        """Facts about each rank's trace besides its events, by rank."""
-        return self.facts.every_info
-
-    @property
-    def manifests(self) -> list[RankCapture]:
-        """Each rank's manifest, by rank. Empty for captures of other origin, and for Parquet alone."""
-        return self.facts.manifests
-
-    @property
-    def main_source(self) -> str:
-        """The profiler that captured the most ranks, `kineto` or `nsys`: answers across ranks are from its traces."""
-        return self.facts.source
+    infos: list[RankInfo] = _attribute("every_info")
+    manifests: list[RankCapture] = _attribute("manifests")
+    main_source: str = _attribute("source")
+    errors: list[str] = _attribute("errors")
+    capture_caveats: list[Caveat] = _attribute("capture_caveats")
+    limitations: list[str] = _attribute("limitations")
 
     def entries(self) -> list[tuple[RankInfo, Path]]:
         """Each rank's trace by the main source, and the folder of its Parquet tables."""
         return self._captures.entries()
-
-    @property
-    def errors(self) -> list[str]:
-        """A sentence for each capture that could not be read completely; it names the file."""
-        return self.facts.errors
 
     @property
     def readable(self) -> bool:
@@ -137,16 +130,6 @@ class Answers:
             names: attributes of `facts`: caveats of these only. None for those of the captures and of the run as a whole.
         """
         return self.facts.caveats(*names)
-
-    @property
-    def capture_caveats(self) -> list[Caveat]:
-        """Caveats about the captures, found when they were searched for and read."""
-        return self.facts.capture_caveats
-
-    @property
-    def limitations(self) -> list[str]:
-        """All caveats as sentences that name the ranks."""
-        return self.facts.limitations
 
     def _facts_of(self, options: FactOptions) -> RunFacts:
         return RunFacts(self._captures, options, self._bench_caveats)
@@ -334,4 +317,4 @@ def _results(path: Path, bench: str | Path | None) -> tuple[results.BenchDocumen
     try:
         return results.read(found), True, ()
     except ProfilingConfigError as error:
-        return None, False, (Caveat("bench_unreadable", f"nothing is compared with a benchmark: {error}", file=str(found)),)
+        return None, False, (caveat("bench_unreadable", file=str(found), error=error),)

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 
 from bridge_profiling.facts.device import DeviceWork
-from bridge_profiling.facts.intervals import EMPTY, rows_of, union
+from bridge_profiling.facts.intervals import EMPTY, plain, rows_of, union
 from bridge_profiling.traces.tables import to_int64
 
 #: Operations between two ranks.
@@ -21,9 +21,7 @@ COLUMNS = (
 
 def operations(collectives: pa.Table) -> pa.Table:
     """One row per communication operation, in the columns of `COLUMNS`; `operation` is `unknown` where it is."""
-    # Text in dictionaries would be of another type to DuckDB.
-    plain = pa.schema([(each.name, getattr(each.type, "value_type", each.type)) for each in collectives.schema])
-    found = collectives.cast(plain)
+    found = plain(collectives)  # text in dictionaries would be of another type to DuckDB
     place = found.column_names.index("operation")
     return found.set_column(place, "operation", found["operation"].fill_null("unknown"))
 
@@ -48,8 +46,3 @@ def activity(device_events: pa.Table, operations: pa.Table, work: DeviceWork) ->
             "computes": np.repeat([True, False], [len(computing), len(other)]),
         }
     )
-
-
-def first_event(device_events: pa.Table) -> pa.Table:
-    """When the device's first event starts: a row with start_ns, or none."""
-    return device_events.select(["start_ns"]).slice(0, 1)

@@ -11,16 +11,18 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
+from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
 from bridge_profiling.engines import Engine, ProcessEngine, here
 from bridge_profiling.errors import TraceError
+from bridge_profiling.facts.caveats import caveat
 from bridge_profiling.facts.clocks import offsets, renumbered
-from bridge_profiling.facts.database import connect
+from bridge_profiling.facts.database import Connection, connect
 from bridge_profiling.facts.rank import Compute, RankResult, RankTask, kept_facts, rank_facts, read_rank
 from bridge_profiling.facts.store import DEFAULT_OPTIONS, FactOptions, KeptFacts, Packed
 from bridge_profiling.facts.types import Answer
@@ -32,9 +34,6 @@ from bridge_profiling.traces.cache import is_whole
 from bridge_profiling.traces.discover import Capture, differences, find_run
 from bridge_profiling.traces.run_files import RunFiles
 from bridge_profiling.traces.types import Caveat, RankInfo, RankTables
-
-if TYPE_CHECKING:
-    import duckdb
 
 T = TypeVar("T")
 
@@ -74,7 +73,7 @@ class Captures:
         self._facts: dict[FactOptions, dict[str, Answer]] = {}
         self._once: dict[str, Any] = {}
         self._kept: KeptFacts | None = None
-        self._connection: duckdb.DuckDBPyConnection | None = None
+        self._connection: Connection | None = None
 
     def close(self) -> None:
         """End the workers, keep the facts, close the database and delete scratch files."""
@@ -128,17 +127,12 @@ class Captures:
         results = self.results  # before what is found when they are read
         found = [*self._found_caveats]
         if len({result.info.source for result in self.traces}) > 1:
-            text = f"there are Kineto and nsys captures: answers across ranks are from the {self.main_source} ones"
-            found.append(Caveat("several_profilers", text))
+            found.append(caveat("several_profilers", source=self.main_source))
         # Those in use may have been removed since.
         entries = [result.entry for result in results if result.entry is not None]
         unseen = sum(1 for entry in entries if self._in_use.get(entry) is None and not entry.is_dir())
         if unseen:
-            text = (
-                f"the tables of {unseen} captures are not accessible from this machine: timelines and merged traces leave them "
-                "out. Name a directory that all machines share with --parquet"
-            )
-            found.append(Caveat("tables_not_accessible", text))
+            found.append(caveat("tables_not_accessible", unseen=unseen))
         for result in results:
             found += [replace(caveat, ranks=caveat.ranks or (result.info.rank,)) for caveat in result.info.caveats]
         return found
@@ -164,10 +158,10 @@ class Captures:
             self._once[name] = make()
         return self._once[name]
 
-    def of_rank(self, info: RankInfo, compute: Compute) -> dict[str, Answer]:
-        """What is computed from one capture. The other captures are not read."""
-        this = (info.rank, info.source)
-        return self._computed([result for result in self.traces if _rank_and_source(result) == this], compute)
+    def of_source(self, source: str, compute: Compute, rank: int | None = None) -> dict[str, Answer]:
+        """What is computed from each capture of a profiler, or from that of one rank alone. Other captures are not read."""
+        mine = [each for each in self.results if each.info.source == source and rank in (None, each.info.rank)]
+        return self._computed(mine, compute)
 
     def of_ranks(self, compute: Compute, *, keep: bool = False) -> dict[str, Answer]:
         """What is computed from each trace, while it is read if it was not yet; `keep`: as of `RankTask`."""
@@ -178,12 +172,8 @@ class Captures:
         self._loaded = [replace(result, facts=b"") for result in self.results]
         return found
 
-    def of_snapshots(self, compute: Compute) -> dict[str, Answer]:
-        """What is computed from each memory snapshot."""
-        return self._computed([result for result in self.results if result.info.source == "memory"], compute)
-
     @property
-    def database(self) -> duckdb.DuckDBPyConnection:
+    def database(self) -> Connection:
         """An empty database for facts across ranks."""
         if self._connection is None:
             self._connection = connect()
@@ -211,13 +201,10 @@ class Captures:
 
     def entries(self) -> list[tuple[RankInfo, Path]]:
         """Each trace of the main source, and the folder of its tables."""
-        self.once("tables", self._read_tables)
+        # Of some captures the facts alone were read.
+        self.once("tables", lambda: self._renew([each for each in self.traces if each.entry is None], cached=True))
         mine = [result for result in self.traces if result.info.source == self.main_source]
         return [(result.info, result.entry) for result in mine if result.entry is not None]
-
-    def _read_tables(self) -> None:
-        """Read the captures whose facts alone were read."""
-        self._renew([result for result in self.traces if result.entry is None], cached=True)
 
     def _read_again(self) -> bool:
         """Read the captures again whose tables have changed; False if none have."""
@@ -290,8 +277,8 @@ class Captures:
             if first is not result:
                 path, other = result.info.files[0], first.info.files[0]
                 same = ", with the same content" if first.info.content and first.info.content == result.info.content else ""
-                text = f"{path} is left out: {other} is a capture of the same rank, {result.info.rank}{same}"
-                self._found_caveats.append(Caveat("several_captures_of_a_rank", text, file=path))
+                code, rank = "several_captures_of_a_rank", result.info.rank
+                self._found_caveats.append(caveat(code, file=path, path=path, other=other, rank=rank, same=same))
         return _one_of_each_content(list(kept.values()))
 
     def _computed(self, results: Sequence[RankResult], compute: Compute, *, keep: bool = False) -> dict[str, Answer]:
@@ -326,8 +313,7 @@ class Captures:
                 rank = source.rank if isinstance(source, Capture) else None if known is None else known.rank
                 if rank is not None:
                     lacking = "no answer is" if known is None else "some answers are not"
-                    text = f"{lacking} about them: {path} cannot be read"
-                    self._found_caveats.append(Caveat("rank_unreadable", text, (rank,), path))
+                    self._found_caveats.append(caveat("rank_unreadable", (rank,), path, lacking=lacking, path=path))
             self._on_progress(count, len(tasks))
         return sorted(done, key=_rank_and_source)
 
@@ -374,6 +360,9 @@ def _changed(tables: Path) -> TraceError:
     return TraceError(f"{tables} changed while it was read. Type the command again, with tables that are complete")
 
 
+_rank_and_source = attrgetter("info.rank", "info.source")
+
+
 def _of_trace(tables: RankTables, compute: Compute) -> Mapping[str, Answer]:
     """What is computed from a trace; of a memory snapshot, nothing."""
     return {} if tables.info.source == "memory" else compute(tables)
@@ -415,17 +404,12 @@ def _find(path: Path, cycle: int | None) -> tuple[list[Capture | Path], list[Cav
         manifests = [] if written is None else find_captures(written.parents[2])  # of the last attempt
         if listed is None or not manifests:
             raise
-        text = f"{path} holds manifests and no capture: the durations of iterations are all that is known"
-        text += next((f"; rank {one.rank}: {one.manifest.reason}" for one in manifests if one.manifest.reason), "")
-        return [], [Caveat("manifests_alone", text), *differences(manifests, [])], manifests, listed.errors
+        reason = next((f"; rank {one.rank}: {one.manifest.reason}" for one in manifests if one.manifest.reason), "")
+        return [], [caveat("manifests_alone", path=path, reason=reason), *differences(manifests, [])], manifests, listed.errors
     # A trace's after a memory snapshot's: they can be of different windows, and iterations are the trace's.
     ordered = sorted(found.captures, key=lambda each: each.source != "memory")
     manifests = [each.manifest for each in ordered if each.manifest is not None]
     return list(found.captures), found.caveats, manifests, list(found.errors)
-
-
-def _rank_and_source(result: RankResult) -> tuple[int, str]:
-    return result.info.rank, result.info.source
 
 
 def _one_of_each_content(read: Sequence[RankResult]) -> list[RankResult]:
@@ -440,9 +424,8 @@ def _one_of_each_content(read: Sequence[RankResult]) -> list[RankResult]:
         kept += others
         if len(results) > max(len(saying), 1):
             names = ", ".join(result.info.files[0] for result in results)
-            text = f"they have the same content, which can be of one rank only, and counts as rank {first.info.rank}: {names}"
-            ranks = tuple(result.info.rank for result in results)
-            copies = Caveat("same_content", text, ranks, first.info.files[0])
+            ranks = [result.info.rank for result in results]
+            copies = caveat("same_content", ranks, first.info.files[0], rank=first.info.rank, names=names)
             first = replace(first, info=replace(first.info, caveats=[*first.info.caveats, copies]))
         kept.append(first)
     return sorted(kept, key=_rank_and_source)

@@ -9,10 +9,10 @@ from bridge_profiling.layout import name_ranks
 from bridge_profiling.traces.types import Caveat, texts
 
 
-def caveat(code: str, ranks: Iterable[int] = (), **values: object) -> Caveat:
+def caveat(code: str, ranks: Iterable[int] = (), file: str | None = None, **values: object) -> Caveat:
     """An entry of caveats.toml with values filled in."""
     text = " ".join(texts(__package__, "caveats.toml")[code].split()).format_map(values)
-    return Caveat(code, text, tuple(sorted(ranks)))
+    return Caveat(code, text, tuple(sorted(ranks)), file)
 
 
 def merged(caveats: Iterable[Caveat]) -> list[Caveat]:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pyarrow as pa
 
-if TYPE_CHECKING:
-    import duckdb
+from bridge_profiling.facts.database import Connection, queried
 
 #: Columns that tell kinds of events apart.
 KEYS = {
@@ -52,17 +49,19 @@ where source = $source group by all order by direction, host_memory, bytes
 
 
 def event_cells(
-    connection: duckdb.DuckDBPyConnection,
+    connection: Connection,
+    device_sums: pa.Table,
     *,
     of: str,
     source: str,
     iterations: tuple[int, ...] = (),
     ranks: tuple[int, ...] = (),
 ) -> pa.Table:
-    """Events per kind and iteration. Needs `measure_waiting` and the table `device_sums`.
+    """Events per kind and iteration. Needs `measure_waiting`.
 
     Args:
         connection: the run's tables.
+        device_sums: the fact of that name.
         of: `kernels`, `copies` or `communication`.
         source: the profiler of the captures.
         iterations: to count; without any, the whole capture counts as one.
@@ -79,9 +78,9 @@ def event_cells(
         step="iteration" if iterations else "0",
         chosen=f"iteration in ({numbers}) and rank in ({members})" if iterations else "true",
     )
-    return connection.sql(query, params={} if of == "communication" else {"source": source}).to_arrow_table()
+    return queried(connection, query, {} if of == "communication" else {"source": source}, device_sums=device_sums)
 
 
-def copies_by_size(connection: duckdb.DuckDBPyConnection, source: str) -> pa.Table:
-    """Copies between host and device of all ranks by direction, memory and size: number and time. Needs `copy_sizes`."""
-    return connection.sql(_COPIES_BY_SIZE, params={"source": source}).to_arrow_table()
+def copies_by_size(connection: Connection, copy_sizes: pa.Table, source: str) -> pa.Table:
+    """Copies between host and device of all ranks by direction, memory and size: number and time."""
+    return queried(connection, _COPIES_BY_SIZE, {"source": source}, copy_sizes=copy_sizes)

@@ -10,8 +10,8 @@ Devices finish the same iteration together, because each one ends with communica
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -19,11 +19,9 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from bridge_profiling.facts.caveats import caveat
+from bridge_profiling.facts.database import Connection, queried
 from bridge_profiling.facts.types import Answer
 from bridge_profiling.traces.types import Caveat, RankInfo
-
-if TYPE_CHECKING:
-    import duckdb
 
 #: Operations that end together on all participants. A sender or a root can end before the others.
 _TOGETHER = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
@@ -65,7 +63,7 @@ from usable where together or not any_together group by rank
 """
 
 
-def clock_offsets(connection: duckdb.DuckDBPyConnection, infos: Sequence[RankInfo]) -> Answer:
+def clock_offsets(connection: Connection, infos: Sequence[RankInfo]) -> Answer:
     """Offsets to add to each rank's times to put all ranks on one clock. Needs `matching.match`.
 
     Returns:
@@ -78,13 +76,10 @@ def clock_offsets(connection: duckdb.DuckDBPyConnection, infos: Sequence[RankInf
     component, offset = _solve(ranks, connection.sql(_DIFFERENCES).to_arrow_table())
     offset_ns = np.rint(offset).astype(np.int64)
     offsets = pa.table({"rank": ranks, "offset_ns": offset_ns, "component": component, "reference": ranks[component]})
-    connection.register("offsets", offsets)
-    found = connection.sql(
-        f"""select offsets.rank::integer as rank, dense_rank() over (order by component)::integer - 1 as component,
+    query = f"""select offsets.rank::integer as rank, dense_rank() over (order by component)::integer - 1 as component,
             reference::integer as reference, offset_ns, residual_ns, max_residual_ns, coalesce(operations, 0) as operations
         from offsets left join ({_RESIDUALS}) using (rank) order by rank"""
-    ).to_arrow_table()
-    connection.unregister("offsets")
+    found = queried(connection, query, offsets=offsets)
     return Answer(found, tuple(_caveats(found, infos)))
 
 
@@ -176,6 +171,8 @@ def _caveats(found: pa.Table, infos: Sequence[RankInfo]) -> Iterator[Caveat]:
         yield caveat("offsets_uncertain", count=len(doubtful), rank=worst["rank"], residual_us=residual_us)
 
 
+Integers = NDArray[np.integer[Any]]
+
 _INFERRED = "iterations_inferred"
 
 #: Iterations are the same if their ends are at most this share of an iteration apart, by clocks that a network may synchronize.
@@ -192,14 +189,10 @@ def offsets(captures: Sequence[tuple[RankInfo, pa.Table]]) -> dict[int, int]:
     if len(captures) < 2 or not all(inferred):
         return {}
     # The host may run ahead of the device: an iteration ends when what it launched does.
-    ends = {
-        info.rank: {
-            row["iteration"]: row["compute_end_ns"]
-            for row in times.to_pylist()
-            if row["iteration"] is not None and row["compute_end_ns"] is not None
-        }
-        for info, times in captures
-    }
+    ends = {}
+    for info, times in captures:
+        known = times.filter(pc.and_(times["iteration"].is_valid(), times["compute_end_ns"].is_valid()))
+        ends[info.rank] = known["iteration"].to_numpy(), known["compute_end_ns"].to_numpy()
     first, *others = sorted(ends)
     found = {first: 0}
     for rank in others:
@@ -220,19 +213,21 @@ def renumbered(table: pa.Table, offset: int) -> pa.Table:
     return table.set_column(place, table.field(place), pc.add(column, pa.scalar(offset, column.type)))
 
 
-def _offset(ends_ns: Mapping[int, int], others_ns: Mapping[int, int]) -> int | None:
-    """By how much a rank's numbers are below another one's; None if no iterations of both end together."""
-    if not ends_ns or not others_ns:
+def _offset(ends: tuple[Integers, Integers], others: tuple[Integers, Integers]) -> int | None:
+    """By how much a rank's numbers are below another one's; None if no iterations of both end together.
+
+    Args:
+        ends: the numbers of the rank's iterations, and when these end.
+        others: those of the other rank.
+    """
+    (number, end_ns), (other_number, other_end_ns) = ends, others
+    if not len(end_ns) or len(other_end_ns) < 2:
         return None
-    numbers, times = (np.array(list(each)) for each in (others_ns.keys(), others_ns.values()))
-    apart = np.diff(np.sort(times))
-    nearest: dict[int, list[int]] = {}
-    for number, end_ns in ends_ns.items():
-        place = int(np.abs(times - end_ns).argmin())
-        nearest.setdefault(int(numbers[place]) - number, []).append(abs(int(times[place]) - end_ns))
-    offset, differences = max(nearest.items(), key=lambda item: (len(item[1]), -_median(item[1])))
-    return offset if len(apart) and _median(differences) <= _SAME * _median(apart) else None
+    nearest = np.abs(other_end_ns[:, None] - end_ns).argmin(axis=0)
+    shift, apart_ns = other_number[nearest] - number, np.abs(other_end_ns[nearest] - end_ns)
 
+    def usual(offset: int) -> float:
+        return float(np.median(apart_ns[shift == offset]))
 
-def _median(values: Sequence[int] | NDArray[np.int64]) -> float:
-    return float(np.median(values))
+    offset = max(dict.fromkeys(shift.tolist()), key=lambda each: (int((shift == each).sum()), -usual(each)))
+    return offset if usual(offset) <= _SAME * np.median(np.diff(np.sort(other_end_ns))) else None

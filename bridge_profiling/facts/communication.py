@@ -13,19 +13,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from bridge_profiling.bench.results import BUS_OPERATIONS, bus_factor
 from bridge_profiling.facts.caveats import caveat
+from bridge_profiling.facts.database import Connection
 from bridge_profiling.facts.types import Answer
 from bridge_profiling.peaks import link_gbs
 from bridge_profiling.traces.joins import ranks_of
-from bridge_profiling.traces.types import Caveat, RankInfo
-
-if TYPE_CHECKING:
-    import duckdb
+from bridge_profiling.traces.types import RankInfo
 
 _WAITING = """
 create or replace temp table waiting as
@@ -86,19 +83,13 @@ order by "group", group_name, group_ranks, operation
 _ENOUGH_OF_A_SIZE = 8
 
 _BY_RANK = f"""
-with of_size as (
-    select group_id, operation, rank, message_bytes, min(end_ns - start_ns) * count(*) / 1e3 as shortest_us from operations
-    where message_bytes is not null group by group_id, operation, rank, message_bytes having count(*) >= {_ENOUGH_OF_A_SIZE}
-), shortest as (
-    select group_id, operation, rank, sum(shortest_us order by message_bytes) as shortest_us from of_size group by all
-), rows as (
-    select group_id, operation, rank, count(*) as count, sum(message_bytes)::bigint as bytes,
-        sum(end_ns - start_ns) / 1e3 as duration_us, {_NAMED}
-    from operations group by all
-), of_exposure as (
-    select group_id, operation, rank, sum(exposed_us order by message_bytes) as exposed_us,
-        sum(overlapped_us order by message_bytes) as overlapped_us
-    from exposure group by all
+with rows as (
+    select group_id, operation, rank, sum(operations)::bigint as count, sum(message_bytes * operations)::bigint as bytes,
+        sum(duration_ns) / 1e3 as duration_us, {_NAMED}, sum(exposed_us order by message_bytes) as exposed_us,
+        sum(overlapped_us order by message_bytes) as overlapped_us,
+        sum(shortest_ns * operations / 1e3 order by message_bytes)
+            filter (operations >= {_ENOUGH_OF_A_SIZE} and message_bytes is not null) as shortest_us
+    from sized group by all
 ), waits as (
     select group_id, operation, rank, count(*) as matched_count, sum(transfer_ns) / 1e3 as transfer_us,
         sum(wait_ns) / 1e3 as wait_us
@@ -106,13 +97,12 @@ with of_size as (
 )
 select operation, "group", group_name, group_ranks, rank, count, coalesce(matched_count, 0)::bigint as matched_count, bytes,
     duration_us, shortest_us, transfer_us, wait_us, exposed_us, overlapped_us
-from rows left join shortest using (group_id, operation, rank) left join waits using (group_id, operation, rank)
-left join of_exposure using (group_id, operation, rank)
+from rows left join waits using (group_id, operation, rank)
 order by "group", group_name, group_ranks, operation, rank
 """
 
 
-def measure_waiting(connection: duckdb.DuckDBPyConnection, clock_offsets: pa.Table) -> tuple[Caveat, ...]:
+def measure_waiting(connection: Connection, clock_offsets: pa.Table) -> None:
     """Create the table `waiting`, with a row per matched operation of a rank. Needs `matching.match`.
 
     Columns: rank, collective, match, group_id, point_to_point, operation, message_bytes, iteration, start_ns, end_ns (on the
@@ -122,10 +112,9 @@ def measure_waiting(connection: duckdb.DuckDBPyConnection, clock_offsets: pa.Tab
     connection.register("offsets", clock_offsets)
     connection.execute(_WAITING)
     connection.unregister("offsets")
-    return ()
 
 
-def communication(connection: duckdb.DuckDBPyConnection, infos: Sequence[RankInfo]) -> Answer:
+def communication(connection: Connection, infos: Sequence[RankInfo]) -> Answer:
     """Operations of every group. Needs `measure_waiting`.
 
     Returns:
@@ -148,7 +137,7 @@ def bus_bandwidth(operation: str, size: int | None, algorithm_gbs: float | None)
     return algorithm_gbs * bus_factor(operation, size or 1)
 
 
-def communication_by_rank(connection: duckdb.DuckDBPyConnection) -> pa.Table:
+def communication_by_rank(connection: Connection) -> pa.Table:
     """Time of each rank in each group's operations. Needs `measure_waiting` and `measure_exposure`.
 
     Returns:
@@ -161,37 +150,37 @@ def communication_by_rank(connection: duckdb.DuckDBPyConnection) -> pa.Table:
     return connection.sql(_BY_RANK).to_arrow_table()
 
 
-def measure_exposure(connection: duckdb.DuckDBPyConnection, exposure: pa.Table) -> tuple[Caveat, ...]:
-    """Create the table `exposure` from the fact of that name: time of each group's communication that nothing hides.
+def measure_exposure(connection: Connection, exposure: pa.Table) -> None:
+    """Create the table `sized`, with a row per group, operation, size of message and rank, from the fact of that name.
 
-    Columns: group_id (as of `matching.match`), operation, message_bytes, rank, exposed_us, overlapped_us.
+    Columns: group_id (as of `matching.match`), operation, message_bytes, rank, group, group_name, group_ranks, size (of the
+    group), operations (number of them), duration_ns (of all), shortest_ns, exposed_us, overlapped_us.
     """
-    connection.register("exposure_rows", exposure)
+    connection.register("exposure", exposure)
     connection.execute(
-        """create or replace temp table exposure as
-        select hash(group_name, group_ranks) as group_id, operation, message_bytes, rank, exposed_us, overlapped_us
-        from exposure_rows"""
+        f"""create or replace temp table sized as
+        with sizes as (
+            select group_id, operation, message_bytes, rank, count(*) as operations, max(group_size) as size,
+                sum(end_ns - start_ns)::bigint as duration_ns, min(end_ns - start_ns) as shortest_ns, {_NAMED}
+            from operations group by all
+        )
+        select sizes.*, exposed_us, overlapped_us
+        from sizes left join exposure on group_id = hash(exposure.group_name, exposure.group_ranks)
+            and sizes.operation = exposure.operation and sizes.rank = exposure.rank
+            and sizes.message_bytes is not distinct from exposure.message_bytes"""
     )
-    connection.unregister("exposure_rows")
-    return ()
+    connection.unregister("exposure")
 
 
 # Sums of fractions are in the order of ranks: threads would add them in any order, and the last digit would differ.
 # Of a group, each rank has a row for an operation. Sends and receipts are operations of their own.
 _BY_SIZE = f"""
-with per_rank as (
-    select group_id, operation, message_bytes, rank, count(*) as operations, max(group_size) as size,
-        sum(end_ns - start_ns) / 1e3 as duration_us, {_NAMED}
-    from operations group by group_id, operation, message_bytes, rank
-), of_exposure as (
-    select group_id, operation, message_bytes, sum(exposed_us order by rank) as exposed_us,
-        sum(overlapped_us order by rank) as overlapped_us
-    from exposure group by all
-), seen as (
+with seen as (
     select group_id, operation, message_bytes, {_NAMED},
         max(size)::integer as group_size, count(*)::integer as captured_ranks, {_OF_GROUP.format("operations", 1)} as count,
-        sum(duration_us order by rank) / sum(operations) as mean_us, sum(duration_us order by rank) as duration_us
-    from per_rank group by group_id, operation, message_bytes
+        sum(duration_ns / 1e3 order by rank) as duration_us, duration_us / sum(operations) as mean_us,
+        sum(exposed_us order by rank) as exposed_us, sum(overlapped_us order by rank) as overlapped_us
+    from sized group by group_id, operation, message_bytes
 ), matched as (
     select group_id, operation, message_bytes, count(*) as matched_count, sum(transfer_ns) / 1e3 as transfer_us,
         sum(wait_ns) / 1e3 as wait_us
@@ -201,13 +190,11 @@ select operation, "group", group_name, group_ranks, group_size, captured_ranks, 
     count::bigint as count, coalesce(matched_count, 0)::bigint as matched_count, mean_us, duration_us, transfer_us, wait_us,
     exposed_us, overlapped_us, matched_count * message_bytes / nullif(transfer_us, 0) / 1e3 as algorithm_bandwidth_gbs
 from seen left join matched using (group_id, operation, message_bytes)
-left join of_exposure on seen.group_id = of_exposure.group_id and seen.operation = of_exposure.operation
-    and seen.message_bytes is not distinct from of_exposure.message_bytes
 order by duration_us desc, "group", group_name, group_ranks, operation, message_bytes, seen.group_id
 """
 
 
-def communication_by_size(connection: duckdb.DuckDBPyConnection, infos: Sequence[RankInfo]) -> pa.Table:
+def communication_by_size(connection: Connection, infos: Sequence[RankInfo]) -> pa.Table:
     """Operations of every group by size of message, most time first. Needs `measure_waiting` and `measure_exposure`.
 
     Returns:

@@ -29,11 +29,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from bridge_profiling.facts.caveats import caveat
 from bridge_profiling.facts.intervals import EMPTY, Intervals, Nanoseconds, rows_of, union, window
 from bridge_profiling.facts.types import Answer
 from bridge_profiling.traces.joins import taken
 from bridge_profiling.traces.tables import NULL, to_int64
-from bridge_profiling.traces.types import Caveat
 
 #: Number of the window that is the whole capture, where no iteration is marked.
 WHOLE_CAPTURE = -1
@@ -100,12 +100,6 @@ class Windows:
         """The iterations as a column; null for a whole capture."""
         return pa.array(self.iteration, pa.int32(), mask=self.iteration == WHOLE_CAPTURE)
 
-    @classmethod
-    def whole(cls, span: Intervals) -> Windows:
-        """The whole capture, by its span; no window if that is empty."""
-        number, boundary = np.full(len(span), WHOLE_CAPTURE, np.int32), np.zeros(len(span), bool)
-        return cls(number, boundary, span.start_ns, span.end_ns)
-
 
 @dataclass(frozen=True)
 class IdleGaps:
@@ -159,9 +153,18 @@ def windows(iterations: pa.Table, device_events: pa.Table) -> Windows:
     return Windows(number, boundary, np.maximum(start, np.concatenate((before, ends[:-1]))), ends)
 
 
+def until_next(iterations: pa.Table) -> tuple[Nanoseconds, Nanoseconds]:
+    """When the host begins each iteration, and when the next one; or when it ends the iteration, if no next one follows."""
+    number, begin, end = (to_int64(iterations[name]) for name in ("iteration", "start_ns", "end_ns"))
+    return begin, np.append(np.where(np.diff(number) == 1, begin[1:], end[:-1]), end[-1:])
+
+
 def spans(windows: Windows, work: DeviceWork) -> Windows:
     """The windows, or the whole capture if there are none."""
-    return windows if len(windows.iteration) else Windows.whole(work.span)
+    if len(windows.iteration):
+        return windows
+    span = work.span
+    return Windows(np.full(len(span), WHOLE_CAPTURE, np.int32), np.zeros(len(span), bool), span.start_ns, span.end_ns)
 
 
 def breakdown(work: DeviceWork) -> Answer:
@@ -177,10 +180,7 @@ def breakdown(work: DeviceWork) -> Answer:
             "communication_kernel_count": [work.communication_kernel_count],
         }
     )
-    if work.device_count < 2:
-        return Answer(table)
-    text = f"work on {work.device_count} devices is counted as that of one: it is busy while any of them is"
-    return Answer(table, (Caveat("several_devices", text),))
+    return Answer(table, (caveat("several_devices", count=work.device_count),) if work.device_count > 1 else ())
 
 
 def iterations(windows: Windows, work: DeviceWork, gaps: IdleGaps) -> pa.Table:
@@ -272,7 +272,10 @@ def gaps(
     ends = np.concatenate((work.span.end_ns, windows.end_ns))
     found = window(int(starts.min()), int(ends.max())) - work.compute if len(starts) else EMPTY
     events = _Events(device_events)
-    waits = _recorded_waits(synchronizations)
+    recorded = rows_of(synchronizations["kind"], "stream_wait_event")
+    for name in ("stream", "correlation", "producer_stream", "producer_correlation"):
+        recorded &= synchronizations[name].is_valid().to_numpy()
+    waits = synchronizations.filter(pa.array(recorded))
     unrecorded = len(np.unique(events.stream[events.stream != NULL])) > 1 and not waits.num_rows
     if not len(found):
         return IdleGaps(EMPTY, np.empty(0, np.int64), EMPTY, EMPTY, EMPTY, unrecorded)
@@ -303,13 +306,7 @@ def idle_gaps(gaps: IdleGaps, spans: Windows) -> Answer:
             **{name: part.within_ns(start, end) / 1e3 for name, part in gaps.by_reason.items()},
         }
     )
-    if not gaps.waits_unrecorded:
-        return Answer(table)
-    text = (
-        "the capture does not record which stream waits for which: what a kernel waited for on another stream is inferred from "
-        "times and calls, and counts as dependency-stalled if that is unclear"
-    )
-    return Answer(table, (Caveat("stream_waits_unrecorded", text),))
+    return Answer(table, (caveat("stream_waits_unrecorded"),) if gaps.waits_unrecorded else ())
 
 
 class _Events:
@@ -400,14 +397,6 @@ class _Events:
         """Rows of a stream in the order in which the host enqueued them."""
         rows = np.flatnonzero((self.stream == stream) & (self.correlation != NULL))
         return rows[np.argsort(self.correlation[rows], kind="stable")]
-
-
-def _recorded_waits(synchronizations: pa.Table) -> pa.Table:
-    """Waits of streams for one another that the capture records completely."""
-    resolved = rows_of(synchronizations["kind"], "stream_wait_event")
-    for name in ("stream", "correlation", "producer_stream", "producer_correlation"):
-        resolved &= synchronizations[name].is_valid().to_numpy()
-    return synchronizations.filter(pa.array(resolved))
 
 
 def _unrecorded_waits_ns(host_events: pa.Table, waits: pa.Table) -> Nanoseconds:

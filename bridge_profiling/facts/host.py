@@ -15,20 +15,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from bridge_profiling.facts import host_ranges
 from bridge_profiling.facts.device import Windows
-from bridge_profiling.facts.host_ranges import (
-    NO_RANGES,
-    Ranges,
-    StretchCollector,
-    Stretches,
-    initializing,
-    joined,
-    launching_threads,
-    on_threads,
-    outermost_ranges,
-    preparing,
-    with_saving,
-)
+from bridge_profiling.facts.host_ranges import Ranges, launching_threads, on_threads, outermost_ranges
 from bridge_profiling.facts.intervals import Intervals, Nanoseconds, coded, inside, rows_named, rows_of, union
 from bridge_profiling.facts.names import ALLOCATING, COMPILING, ENQUEUING, GARBAGE, OPTIMIZING, PREPARING, SYNCHRONIZING
 from bridge_profiling.facts.types import Chosen
@@ -116,11 +105,6 @@ class Operators:
         place = places(ids, np.where(possible, wanted, ids[0]).astype(ids.dtype), "right") - 1
         return np.where(possible & (ids[place] == wanted), codes[place], -1).astype(np.int64)
 
-    def names_of(self, wanted: NDArray[np.int64]) -> list[str | None]:
-        """The name of each wanted operator; None where there is none."""
-        names = self.names
-        return [names[code] if code >= 0 else None for code in self.codes_of(wanted).tolist()]
-
 
 @dataclass(frozen=True)
 class Activity:
@@ -134,7 +118,7 @@ class Activity:
 
     events: pa.Table
     pauses: Intervals
-    stretches: Stretches
+    stretches: host_ranges.Stretches
 
 
 class ActivityCollector:
@@ -145,7 +129,7 @@ class ActivityCollector:
         self._expressions = (data_loading, checkpoint, GARBAGE, COMPILING, OPTIMIZING)
         self._chosen = Chosen(self._rows)
         self._pauses = [(np.empty(0, np.int64), np.empty(0, np.int64))]
-        self._stretches = StretchCollector()
+        self._stretches = host_ranges.StretchCollector()
         self._last: int | None = None  # until when the launching threads recorded something
         self._long: dict[int, int] = {}  # the end of each thread's long records so far
 
@@ -243,27 +227,23 @@ def host_activity(
     _, first, last = inside(call_thread, start - _AFTER_COPY_NS, start + 1, at_thread=copy_thread, at_ns=copies.end_ns)
     of_copies = last > first
     loading = _matching(events, ranges, data_loading)
-    prepared = preparing(activity.stretches, device_events) - _matching(events, ranges, OPTIMIZING).time
+    prepared = host_ranges.preparing(activity.stretches, device_events) - _matching(events, ranges, OPTIMIZING).time
+    alone = loading.time.within_ns(prepared.start_ns, prepared.end_ns) == 0
+    unnamed = Ranges(np.full(alone.sum(), PREPARING, object), prepared.start_ns[alone], prepared.end_ns[alone])
     silent = activity.pauses | _stuck(events, here, host_events, device_events)
-    set_up, initialized = initializing(events, device_events, starved)
+    set_up, initialized = host_ranges.initializing(events, device_events, starved)
     found = {
-        "data_loading": joined(loading, _named(PREPARING, prepared, besides=loading)),
-        "checkpoint_stall": with_saving(_matching(events, ranges, checkpoint), silent, device_events, spans),
+        "data_loading": host_ranges.joined(loading, unnamed),
+        "checkpoint_stall": host_ranges.with_saving(_matching(events, ranges, checkpoint), silent, device_events, spans),
         "profiler": outermost_ranges(events, own),
         "garbage_collection": _matching(events, ranges, GARBAGE),
         "recompilation": _matching(events, ranges, COMPILING),
         "initialization": initialized,
         "allocator_churn": allocating[~np.isin(allocating.start_ns, set_up.start_ns)],
         "host_sync": calls[~of_copies],
-        "pageable_copy": joined(copies, calls[of_copies]),
+        "pageable_copy": host_ranges.joined(copies, calls[of_copies]),
     }
     return HostActivity(found, on_device, silent)
-
-
-def _named(name: str, time: Intervals, *, besides: Ranges) -> Ranges:
-    """Those of some intervals that no range has a part of, as ranges of that name."""
-    alone = besides.time.within_ns(time.start_ns, time.end_ns) == 0
-    return Ranges(np.full(alone.sum(), name, object), time.start_ns[alone], time.end_ns[alone])
 
 
 def _pageable_copies(device_events: pa.Table) -> tuple[Ranges, NDArray[np.int64], Intervals]:
@@ -287,10 +267,11 @@ def _pageable_copies(device_events: pa.Table) -> tuple[Ranges, NDArray[np.int64]
 def _calls(host_events: pa.Table, rows: NDArray[np.bool_], operators: Operators) -> tuple[Ranges, NDArray[np.int64]]:
     """Some runtime calls, named with the operator that made them, and their threads."""
     found = host_events.filter(pa.array(rows))
-    callers = operators.names_of(to_int64(found["operator"]))
+    callers = [*operators.names, None]
+    codes = operators.codes_of(to_int64(found["operator"])).tolist()
     names = [
-        call if operator is None else f"{call} in {operator}"
-        for call, operator in zip(found["name"].to_pylist(), callers, strict=True)
+        call if callers[code] is None else f"{call} in {callers[code]}"
+        for call, code in zip(found["name"].to_pylist(), codes, strict=True)
     ]
     ranges = Ranges(np.array(names, object), to_int64(found["start_ns"]), to_int64(found["end_ns"]))
     return ranges, to_int64(found["thread"])
@@ -344,7 +325,7 @@ def _durations_ns(host_events: Iterable[pa.Table], name: str, threads: Sequence[
 def _matching(host_events: pa.Table, rows: NDArray[np.bool_], expression: str) -> Ranges:
     """The outermost of the ranges whose name matches. Compares each distinct name once."""
     mine = rows & rows_named(host_events["name"], partial(_matches, expression))
-    return outermost_ranges(host_events, mine) if mine.any() else NO_RANGES
+    return outermost_ranges(host_events, mine) if mine.any() else host_ranges.NO_RANGES
 
 
 @lru_cache(maxsize=1 << 14)

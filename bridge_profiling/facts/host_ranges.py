@@ -260,13 +260,7 @@ def initializing(host_events: pa.Table, device_events: pa.Table, starved: Interv
     idle = starved - union(device_events["start_ns"].to_numpy(), device_events["end_ns"].to_numpy())
     start, end = events["start_ns"].to_numpy(), events["end_ns"].to_numpy()
     calls[calls] = idle.within_ns(start[calls], end[calls]) >= _SETS_UP_NS
-    operators = _setting_up(events, calls, union(start[calls], end[calls]))
+    ids, in_calls = to_int64(events["operator"]), union(start[calls], end[calls]).within_ns(start, end)
+    operators = rows_of(events["category"], "operator") & np.isin(ids, ids[calls]) & (ids != NULL)
+    operators &= in_calls >= _MOSTLY * (end - start)
     return outermost_ranges(events, calls), outermost_ranges(events, calls | operators)
-
-
-def _setting_up(events: pa.Table, calls: NDArray[np.bool_], inside: Intervals) -> NDArray[np.bool_]:
-    """Operators that made some of the calls, and spent most of their time in them."""
-    ids = to_int64(events["operator"])
-    start, end = events["start_ns"].to_numpy(), events["end_ns"].to_numpy()
-    made = rows_of(events["category"], "operator") & np.isin(ids, ids[calls]) & (ids != NULL)
-    return made & (inside.within_ns(start, end) >= _MOSTLY * (end - start))

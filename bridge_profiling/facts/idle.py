@@ -44,7 +44,8 @@ from bridge_profiling.facts.host_ranges import Ranges
 from bridge_profiling.facts.intervals import EMPTY, Intervals, Nanoseconds, rows_of, union
 from bridge_profiling.facts.kernels import in_small_runs
 from bridge_profiling.facts.profiler_cost import ProfilerCost
-from bridge_profiling.traces.tables import NULL, fields, to_int64
+from bridge_profiling.facts.types import schema
+from bridge_profiling.traces.tables import NULL, to_int64
 
 #: A shorter call delays the host too little to matter.
 HELD_NS = 20_000
@@ -161,18 +162,10 @@ def idle_causes(
     return pa.concat_tables(tables).combine_chunks()
 
 
-_IDLE_CAUSES = pa.schema(
-    [
-        ("iteration", pa.int32()),
-        ("between", pa.bool_()),
-        *fields(pa.string(), "cause", "name"),
-        *fields(pa.int64(), "count", "start_ns"),
-        ("lost_us", pa.float64()),
-        ("calls", pa.int64()),
-        ("host_us", pa.float64()),
-        ("lost_each_us", pa.list_(pa.float32())),
-        ("profiler_us", pa.float64()),
-    ]
+_IDLE_CAUSES = schema(
+    *("iteration", "between", "cause", "name", "count", "start_ns"),
+    *("lost_us", "calls", "host_us", "lost_each_us", "profiler_us"),
+    **{"between": pa.bool_(), "calls": pa.int64(), "lost_each_us": pa.list_(pa.float32())},
 )
 
 

@@ -6,20 +6,24 @@ not empty; `union` turns any intervals into a set.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from operator import itemgetter
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from bridge_profiling.traces.joins import distinct, places, start_order
 from bridge_profiling.traces.tables import NULL, to_int64
 
 Nanoseconds = NDArray[np.int64]
+K = TypeVar("K")
 
 #: So many names are compared with all rows one by one: that takes a tenth of looking a row's name up.
 _FEW_NAMES = 4
@@ -198,6 +202,11 @@ def run_starts(values: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
     return np.flatnonzero(np.append(True, values[1:] != values[:-1])[: len(values)])
 
 
+def runs(values: NDArray[np.integer[Any]]) -> list[slice]:
+    """Runs of equal values."""
+    return [slice(*bounds) for bounds in pairwise([*run_starts(values).tolist(), len(values)])]
+
+
 def self_times_ns(parent: NDArray[np.int64], start_ns: Nanoseconds, end_ns: Nanoseconds) -> Nanoseconds:
     """Duration of each range without the ranges directly inside it; `parent` as from `parents`."""
     duration = end_ns - start_ns
@@ -296,6 +305,51 @@ def grouped(rows: Iterable[dict[str, Any]], *names: str) -> dict[Any, list[dict[
     found: dict[Any, list[dict[str, Any]]] = {}
     for row in rows:
         found.setdefault(key(row), []).append(row)
+    return found
+
+
+def plain(table: pa.Table) -> pa.Table:
+    """A table whose texts are in no dictionaries."""
+    types = [(each.name, each.type.value_type if pa.types.is_dictionary(each.type) else each.type) for each in table.schema]
+    return table.cast(pa.schema(types))
+
+
+def totals(table: pa.Table, keys: Sequence[str], **columns: tuple[str | list[str], str]) -> pa.Table:
+    """A row per group of rows with the same keys, in an order that only the rows decide.
+
+    Args:
+        table: the rows.
+        keys: names of columns.
+        columns: the other columns of the result, each a column and how it is aggregated: `total_ns=("ns", "sum")`.
+    """
+    # Groups of several chunks would be in another order.
+    whole = table.unify_dictionaries().combine_chunks()
+    found = whole.group_by(list(keys), use_threads=False).aggregate(list(columns.values()))
+    return plain(found.rename_columns([*keys, *columns]))
+
+
+def summed(values: Iterable[tuple[K, float]]) -> dict[K, float]:
+    """Values added up by key; 0 for other keys."""
+    found: dict[K, float] = defaultdict(float)
+    for key, value in values:
+        found[key] += value
+    return found
+
+
+def grid(table: pa.Table, column: str, iterations: Sequence[int | None], ranks: Sequence[int]) -> NDArray[np.float64]:
+    """A column of a table with `rank` and `iteration` as an array of iterations by ranks; NaN where there is no value.
+
+    Values of the same rank and iteration are added up.
+    """
+    wanted = {"iteration": iterations, "rank": ranks}
+    places = [
+        pc.index_in(table[name], pa.array(values, pa.int32())).fill_null(-1).to_numpy() for name, values in wanted.items()
+    ]
+    known = (places[0] >= 0) & (places[1] >= 0) & table[column].is_valid().to_numpy()
+    cells = places[0][known], places[1][known]
+    found = np.full((len(iterations), len(ranks)), np.nan)
+    found[cells] = 0.0
+    np.add.at(found, cells, table[column].to_numpy()[known])
     return found
 
 

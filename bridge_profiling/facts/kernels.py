@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,15 +14,13 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from bridge_profiling.facts.columns import KernelGroup
+from bridge_profiling.facts.database import Connection, queried
 from bridge_profiling.facts.device import WHOLE_CAPTURE, DeviceWork, Windows
 from bridge_profiling.facts.host import Operators
-from bridge_profiling.facts.intervals import Nanoseconds, coded, judged, rows_of, union
+from bridge_profiling.facts.intervals import Lanes, Nanoseconds, coded, judged, plain, rows_of, summed, totals, union
 from bridge_profiling.facts.names import COPY, group_of
-from bridge_profiling.traces.tables import fields, to_int64
-
-if TYPE_CHECKING:
-    import duckdb
-
+from bridge_profiling.facts.types import schema
+from bridge_profiling.traces.tables import to_int64
 
 #: Least time that launching a kernel takes the host; 4.5 to 6 µs on a host of H200s.
 LAUNCH_NS = 5_000
@@ -61,72 +59,48 @@ def launch_statistics(device_events: pa.Table, spans: Windows) -> pa.Table:
     return pa.Table.from_pylist(rows, schema=_LAUNCH_STATISTICS).add_column(0, "iteration", spans.numbers)
 
 
-_LAUNCH_STATISTICS = pa.schema(
-    [
-        ("kernel_count", pa.int64()),
-        *fields(pa.float64(), "mean_kernel_us", "median_kernel_us"),
-        ("launch_count", pa.int64()),
-        ("launch_call_us", pa.float64()),
-        ("graph_kernel_count", pa.int64()),
-    ]
+_LAUNCH_STATISTICS = schema(
+    "kernel_count", "mean_kernel_us", "median_kernel_us", "launch_count", "launch_call_us", "graph_kernel_count"
 )
 
 _PATH = ("direction", "from_memory", "to_memory")
 
 
-def copies(device_events: pa.Table) -> pa.Table:
-    """One row per direction and pair of memories, and one of memsets, most time first.
+_COPIES = """
+select rank, source, kind, direction, from_memory, to_memory,
+    case when direction = 'HtoD' and from_memory in ('pinned', 'pageable') then from_memory
+        when direction = 'DtoH' and to_memory in ('pinned', 'pageable') then to_memory end as host_memory,
+    sum(count)::bigint as count, sum(bytes)::bigint as bytes, sum(total_ns)::bigint / 1e3 as total_us,
+    max(max_ns) / 1e3 as max_us, sum(bytes)::double / nullif(sum(sized_ns)::double, 0) as bandwidth_gbs
+from device_sums where kind in ('memcpy', 'memset') group by all
+order by rank, source, total_us desc, kind, direction, from_memory, to_memory
+"""
+
+
+def copies(connection: Connection, device_sums: pa.Table) -> pa.Table:
+    """One row per rank, source, direction and pair of memories, and one of memsets, most time first.
 
     `kind`: `memcpy` or `memset`, which has no direction and no memories. `host_memory`: `pinned` or `pageable` for a copy from
     or to the host, else null. `bandwidth_gbs`: 10⁹ bytes/s during the copies whose size the capture records; null if it records
     none.
     """
-    kinds = device_events["kind"]
-    events = device_events.filter(pa.array(rows_of(kinds, "memcpy") | rows_of(kinds, "memset")))
-    duration = pc.subtract(events["end_ns"], events["start_ns"])
-    table = pa.table(
-        {name: events[name].cast(pa.string()) for name in ("kind", *_PATH)}
-        | {
-            "bytes": events["bytes"],
-            "duration_ns": duration,
-            "sized_ns": pc.if_else(events["bytes"].is_valid(), duration, 0),
-        }
-    )
-    wanted = [("duration_ns", "count"), ("bytes", "sum"), ("duration_ns", "sum"), ("duration_ns", "max"), ("sized_ns", "sum")]
-    found = table.group_by(["kind", *_PATH]).aggregate(wanted).sort_by([("duration_ns_sum", "descending")])
-    sized_ns, total_bytes = found["sized_ns_sum"], found["bytes_sum"]
-    known = pc.greater(sized_ns, 0)
-    divisor = pc.if_else(known, sized_ns, 1).cast(pa.float64())
-    sides = [{"HtoD": row["from_memory"], "DtoH": row["to_memory"]}.get(row["direction"]) for row in found.to_pylist()]
-    return pa.table(
-        {name: found[name] for name in ("kind", *_PATH)}
-        | {
-            "host_memory": pa.array([side if side in ("pinned", "pageable") else None for side in sides], pa.string()),
-            "count": found["duration_ns_count"],
-            "bytes": total_bytes,
-            "total_us": pc.divide(found["duration_ns_sum"].cast(pa.float64()), 1e3),
-            "max_us": pc.divide(found["duration_ns_max"].cast(pa.float64()), 1e3),
-            "bandwidth_gbs": pc.if_else(known, pc.divide(total_bytes.cast(pa.float64()), divisor), None),
-        }
-    )
+    return queried(connection, _COPIES, device_sums=device_sums)
 
 
 def copy_sizes(device_events: pa.Table) -> pa.Table:
     """Copies between host and device by direction, host_memory and bytes: count, and copy_ns of all of them."""
-    events = device_events.select(["direction", "from_memory", "to_memory", "bytes", "start_ns", "end_ns"])
     mine = rows_of(device_events["kind"], "memcpy") & rows_of(device_events["direction"], "HtoD", "DtoH")
-    events = events.filter(pa.array(mine & (to_int64(device_events["bytes"], 0) > 0)))
+    events = device_events.filter(pa.array(mine & (to_int64(device_events["bytes"], 0) > 0)))
     direction, source, target = (events[name].cast(pa.string()) for name in _PATH)
     table = pa.table(
         {
             "direction": direction,
             "host_memory": pc.if_else(pc.equal(direction, "HtoD"), source, target),
-            "bytes": events["bytes"].cast(pa.int64()),
+            "bytes": events["bytes"],
             "copy_ns": pc.subtract(events["end_ns"], events["start_ns"]),
         }
     )
-    found = table.group_by(["direction", "host_memory", "bytes"]).aggregate([("copy_ns", "count"), ("copy_ns", "sum")])
-    return found.rename_columns({"copy_ns_count": "count", "copy_ns_sum": "copy_ns"})
+    return totals(table, table.column_names[:3], count=("copy_ns", "count"), copy_ns=("copy_ns", "sum"))
 
 
 _OF_EVENTS = ("kind", "backend", "name", "configuration", *_PATH)
@@ -144,7 +118,7 @@ def device_sums(device_events: pa.Table, *, marked: bool) -> pa.Table:
 
     Returns:
         Also `queued`: the events were in the device's queue when the capture began; count; total_ns, min_ns and max_ns of their
-        durations; bytes (null if unknown).
+        durations; bytes (null if unknown); sized_ns: durations of those with known bytes.
     """
     start = device_events["start_ns"].to_numpy()
     unlaunched = device_events["launch_start_ns"].is_null().to_numpy()
@@ -152,25 +126,14 @@ def device_sums(device_events: pa.Table, *, marked: bool) -> pa.Table:
     if marked and 2 * unlaunched.sum() < len(start):
         outside = device_events["iteration"].is_null().to_numpy()
         queued = outside & unlaunched & (start < start[~unlaunched].min())
-    codes = {name: coded(device_events[name]) for name in _OF_EVENTS}
+    size, ns = device_events["bytes"], device_events["end_ns"].to_numpy() - start
     table = pa.table(
-        {name: code for name, (code, _) in codes.items()}
-        | {"iteration": device_events["iteration"], "queued": queued, "bytes": device_events["bytes"]}
-        | {"ns": device_events["end_ns"].to_numpy() - start}
+        {name: device_events[name] for name in ("iteration", *_OF_EVENTS)}
+        | {"queued": queued, "bytes": size, "ns": ns, "sized_ns": ns * size.is_valid().to_numpy()}
     )
-    sums = [("ns", "count"), ("ns", "sum"), ("ns", "min"), ("ns", "max"), ("bytes", "sum")]
-    found = table.group_by(["iteration", *_OF_EVENTS, "queued"], use_threads=False).aggregate(sums)
-    of_name = {
-        name: pa.array(names, pa.string()).take(pa.array(code, mask=code < 0))
-        for name, (_, names) in codes.items()
-        for code in [found[name].to_numpy()]
-    }
-    sums_of = {"count": "ns_count", "total_ns": "ns_sum", "min_ns": "ns_min", "max_ns": "ns_max", "bytes": "bytes_sum"}
-    return pa.table(
-        {name: found[name] for name in ("iteration", "queued")}
-        | of_name
-        | {name: found[column] for name, column in sums_of.items()}
-    )
+    sums = {"count": "count", "total_ns": "sum", "min_ns": "min", "max_ns": "max"}
+    columns = {name: ("ns", how) for name, how in sums.items()} | {name: (name, "sum") for name in ("bytes", "sized_ns")}
+    return totals(table, ("iteration", "queued", *_OF_EVENTS), **columns)
 
 
 _KERNELS = """
@@ -192,30 +155,32 @@ _KERNELS = """
 """
 
 
-def kernels(connection: duckdb.DuckDBPyConnection, *, by_rank: bool = True) -> pa.Table:
+_CONFIGURATION = schema("grid", "block", "registers_per_thread", "shared_memory_bytes", registers_per_thread=pa.int64())
+
+
+def kernels(connection: Connection, device_sums: pa.Table, *, by_rank: bool = True) -> pa.Table:
     """One row per source, kind, backend and name of kernel (and rank), with its group (`kernel_groups`), most time first.
 
     `grid`, `block` ("16x8x1"), `registers_per_thread` and `shared_memory_bytes` (of a block, static and dynamic) are those of
     most launches, null where the profiler did not record them; `configurations`: how many different ones there are.
 
-    Kernels that were in the device's queue when the capture began are left out. Needs the table `device_sums`.
+    Kernels that were in the device's queue when the capture began are left out.
     """
-    found = connection.sql(_KERNELS.format(of="rank, source" if by_rank else "source")).to_arrow_table()
+    found = queried(connection, _KERNELS.format(of="rank, source" if by_rank else "source"), device_sums=device_sums)
     kinds, names = (found[column].cast(pa.string()).to_pylist() for column in ("kind", "name"))
     groups = [group_of(name or "", kind) for kind, name in zip(kinds, names, strict=True)]
     found = found.append_column("group", pa.array(groups, pa.string()))
-    written = found["configuration"].to_pylist()
-    launches = [(None, None, None, None) if text is None else json.loads(text) for text in written]
-    grids, blocks, registers, shared = zip(*launches, strict=True) if launches else ((),) * 4
-    for name, values in (("grid", grids), ("block", blocks)):
-        sizes = ["x".join(map(str, value)) if value else None for value in values]
-        found = found.append_column(name, pa.array(sizes, pa.string()))
-    for name, values in (("registers_per_thread", registers), ("shared_memory_bytes", shared)):
-        found = found.append_column(name, pa.array(values, pa.int64()))
+    launches = [json.loads(text or "[null, null, null, null]") for text in found["configuration"].to_pylist()]
+    for place, (name, kind) in enumerate(zip(_CONFIGURATION.names, _CONFIGURATION.types, strict=True)):
+        values = [launch[place] for launch in launches]
+        sizes = ["x".join(map(str, each)) or None if isinstance(each, list) else each for each in values]
+        found = found.append_column(name, pa.array(sizes, kind))
     return found.drop_columns("configuration")
 
 
-_KERNEL_GROUPS = pa.schema([("rank", pa.int32()), ("source", pa.string()), *KernelGroup.schema()])
+_KERNEL_GROUPS = pa.schema([*schema("rank", "source"), *KernelGroup.schema()])
+
+_OF_GROUP = ("rank", "source", "group")
 
 #: Names of a group that are listed, those with the most time.
 _NAMES_OF_GROUP = 5
@@ -228,54 +193,28 @@ def kernel_groups(kernels: pa.Table, copies: pa.Table) -> pa.Table:
         `count` and `total_us` of its kernels, or copies; `share` of the time of the rank's kernels and copies; `name_count`:
         different names in it, and `names`: those with the most time. Communication has a group for each operation.
     """
-    sums: dict[tuple[int, str, str], list[Any]] = defaultdict(lambda: [0, 0.0, {}])
-    read = kernels.select(["rank", "source", "name", "group", "count", "total_us"])
-    rows = [(row, row["group"]) for row in read.to_pylist()]
+    rows = kernels.select([*_OF_GROUP, "name", "count", "total_us"]).to_pylist()
     rows += [
-        ({**row, "name": f"{row['direction']} {row['from_memory']} to {row['to_memory']}"}, COPY)
+        {**row, "name": f"{row['direction']} {row['from_memory']} to {row['to_memory']}", "group": COPY}
         for row in copies.to_pylist()
         if row["kind"] == "memcpy"
     ]
-    for row, group in rows:
-        mine = sums[row["rank"], row["source"], group]
-        mine[0] += row["count"]
-        mine[1] += row["total_us"]
-        mine[2][row["name"]] = mine[2].get(row["name"], 0.0) + row["total_us"]
-    whole: dict[tuple[int, str], float] = defaultdict(float)
-    for (rank, source, _), (_, total_us, _) in sums.items():
-        whole[rank, source] += total_us
+
+    def added(name: str, *keys: str) -> dict[tuple[Any, ...], float]:
+        return summed((tuple(row[key] for key in keys), row[name]) for row in rows)
+
+    count, total_us, of_name = added("count", *_OF_GROUP), added("total_us", *_OF_GROUP), added("total_us", *_OF_GROUP, "name")
+    whole = summed((key[:2], time_us) for key, time_us in total_us.items())
+    names: dict[tuple[Any, ...], list[str]] = defaultdict(list)
+    for *key, name in sorted(of_name, key=lambda key: -of_name[key]):
+        names[tuple(key)].append(name)
     found = [
-        {
-            "rank": rank,
-            "source": source,
-            "group": group,
-            "count": count,
-            "total_us": total_us,
-            "share": total_us / whole[rank, source] if whole[rank, source] else 0.0,
-            "name_count": len(names),
-            "names": sorted(names, key=lambda name: -names[name])[:_NAMES_OF_GROUP],
-        }
-        for (rank, source, group), (count, total_us, names) in sums.items()
+        dict(zip(_OF_GROUP, key, strict=True))
+        | {"count": count[key], "total_us": time_us, "share": time_us / whole[key[:2]] if whole[key[:2]] else 0.0}
+        | {"name_count": len(names[key]), "names": names[key][:_NAMES_OF_GROUP]}
+        for key, time_us in sorted(total_us.items(), key=lambda item: (*item[0][:2], -item[1]))
     ]
-    found.sort(key=lambda row: (row["rank"], row["source"], -row["total_us"]))
     return pa.Table.from_pylist(found, schema=_KERNEL_GROUPS)
-
-
-_KERNEL_TIMES = pa.schema(
-    [
-        ("iteration", pa.int32()),
-        *fields(pa.int64(), "start_ns", "end_ns", "compute_start_ns", "compute_end_ns"),
-        ("compute_us", pa.float64()),
-    ]
-)
-
-_EXPOSURE = pa.schema(
-    [
-        *fields(pa.string(), "group_name", "group_ranks", "operation"),
-        ("message_bytes", pa.int64()),
-        *fields(pa.float64(), "exposed_us", "overlapped_us"),
-    ]
-)
 
 
 def in_small_runs(device_events: pa.Table) -> NDArray[np.bool_]:
@@ -302,27 +241,21 @@ def kernel_times(device_events: pa.Table) -> pa.Table:
     Columns: iteration; start_ns and end_ns: the first start and the last end of its kernels; the same of its compute kernels,
     null without any; compute_us: the time in which one of those ran.
     """
-    computes = rows_of(device_events["kind"], "compute")
+    iteration, computes = to_int64(device_events["iteration"], WHOLE_CAPTURE), rows_of(device_events["kind"], "compute")
     kernels = np.flatnonzero(computes | rows_of(device_events["kind"], "communication"))
-    iteration = to_int64(device_events["iteration"], WHOLE_CAPTURE)[kernels]
-    order = np.argsort(iteration, kind="stable")
-    kernels = kernels[order]
-    numbers, first = np.unique(iteration[order], return_index=True)
-    start, end = (device_events[name].to_numpy() for name in ("start_ns", "end_ns"))
-    rows = []
-    for number, mine in zip(numbers.tolist(), np.split(kernels, first[1:]), strict=False):
-        compute = mine[computes[mine]]
-        rows.append(
-            {
-                "iteration": None if number == WHOLE_CAPTURE else number,
-                "start_ns": int(start[mine].min()),
-                "end_ns": int(end[mine].max()),
-                "compute_start_ns": int(start[compute].min()) if len(compute) else None,
-                "compute_end_ns": int(end[compute].max()) if len(compute) else None,
-                "compute_us": union(start[compute], end[compute]).total_ns / 1e3,
-            }
-        )
-    return pa.Table.from_pylist(rows, schema=_KERNEL_TIMES)
+    kernels = kernels[np.argsort(iteration[kernels], kind="stable")]
+    start, end = (device_events[name].to_numpy()[kernels] for name in ("start_ns", "end_ns"))
+    iteration, computes = iteration[kernels], computes[kernels]
+    times = {"start_ns": start, "end_ns": end}
+    times |= {f"compute_{name}": pa.array(time, mask=~computes) for name, time in times.items()}
+    bounds = {name: (name, "min" if "start" in name else "max") for name in times}
+    found = totals(pa.table({"iteration": iteration, **times}), ["iteration"], **bounds).sort_by("iteration")
+    lanes = Lanes(found["start_ns"].to_numpy(), found["end_ns"].to_numpy())
+    lane = np.cumsum(np.diff(iteration, prepend=iteration[:1]) != 0)
+    compute = lanes.union(lane[computes], start[computes], end[computes])
+    found = found.append_column("compute_us", pa.array(compute.within_ns(lanes.start_ns, lanes.end_ns) / 1e3))
+    number = found["iteration"].to_numpy()
+    return found.set_column(0, "iteration", pa.array(number, pa.int32(), mask=number == WHOLE_CAPTURE))
 
 
 def exposure(device_events: pa.Table, collectives: pa.Table, work: DeviceWork) -> pa.Table:
@@ -331,34 +264,26 @@ def exposure(device_events: pa.Table, collectives: pa.Table, work: DeviceWork) -
     Columns: group_name and group_ranks (empty if unknown), operation, message_bytes (null if unknown), exposed_us (nothing else
     ran), overlapped_us (compute ran too).
     """
-    return pa.Table.from_pylist(list(_exposed(device_events, collectives, work)), schema=_EXPOSURE)
-
-
-def _exposed(device_events: pa.Table, collectives: pa.Table, work: DeviceWork) -> Iterator[dict[str, object]]:
-    if not device_events.num_rows:
-        return
-    start, end = (device_events[name].to_numpy() for name in ("start_ns", "end_ns"))
-    other = work.compute | work.memcpy | work.memset
-    names = [collectives[name].to_pylist() for name in _EXPOSURE.names[:4]]
-    codes: dict[tuple[str, str, str, int | None], int] = {}
-    code = np.array(
-        [
-            codes.setdefault((name or "", ranks or "", "unknown" if operation is None else operation, size), len(codes))
-            for name, ranks, operation, size in zip(*names, strict=True)
-        ],
-        np.int64,
+    unknown = {"group_name": "", "group_ranks": "", "operation": "unknown"}
+    rows = plain(collectives.select([*unknown, "message_bytes", "collective"]))
+    rows = pa.table(
+        {name: rows[name].fill_null(unknown[name]) if name in unknown else rows[name] for name in rows.column_names}
     )
-    number, of_event = collectives["collective"].to_numpy(), to_int64(device_events["collective"], -1)
+    found = totals(rows, rows.column_names[:4], members=("collective", "list"))
+    start, end = (device_events[name].to_numpy() for name in ("start_ns", "end_ns"))
+    of_event, members = to_int64(device_events["collective"], -1), found["members"].to_pylist()
     # The last one is that of events which do not communicate.
-    of_collective = np.full(max(int(of_event.max()), int(number.max(initial=-1))) + 2, -1)
-    of_collective[number] = code
-    mine = of_collective[of_event]
-    for key, place in codes.items():
-        rows = mine == place
-        time = union(start[rows], end[rows])
+    of_collective = np.full(max(of_event.max(initial=-1), *(max(each) for each in members), 0) + 2, -1)
+    for place, mine in enumerate(members):
+        of_collective[mine] = place
+    kind, other, times = of_collective[of_event], work.compute | work.memcpy | work.memset, []
+    for place in range(len(members)):
+        time = union(*(each[kind == place] for each in (start, end)))
         hidden_ns, overlapped_ns = (int(each.within_ns(time.start_ns, time.end_ns).sum()) for each in (other, work.compute))
-        times = {"exposed_us": (time.total_ns - hidden_ns) / 1e3, "overlapped_us": overlapped_ns / 1e3}
-        yield dict(zip(_EXPOSURE.names, key, strict=False)) | times
+        times.append(((time.total_ns - hidden_ns) / 1e3, overlapped_ns / 1e3))
+    exposed_us, overlapped_us = np.array(times, np.float64).reshape(-1, 2).T
+    found = found.drop_columns("members").append_column("exposed_us", pa.array(exposed_us))
+    return found.append_column("overlapped_us", pa.array(overlapped_us))
 
 
 #: Operators on many tensors at once.

@@ -10,10 +10,9 @@ group of all captured ranks, unless some operations may be of pairs, or what is 
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -21,11 +20,9 @@ from numpy.typing import NDArray
 
 from bridge_profiling.facts.activity import POINT_TO_POINT
 from bridge_profiling.facts.caveats import caveat
-from bridge_profiling.facts.intervals import run_starts
+from bridge_profiling.facts.database import Connection
+from bridge_profiling.facts.intervals import runs
 from bridge_profiling.traces.types import Caveat
-
-if TYPE_CHECKING:
-    import duckdb
 
 Integers = NDArray[np.int64]
 
@@ -122,7 +119,7 @@ group by group_id
 """
 
 
-def match(connection: duckdb.DuckDBPyConnection, operations: pa.Table) -> list[Caveat]:
+def match(connection: Connection, operations: pa.Table) -> list[Caveat]:
     """Create the tables `matched`, `groups`, and `operations`: those given, of all ranks, with a group_id.
 
     `matched` has a row per participant of each matched operation and direction: match (one number for all participants), rank,
@@ -147,7 +144,7 @@ def match(connection: duckdb.DuckDBPyConnection, operations: pa.Table) -> list[C
     return found
 
 
-def _match(connection: duckdb.DuckDBPyConnection) -> None:
+def _match(connection: Connection) -> None:
     connection.execute(_CALLS)
     connection.execute(_UNEQUAL)
     aligned = _aligned(connection)
@@ -156,7 +153,7 @@ def _match(connection: duckdb.DuckDBPyConnection) -> None:
     connection.unregister("aligned")
 
 
-def _ranks_of_one_group(connection: duckdb.DuckDBPyConnection) -> list[int]:
+def _ranks_of_one_group(connection: Connection) -> list[int]:
     """The ranks that communicate, if there are several and no operation has a group or can be one of a pair."""
     others, ranks = connection.execute(
         f"""select count(*) filter (coalesce(group_name, group_ranks) is not null or operation in {POINT_TO_POINT}),
@@ -165,7 +162,7 @@ def _ranks_of_one_group(connection: duckdb.DuckDBPyConnection) -> list[int]:
     return ranks if not others and len(ranks or ()) > 1 else []
 
 
-def _end_together(connection: duckdb.DuckDBPyConnection) -> bool:
+def _end_together(connection: Connection) -> bool:
     """Whether what is matched ends at the same times, up to a constant difference of the ranks' clocks."""
     apart_ns, scatter_ns = connection.execute(
         """with apart as (
@@ -178,16 +175,14 @@ def _end_together(connection: duckdb.DuckDBPyConnection) -> bool:
     return scatter_ns is not None and scatter_ns <= _SAME_NS and apart_ns <= _HOSTS_NS
 
 
-def _aligned(connection: duckdb.DuckDBPyConnection) -> pa.Table:
+def _aligned(connection: Connection) -> pa.Table:
     """Place in the channel of each row of the unequal channels, without rows of captures that fit nowhere."""
     rows = connection.sql(
         """select channel, rank, collective, signature, coalesce(iteration, -1) as iteration, end_ns
         from calls semi join unequal using (channel) order by channel, rank, sequence, collective"""
     ).to_arrow_table()
     channel, rank, collective, signature, iteration, end_ns = (column.to_numpy() for column in rows.columns)
-    captures = [
-        [slice(mine.start + each.start, mine.start + each.stop) for each in _runs(rank[mine])] for mine in _runs(channel)
-    ]
+    captures = [[slice(mine.start + each.start, mine.start + each.stop) for each in runs(rank[mine])] for mine in runs(channel)]
     sequences = [
         [Sequence(int(rank[each.start]), signature[each], iteration[each], end_ns[each]) for each in mine] for mine in captures
     ]
@@ -201,13 +196,7 @@ def _aligned(connection: duckdb.DuckDBPyConnection) -> pa.Table:
     return pa.table({"channel": channel[known], "rank": rank[known], "collective": collective[known], "place": places[known]})
 
 
-def _runs(values: np.ndarray) -> list[slice]:
-    """Runs of equal values."""
-    bounds = [*run_starts(values).tolist(), len(values)]
-    return [slice(begin, end) for begin, end in itertools.pairwise(bounds)]
-
-
-def _caveats(connection: duckdb.DuckDBPyConnection) -> Iterator[Caveat]:
+def _caveats(connection: Connection) -> Iterator[Caveat]:
     unnamed, alone, total = connection.execute(
         f"""select count(*) filter (group_name is null and group_ranks is null),
             count(*) filter (operation in {POINT_TO_POINT} and (group_name is not null or group_ranks is not null)
@@ -299,33 +288,24 @@ def align(channels: Iterable[list[Sequence]]) -> list[list[int | None]]:
     clocks = RankClocks()
     # Sequences that fit in one way only show the clocks, which decide about the others.
     plain = [
-        (ways[0].overlap, sequences[longest].rank, sequence.rank, ways[0].apart_ns)
-        for sequences, (longest, found) in zip(every, fits, strict=True)
+        (ways[0].overlap, reference.rank, sequence.rank, ways[0].apart_ns)
+        for sequences, (reference, found) in zip(every, fits, strict=True)
         for sequence, ways in zip(sequences, found, strict=True)
-        if sequence.rank != sequences[longest].rank and _plain(ways)
+        if sequence.rank != reference.rank
+        # So many more operations than those of the next one make the first fit the right one.
+        and (ways and ways[0].overlap > _FEW and (len(ways) == 1 or ways[0].overlap >= 2 * ways[1].overlap))
     ]
     for _, one, other, apart_ns in sorted(plain, reverse=True):
         clocks.learn(one, other, apart_ns)
     return [
-        [
-            _chosen(ways, clocks.apart_ns(sequences[longest].rank, each.rank))
-            for each, ways in zip(sequences, found, strict=True)
-        ]
-        for sequences, (longest, found) in zip(every, fits, strict=True)
+        [_chosen(ways, clocks.apart_ns(reference.rank, each.rank)) for each, ways in zip(sequences, found, strict=True)]
+        for sequences, (reference, found) in zip(every, fits, strict=True)
     ]
 
 
-def _plain(ways: list[Fit]) -> bool:
-    """Whether the first fit has so many more operations than the next that it is the right one."""
-    return bool(ways) and ways[0].overlap > _FEW and (len(ways) == 1 or ways[0].overlap >= 2 * ways[1].overlap)
-
-
-def _against_longest(sequences: list[Sequence]) -> tuple[int, list[list[Fit]]]:
-    longest = max(range(len(sequences)), key=lambda place: len(sequences[place]))
-    return longest, [
-        [Fit(0, len(each), 0.0, 0.0, True)] if place == longest else fitting(sequences[longest], each)
-        for place, each in enumerate(sequences)
-    ]
+def _against_longest(sequences: list[Sequence]) -> tuple[Sequence, list[list[Fit]]]:
+    longest = max(sequences, key=len)
+    return longest, [[Fit(0, len(each), 0.0, 0.0, True)] if each is longest else fitting(longest, each) for each in sequences]
 
 
 def _chosen(ways: list[Fit], apart_ns: float | None) -> int | None:

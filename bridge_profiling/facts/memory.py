@@ -18,23 +18,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from bridge_profiling.facts import memory_series
 from bridge_profiling.facts.caveats import caveat
 from bridge_profiling.facts.columns import DeviceMemory, IterationEnd, Site, SiteChange
-from bridge_profiling.facts.intervals import grouped
-from bridge_profiling.facts.memory_series import (
-    UNRECORDED,
-    Amounts,
-    Integers,
-    Series,
-    device_series,
-    inferred_ends,
-    live,
-    marked_ends,
-    running,
-    site,
-)
-from bridge_profiling.facts.types import Answer
-from bridge_profiling.traces.tables import fields
+from bridge_profiling.facts.intervals import totals
+from bridge_profiling.facts.memory_series import Amounts, Integers, Series, live, site
+from bridge_profiling.facts.types import Answer, schema
 from bridge_profiling.traces.types import RankTables
 
 #: Name of all sites beyond the `MOST_SITES` largest in `memory_over_time`.
@@ -47,14 +36,8 @@ _POINTS, _POINTS_OF_SITES = 2_000, 400
 #: Columns of the run's tables that the facts of one capture lack: its own.
 _OF_CAPTURE = ("rank", "source")
 
-_AMOUNTS = fields(pa.int64(), "time_ns", "allocated_bytes", "reserved_bytes")
-
 # A stack has kilobytes, and each occurs many times.
-_STACK = [(name, pa.dictionary(pa.int32(), pa.string())) for name in ("site", "stack")]
-_LIVE = [*fields(pa.int64(), "bytes", "allocated_ns", "freed_ns"), *_STACK]
-
-_REQUEST = fields(pa.int64(), "time_ns", "requested_bytes", "free_bytes")
-_FAILED = [*_REQUEST, ("site", pa.string()), ("stack", pa.string())]
+_STACK = dict.fromkeys(("site", "stack"), pa.dictionary(pa.int32(), pa.string()))
 
 #: The tables of a run by name, each with a row for something of a rank's device:
 #:
@@ -72,14 +55,12 @@ SCHEMAS: dict[str, pa.Schema] = {
     "memory": DeviceMemory.schema(),
     "memory_growth": IterationEnd.schema(),
     "memory_sites": Site.schema(),
-} | {
-    name: pa.schema([*fields(pa.int32(), "rank", "device"), *columns])
-    for name, columns in {
-        "memory_timeline": _AMOUNTS,
-        "memory_at_peak": _LIVE,
-        "memory_over_time": [("site", pa.string()), *fields(pa.int64(), "time_ns", "bytes")],
-        "out_of_memory": _FAILED,
-    }.items()
+    "memory_timeline": schema("rank", "device", "time_ns", "allocated_bytes", "reserved_bytes"),
+    "memory_at_peak": schema(
+        *("rank", "device", "bytes", "allocated_ns", "freed_ns", "site", "stack"), bytes=pa.int64(), **_STACK
+    ),
+    "memory_over_time": schema("rank", "device", "site", "time_ns", "bytes", bytes=pa.int64()),
+    "out_of_memory": schema("rank", "device", "time_ns", "requested_bytes", "free_bytes", "site", "stack"),
 }
 
 _OF_RANK = {
@@ -109,10 +90,10 @@ def memory_facts(tables: RankTables, iterations: pa.Table, *, points: int = _POI
     def add(name: str, device: int, rows: list[dict[str, Any]]) -> None:
         found[name].append(pa.Table.from_pylist([{"device": device} | row for row in rows], schema=_OF_RANK[name]))
 
-    for series in device_series(tables):
-        ends, numbers = marked_ends(iterations, series)
+    for series in memory_series.device_series(tables):
+        ends, numbers = memory_series.marked_ends(iterations, series)
         if not numbers:
-            ends = inferred_ends(series)
+            ends = memory_series.inferred_ends(series)
             caveats.append(caveat("memory_iterations_inferred" if len(ends) else "memory_growth_unknown"))
         add("memory", series.device, [_summary(series, ends) | free.get(series.device, {})])
         found["memory_timeline"].append(_timeline(series, points))
@@ -120,7 +101,7 @@ def memory_facts(tables: RankTables, iterations: pa.Table, *, points: int = _POI
         if series.allocations is None:
             caveats.append(caveat("memory_without_snapshot"))
             continue
-        sites = [*map(site, series.stacks), UNRECORDED]
+        sites = [*map(site, series.stacks), memory_series.UNRECORDED]
         parts = _by_site(series.allocations, sites)
         add("memory_sites", series.device, _sites(series, parts, ends))
         found["memory_at_peak"].append(_at_peak(series, series.allocations, sites))
@@ -174,21 +155,14 @@ def difference(before: pa.Table, after: pa.Table) -> pa.Table:
         recorded ranks and devices.
     """
     measured = ("bytes_at_peak", "end_bytes", "allocations")
-    sides = []
-    for table in (before, after):
-        count = max(table.select(["rank", "device"]).group_by(["rank", "device"]).aggregate([]).num_rows, 1)
-        summed = table.group_by("site").aggregate([(name, "sum") for name in measured]).to_pylist()
-        sides.append({row["site"]: {name: row[f"{name}_sum"] / count for name in measured} for row in summed})
-    rows = []
-    nothing = dict.fromkeys(measured, 0.0)
-    for name in sorted(sides[0].keys() | sides[1].keys()):
-        first, second = sides[0].get(name, nothing), sides[1].get(name, nothing)
-        row: dict[str, Any] = {"site": name}
-        for measure in measured:
-            row |= {f"before_{measure}": first[measure], f"after_{measure}": second[measure]}
-            if measure != "allocations":
-                row[f"change_{measure}"] = second[measure] - first[measure]
-        rows.append(row)
+    sites = sorted({*before["site"].to_pylist(), *after["site"].to_pylist()})
+    rows = [{"site": name} | {f"{side}_{each}": 0.0 for side in ("before", "after") for each in measured} for name in sites]
+    for side, table in (("before", before), ("after", after)):
+        count = max(len(totals(table, ("rank", "device"))), 1)
+        for found in totals(table, ["site"], **{name: (name, "sum") for name in measured}).to_pylist():
+            rows[sites.index(found["site"])] |= {f"{side}_{name}": found[name] / count for name in measured}
+    for row in rows:
+        row |= {f"change_{name}": row[f"after_{name}"] - row[f"before_{name}"] for name in measured}
     rows.sort(key=lambda row: (-abs(row["change_bytes_at_peak"]), -abs(row["change_end_bytes"]), row["site"]))
     return pa.Table.from_pylist(rows, schema=SiteChange.schema())
 
@@ -197,16 +171,14 @@ def _free_blocks(tables: RankTables) -> dict[int, dict[str, Any]]:
     """Free memory of each device when its snapshot was taken."""
     segments = tables.columns("segments", ("device", "bytes", "active_bytes", "largest_free_bytes", "freed_ns"))
     held = segments.filter(pc.and_(segments["freed_ns"].is_null(), segments["active_bytes"].is_valid()))
-    found = {}
-    for device, rows in grouped(held.to_pylist(), "device").items():
-        free = sum(row["bytes"] - row["active_bytes"] for row in rows)
-        largest = max((row["largest_free_bytes"] or 0 for row in rows), default=0)
-        found[device or 0] = {
-            "largest_free_bytes": largest,
-            "fragmentation": 1 - largest / free if free else None,
-            "inactive_split_bytes": sum(row["bytes"] - row["active_bytes"] for row in rows if row["active_bytes"]),
-        }
-    return found
+    free, device = pc.subtract(held["bytes"], held["active_bytes"]), held["device"].fill_null(0)
+    split = pc.if_else(pc.greater(held["active_bytes"], 0), free, 0)
+    table = pa.table({"device": device, "free": free, "split": split, "largest": held["largest_free_bytes"].fill_null(0)})
+    sums = {"free": ("free", "sum"), "inactive_split_bytes": ("split", "sum"), "largest_free_bytes": ("largest", "max")}
+    return {
+        row["device"]: row | {"fragmentation": 1 - row["largest_free_bytes"] / row["free"] if row["free"] else None}
+        for row in totals(table, ["device"], **sums).to_pylist()
+    }
 
 
 def _summary(series: Series, ends: Integers) -> dict[str, Any]:
@@ -269,7 +241,7 @@ def _by_site(allocations: pa.Table, of_code: Sequence[str]) -> dict[str, _Site]:
     for name, (begin, end) in zip(names, itertools.pairwise(bounds.tolist()), strict=True):
         if begin < end:
             mine = allocations.take(pa.array(order[begin:end]))
-            found[name] = _Site(mine, running(mine))
+            found[name] = _Site(mine, memory_series.running(mine))
     return found
 
 

@@ -19,6 +19,7 @@ from bridge_profiling.facts.intervals import (
     rows_of,
     self_times_ns,
     sums_inside,
+    totals,
 )
 from bridge_profiling.traces.tables import NULL, to_int64
 
@@ -75,24 +76,16 @@ def operators(
         mine = events.filter(pa.array(rows)).append_column("module", module)
         sums.append(_sums(mine, launched, own, wanted, memory, launches_operators=category != "runtime"))
     by_module = pa.concat_tables(sums)
-    summed = [name for name in by_module.column_names if name not in (*keys, "module")]
-    found = by_module.group_by(keys).aggregate([(name, "max" if name.endswith("_max") else "sum") for name in summed])
-    found = found.rename_columns([*keys, *summed])
-    found = found.sort_by([("self_ns_sum", "descending"), *((key, "ascending") for key in keys)])
-
-    count = found["duration_ns_count"]
+    sums = [name for name in by_module.column_names if name not in (*keys, "module")]
+    found = totals(by_module, keys, **{name: (name, "max" if name == "max_ns" else "sum") for name in sums})
+    found = found.sort_by([("self_ns", "descending"), *((key, "ascending") for key in keys)])
+    times = ("self", "total", "mean", "max", "device_self", "device_total")
+    us = {name: _microseconds(found["total_ns" if name == "mean" else f"{name}_ns"]) for name in times}
+    us["mean"] = pc.divide(us["mean"], found["count"].cast(pa.float64()))
     return pa.table(
-        {key: found[key] for key in keys}
-        | {
-            "count": count,
-            "self_us": _microseconds(found["self_ns_sum"]),
-            "total_us": _microseconds(found["duration_ns_sum"]),
-            "mean_us": pc.divide(_microseconds(found["duration_ns_sum"]), count.cast(pa.float64())),
-            "max_us": _microseconds(found["duration_ns_max"]),
-            "device_self_us": _microseconds(found["device_ns_sum"]),
-            "device_total_us": _microseconds(found["device_total_ns_sum"]),
-        }
-        | {name: found[f"{name}_sum"] if f"{name}_sum" in summed else pa.nulls(found.num_rows, pa.int64()) for name in MEMORY}
+        {name: found[name] for name in (*keys, "count")}
+        | {f"{name}_us": column for name, column in us.items()}
+        | {name: found[name] if name in sums else pa.nulls(found.num_rows, pa.int64()) for name in MEMORY}
         | ({} if modules else {"module": _most_often(by_module, found, keys)})
     )
 
@@ -148,18 +141,21 @@ def _sums(
     meanwhile = (at_ns >= first) & (at_ns <= last)
     launched = device_events.filter(pa.array(meanwhile))
     table = pa.table(
-        {key: events[key].cast(pa.string()) for key in keys}
+        {key: events[key] for key in keys}
         | {
             "duration_ns": end - start,
             "self_ns": self_times_ns(parents(thread, start, end), start, end),
-            "device_ns": device_ns,
+            "device_self_ns": device_ns,
             # What an operator launched counts even if the time of the launch was not recorded.
             "device_total_ns": np.maximum(device_ns, launched_inside(thread, start, end, launched)[1]),
         }
         | memory
     )
-    wanted = [("duration_ns", "count"), *((name, "sum") for name in ("self_ns", "duration_ns", "device_ns", "device_total_ns"))]
-    return table.group_by(keys).aggregate([*wanted, ("duration_ns", "max"), *((name, "sum") for name in memory)])
+    of_calls = {"count": "count", "total_ns": "sum", "max_ns": "max"}
+    sums = ("self_ns", "device_self_ns", "device_total_ns", *memory)
+    return totals(
+        table, keys, **{name: ("duration_ns", how) for name, how in of_calls.items()}, **{name: (name, "sum") for name in sums}
+    )
 
 
 def unit_rows(host_events: pa.Table) -> NDArray[np.bool_]:
@@ -208,8 +204,8 @@ def _most_often(by_module: pa.Table, found: pa.Table, keys: list[str]) -> pa.Arr
     """The module with the most own time of each row."""
     if by_module["module"].null_count == len(by_module):
         return pa.nulls(len(found), pa.string())
-    known = by_module.filter(by_module["module"].is_valid()).group_by([*keys, "module"]).aggregate([("self_ns_sum", "sum")])
-    ordered = known.sort_by([("self_ns_sum_sum", "ascending"), ("module", "descending")])
+    known = totals(by_module.filter(by_module["module"].is_valid()), [*keys, "module"], self_ns=("self_ns", "sum"))
+    ordered = known.sort_by([("self_ns", "ascending"), ("module", "descending")])
     last = {tuple(row[key] for key in keys): row["module"] for row in ordered.to_pylist()}
     return pa.array([last.get(tuple(row[key] for key in keys)) for row in found.select(keys).to_pylist()], pa.string())
 
@@ -269,18 +265,16 @@ def units(host_events: pa.Table, device_events: pa.Table) -> pa.Table:
             "device_ns": device_ns,
         }
     )
-    wanted = [("host_ns", "count"), *((name, "sum") for name in ("host_ns", "launched", "device_ns"))]
-    found = table.group_by(["unit", "step"]).aggregate(wanted)
-    order = [("device_ns_sum", "descending"), ("host_ns_sum", "descending"), ("unit", "ascending"), ("step", "ascending")]
+    sums = {name: (name, "sum") for name in ("host_ns", "launched", "device_ns")}
+    found = totals(table, ("unit", "step"), count=("host_ns", "count"), **sums)
+    order = [("device_ns", "descending"), ("host_ns", "descending"), ("unit", "ascending"), ("step", "ascending")]
     found = found.sort_by(order)
     return pa.table(
         {
-            "unit": found["unit"],
-            "step": found["step"],
-            "count": found["host_ns_count"],
-            "host_us": _microseconds(found["host_ns_sum"]),
-            "communication_count": found["launched_sum"],
-            "device_us": pc.if_else(pc.greater(found["launched_sum"], 0), _microseconds(found["device_ns_sum"]), None),
+            **{name: found[name] for name in ("unit", "step", "count")},
+            "host_us": _microseconds(found["host_ns"]),
+            "communication_count": found["launched"],
+            "device_us": pc.if_else(pc.greater(found["launched"], 0), _microseconds(found["device_ns"]), None),
         }
     )
 

@@ -19,68 +19,51 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from bridge_profiling.facts.caveats import caveat
 from bridge_profiling.facts.columns import HostIteration
+from bridge_profiling.facts.database import Connection, queried
+from bridge_profiling.facts.device import until_next
 from bridge_profiling.facts.idle import Cause
-from bridge_profiling.facts.intervals import Intervals, coded, judged, parents, rows_named, rows_of, union
+from bridge_profiling.facts.intervals import Intervals, coded, judged, parents, rows_named, rows_of, totals, union
 from bridge_profiling.facts.names import CHECKPOINT, DATA_LOADING
 from bridge_profiling.facts.operators import unit_rows
-from bridge_profiling.facts.types import Answer
-from bridge_profiling.traces.tables import fields, to_int64
-from bridge_profiling.traces.types import Caveat
+from bridge_profiling.facts.types import Answer, schema
+from bridge_profiling.traces.tables import to_int64
 
 #: With fewer iterations than this, boundary ones count too, since few or none would be left.
 ENOUGH_ITERATIONS = 3
 
 #: The part that each idle cause belongs to.
 PART_OF_CAUSE = {
+    Cause.starved_beside_communication: "communication_us",
+    Cause.blocked_by_communication: "communication_us",
     Cause.data_loading: "data_loading_us",
-    Cause.host_sync: "host_sync_us",
-    Cause.pageable_copy: "pageable_copy_us",
-    Cause.checkpoint_stall: "checkpoint_us",
-    Cause.profiler: "profiler_us",
     Cause.garbage_collection: "host_launch_us",
     Cause.recompilation: "host_launch_us",
     Cause.initialization: "host_launch_us",
-    Cause.allocator_churn: "host_sync_us",
-    Cause.small_kernels: "small_kernels_us",
     Cause.host_pause: "host_launch_us",
     Cause.host_launch: "host_launch_us",
-    Cause.starved_beside_communication: "communication_us",
-    Cause.blocked_by_communication: "communication_us",
+    Cause.small_kernels: "small_kernels_us",
+    Cause.host_sync: "host_sync_us",
+    Cause.allocator_churn: "host_sync_us",
+    Cause.pageable_copy: "pageable_copy_us",
     Cause.blocked_by_copy: "copy_us",
     Cause.blocked_by_device_copy: "copy_us",
+    Cause.checkpoint_stall: "checkpoint_us",
+    Cause.profiler: "profiler_us",
     Cause.dependency_stalled: "dependency_stalled_us",
 }
 
 #: Parts by cause. `communication_us` is without waiting for other ranks, as far as that is known.
-BY_CAUSE = (
-    "compute_us",
-    "communication_us",
-    "waiting_us",
-    "data_loading_us",
-    "host_launch_us",
-    "small_kernels_us",
-    "host_sync_us",
-    "pageable_copy_us",
-    "copy_us",
-    "checkpoint_us",
-    "profiler_us",
-    "dependency_stalled_us",
-)
+BY_CAUSE = tuple(dict.fromkeys(("compute_us", "communication_us", "waiting_us", *PART_OF_CAUSE.values())))
 
 #: Parts by what ran on the device; `copying_us`: copies and memsets, and nothing else.
 BY_ACTIVITY = ("compute_us", "exposed_communication_us", "copying_us", "idle_us")
 
 _COLUMNS = ("duration_us", *dict.fromkeys((*BY_CAUSE, *BY_ACTIVITY)))
 
-_ATTRIBUTION = pa.schema(
-    [
-        ("rank", pa.int32()),
-        ("source", pa.string()),
-        ("iterations", pa.int32()),
-        ("waiting_known", pa.bool_()),
-        *((name, pa.float64()) for name in _COLUMNS),
-    ]
+_ATTRIBUTION = schema(
+    *("rank", "source", "iterations", "waiting_known"), *_COLUMNS, iterations=pa.int32(), waiting_known=pa.bool_()
 )
 
 
@@ -108,7 +91,6 @@ def typical_iteration(iterations: pa.Table) -> Answer:
     Medians of parts do not add up to the median of the whole.
     """
     times = [name for name in iterations.column_names if name.endswith("_us")]
-    schema = [("rank", pa.int32()), ("source", pa.string()), ("iterations", pa.int64()), *((n, pa.float64()) for n in times)]
     rows: list[dict[str, Any]] = []
     caveats = []
     for (rank, source), mine in _captures(iterations.to_pylist()):
@@ -118,12 +100,11 @@ def typical_iteration(iterations: pa.Table) -> Answer:
         rows.append({"rank": rank, "source": source, "iterations": len(counted), **medians})
         if len(mine) < ENOUGH_ITERATIONS:
             captured = "one iteration was" if len(mine) == 1 else f"{len(mine)} iterations were"
-            text = f"only {captured} captured: all count, including those at the profiler's start or stop"
-            caveats.append(Caveat("few_iterations", text, (rank,)))
+            caveats.append(caveat("few_iterations", (rank,), captured=captured))
         elif all(row["boundary"] for row in mine):
-            text = "all iterations are at the profiler's start, stop or flush: none is steady, and all count"
-            caveats.append(Caveat("no_steady_iteration", text, (rank,)))
-    return Answer(pa.Table.from_pylist(rows, schema=pa.schema(schema)), tuple(caveats))
+            caveats.append(caveat("no_steady_iteration", (rank,)))
+    columns = schema("rank", "source", "iterations", *times, iterations=pa.int64())
+    return Answer(pa.Table.from_pylist(rows, schema=columns), tuple(caveats))
 
 
 def attribution(iterations: pa.Table, idle_causes: pa.Table, ranks: pa.Table) -> pa.Table:
@@ -146,7 +127,11 @@ def attribution(iterations: pa.Table, idle_causes: pa.Table, ranks: pa.Table) ->
 
 def parts_of_iterations(iterations: pa.Table, idle_causes: pa.Table, ranks: pa.Table) -> list[dict[str, Any]]:
     """Every iteration cut into the same parts: its row, with the parts and waiting_known."""
-    lost = _lost(idle_causes)
+    lost: dict[tuple[int, str, int | None], dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    # Time between two iterations belongs to neither of them.
+    inside = idle_causes.filter(pc.invert(idle_causes["between"]))
+    for row in totals(inside, ("rank", "source", "iteration", "cause"), lost_us=("lost_us", "sum")).to_pylist():
+        lost[row["rank"], row["source"], row["iteration"]][PART_OF_CAUSE[Cause(row["cause"])]] += row["lost_us"]
     waiting = {(row["rank"], row["iteration"]): row["waiting_us"] for row in ranks.to_pylist()}
     rows = []
     for row in iterations.to_pylist():
@@ -168,37 +153,11 @@ def _captures(rows: Iterable[dict[str, Any]]) -> Iterator[tuple[tuple[int, str],
     return ((capture, list(mine)) for capture, mine in itertools.groupby(ordered, key=itemgetter("rank", "source")))
 
 
-def _lost(idle_causes: pa.Table) -> dict[tuple[int, str, int | None], dict[str, float]]:
-    """The loss of each iteration of each capture, by part. Time between two iterations belongs to neither of them."""
-    found: dict[tuple[int, str, int | None], dict[str, float]] = defaultdict(lambda: defaultdict(float))
-    inside = idle_causes.filter(pc.invert(idle_causes["between"]))
-    summed = inside.group_by(["rank", "source", "iteration", "cause"], use_threads=False).aggregate([("lost_us", "sum")])
-    for row in summed.to_pylist():
-        found[row["rank"], row["source"], row["iteration"]][PART_OF_CAUSE[Cause(row["cause"])]] += row["lost_us_sum"]
-    return found
-
-
 #: Ranges that count passes and steps, by the beginning of their names.
 _RANGES = {"passes": "DistributedDataParallel.forward", "steps": "Optimizer.step#"}
 
 #: Operators that issue a collective, by the beginning of their names. torch 1.x records the second one alone.
 ISSUING = ("c10d::", "record_param_comms")
-
-_COLLECTIVE_SIZES = pa.schema(
-    [
-        ("iteration", pa.int32()),
-        *fields(pa.string(), "operation", "group", "group_name", "group_ranks"),
-        *fields(pa.int64(), "message_bytes", "count"),
-    ]
-)
-
-
-def collective_sizes(collectives: pa.Table) -> pa.Table:
-    """One row per iteration, operation, group and size of message, with the number of such operations."""
-    keys = [name for name in _COLLECTIVE_SIZES.names if name != "count"]
-    plain = pa.table({name: collectives[name].cast(_COLLECTIVE_SIZES.field(name).type) for name in keys})
-    found = plain.group_by(keys).aggregate([([], "count_all")]).rename_columns([*keys, "count"])
-    return found.cast(_COLLECTIVE_SIZES).sort_by([(name, "ascending") for name in ("iteration", "operation", "message_bytes")])
 
 
 def host_rows(host_events: pa.Table) -> NDArray[np.bool_]:
@@ -242,14 +201,7 @@ HOST_PARTS = ("data_loading_us", "checkpoint_us", "communication_us", "operators
 _HOST_STEPS = HostIteration.schema("iteration", "boundary", "duration_us", *HOST_PARTS, "collectives_us")
 
 
-def host_steps(
-    host_blocks: Callable[[], Iterable[pa.Table]],
-    device_events: pa.Table,
-    iterations: pa.Table,
-    *,
-    data_loading: str = DATA_LOADING,
-    checkpoint: str = CHECKPOINT,
-) -> pa.Table:
+def host_steps(host_blocks: Callable[[], Iterable[pa.Table]], device_events: pa.Table, iterations: pa.Table) -> pa.Table:
     """One row per iteration of a rank without device work; none otherwise.
 
     Returns:
@@ -259,16 +211,15 @@ def host_steps(
 
     Args:
         host_blocks: `host.COLUMNS` of the host events.
-        data_loading: regular expression, found anywhere in the names of data-loading ranges; case is ignored.
-        checkpoint: the same for saving.
+        device_events: of the same rank.
+        iterations: of the same rank.
     """
     if device_events.num_rows or not iterations.num_rows:
         return _HOST_STEPS.empty_table()
     host_events = pa.concat_tables(host_blocks())
     code, names = coded(host_events["name"])
     thread, start, end = (to_int64(host_events[name]) for name in ("thread", "start_ns", "end_ns"))
-    number, begin, stop = (to_int64(iterations[name]) for name in ("iteration", "start_ns", "end_ns"))
-    stop = np.append(np.where(np.diff(number) == 1, begin[1:], stop[:-1]), stop[-1:])
+    begin, stop = until_next(iterations)
     ranges = rows_of(host_events["category"], "annotation", "python", "operator")
     operators = rows_of(host_events["category"], "operator")
 
@@ -290,8 +241,8 @@ def host_steps(
     outer[mine[above[above >= 0]]] = True
     computing = during(operators & loop & ~outer & ~issuing)
     collectives = during((named(_COLLECTIVE) & ranges) | (issuing & operators & loop))
-    loading = during(ranges & loop & named(re.compile(data_loading, re.IGNORECASE)))
-    saving = during(ranges & loop & named(re.compile(checkpoint, re.IGNORECASE))) - loading
+    loading = during(ranges & loop & named(re.compile(DATA_LOADING, re.IGNORECASE)))
+    saving = during(ranges & loop & named(re.compile(CHECKPOINT, re.IGNORECASE))) - loading
     blocked = collectives - computing - loading - saving
     working = during(operators & loop) - loading - saving - blocked
     found = [each.within_ns(begin, stop) / 1e3 for each in (loading, saving, blocked, working)]
@@ -305,7 +256,18 @@ def host_steps(
     )
 
 
-def host_iterations(host_steps: pa.Table) -> pa.Table:
+_HOST_ITERATIONS = """
+with waited as (
+    select *, if(count(*) over same > 1, communication_us - min(communication_us) over same, null) as waiting_us
+    from host_steps window same as (partition by source, iteration)
+)
+select * replace (communication_us - coalesce(waiting_us, 0) as communication_us),
+    duration_us - coalesce(waiting_us, 0) as own_us
+from waited order by iteration, rank, source
+"""
+
+
+def host_iterations(connection: Connection, host_steps: pa.Table) -> pa.Table:
     """The rows of `host_steps` by iteration and rank, with waiting taken out of communication.
 
     Returns:
@@ -313,16 +275,4 @@ def host_iterations(host_steps: pa.Table) -> pa.Table:
         is the last to arrive. `communication_us`: the rest. `own_us`: the iteration without waiting. Of one rank alone waiting
         is unknown, and null.
     """
-    rows = host_steps.to_pylist()
-    blocked: dict[tuple[str, int], list[float]] = defaultdict(list)
-    for row in rows:
-        blocked[row["source"], row["iteration"]].append(row["communication_us"])
-    found: list[dict[str, Any]] = []
-    for row in sorted(rows, key=lambda row: (row["iteration"], row["rank"], row["source"])):
-        others = blocked[row["source"], row["iteration"]]
-        waiting_us = row["communication_us"] - min(others) if len(others) > 1 else None
-        own_us = row["duration_us"] - (waiting_us or 0.0)
-        known = {"communication_us": row["communication_us"] - (waiting_us or 0.0), "waiting_us": waiting_us, "own_us": own_us}
-        found.append({**row, **known})
-    schema = pa.schema([*host_steps.schema, *HostIteration.schema("waiting_us", "own_us")])
-    return pa.Table.from_pylist(found, schema=schema)
+    return queried(connection, _HOST_ITERATIONS, host_steps=host_steps)

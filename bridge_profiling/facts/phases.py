@@ -15,6 +15,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from bridge_profiling.facts.columns import Phase
+from bridge_profiling.facts.device import until_next
 from bridge_profiling.facts.intervals import (
     Nanoseconds,
     Threads,
@@ -28,6 +29,7 @@ from bridge_profiling.facts.intervals import (
 )
 from bridge_profiling.facts.parts import counted_iterations
 from bridge_profiling.facts.sampled import Counted, means
+from bridge_profiling.facts.types import schema
 from bridge_profiling.traces.joins import distinct
 from bridge_profiling.traces.tables import NULL, to_int64
 
@@ -64,14 +66,7 @@ _NODE = re.compile(r"autograd::engine::evaluate_function(?:: (.+))?")
 #: Operators that have that number because they run the node.
 _OF_NODE = re.compile(r"autograd::|.*Backward\d*$")
 
-_SCHEMA = pa.schema(
-    [
-        *Phase.schema(),
-        ("longest_iteration", pa.int32()),
-        ("longest_start_ns", pa.int64()),
-        ("longest_us", pa.float64()),
-    ]
-)
+_SCHEMA = pa.schema([*Phase.schema(), *schema("longest_iteration", "longest_start_ns", "longest_us")])
 
 
 class HostRows:
@@ -122,7 +117,10 @@ def phases(host_events: pa.Table, device_events: pa.Table, iterations: pa.Table,
     operators, operator_names = _Ranges.of(host_events, "operator", _of_autograd(host_events, set()))
     whole = annotations.named(names, WHOLE)
     nodes = _nodes(operators, operator_names)
-    loop = _loop_thread(annotations, annotations[whole] if iterations.num_rows else annotations)
+    # The loop's thread is that of most iterations, else of most annotations.
+    marks = annotations[whole].thread if iterations.num_rows else annotations.thread
+    known_threads, count = np.unique(marks if len(marks) else annotations.thread, return_counts=True)
+    loop = int(known_threads[count.argmax()]) if len(count) else NULL
     # Autograd has a thread for each device. Without operators, it is every other thread that launches compute.
     recorded = bool(rows_of(host_events["category"], "operator").any())
     threads = np.setdiff1d(nodes.thread if recorded else launches.thread[launches.compute], [loop, NULL])
@@ -140,8 +138,7 @@ def phases(host_events: pa.Table, device_events: pa.Table, iterations: pa.Table,
     if len(nodes) or len(threads):
         found.append(_autograd(steps, nodes, launches, threads, host_known=bool(len(nodes))))
     table = pa.concat_tables(found)
-    order = pa.table({"kind": [KINDS.index(kind) for kind in table["kind"].to_pylist()]})
-    table = table.append_column("order", order["kind"])
+    table = table.append_column("order", pa.array([KINDS.index(kind) for kind in table["kind"].to_pylist()], pa.int64()))
     return table.sort_by([("order", "ascending"), ("host_us", "descending"), ("name", "ascending")]).drop_columns("order")
 
 
@@ -160,11 +157,8 @@ class _Steps:
             start, end = (host_events[name].to_numpy() for name in ("start_ns", "end_ns"))
             first, last = (int(start.min()), int(end.max())) if len(start) else (0, 0)
             return cls(np.array([first]), np.ones(1, bool), (last - first) / 1e3, False)
-        number, start, end = (to_int64(iterations[name]) for name in ("iteration", "start_ns", "end_ns"))
-        took = end - start
-        took[:-1] = np.where(np.diff(number) == 1, np.diff(start), took[:-1])
-        counted = counted_iterations(iterations)
-        return cls(start, counted, float(took[counted].mean()) / 1e3, True)
+        (start, until), counted = until_next(iterations), counted_iterations(iterations)
+        return cls(start, counted, float((until - start)[counted].mean()) / 1e3, True)
 
     def holding(self, time_ns: Nanoseconds) -> NDArray[np.int64]:
         """Place of the last iteration that began before each time; -1 if there is none, or it does not count."""
@@ -261,13 +255,6 @@ class _Launches:
 @lru_cache(maxsize=1 << 14)
 def _without_hash(name: str) -> str:
     return _COMPILED.sub(r"\1", name)
-
-
-def _loop_thread(annotations: _Ranges, marks: _Ranges) -> int:
-    """The thread of the training's loop: that of most iterations, else of most annotations; NULL without any."""
-    threads = marks.thread if len(marks) else annotations.thread
-    known, count = np.unique(threads, return_counts=True)
-    return int(known[count.argmax()]) if len(known) else NULL
 
 
 def _nodes(operators: _Ranges, names: list[str]) -> _Ranges:

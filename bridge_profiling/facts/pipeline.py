@@ -17,9 +17,7 @@ https://arxiv.org/abs/2104.04473).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -28,31 +26,77 @@ from numpy.typing import NDArray
 from bridge_profiling.facts.activity import POINT_TO_POINT
 from bridge_profiling.facts.caveats import caveat
 from bridge_profiling.facts.columns import Stage, StageWait
-from bridge_profiling.facts.intervals import EMPTY, Intervals, grouped, run_starts, union, window
-from bridge_profiling.facts.types import Answer
+from bridge_profiling.facts.database import Connection, queried
+from bridge_profiling.facts.intervals import EMPTY, Intervals, grouped, runs, union, window
+from bridge_profiling.facts.types import Answer, schema
 from bridge_profiling.traces.joins import ranks_of
-from bridge_profiling.traces.tables import fields
 from bridge_profiling.traces.types import RankInfo
 
-if TYPE_CHECKING:
-    import duckdb
-
-_EXCHANGES = f"""
-select rank, iteration, collective, operation, peer, "group", group_ranks, start_ns, end_ns from operations
+_GROUPS = f"""
+select distinct "group", group_ranks from operations
 where operation in {POINT_TO_POINT} and group_ranks is not null and iteration is not null
-order by rank, iteration, start_ns
 """
 
-# End of each rank's backward passes: a group that communicates only after the last exchange begins.
-_OVER = f"""
+#: `partner`: the other rank of a group of two.
+_PIPELINES = schema("group_name", "group_ranks", "rank", "stage", "last", "partner", last=pa.int32(), partner=pa.int32())
+
+#: Sends and receipts within a pipeline, of ranks with a place in it.
+_EXCHANGES = f"""
+create or replace temp table exchanges as
+select operations.rank, iteration, collective, operation, start_ns, end_ns, operations.group_ranks as pipeline, mine.stage,
+    mine.last, other.stage as peer_stage
+from operations join pipelines as mine on operations.rank = mine.rank and operations.group_ranks = mine.group_ranks
+    and "group" is not distinct from mine.group_name
+left join pipelines as other on other.group_ranks = mine.group_ranks and other.group_name is not distinct from mine.group_name
+    and other.rank = coalesce(peer, mine.partner)
+where operation in {POINT_TO_POINT} and iteration is not null
+"""
+
+# Of several pipelines, a rank's is the one in which it communicates last.
+_PLACES = """
+create or replace temp table places as
+select distinct on (rank) rank, pipeline, stage, last from exchanges order by rank, iteration desc, start_ns desc
+"""
+
+# Each rank's part in an iteration. The number of microbatches is that of messages from the first stage to the second.
+_PARTS = """
+create or replace temp table parts as
+select exchanges.rank, exchanges.iteration, any_value(places.pipeline) as pipeline, any_value(places.stage) as stage,
+    min(end_ns) filter (operation <> 'send' and if(places.stage = places.last, peer_stage < places.stage,
+        peer_stage > places.stage)) as filled_ns,
+    max(end_ns) filter (if(places.stage = 0, operation <> 'recv' and peer_stage > 0,
+        operation <> 'send' and peer_stage < places.stage)) as drained_ns,
+    count(*) filter (places.stage = 0 and operation <> 'recv' and peer_stage = 1) as sent,
+    bool_or(places.stage = 0 and places.last > 1 and peer_stage = places.last) as interleaved
+from exchanges join places using (rank) group by all
+"""
+
+# A pipeline's time is on the common clock, each rank's part of it on the rank's own. The backward passes of a rank end where
+# a group begins that communicates only after the last exchange.
+_LANES = f"""
 with exchanged as (
     select rank, iteration, max(end_ns) as last_ns from operations where operation in {POINT_TO_POINT} group by all
 ), others as (
     select rank, iteration, group_id, min(start_ns) as first_ns from operations
     where operation not in {POINT_TO_POINT} group by all
+), backward as (
+    select rank, iteration, min(first_ns) filter (first_ns >= last_ns) as over_ns
+    from exchanged join others using (rank, iteration) group by all
+), spans as (
+    select pipeline, iteration, min(compute_start_ns + coalesce(offset_ns, 0)) as begin_ns,
+        max(coalesce(over_ns, compute_end_ns) + coalesce(offset_ns, 0)) as end_ns, bool_or(over_ns is null) as unclear
+    from kernel_times join places using (rank) left join backward using (rank, iteration) left join offsets using (rank)
+    where compute_start_ns is not null and kernel_times.iteration is not null group by all
+), counted as (
+    select * replace (bool_or(interleaved) over () as interleaved),
+        nullif(max(sent) over (partition by pipeline, iteration), 0) as microbatches
+    from parts
 )
-select rank, iteration, min(first_ns) filter (first_ns >= last_ns) as over_ns
-from exchanged join others using (rank, iteration) group by all
+select rank, iteration, stage, pipeline, (rank, iteration) in (select (rank, iteration) from marks where boundary) as boundary,
+    if(interleaved, null, microbatches) as microbatches, interleaved, (select bool_or(unclear) from spans) as unclear,
+    begin_ns - coalesce(offset_ns, 0) as begin_ns, end_ns - coalesce(offset_ns, 0) as end_ns, filled_ns, drained_ns
+from counted left join spans using (pipeline, iteration) left join offsets using (rank)
+order by iteration, pipeline, stage
 """
 
 _STAGE_WAITS = """
@@ -60,45 +104,29 @@ select rank, waits_for, iteration, count(*), sum(wait_ns)::bigint from waiting
 where point_to_point and rank <> waits_for and wait_ns > 0 group by all
 """
 
-# One query for all ranks, as the next one: one for each would read the tables of all ranks each time.
+# Waiting for ranks of other stages. An exchange whose partner is not captured counts as waiting. One query for all ranks, as
+# the next one: one for each would read the tables of all ranks each time.
 _WAITS = f"""
 select operations.rank, operations.start_ns,
-    operations.start_ns + coalesce(wait_ns, operations.end_ns - operations.start_ns) as end_ns, waits_for,
-    operations.operation in {POINT_TO_POINT} as exchange
-from operations left join waiting using (rank, collective) order by operations.rank
+    operations.start_ns + coalesce(wait_ns, operations.end_ns - operations.start_ns) as end_ns
+from operations join places as mine using (rank) left join waiting using (rank, collective)
+left join places as other on other.rank = waits_for
+where if(waits_for is null, operations.operation in {POINT_TO_POINT},
+    waits_for <> operations.rank and other.stage is distinct from mine.stage)
+order by operations.rank
 """
 
-_POINT_TO_POINT = f"select rank, start_ns, end_ns, collective from operations where operation in {POINT_TO_POINT} order by rank"
+# `part_of`: the iteration of the pipeline that the message belongs to.
+_MESSAGES = f"""
+select operations.rank, operations.start_ns, operations.end_ns, coalesce(exchanges.iteration, -1) as part_of
+from operations left join exchanges using (rank, collective)
+where operations.operation in {POINT_TO_POINT} order by operations.rank
+"""
 
 _TIMES = ("pipeline_us", "compute_us", "bubble_us", "warm_up_us", "steady_us", "cool_down_us", "other_idle_us")
 
 
-_RANKS = pa.schema(
-    [
-        *fields(pa.int32(), "iteration", "rank", "stage"),
-        ("pipeline", pa.string()),
-        ("boundary", pa.bool_()),
-        ("microbatches", pa.int32()),
-        *fields(pa.float64(), *_TIMES),
-    ]
-)
-
-
-class _Place(NamedTuple):
-    """A rank's pipeline (its ranks, as recorded), its stage, and the last stage."""
-
-    pipeline: str
-    stage: int
-    last: int
-
-
-@dataclass
-class _Exchange:
-    """Sends and receives of one rank in one iteration, in order: stages with times at which they ended."""
-
-    received_from: list[tuple[int, int]] = field(default_factory=list)
-    sent_to: list[tuple[int, int]] = field(default_factory=list)
-    collectives: list[int] = field(default_factory=list)
+_RANKS = schema("iteration", "rank", "stage", "pipeline", "boundary", "microbatches", *_TIMES, microbatches=pa.int32())
 
 
 def pipeline(by_rank: pa.Table) -> Answer:
@@ -140,7 +168,7 @@ def pipeline(by_rank: pa.Table) -> Answer:
     return Answer(pa.Table.from_pylist(found, schema=Stage.schema()), caveats)
 
 
-def pipeline_waits(by_rank: pa.Table, connection: duckdb.DuckDBPyConnection) -> pa.Table:
+def pipeline_waits(by_rank: pa.Table, connection: Connection) -> pa.Table:
     """Which stage waits for which in sends and receives, from the answer of `pipeline_by_rank`. Needs `measure_waiting`.
 
     Returns:
@@ -168,7 +196,7 @@ def pipeline_waits(by_rank: pa.Table, connection: duckdb.DuckDBPyConnection) -> 
 
 
 def pipeline_by_rank(
-    connection: duckdb.DuckDBPyConnection,
+    connection: Connection,
     infos: Sequence[RankInfo],
     clock_offsets: pa.Table,
     kernel_times: pa.Table,
@@ -189,177 +217,67 @@ def pipeline_by_rank(
         A row per iteration and rank of a pipeline: iteration, rank, stage, pipeline (its ranks), boundary, microbatches,
         pipeline_us, compute_us, bubble_us, warm_up_us, steady_us, cool_down_us, other_idle_us.
     """
-    places, exchanges, guessed = _exchanges(connection, infos)
-    if not places:
-        return Answer(_RANKS.empty_table())
-    offsets = dict(zip(clock_offsets["rank"].to_pylist(), clock_offsets["offset_ns"].to_pylist(), strict=True))
-    spans, unclear = _spans(connection, kernel_times.to_pylist(), places, offsets)
-    counts, interleaved = _microbatches(places, exchanges)
-    edge = {(row["rank"], row["iteration"]) for row in marks.to_pylist() if row["boundary"]}
-    rows: list[dict[str, Any]] = []
-    waiting, messages = _waiting(connection, places), _by_rank(connection.sql(_POINT_TO_POINT).to_arrow_table())
-    for rank, work in _by_rank(activity).items():
-        if rank not in places:
-            continue
-        place, shift = places[rank], offsets.get(rank, 0)
-        for iteration, (begin_ns, end_ns) in spans.get(place.pipeline, {}).items():
-            if (rank, iteration) not in exchanges:
-                continue
-            lane = _Lane(place, exchanges[rank, iteration], begin_ns - shift, end_ns - shift)
-            times_us = _bubbles(lane, work, messages[rank], waiting.get(rank, EMPTY))
-            rows.append(
-                {
-                    "iteration": iteration,
-                    "rank": rank,
-                    "stage": place.stage,
-                    "pipeline": place.pipeline,
-                    "boundary": (rank, iteration) in edge,
-                    "microbatches": counts.get((place.pipeline, iteration)),
-                    **dict(zip(_TIMES, times_us, strict=True)),
-                }
-            )
-    rows.sort(key=lambda row: (row["iteration"], row["pipeline"], row["stage"]))
+    pipelines, guessed = _pipelines(connection, infos)
+    connection.register("pipelines", pipelines)
+    for query in (_EXCHANGES, _PLACES, _PARTS):
+        connection.execute(query)
+    connection.unregister("pipelines")
+    lanes = queried(connection, _LANES, offsets=clock_offsets, kernel_times=kernel_times, marks=marks).to_pylist()
+    work, messages, waits = (_by_rank(each) for each in (activity, queried(connection, _MESSAGES), queried(connection, _WAITS)))
+    waiting = {rank: union(times["start_ns"], times["end_ns"]) for rank, times in waits.items()}
+    rows = [
+        lane | dict(zip(_TIMES, _bubbles(lane, work[rank], messages[rank], waiting.get(rank, EMPTY)), strict=True))
+        for lane in lanes
+        if (rank := lane["rank"]) in work and lane["begin_ns"] is not None
+    ]
     doubts = {
-        "pipeline_groups_guessed": guessed,
-        "pipeline_end_unknown": unclear,
-        "pipeline_interleaved": interleaved,
-        "microbatches_counted": counts,
+        "pipeline_groups_guessed": guessed and bool(lanes),
+        "pipeline_end_unknown": any(lane["unclear"] for lane in lanes),
+        "pipeline_interleaved": any(lane["interleaved"] for lane in lanes),
+        "microbatches_counted": any(lane["microbatches"] for lane in lanes),
     }
     return Answer(pa.Table.from_pylist(rows, schema=_RANKS), tuple(caveat(code) for code, found in doubts.items() if found))
 
 
-def _exchanges(
-    connection: duckdb.DuckDBPyConnection, infos: Sequence[RankInfo]
-) -> tuple[dict[int, _Place], dict[tuple[int, int], _Exchange], bool]:
-    """Each rank's place, its exchanges by rank and iteration, and whether the pipelines are guessed."""
-    rows = connection.sql(_EXCHANGES).to_arrow_table().to_pylist()
-    members_of = {text: ranks_of(text) or () for text in {row["group_ranks"] for row in rows}}
+def _pipelines(connection: Connection, infos: Sequence[RankInfo]) -> tuple[pa.Table, bool]:
+    """The ranks of each group that is a pipeline, with their stages, and whether these groups are guessed."""
+    groups = connection.execute(_GROUPS).fetchall()
+    members_of = {group: ranks_of(group[1]) or () for group in groups}
     stage_of = {info.rank: info.coordinates["pp"][0] for info in infos if info.coordinates and "pp" in info.coordinates}
-    named = [row for row in rows if "pipeline" in (row["group"] or "").lower()]
-    across = [row for row in rows if len({stage_of[rank] for rank in members_of[row["group_ranks"]] if rank in stage_of}) > 1]
-    chosen = across or named or rows
-    places: dict[int, _Place] = {}
-    exchanges: dict[tuple[int, int], _Exchange] = {}
-    for row in chosen:
-        rank, members = row["rank"], members_of[row["group_ranks"]]
-        if rank not in members:
-            continue
-        places[rank] = _Place(row["group_ranks"], members.index(rank), len(members) - 1)
-        exchange = exchanges.setdefault((rank, row["iteration"]), _Exchange())
-        exchange.collectives.append(row["collective"])
-        peer = row["peer"]
-        if peer is None and len(members) == 2:
-            peer = members[1 - members.index(rank)]
-        if peer not in members:
-            continue
-        if row["operation"] != "send":
-            exchange.received_from.append((members.index(peer), row["end_ns"]))
-        if row["operation"] != "recv":
-            exchange.sent_to.append((members.index(peer), row["end_ns"]))
-    return places, exchanges, bool(chosen) and not across and not named
-
-
-def _spans(
-    connection: duckdb.DuckDBPyConnection,
-    kernel_times: list[dict[str, Any]],
-    places: dict[int, _Place],
-    offsets: dict[int, int],
-) -> tuple[dict[str, dict[int, tuple[int, int]]], bool]:
-    """Begin and end of each pipeline's iterations on the common clock, and whether the end of some rank is unclear."""
-    over = {(rank, iteration): time for rank, iteration, time in connection.execute(_OVER).fetchall() if time is not None}
-    found: dict[str, dict[int, tuple[int, int]]] = {}
-    unclear = False
-    for row in kernel_times:
-        rank, iteration, first_ns, last_ns = (row[name] for name in ("rank", "iteration", "compute_start_ns", "compute_end_ns"))
-        if rank not in places or iteration is None or first_ns is None:
-            continue
-        unclear |= (rank, iteration) not in over
-        begin, end = first_ns + offsets.get(rank, 0), over.get((rank, iteration), last_ns) + offsets.get(rank, 0)
-        mine = found.setdefault(places[rank].pipeline, {})
-        earlier = mine.get(iteration, (begin, end))
-        mine[iteration] = (min(begin, earlier[0]), max(end, earlier[1]))
-    return found, unclear
-
-
-def _microbatches(
-    places: dict[int, _Place], exchanges: dict[tuple[int, int], _Exchange]
-) -> tuple[dict[tuple[str, int], int], bool]:
-    """Messages from the first stage to the second by pipeline and iteration; or none, if the schedule is interleaved."""
-    found: dict[tuple[str, int], int] = {}
-    for (rank, iteration), exchange in exchanges.items():
-        pipeline, stage, last = places[rank]
-        if stage == 0:
-            if last > 1 and any(other == last for other, _ in exchange.sent_to + exchange.received_from):
-                return {}, True
-            sent = sum(1 for target, _ in exchange.sent_to if target == 1)
-            if sent:
-                found[pipeline, iteration] = sent
-    return found, False
-
-
-def _waiting(connection: duckdb.DuckDBPyConnection, places: dict[int, _Place]) -> dict[int, Intervals]:
-    """Each rank's waiting for ranks of other stages. An exchange whose partner is not captured counts as waiting."""
-
-    def across(rank: int, waits_for: int | None, exchange: bool) -> bool:
-        if waits_for is None:
-            return exchange
-        return waits_for != rank and (waits_for not in places or places[waits_for].stage != places[rank].stage)
-
-    rows = connection.sql(_WAITS).to_arrow_table()
-    columns = (rows[name].to_pylist() for name in ("rank", "waits_for", "exchange"))
-    waits = np.array([rank in places and across(rank, *row) for rank, *row in zip(*columns, strict=True)], bool)
-    rank, start, end = (rows[name].to_numpy()[waits] for name in ("rank", "start_ns", "end_ns"))
-    begins = run_starts(rank)
-    pieces = (np.split(times, begins[1:]) for times in (start, end))
-    return {one: union(*times) for one, *times in zip(rank[begins].tolist(), *pieces, strict=True)} if len(rank) else {}
-
-
-class _Lane(NamedTuple):
-    """A rank's part in its pipeline's time of one iteration, on the rank's own clock."""
-
-    place: _Place
-    exchange: _Exchange
-    begin_ns: int
-    end_ns: int
+    across = [each for each in groups if len({stage_of[rank] for rank in members_of[each] if rank in stage_of}) > 1]
+    sure = across or [(name, ranks) for name, ranks in groups if "pipeline" in (name or "").lower()]
+    rows = [
+        (*group, rank, stage, len(members_of[group]) - 1, members_of[group][1 - stage] if len(members_of[group]) == 2 else None)
+        for group in sure or groups
+        for stage, rank in enumerate(members_of[group])
+    ]
+    found = [dict(zip(_PIPELINES.names, row, strict=True)) for row in rows]
+    return pa.Table.from_pylist(found, schema=_PIPELINES), not sure
 
 
 def _by_rank(table: pa.Table) -> dict[int, dict[str, NDArray[Any]]]:
     """The columns of each rank's rows, which are together."""
     columns = {name: table[name].to_numpy() for name in table.column_names if name != "source"}
-    bounds = [*run_starts(columns["rank"]).tolist(), len(table)]
-    slices = [slice(begin, until) for begin, until in pairwise(bounds)]
-    return {
-        int(columns["rank"][mine.start]): {name: values[mine] for name, values in columns.items()}
-        for mine in slices
-        if mine.start < mine.stop
-    }
+    slices = runs(columns["rank"])
+    return {int(columns["rank"][mine.start]): {name: values[mine] for name, values in columns.items()} for mine in slices}
 
 
 def _bubbles(
-    lane: _Lane, work: dict[str, NDArray[Any]], messages: dict[str, NDArray[Any]], waiting: Intervals
+    lane: dict[str, Any], work: dict[str, NDArray[Any]], messages: dict[str, NDArray[Any]], waiting: Intervals
 ) -> tuple[float, ...]:
-    """`_TIMES` of a lane, from the rank's activity, its sends and receipts, and its waiting for other stages."""
-    begin, end, span = lane.begin_ns, lane.end_ns, window(lane.begin_ns, lane.end_ns)
-    computes, other = work["computes"], ~np.isin(messages["collective"], lane.exchange.collectives)
+    """`_TIMES` of a row of `_LANES`, from the rank's activity, its sends and receipts, and its waiting for other stages."""
+    begin, end, span = lane["begin_ns"], lane["end_ns"], window(lane["begin_ns"], lane["end_ns"])
+    computes, other = work["computes"], messages["part_of"] != lane["iteration"]
     compute = union(work["start_ns"][computes], work["end_ns"][computes]) & span
     # Sends and receipts of another iteration, or of no pipeline, are work like any other.
     starts, ends = (np.concatenate([work[name][~computes], messages[name][other]]) for name in ("start_ns", "end_ns"))
     busy = (compute | (union(starts, ends) & span)) - waiting | compute
     first, final = (int(busy.start_ns[0]), int(busy.end_ns[-1])) if len(busy) else (end, end)
     bubble = ((waiting & span) | window(begin, first) | window(final, end)) - busy
-    filled, drained = _phases(lane.exchange, lane.place, begin, end)
+    # End of the warm-up and begin of the cool-down.
+    filled = min(max(begin if lane["filled_ns"] is None else lane["filled_ns"], begin), end)
+    drained = min(max(end if lane["drained_ns"] is None else lane["drained_ns"], filled), end)
     times = np.array([begin, filled, drained, end])
     parts = bubble.within_ns(times[:-1], times[1:]).tolist()
     rest = end - begin - bubble.total_ns - busy.total_ns
     return tuple(each / 1e3 for each in (end - begin, compute.total_ns, bubble.total_ns, *parts, rest))
-
-
-def _phases(exchange: _Exchange, place: _Place, begin_ns: int, end_ns: int) -> tuple[int, int]:
-    """End of the warm-up and begin of the cool-down."""
-    gradients = [time for source, time in exchange.received_from if source > place.stage]
-    activations = [time for source, time in exchange.received_from if source < place.stage]
-    sent = [time for target, time in exchange.sent_to if target > place.stage]
-    filled = min(activations if place.stage == place.last else gradients, default=begin_ns)
-    drained = max(sent if place.stage == 0 else activations, default=end_ns)
-    filled = min(max(filled, begin_ns), end_ns)
-    return filled, min(max(drained, filled), end_ns)

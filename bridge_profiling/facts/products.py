@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from bridge_profiling.facts.columns import MatrixProduct
-from bridge_profiling.facts.intervals import Nanoseconds, Threads, coded, inside, judged, launched_inside, rows_of
+from bridge_profiling.facts.intervals import Nanoseconds, Threads, coded, inside, judged, launched_inside, rows_of, totals
 from bridge_profiling.facts.names import is_product_or_attention, product_precision
 from bridge_profiling.facts.sampled import Counted, means, memory_tb_s, traffic
 from bridge_profiling.peaks import peaks
@@ -104,8 +104,8 @@ def products(host_events: pa.Table, device_events: pa.Table, kernel_names: pa.Ta
     amounts = {f"amount_{place}": column for place, column in enumerate(measured)}
     table = pa.table(
         {
-            "operator": calls["name"].cast(pa.string()),
-            "shapes": calls["shapes"].cast(pa.string()),
+            "operator": calls["name"],
+            "shapes": calls["shapes"],
             "kernel": _first_products(thread, start, end, events, names["name"]),
             "device_ns": device_ns,
             **amounts,
@@ -114,29 +114,27 @@ def products(host_events: pa.Table, device_events: pa.Table, kernel_names: pa.Ta
     table = table.append_column(
         "precision", pa.array([name and product_precision(name) for name in table["kernel"].to_pylist()], pa.string())
     )
-    sums = [("device_ns", "count"), ("device_ns", "sum"), ("kernel", "first"), *((name, "sum") for name in amounts)]
-    found = table.group_by(["operator", "shapes", "precision"], use_threads=False).aggregate(sums).to_pylist()
-    found.sort(key=lambda row: (-row["device_ns_sum"], row["operator"], row["shapes"]))
+    sums = {"count": ("device_ns", "count"), "kernel": ("kernel", "first")} | {
+        name: (name, "sum") for name in ("device_ns", *amounts)
+    }
+    found = totals(table, ("operator", "shapes", "precision"), **sums).to_pylist()
+    found.sort(key=lambda row: (-row["device_ns"], row["operator"], row["shapes"]))
     outputs = _outputs(found)
     rows_found = []
     for row in found:
         work, size = _work(row["operator"], row["shapes"], outputs), _BYTES.get(row["precision"] or "")
         flops, elements = work or (None, None)
-        count, spent_ns = row["device_ns_count"], row["device_ns_sum"]
+        count, spent_ns = row["count"], row["device_ns"]
         rows_found.append(
-            {name: row[name] for name in ("operator", "shapes", "precision")}
-            | {"kernel": row["kernel_first"], "count": count, "device_us": spent_ns / 1e3, "flops": flops}
+            row
+            | {"device_us": spent_ns / 1e3, "flops": flops}
             | {"tflops": flops * count / spent_ns / 1e3 if flops and spent_ns else None}
             | {"flops_per_byte": flops / elements / size if flops and elements and size else None}
         )
     # A shorter call's samples also measure what ran before and after it.
-    spent = np.array(
-        [
-            [row[f"{name}_sum"] * (row["device_ns_sum"] >= counted.interval_ns * row["device_ns_count"]) for name in amounts]
-            for row in found
-        ],
-        np.int64,
-    ).reshape(len(found), len(amounts))
+    long = [row["device_ns"] >= counted.interval_ns * row["count"] for row in found]
+    spent = np.array([[row[name] * enough for name in amounts] for row, enough in zip(found, long, strict=True)], np.int64)
+    spent = spent.reshape(len(found), len(amounts))
     table = pa.Table.from_pylist(rows_found, schema=MatrixProduct.schema(*_COLUMNS))
     return pa.table({name: table[name] for name in table.column_names} | means(spent))
 
@@ -154,19 +152,18 @@ def matrix_products(products: pa.Table, infos: list[RankInfo]) -> pa.Table:
     peaks_of = {rank: peaks(name) for rank, name in names.items()}
     bandwidth_of = memory_tb_s(products["rank"], infos)
     dram = traffic(products, bandwidth_of)
-    columns: dict[str, list[float | None]] = {
-        name: [] for name in ("peak_tflops", "share_of_peak", "memory_tb_s", "roof_tflops", "share_of_roof")
-    }
-    known = products.select(["rank", "precision", "tflops", "flops_per_byte"]).to_pylist()
-    for row, bandwidth in zip(known, bandwidth_of.to_pylist(), strict=True):
-        precision, intensity = row["precision"] or "", row["flops_per_byte"]
-        peak = peaks_of.get(row["rank"], {}).get({"fp16": "bf16"}.get(precision, precision))
-        roof = min(peak, intensity * bandwidth) if peak and intensity and bandwidth else None
-        shares = [row["tflops"] / most if row["tflops"] and most else None for most in (peak, roof)]
-        for name, value in zip(columns, (peak, shares[0], bandwidth, roof, shares[1]), strict=True):
-            columns[name].append(value)
-    for name, values in columns.items():
-        products = products.append_column(name, pa.array(values, pa.float64()))
+    kinds = zip(products["rank"].to_pylist(), products["precision"].to_pylist(), strict=True)
+    known = [peaks_of.get(rank, {}).get("bf16" if precision == "fp16" else precision or "") for rank, precision in kinds]
+    peak = pa.array(known, pa.float64())
+    roof = pc.min_element_wise(peak, pc.multiply(products["flops_per_byte"], bandwidth_of), skip_nulls=False)
+    for name, column in {
+        "peak_tflops": peak,
+        "share_of_peak": pc.divide(products["tflops"], peak),
+        "memory_tb_s": bandwidth_of,
+        "roof_tflops": roof,
+        "share_of_roof": pc.divide(products["tflops"], roof),
+    }.items():
+        products = products.append_column(name, column)
     measured = pc.divide(products["tflops"], pc.if_else(pc.greater(dram, 0), dram, None))
     return products.append_column("dram_tb_s", dram).append_column("measured_flops_per_byte", measured)
 

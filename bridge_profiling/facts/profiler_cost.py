@@ -26,7 +26,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from bridge_profiling.facts.device import DeviceWork, IdleGaps, Windows
+from bridge_profiling.facts.caveats import texts
+from bridge_profiling.facts.device import DeviceWork, IdleGaps, Windows, until_next
 from bridge_profiling.facts.host_ranges import launching_threads, on_threads
 from bridge_profiling.facts.intervals import EMPTY, Intervals, Nanoseconds, by_thread, rows_named, rows_of, union
 from bridge_profiling.facts.names import ENQUEUING, FREEING, SYNCHRONIZING
@@ -335,14 +336,13 @@ def recorded(cost: ProfilerCost, spans: Windows, iterations: pa.Table) -> pa.Tab
 
 def _host_own_us(replay: Replay, spans: Windows, iterations: pa.Table) -> pa.Array:
     """From an iteration's begin on the host to the next one's, without waits and the cost of recording; null where unknown."""
-    start = dict(zip(iterations["iteration"].to_pylist(), iterations["start_ns"].to_pylist(), strict=True))
-    end = dict(zip(iterations["iteration"].to_pylist(), iterations["end_ns"].to_pylist(), strict=True))
-    begin = np.array([start.get(number, NULL) for number in spans.numbers.to_pylist()])
-    until = np.array([start.get(number + 1, end.get(number, NULL)) for number in spans.numbers.fill_null(-1).to_pylist()])
+    if not iterations.num_rows:  # the span is that of the capture
+        return pa.nulls(len(spans.start_ns), pa.float64())
+    begin, until = until_next(iterations)
     first, last = (np.searchsorted(replay.recording.start_ns, time_ns) for time_ns in (begin, until))
     cost_ns = _cost_between(replay.recording, replay.cost_ns, first, last)
     own_ns = until - begin - replay.recording.waits.within_ns(begin, until) - cost_ns
-    return pa.array(own_ns / 1e3, mask=(begin == NULL) | (until == NULL))
+    return pa.array(own_ns / 1e3)
 
 
 def _cost_between(recording: Recording, cost_ns: _Float, first: NDArray[np.int64], last: NDArray[np.int64]) -> _Float:

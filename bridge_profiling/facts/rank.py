@@ -208,13 +208,11 @@ def rank_facts(tables: RankTables, options: FactOptions) -> dict[str, Answer]:
     collectives = tables.columns("collectives", activity.COLUMNS)
     found["operations"] = operations = activity.operations(collectives)
     found["activity"] = activity.activity(events, operations, work)
-    found["first_event"] = activity.first_event(events)
+    found["first_event"] = events.select(["start_ns"]).slice(0, 1)
     found["marks"] = iterations
-    found["collective_sizes"] = parts.collective_sizes(collectives)
     found["exposure"] = kernels.exposure(events, collectives, work)
     found["kernel_times"] = kernels.kernel_times(events)
     found["launch_statistics"] = kernels.launch_statistics(events, spans)
-    found["copies"] = kernels.copies(events)
     found["copy_sizes"] = kernels.copy_sizes(events)
     found["device_sums"] = kernels.device_sums(tables.columns("device_events", kernels.SUMMED), marked=len(iterations) > 0)
     found["breakdown"] = device.breakdown(work)
@@ -260,24 +258,20 @@ def _operator_events(tables: RankTables, *more: str) -> Callable[[], Iterable[pa
     return partial(tables.blocks, "host_events", (*_OPERATORS, *more))
 
 
-@dataclass(frozen=True)
-class _Collected:
-    """A collector of host events, and the columns that it reads."""
-
-    collector: Collector
-    columns: tuple[str, ...]
+#: A collector of host events, and the columns that it reads.
+_Collected = tuple[Collector, tuple[str, ...]]
 
 
 def _collectors(events: pa.Table, options: FactOptions) -> dict[str, _Collected]:
     def chosen(rows: Callable[[pa.Table], NDArray[np.bool_]], *columns: str) -> _Collected:
-        return _Collected(Chosen(rows), columns)
+        return Chosen(rows), columns
 
     range_columns = ("category", "thread", "name", "start_ns", "end_ns")
     return {
         "waits": chosen(device.host_rows, "name", "start_ns", "correlation"),
-        "activity": _Collected(host.ActivityCollector(events, **vars(options)), host.COLUMNS),
-        "operator_names": _Collected(host.Operators(), host.Operators.COLUMNS),
-        "recorded": _Collected(profiler_cost.Recorded(events), profiler_cost.COLUMNS),
+        "activity": (host.ActivityCollector(events, **vars(options)), host.COLUMNS),
+        "operator_names": (host.Operators(), host.Operators.COLUMNS),
+        "recorded": (profiler_cost.Recorded(events), profiler_cost.COLUMNS),
         "roles": chosen(roles.host_rows, *range_columns),
         "ranges": chosen(parts.host_rows, "category", "name", "start_ns", "end_ns"),
         "timed": chosen(phases.HostRows(), *range_columns, "sequence"),
@@ -289,8 +283,8 @@ def _collectors(events: pa.Table, options: FactOptions) -> dict[str, _Collected]
 
 def _collected(tables: RankTables, collectors: dict[str, _Collected]) -> dict[str, Any]:
     """What the collectors come to, in one pass over the host events."""
-    columns = list(dict.fromkeys(column for each in collectors.values() for column in each.columns))
+    columns = list(dict.fromkeys(column for _, read in collectors.values() for column in read))
     for block in tables.blocks("host_events", columns):
-        for each in collectors.values():
-            each.collector.add(block)
-    return {name: collectors.pop(name).collector.result() for name in list(collectors)}
+        for collector, _ in collectors.values():
+            collector.add(block)
+    return {name: collectors.pop(name)[0].result() for name in list(collectors)}

@@ -9,24 +9,20 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from bridge_profiling.facts.caveats import caveat
+from bridge_profiling.facts.database import Connection, queried
 from bridge_profiling.facts.device import WHOLE_CAPTURE
-from bridge_profiling.facts.intervals import Lanes, grouped, run_starts
+from bridge_profiling.facts.intervals import Lanes, grid, run_starts, totals
 from bridge_profiling.facts.parts import ENOUGH_ITERATIONS, steady_iterations
-from bridge_profiling.facts.types import Answer
-from bridge_profiling.traces.tables import fields
-
-if TYPE_CHECKING:
-    import duckdb
-    from numpy.typing import NDArray
-
-    from bridge_profiling.traces.types import RankInfo
+from bridge_profiling.facts.types import Answer, schema
+from bridge_profiling.traces.tables import to_int64
+from bridge_profiling.traces.types import RankInfo
 
 #: A rank is slow in an iteration if its own time exceeds the median rank's by more than this share of the iteration.
 SLOW = 0.02
@@ -39,13 +35,36 @@ select iteration, rank, waits_for, sum(wait_ns) / 1e3 as wait_us, count(*) as op
 from waiting where rank <> waits_for group by all having wait_us > 0 order by iteration, rank, waits_for
 """
 
-_WAITS_OF_RANKS = f"""
-select rank, coalesce(iteration, {WHOLE_CAPTURE}) as iteration, start_ns, start_ns + wait_ns as end_ns
+_WAITS_OF_RANKS = """
+select rank, iteration, start_ns, start_ns + wait_ns as end_ns
 from waiting where waits_for <> rank order by rank, iteration
 """
 
-_WAITED_FOR = """
-select iteration, waits_for as rank, sum(wait_ns) / 1e3 as waited_for_us from waiting where rank <> waits_for group by all
+_TIMES = """
+with spans as (
+    select rank, iteration, coalesce(boundary, false) as boundary, start_ns, end_ns from iterations
+    where rank in (select rank from kernel_times)
+    union all
+    select rank, null, false, min(start_ns), max(end_ns) from kernel_times where rank not in (select rank from iterations)
+    group by rank
+), waited_for as (
+    select iteration, waits_for as rank, sum(wait_ns) / 1e3 as waited_for_us from waiting where rank <> waits_for group by all
+), timed as (
+    select spans.*, spans.end_ns - spans.start_ns as duration_ns, coalesce(compute_us, 0) as compute_us,
+        if(unknown.rank is null, coalesce(alone_ns, 0), null) as waiting_ns,
+        if(unknown.rank is null, coalesce(waited_for_us, 0), null) as waited_for_us,
+        if(unknown.rank is null, coalesce(longest_ns, 0), null) as longest_ns, duration_ns - waiting_ns as own_ns
+    from spans left join unknown using (rank)
+    left join kernel_times on kernel_times.rank = spans.rank and kernel_times.iteration is not distinct from spans.iteration
+    left join waited on waited.rank = spans.rank and waited.iteration is not distinct from spans.iteration
+    left join waited_for on waited_for.rank = spans.rank and waited_for.iteration is not distinct from spans.iteration
+)
+select iteration, rank, boundary, duration_ns / 1e3 as duration_us, compute_us, waiting_ns / 1e3 as waiting_us,
+    own_ns / 1e3 as own_us, waited_for_us, longest_ns / 1e3 as longest_wait_us,
+    case when count(own_ns) over (partition by iteration) < 2 then null
+        when row_number() over (partition by iteration order by own_ns desc nulls last, rank) = 1 then 'slowest'
+        when row_number() over (partition by iteration order by own_ns nulls last, rank) = 1 then 'fastest' end as place
+from timed order by iteration nulls first, rank
 """
 
 # Ranks that communicate, but without an operation that could be compared with another rank's.
@@ -64,27 +83,15 @@ select began.rank, (start_ns + offset_ns - min(start_ns + offset_ns) over ()) / 
 from began join offsets using (rank) left join lateness using (rank) order by began.rank
 """
 
-_RANKS = pa.schema(
-    [
-        *fields(pa.int32(), "iteration", "rank"),
-        ("boundary", pa.bool_()),
-        *fields(pa.float64(), "duration_us", "compute_us", "waiting_us", "own_us", "waited_for_us", "longest_wait_us"),
-        ("place", pa.string()),
-    ]
-)
-
-_STRAGGLERS = pa.schema(
-    [
-        ("rank", pa.int32()),
-        *fields(pa.string(), "verdict", "confidence"),
-        ("chance", pa.float64()),
-        *fields(pa.int32(), "iterations", "times_slow", "times_slowest", "times_fastest"),
-        *fields(pa.float64(), "excess_own_us", "excess_compute_us", "waited_for_us"),
-    ]
+_STRAGGLERS = schema(
+    *("rank", "verdict", "confidence", "chance", "iterations", "times_slow", "times_slowest", "times_fastest"),
+    *("excess_own_us", "excess_compute_us", "waited_for_us"),
+    chance=pa.float64(),
+    **dict.fromkeys(("iterations", "times_slow", "times_slowest", "times_fastest"), pa.int32()),
 )
 
 
-def waits(connection: duckdb.DuckDBPyConnection) -> pa.Table:
+def waits(connection: Connection) -> pa.Table:
     """Waiting between pairs of ranks. Needs `measure_waiting`.
 
     Returns:
@@ -96,7 +103,7 @@ def waits(connection: duckdb.DuckDBPyConnection) -> pa.Table:
 
 
 def ranks(
-    connection: duckdb.DuckDBPyConnection,
+    connection: Connection,
     infos: Sequence[RankInfo],
     iterations: pa.Table,
     kernel_times: pa.Table,
@@ -119,32 +126,21 @@ def ranks(
         `fastest` or null. The last five are null for a rank whose communication could not be matched, or whose capture lost too
         much to be judged.
     """
-    windows, kernels = (grouped(table.to_pylist(), "rank") for table in (iterations, kernel_times))
-    waited_for = {row[:2]: row[2] for row in connection.execute(_WAITED_FOR).fetchall()}
-    rows: list[dict[str, Any]] = []
-    waited_ns = _waited_ns(connection, activity)
-    for rank, mine in kernels.items():
-        rows += _iterations(rank, windows.pop(rank, []), mine, waited_ns)
-    unjudged = {info.rank for info in infos if not info.judged}
     incomparable = {row[0] for row in connection.execute(_INCOMPARABLE).fetchall()}
-    rows.sort(key=lambda row: (-1 if row["iteration"] is None else row["iteration"], row["rank"]))
-    for row in rows:
-        row["waited_for_us"] = waited_for.get((row["iteration"], row["rank"]), 0.0)
-        row["place"] = None
-        if row["rank"] in incomparable or row["rank"] in unjudged:
-            row["waiting_us"] = row["own_us"] = row["waited_for_us"] = row["longest_wait_us"] = None
-    _place(rows)
+    unknown = pa.array(sorted(incomparable.union(info.rank for info in infos if not info.judged)), pa.int32())
+    tables = {"iterations": iterations, "kernel_times": kernel_times, "unknown": pa.table({"rank": unknown})}
+    found = queried(connection, _TIMES, waited=_waited(connection, activity), **tables)
     caveats = []
     if incomparable:
         caveats.append(caveat("waiting_of_rank_unknown", incomparable))
-    if windows:
-        caveats.append(caveat("ranks_without_work", windows))
-    if any(row["iteration"] is None for row in rows):
+    if idle := set(iterations["rank"].to_pylist()).difference(kernel_times["rank"].to_pylist()):
+        caveats.append(caveat("ranks_without_work", idle))
+    if found["iteration"].null_count:
         caveats.append(caveat("iterations_not_marked"))
-    return Answer(pa.Table.from_pylist(rows, schema=_RANKS), tuple(caveats))
+    return Answer(found, tuple(caveats))
 
 
-def start_skew(connection: duckdb.DuckDBPyConnection, clock_offsets: pa.Table, began: pa.Table) -> pa.Table:
+def start_skew(connection: Connection, clock_offsets: pa.Table, began: pa.Table) -> pa.Table:
     """When each capture starts, separate from how late its rank is. Needs `measure_waiting`.
 
     Returns:
@@ -152,12 +148,9 @@ def start_skew(connection: duckdb.DuckDBPyConnection, clock_offsets: pa.Table, b
         to its times for that), median_late_us (time from an operation's first participant to this one), times_last (operations
         that it was last to begin), operations.
     """
-    connection.register("offsets", clock_offsets.select(["rank", "offset_ns"]))
-    connection.register("began", began.select(["rank", "start_ns"]))
-    found = connection.sql(_SKEW).to_arrow_table()
-    connection.unregister("offsets")
-    connection.unregister("began")
-    return found
+    return queried(
+        connection, _SKEW, offsets=clock_offsets.select(["rank", "offset_ns"]), began=began.select(["rank", "start_ns"])
+    )
 
 
 def stragglers(ranks: pa.Table, infos: Sequence[RankInfo]) -> Answer:
@@ -170,24 +163,33 @@ def stragglers(ranks: pa.Table, infos: Sequence[RankInfo]) -> Answer:
         excess_compute_us (mean excess over the median rank's own time and compute); waited_for_us. Means are per iteration.
         Empty for a single rank.
     """
-    grid = _Grid(ranks)
+    known = ranks.filter(ranks["own_us"].is_valid())
+    iteration = known["iteration"].fill_null(WHOLE_CAPTURE)
+    known = known.set_column(known.column_names.index("iteration"), "iteration", iteration)
+    every = totals(known, ["iteration"], boundary=("boundary", "any"), ranks=("rank", "count")).to_pylist()
+    boundary = {row["iteration"]: row["boundary"] for row in every if row["ranks"] > 1}
+    numbers = steady_iterations(boundary)
+    chosen = known.filter(pc.is_in(iteration, pa.array(numbers, pa.int32())))
+    names = sorted(set(chosen["rank"].to_pylist()))
+    places = Counter(zip(chosen["rank"].to_pylist(), chosen["place"].to_pylist(), strict=True))
     all_judged = all(info.judged and not info.doubts for info in infos)
-    caveats = [caveat("boundary_iterations_count", captured=grid.captured)] if grid.with_boundary else []
-    if len(grid.ranks) < 2 or not len(grid.numbers):
+    caveats = [caveat("boundary_iterations_count", captured=len(boundary))] if any(map(boundary.get, numbers)) else []
+    if len(names) < 2 or not numbers:
         return Answer(_STRAGGLERS.empty_table(), (*caveats, caveat("ranks_not_comparable")))
-    if len(grid.numbers) < ENOUGH_ITERATIONS:
-        caveats.append(caveat("few_iterations_of_ranks", iterations=len(grid.numbers)))
-    own = _excess(grid.own_us)
-    compute, waited_for = _excess(grid.compute_us), grid.waited_for_us
-    slow = own > SLOW * np.nanmedian(grid.duration_us, axis=1, keepdims=True)
+    if len(numbers) < ENOUGH_ITERATIONS:
+        caveats.append(caveat("few_iterations_of_ranks", iterations=len(numbers)))
+    columns = ("own_us", "compute_us", "waited_for_us", "duration_us")
+    own, compute, waited_for, duration = (grid(chosen, column, numbers, names) for column in columns)
+    own, compute = (times - np.nanmedian(times, axis=1, keepdims=True) for times in (own, compute))
+    slow = own > SLOW * np.nanmedian(duration, axis=1, keepdims=True)
     seen = (~np.isnan(own)).sum(axis=0)
     times_slow = slow.sum(axis=0)
     share = float(slow.sum() / max(seen.sum(), 1))
     rows = []
-    for place, rank in enumerate(grid.ranks):
+    for place, rank in enumerate(names):
         captured, times = int(seen[place]), int(times_slow[place])
         verdict = "stable" if 2 * times > captured else "sometimes" if times else "no"
-        chance = _chance(times, captured, share, len(grid.ranks)) if times else 1.0
+        chance = _chance(times, captured, share, len(names)) if times else 1.0
         rows.append(
             {
                 "rank": rank,
@@ -196,8 +198,8 @@ def stragglers(ranks: pa.Table, infos: Sequence[RankInfo]) -> Answer:
                 "chance": chance,
                 "iterations": captured,
                 "times_slow": times,
-                "times_slowest": grid.times[rank, "slowest"],
-                "times_fastest": grid.times[rank, "fastest"],
+                "times_slowest": places[rank, "slowest"],
+                "times_fastest": places[rank, "fastest"],
                 "excess_own_us": float(np.nanmean(own[:, place])),
                 "excess_compute_us": float(np.nanmean(compute[:, place])),
                 "waited_for_us": float(np.nanmean(waited_for[:, place])),
@@ -221,14 +223,11 @@ def verdict(stragglers: pa.Table) -> str:
     return {0: "none", 1: "occasional"}.get(words.count("sometimes"), "rotating")
 
 
-def _waited_ns(connection: duckdb.DuckDBPyConnection, activity: pa.Table) -> dict[tuple[int, int], tuple[int, int]]:
+def _waited(connection: Connection, activity: pa.Table) -> pa.Table:
     """How long each rank waited for other ones without computing, and its longest wait, by rank and iteration."""
     waits = connection.sql(_WAITS_OF_RANKS).to_arrow_table()
-    if not waits.num_rows:
-        return {}
-    rank, iteration, start, end = (column.to_numpy() for column in waits.columns)
-    change = (rank[1:] != rank[:-1]) | (iteration[1:] != iteration[:-1])
-    first = np.flatnonzero(np.append(True, change))
+    rank, iteration, start, end = (to_int64(column, WHOLE_CAPTURE) for column in waits.columns)
+    first = run_starts((rank << 32) + iteration)
     longest = np.maximum.reduceat(end - start, first)
     lane = np.repeat(np.arange(len(first)), np.diff(np.append(first, len(rank))))
     lanes = Lanes(np.minimum.reduceat(start, first), np.maximum.reduceat(end, first))
@@ -250,92 +249,21 @@ def _waited_ns(connection: duckdb.DuckDBPyConnection, activity: pa.Table) -> dic
         alone[mine] -= compute.within_ns(axis.place(where, begin[mine]), axis.place(where, until[mine]))
     summed = np.zeros(len(first), np.int64)
     np.add.at(summed, lane, alone)
-    keys = zip(rank[first].tolist(), iteration[first].tolist(), strict=True)
-    return dict(zip(keys, zip(summed.tolist(), longest.tolist(), strict=True), strict=True))
-
-
-def _iterations(
-    rank: int,
-    windows: list[dict[str, Any]],
-    kernels: list[dict[str, Any]],
-    waited_ns: Mapping[tuple[int, int], tuple[int, int]],
-) -> Iterator[dict[str, Any]]:
-    if not windows:
-        start_ns, end_ns = min(row["start_ns"] for row in kernels), max(row["end_ns"] for row in kernels)
-        windows = [{"iteration": None, "boundary": False, "start_ns": start_ns, "end_ns": end_ns}]
-    compute_us = {row["iteration"]: row["compute_us"] for row in kernels}
-    for row in windows:
-        number, duration_ns = row["iteration"], row["end_ns"] - row["start_ns"]
-        alone_ns, longest_ns = waited_ns.get((rank, WHOLE_CAPTURE if number is None else number), (0, 0))
-        yield {
-            "iteration": number,
-            "rank": rank,
-            "boundary": row["boundary"] or False,
-            "duration_us": duration_ns / 1e3,
-            "compute_us": compute_us.get(number, 0.0),
-            "waiting_us": alone_ns / 1e3,
-            "own_us": (duration_ns - alone_ns) / 1e3,
-            "longest_wait_us": longest_ns / 1e3,
-        }
-
-
-def _place(rows: list[dict[str, Any]]) -> None:
-    """Mark the slowest and the fastest rank of each iteration with several ranks."""
-    for every in grouped(rows, "iteration").values():
-        mine = [row for row in every if row["own_us"] is not None]
-        if len(mine) > 1:
-            min(mine, key=lambda row: row["own_us"])["place"] = "fastest"
-            max(mine, key=lambda row: row["own_us"])["place"] = "slowest"
-
-
-class _Grid:
-    """Columns of `ranks` as arrays of iterations by ranks; NaN where a rank did not capture an iteration."""
-
-    def __init__(self, ranks: pa.Table) -> None:
-        rows = [row | {"iteration": -1 if row["iteration"] is None else row["iteration"]} for row in ranks.to_pylist()]
-        rows = [row for row in rows if row["own_us"] is not None]
-        every = grouped(rows, "iteration").items()
-        boundary = {number: any(row["boundary"] for row in each) for number, each in every if len(each) > 1}
-        self.captured = len(boundary)
-        self.numbers = steady_iterations(boundary)
-        self.with_boundary = any(boundary[number] for number in self.numbers)
-        line_of = {number: line for line, number in enumerate(self.numbers)}
-        chosen = [row for row in rows if row["iteration"] in line_of]
-        self.ranks = sorted({row["rank"] for row in chosen})
-        place_of = {rank: place for place, rank in enumerate(self.ranks)}
-        cells = [line_of[row["iteration"]] for row in chosen], [place_of[row["rank"]] for row in chosen]
-
-        def filled(name: str) -> NDArray[np.float64]:
-            grid = np.full((len(self.numbers), len(self.ranks)), np.nan)
-            grid[cells] = [row[name] for row in chosen]
-            return grid
-
-        self.own_us, self.compute_us = filled("own_us"), filled("compute_us")
-        self.waited_for_us, self.duration_us = filled("waited_for_us"), filled("duration_us")
-        self.times = Counter((row["rank"], row["place"]) for row in chosen)
-
-
-def _excess(grid: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Excess over the median rank of the iteration."""
-    return grid - np.nanmedian(grid, axis=1, keepdims=True)
+    rows = waits.select(["rank", "iteration"]).take(pa.array(first))
+    return rows.append_column("alone_ns", pa.array(summed)).append_column("longest_ns", pa.array(longest))
 
 
 def _chance(times: int, iterations: int, share: float, ranks: int) -> float:
     """Probability that any rank is slow that often, if each is slow in a share of iterations at random."""
     if share >= 1.0:
         return 1.0
-    # Logarithms, because the number of ways is beyond any float from about a thousand iterations on.
-    ways = math.lgamma(iterations + 1)
-    tail = sum(
-        math.exp(
-            ways
-            - math.lgamma(k + 1)
-            - math.lgamma(iterations - k + 1)
-            + k * math.log(share)
-            + (iterations - k) * math.log1p(-share)
-        )
-        for k in range(times, iterations + 1)
-    )
+
+    def probability(slow: int) -> float:
+        # Logarithms, because the number of ways is beyond any float from about a thousand iterations on.
+        ways = math.lgamma(iterations + 1) - math.lgamma(slow + 1) - math.lgamma(iterations - slow + 1)
+        return math.exp(ways + slow * math.log(share) + (iterations - slow) * math.log1p(-share))
+
+    tail = sum(map(probability, range(times, iterations + 1)))
     return 1.0 - (1.0 - min(tail, 1.0)) ** ranks
 
 

@@ -20,7 +20,7 @@ Roles, by what shows them:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import numpy as np
@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from bridge_profiling.facts.device import IdleGaps
 from bridge_profiling.facts.host import Operators
-from bridge_profiling.facts.intervals import Intervals, Nanoseconds, coded, judged, outermost, rows_named, rows_of
+from bridge_profiling.facts.intervals import Intervals, Nanoseconds, coded, judged, outermost, rows_named, rows_of, totals
 from bridge_profiling.facts.kernels import Kernels, between, compute_kernels
 from bridge_profiling.facts.names import (
     CHANNELS_FIRST_NORM,
@@ -45,7 +45,8 @@ from bridge_profiling.facts.names import (
     product_precision,
     update_parameters,
 )
-from bridge_profiling.traces.tables import NULL, fields, to_int64
+from bridge_profiling.facts.types import schema
+from bridge_profiling.traces.tables import NULL, to_int64
 
 #: Kernels in a row that make a sweep over parameters. A block of a transformer has at most 20 between two matrix products.
 SWEEP = 64
@@ -200,14 +201,7 @@ OUTSIDE, IN_A_ROW = "outside an optimizer", "in a row"
 #: A softmax of attention takes at least this share of the time of the products around it.
 _OF_PRODUCTS = 0.5
 
-_ROLES = pa.schema(
-    [
-        ("iteration", pa.int32()),
-        *fields(pa.string(), "role", "name"),
-        *fields(pa.int64(), "count", "start_ns"),
-        *fields(pa.float64(), "device_us", "own_us", "short_us", "idle_us"),
-    ]
-)
+_ROLES = schema("iteration", "role", "name", "count", "start_ns", "device_us", "own_us", "short_us", "idle_us")
 
 
 def host_rows(host_events: pa.Table) -> NDArray[np.bool_]:
@@ -265,14 +259,14 @@ def device_roles(
 def _summed(kernels: pa.Table, roles: list[str], names: list[str | None]) -> pa.Table:
     """Kernels by role and name, indices of `roles` and `names`, and iteration. Of each role, the longest kernel comes first."""
     times = ("device", "own", "short", "idle")
-    sums = [("device", "count"), ("start_ns", "first"), *((name, "sum") for name in times)]
-    table = kernels.group_by(["role", "iteration", "name"], use_threads=False).aggregate(sums)
-    table = table.sort_by([("role", "ascending"), ("device_sum", "descending"), ("start_ns_first", "ascending")])
+    sums = {"count": ("device", "count"), "start_ns": ("start_ns", "first")} | {name: (name, "sum") for name in times}
+    table = totals(kernels, ("role", "iteration", "name"), **sums)
+    table = table.sort_by([("role", "ascending"), ("device", "descending"), ("start_ns", "ascending")])
     role = pa.array(roles, pa.string()).take(table["role"].combine_chunks())
     return pa.table(
         {"iteration": table["iteration"], "role": role, "name": pa.array(names, pa.string()).take(table["name"])}
-        | {"count": table["device_count"], "start_ns": table["start_ns_first"]}
-        | {f"{name}_us": table[f"{name}_sum"].to_numpy() / 1e3 for name in times}
+        | {name: table[name] for name in ("count", "start_ns")}
+        | {f"{name}_us": table[name].to_numpy() / 1e3 for name in times}
     ).cast(_ROLES)
 
 
@@ -289,7 +283,10 @@ def _roles(
         of_optimizer: which kernels an optimizer launched.
     """
     no_idle = np.zeros(len(kernels.start_ns), np.int64)
-    passes = _passes(host_events)
+    operators = rows_of(host_events["category"], "operator")
+    # Nodes of the backward pass, and operators of the forward pass.
+    nodes = operators & rows_named(host_events["name"], lambda name: name.startswith(_BACKWARD))
+    passes = nodes, operators & rows_of(host_events["name"], *_FORWARD)
     products = kernels.named(is_product)
     start = to_int64(device_events["start_ns"])
     communicates = np.sort(start[rows_of(device_events["kind"], "communication")])
@@ -308,7 +305,10 @@ def _roles(
     yield "layout_norm", kernels.named(CHANNELS_FIRST_NORM.search), no_idle
     by_precision = {each: kernels.named(partial(_has_precision, each)) for each in (*FULL_PRECISIONS, "reduced")}
     of_products = [*by_precision.items(), ("attention_product", attention & products)]
-    if _raises_precision(kernels, attention, by_precision):
+    # If attention alone computes in full precision, its products go as well: fused attention does not.
+    length = kernels.end_ns - kernels.start_ns
+    elsewhere = {name: length[mine & ~attention].sum() for name, mine in by_precision.items()}
+    if elsewhere["reduced"] > sum(elsewhere[name] for name in FULL_PRECISIONS):
         of_products.insert(0, of_products.pop())
     for role, mine in of_products:
         yield role, mine, no_idle
@@ -327,23 +327,9 @@ def _layout_copies(kernels: Kernels) -> NDArray[np.bool_]:
     return found
 
 
-def _raises_precision(kernels: Kernels, attention: NDArray[np.bool_], by_precision: Mapping[str, NDArray[np.bool_]]) -> bool:
-    """Whether attention alone computes in full precision: fused attention does not, so that its products go as well."""
-    length = kernels.end_ns - kernels.start_ns
-    elsewhere = {name: length[mine & ~attention].sum() for name, mine in by_precision.items()}
-    return bool(elsewhere["reduced"] > sum(elsewhere[name] for name in FULL_PRECISIONS))
-
-
 def _has_precision(precision: str, name: str) -> bool:
     found = product_precision(name)
     return found == precision or (precision == "reduced" and found not in (*FULL_PRECISIONS, None))
-
-
-def _passes(host_events: pa.Table) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Which host events are nodes of a backward pass, and which are operators of a forward pass."""
-    operators = rows_of(host_events["category"], "operator")
-    nodes = operators & rows_named(host_events["name"], lambda name: name.startswith(_BACKWARD))
-    return nodes, operators & rows_of(host_events["name"], *_FORWARD)
 
 
 def _around_softmax(

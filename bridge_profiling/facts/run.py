@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -25,14 +25,13 @@ from bridge_profiling.facts import (
 )
 from bridge_profiling.facts.captures import Captures
 from bridge_profiling.facts.caveats import merged, sentences
+from bridge_profiling.facts.database import Connection
+from bridge_profiling.facts.intervals import totals
 from bridge_profiling.facts.rank import OF_TRACE, counters_over_time, operators_by, stacks_of
 from bridge_profiling.facts.store import DEFAULT_OPTIONS, FactOptions
 from bridge_profiling.facts.types import Answer
 from bridge_profiling.manifest import RankCapture
 from bridge_profiling.traces.types import Caveat, RankInfo
-
-if TYPE_CHECKING:
-    import duckdb
 
 T = TypeVar("T")
 
@@ -44,10 +43,17 @@ _ABOUT_DEVICES = ("no_device_work", "ranks_without_work", "ranks_not_comparable"
 
 
 class Fact:
-    """A table of `RunFacts`, declared by the function that computes it."""
+    """A table of `RunFacts`, declared by the function that computes it, and the names of the attributes that this takes.
 
-    def __init__(self, compute: Callable[[Any], Answer | pa.Table], doc: str | None = None) -> None:
-        self.compute, self.__doc__ = compute, doc or compute.__doc__
+    Without names, the function takes the facts.
+    """
+
+    def __init__(self, compute: Callable[..., Answer | pa.Table], *inputs: str, doc: str | None = None) -> None:
+        self._compute, self._inputs, self.__doc__ = compute, inputs, doc or compute.__doc__
+
+    def compute(self, facts: RunFacts) -> Answer | pa.Table:
+        """The table of some captures, with its caveats."""
+        return self._compute(*(getattr(facts, name) for name in self._inputs) if self._inputs else (facts,))
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
@@ -60,14 +66,14 @@ class RankFact(Fact):
     """A table of each capture's rows, with its rank and source as the first columns, that `facts.rank` computes."""
 
     def __init__(self, doc: str) -> None:
-        super().__init__(lambda facts: facts._captures.facts(facts._options)[self.name], doc)
+        super().__init__(lambda facts: facts._captures.facts(facts._options)[self.name], doc=doc)
 
 
 class MemoryFact(Fact):
     """A table of `facts.memory.SCHEMAS`, of each rank's snapshot or trace."""
 
     def __init__(self, doc: str) -> None:
-        super().__init__(lambda facts: facts._memory(self.name), doc)
+        super().__init__(lambda facts: facts._memory(self.name), doc=doc)
 
 
 class RunFacts:
@@ -127,7 +133,6 @@ class RunFacts:
     exposure = RankFact("Exposed and overlapped time of communication.")
     profiler_cost = RankFact("What recording cost the host in each iteration.")
     device_roles = RankFact("Device time by the role of kernels: optimizer, attention and others.")
-    collective_sizes = RankFact("Communication of each iteration by operation, group and size.")
     loop_counts = RankFact("How often a loop's own ranges and calls occur in an iteration.")
     device_sums = RankFact("Time of the device's events by iteration and kind of event, for facts across ranks.")
     copy_sizes = RankFact("Copies between host and device by direction, memory and size.")
@@ -135,28 +140,21 @@ class RunFacts:
     activity = RankFact("When the device worked, as far as other ranks' facts depend on it.")
     first_event = RankFact("When the device's first event starts.")
     marks = RankFact("Iterations as the host marked them.")
-    gpu_metrics = RankFact(
-        "Hardware counters that nsys sampled: activity of SMs and tensor cores, bandwidths; mean, 95th percentile, maximum."
-    )
-    copies = RankFact("Copies and memsets: direction, pinned or pageable, bytes, bandwidth.")
+    gpu_metrics = RankFact("Hardware counters that nsys sampled in iterations: mean, 95th percentile, maximum.")
     host_steps = RankFact("Iterations of a host whose trace has no device work.")
-    phases = RankFact(
-        "Ranges by name: those of the step, the program and libraries; host time, device time launched inside, spread."
-    )
+    phases = RankFact("Ranges by name: those of the step, the program and libraries; time on the host and the device, spread.")
     operators = RankFact("Host operators: own and total time, the device time that they launched, memory, and module.")
     longest_calls = RankFact("The longest call of each operator.")
+    matrix_products = Fact(products.matrix_products, "products", "infos")
     products = RankFact("Matrix products, convolutions and attention by operator and input shapes.")
     counters_by_kernel = RankFact("Hardware counters while each kernel ran.")
     system_calls = RankFact("System calls that nsys recorded on the threads that launch work.")
-    cuda_memory = RankFact(
-        "Memory that CUDA allocated, as nsys recorded it (`--cuda-memory-usage=true`): by device and kind of memory."
-    )
+    cuda_memory = RankFact("Memory that CUDA allocated by device and kind, as nsys records it with `--cuda-memory-usage=true`.")
     units = RankFact("Communication of a sharded model by FSDP unit or ZeRO step.")
 
     def operators_by(self, **by: Any) -> pa.Table:
         """`operators` by the options of `facts.operators.operators`."""
-        name, compute = f"operators {sorted(by.items())}", partial(operators_by, **by)
-        return self.answer(name, lambda facts: facts._captures.of_ranks(compute)["operators"]).table
+        return self._of_ranks(operators_by, "operators", **by)
 
     @Fact
     def flame_graph(self) -> Answer:
@@ -165,106 +163,52 @@ class RunFacts:
 
     def larger_stacks(self, least_share: float) -> pa.Table:
         """The same without stacks that have less than this share of the rank's time on host and device."""
-        compute = partial(stacks_of, least_share=least_share)
-        name = f"flame_graph {least_share}"
-        return self.answer(name, lambda facts: facts._captures.of_ranks(compute)["flame_graph"]).table
+        return self._of_ranks(stacks_of, "flame_graph", least_share=least_share)
 
     def flame_graph_of(self, rank: int, least_share: float) -> pa.Table:
         """The same of one rank. The other captures are not read."""
-        info = next(info for info in self.infos if info.rank == rank)
         compute = partial(stacks_of, least_share=least_share)
-        return self._captures.of_rank(info, compute)["flame_graph"].table
+        return self._captures.of_source(self.source, compute, rank)["flame_graph"].table
 
     # All ranks.
 
-    @Fact
-    def typical_iteration(self) -> Answer:
-        """Medians over each rank's iterations, without boundary ones if at least three were captured."""
-        return parts.typical_iteration(self.iterations)
-
-    @Fact
-    def attribution(self) -> pa.Table:
-        """The parts of each rank's median iteration: compute, and the rest by cause; they add up to its duration."""
-        return parts.attribution(self.iterations, self.idle_causes, self.ranks)
-
-    @Fact
-    def host_iterations(self) -> pa.Table:
-        """Iterations of ranks without device work, as on CPUs: data loading, communication, waiting, operators, the rest."""
-        return parts.host_iterations(self.host_steps)
-
-    @Fact
-    def kernels_by_rank(self) -> pa.Table:
-        """Kernel statistics per rank and name: group, count, total, mean, shortest and longest."""
-        return kernels.kernels(self._registered("device_sums"))
-
-    @Fact
-    def kernels(self) -> pa.Table:
-        """Kernel statistics per name, of all ranks."""
-        return kernels.kernels(self._registered("device_sums"), by_rank=False)
-
-    @Fact
-    def kernel_groups(self) -> pa.Table:
-        """Kernels and copies by what they do: matrix products, attention, normalization, communication by type, and others.
-
-        `$BRIDGE_PROFILING_KERNEL_GROUPS` names a TOML file with more patterns of names.
-        """
-        return kernels.kernel_groups(self.kernels_by_rank, self.copies)
-
-    @Fact
-    def matrix_products(self) -> pa.Table:
-        """Matrix products, convolutions and attention by operator and input shapes: FLOPs, TFLOP/s, share of the device's peak.
-
-        Needs recorded shapes (`record_shapes`).
-        """
-        return products.matrix_products(self.products, self.infos)
-
-    @Fact
-    def kernel_counters(self) -> pa.Table:
-        """Hardware counters while each kernel ran: activity of SMs and tensor cores, reads and writes of device memory."""
-        return sampled.kernel_counters(self.counters_by_kernel, self.infos)
+    typical_iteration = Fact(parts.typical_iteration, "iterations")
+    attribution = Fact(parts.attribution, "iterations", "idle_causes", "ranks")
+    host_iterations = Fact(parts.host_iterations, "_database", "host_steps")
+    kernels_by_rank = Fact(kernels.kernels, "_database", "device_sums")
+    copies = Fact(kernels.copies, "_database", "device_sums")
+    kernel_groups = Fact(kernels.kernel_groups, "kernels_by_rank", "copies")
+    kernel_counters = Fact(sampled.kernel_counters, "counters_by_kernel", "infos")
+    # Last, since it is named like its module.
+    kernels = Fact(
+        partial(kernels.kernels, by_rank=False), "_database", "device_sums", doc="Kernel statistics per name, of all ranks."
+    )
 
     def gpu_metrics_over_time(self, intervals: int = 300) -> pa.Table:
         """Those counters over time."""
-        name, compute = f"gpu_metrics_over_time {intervals}", partial(counters_over_time, intervals=intervals)
-        return self.answer(name, lambda facts: facts._captures.of_ranks(compute)["gpu_metrics_over_time"]).table
+        return self._of_ranks(counters_over_time, "gpu_metrics_over_time", intervals=intervals)
 
     # Communication.
 
-    @Fact
-    def clock_offsets(self) -> Answer:
-        """Offsets that put each rank's times on one clock, from matched collectives, with residuals."""
-        return clocks.clock_offsets(self._matched, self.infos)
+    clock_offsets = Fact(clocks.clock_offsets, "_matched", "infos")
 
     @Fact
-    def communication(self) -> Answer:
-        """Communication per operation and group: bytes, transfer and waiting, algorithm and bus bandwidth."""
-        return communication.communication(self._waiting, self.infos)
+    def collective_sizes(self) -> pa.Table:
+        """Number of communication operations of each rank and iteration by operation, group and size of message."""
+        keys = ("rank", "source", "iteration", "operation", "group", "group_name", "group_ranks", "message_bytes")
+        return totals(self.operations, keys, count=([], "count_all"))
 
-    @Fact
-    def communication_by_rank(self) -> pa.Table:
-        """The same by rank as well, with its waiting, and its exposed and overlapped time."""
-        return communication.communication_by_rank(self._exposed)
-
-    @Fact
-    def communication_by_size(self) -> pa.Table:
-        """Communication per operation, group and size of message."""
-        return communication.communication_by_size(self._exposed, self.infos)
+    communication_by_rank = Fact(communication.communication_by_rank, "_exposed")
+    communication_by_size = Fact(communication.communication_by_size, "_exposed", "infos")
+    communication = Fact(communication.communication, "_waiting", "infos")
+    waits = Fact(ranks.waits, "_waiting")
+    stragglers = Fact(ranks.stragglers, "ranks", "infos")
 
     @Fact
     def ranks(self) -> Answer:
         """Each rank in each iteration: its own time, its waiting, and whether it was the slowest or the fastest."""
         tables = map(self._of_source, (self.iterations, self.kernel_times, self.activity))
         return ranks.ranks(self._waiting, self.infos, *tables)
-
-    @Fact
-    def waits(self) -> pa.Table:
-        """Which rank waits for which, and how long, in each iteration."""
-        return ranks.waits(self._waiting)
-
-    @Fact
-    def stragglers(self) -> Answer:
-        """One row per rank, the slowest first: whether it is slow always, sometimes or never, and with which confidence."""
-        return ranks.stragglers(self.ranks, self.infos)
 
     @Fact
     def start_skew(self) -> pa.Table:
@@ -277,30 +221,19 @@ class RunFacts:
         tables = map(self._of_source, (self.kernel_times, self.activity, self.marks))
         return pipeline.pipeline_by_rank(self._waiting, self.infos, self.clock_offsets, *tables)
 
-    @Fact
-    def pipeline(self) -> Answer:
-        """Pipeline bubbles per stage."""
-        return pipeline.pipeline(self.pipeline_by_rank)
-
-    @Fact
-    def pipeline_waits(self) -> pa.Table:
-        """Which pipeline stage waits for which in sends and receives, and how long in an iteration."""
-        return pipeline.pipeline_waits(self.pipeline_by_rank, self._waiting)
+    pipeline_waits = Fact(pipeline.pipeline_waits, "pipeline_by_rank", "_waiting")
+    pipeline = Fact(pipeline.pipeline, "pipeline_by_rank")
 
     def event_cells(self, **options: Any) -> pa.Table:
         """Events of all ranks, for comparisons: the options are those of `facts.cells.event_cells`."""
         name = f"event_cells {sorted(options.items())}"
 
         def compute(facts: RunFacts) -> pa.Table:
-            facts._registered("device_sums")
-            return cells.event_cells(facts._waiting, source=facts.source, **options)
+            return cells.event_cells(facts._waiting, facts.device_sums, source=facts.source, **options)
 
         return self.answer(name, compute).table
 
-    @Fact
-    def copies_by_size(self) -> pa.Table:
-        """Copies by size, to compare with benchmarks."""
-        return cells.copies_by_size(self._registered("copy_sizes"), self.source)
+    copies_by_size = Fact(cells.copies_by_size, "_database", "copy_sizes", "source")
 
     # Memory.
 
@@ -360,35 +293,41 @@ class RunFacts:
             self._read[-1].extend(known[name].caveats)
         return known[name]
 
-    def _registered(self, name: str) -> duckdb.DuckDBPyConnection:
-        """The database with a fact about each rank as a view."""
-        return self._captures.once(f"view {name}", lambda: self._captures.database.register(name, getattr(self, name)))
+    def _of_ranks(self, compute: Callable[..., dict[str, Answer]], fact: str, **options: Any) -> pa.Table:
+        """A fact that a function computes from each rank's tables, with some options."""
+        name, mine = f"{fact} {sorted(options.items())}", partial(compute, **options)
+        return self.answer(name, lambda facts: facts._captures.of_ranks(mine)[fact]).table
 
     @property
-    def _matched(self) -> duckdb.DuckDBPyConnection:
+    def _database(self) -> Connection:
+        """The database."""
+        return self._captures.database
+
+    @property
+    def _matched(self) -> Connection:
         """The database with tables of matched operations."""
         operations = self._of_source(self.operations)
         return self._with_tables("matched", lambda: matching.match(self._captures.database, operations))
 
     @property
-    def _waiting(self) -> duckdb.DuckDBPyConnection:
+    def _waiting(self) -> Connection:
         """The database with a table of waiting."""
         return self._with_tables("waiting", lambda: communication.measure_waiting(self._matched, self.clock_offsets))
 
     @property
-    def _exposed(self) -> duckdb.DuckDBPyConnection:
+    def _exposed(self) -> Connection:
         """The database with tables of waiting and of exposed communication."""
         return self._with_tables(
             "exposed", lambda: communication.measure_exposure(self._waiting, self._of_source(self.exposure))
         )
 
-    def _with_tables(self, name: str, create: Callable[[], Iterable[Caveat]]) -> duckdb.DuckDBPyConnection:
+    def _with_tables(self, name: str, create: Callable[[], Iterable[Caveat] | None]) -> Connection:
         """The database with tables that are created once."""
 
         def created() -> list[Caveat]:
             with self._tracking() as read:
                 own = create()
-            return [*read, *own]
+            return [*read, *(own or ())]
 
         caveats = self._captures.once(name, created)
         if self._read:
@@ -410,7 +349,7 @@ class RunFacts:
     def _memory(self, name: str) -> Answer:
         marks = self._of_source(self.marks)
         snapshots = self._captures.once(
-            "snapshots", lambda: self._captures.of_snapshots(partial(memory.of_snapshot, marks=marks))
+            "snapshots", lambda: self._captures.of_source("memory", partial(memory.of_snapshot, marks=marks))
         )
         facts = self._captures.facts(self._options)
         traces = {each: facts[f"{OF_TRACE}{each}"] for each in memory.SCHEMAS}

@@ -12,11 +12,12 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from bridge_profiling.facts.columns import CudaMemory, KernelCounters, SystemCall
-from bridge_profiling.facts.intervals import Intervals, coded, outermost, rows_of, run_starts, union
+from bridge_profiling.facts.intervals import Intervals, coded, outermost, rows_of, run_starts, totals, union
 from bridge_profiling.facts.names import group_of
 from bridge_profiling.facts.parts import counted_iterations
+from bridge_profiling.facts.types import schema
 from bridge_profiling.peaks import memory_gbs
-from bridge_profiling.traces.tables import NULL, fields, to_int64
+from bridge_profiling.traces.tables import NULL, to_int64
 from bridge_profiling.traces.types import RankInfo
 
 #: Each share of a peak, and the counters in percent that add up to it; nsys' names differ between devices.
@@ -30,11 +31,11 @@ MEASURES: dict[str, re.Pattern[str]] = {
 #: A longer time between samples, in multiples of the usual one, was not sampled.
 _GAP = 4
 
-_METRICS = pa.schema(
-    [("device", pa.int32()), ("metric", pa.string()), ("samples", pa.int64()), *fields(pa.float64(), "mean", "p95", "max")]
-)
+_STATISTICS = ("samples", "mean", "p95", "max")
 
-_OVER_TIME = pa.schema([("device", pa.int32()), ("metric", pa.string()), *fields(pa.float64(), "time_us", "value")])
+_METRICS = schema("device", "metric", *_STATISTICS, samples=pa.int64(), **dict.fromkeys(_STATISTICS[1:], pa.float64()))
+
+_OVER_TIME = schema("device", "metric", "time_us", "value", value=pa.float64())
 
 _BY_KERNEL = KernelCounters.schema("name", "group", "count", "device_us", "samples_per_call", *MEASURES)
 
@@ -76,40 +77,25 @@ def counted(gpu_metrics: pa.Table, device_events: pa.Table) -> Counted:
             rows = np.flatnonzero((code == metric) & (device == one))
             events = np.flatnonzero((ran_on == one) | alone)
             if len(rows) > 1:
-                course = _Course.of(time[rows], value[rows] / 100)
-                amounts[events, place], amounts[events, len(MEASURES) + place] = course.within(start[events], end[events])
-                intervals.append(course.interval_ns)
+                (spent, known), interval = _during(time[rows], value[rows] / 100, start[events], end[events])
+                amounts[events, place], amounts[events, len(MEASURES) + place] = spent, known
+                intervals.append(interval)
     return Counted(amounts, max(intervals))
 
 
-@dataclass(frozen=True)
-class _Course:
-    """A counter over time. Each sample is the mean since the one before."""
+def _during(
+    time_ns: NDArray[np.int64], share: NDArray[np.float64], start_ns: NDArray[np.int64], end_ns: NDArray[np.int64]
+) -> tuple[list[NDArray[np.int64]], float]:
+    """Of each event, its time multiplied by the share, and its time that was sampled; and the usual time between samples.
 
-    time_ns: NDArray[np.float64]  # since the first sample
-    first_ns: int
-    spent_ns: NDArray[np.float64]  # until each sample: time multiplied by the share
-    known_ns: NDArray[np.float64]  # until each sample: time that was sampled
-    interval_ns: float
-
-    @classmethod
-    def of(cls, time_ns: NDArray[np.int64], share: NDArray[np.float64]) -> _Course:
-        passed = np.diff(time_ns, prepend=time_ns[0]).astype(np.float64)
-        interval = float(np.median(passed[1:]))
-        passed_known = np.where(passed <= _GAP * interval, passed, 0.0)
-        first = int(time_ns[0])
-        return cls(
-            (time_ns - first).astype(np.float64), first, np.cumsum(passed_known * share), np.cumsum(passed_known), interval
-        )
-
-    def within(self, start_ns: NDArray[np.int64], end_ns: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Of each event: its time multiplied by the share, and its time that was sampled."""
-        start, end = (times - self.first_ns for times in (start_ns, end_ns))
-        spent, known = (
-            np.interp(end, self.time_ns, course) - np.interp(start, self.time_ns, course)
-            for course in (self.spent_ns, self.known_ns)
-        )
-        return np.rint(spent).astype(np.int64), np.rint(known).astype(np.int64)
+    Each sample is the mean since the one before.
+    """
+    passed = np.diff(time_ns, prepend=time_ns[0]).astype(np.float64)
+    interval = float(np.median(passed[1:]))
+    sampled = np.where(passed <= _GAP * interval, passed, 0.0)
+    at, start, end = ((times - time_ns[0]).astype(np.float64) for times in (time_ns, start_ns, end_ns))
+    courses = (np.cumsum(sampled * share), np.cumsum(sampled))
+    return [np.rint(np.interp(end, at, each) - np.interp(start, at, each)).astype(np.int64) for each in courses], interval
 
 
 def by_kernel(counted: Counted, device_events: pa.Table, kernel_names: pa.Table) -> pa.Table:
@@ -122,22 +108,21 @@ def by_kernel(counted: Counted, device_events: pa.Table, kernel_names: pa.Table)
     """
     kernels = rows_of(device_events["kind"], "compute", "communication") & (counted.amounts[:, len(MEASURES) :].any(axis=1))
     events, amounts = device_events.filter(pa.array(kernels)), counted.amounts[kernels]
-    code, names = coded(kernel_names["name"].filter(pa.array(kernels)))
-    duration = to_int64(events["end_ns"]) - to_int64(events["start_ns"])
-    used, first, place = np.unique(code, return_index=True, return_inverse=True)
-    sums = np.column_stack([np.bincount(place, column, len(used)) for column in (duration, *amounts.T)]).astype(np.int64)
-    count = np.bincount(place, minlength=len(used))
-    kinds = events["kind"].cast(pa.string()).take(pa.array(first)).to_pylist()
-    known = [names[number] or "" for number in used.tolist()]
-    per_call = sums[:, 0] / np.maximum(count, 1) / max(counted.interval_ns, 1.0)
-    amounts = np.where((per_call >= 1)[:, None], sums[:, 1:], 0)
+    sums = {f"amount_{place}": column for place, column in enumerate(amounts.T)}
+    sums["ns"] = to_int64(events["end_ns"]) - to_int64(events["start_ns"])
+    table = pa.table({"name": kernel_names["name"].filter(pa.array(kernels)), "kind": events["kind"].cast(pa.string()), **sums})
+    added = {name: (name, "sum") for name in sums}
+    found = totals(table, ["name"], count=("ns", "count"), kind=("kind", "first"), **added)
+    per_call = found["ns"].to_numpy() / found["count"].to_numpy() / max(counted.interval_ns, 1.0)
+    spent = [found[name].to_numpy() * (per_call >= 1) for name in [*sums][:-1]]
+    names = [name or "" for name in found["name"].to_pylist()]
     columns = {
-        "name": known,
-        "group": [group_of(name, kind) for name, kind in zip(known, kinds, strict=True)],
-        "count": count,
-        "device_us": sums[:, 0] / 1e3,
+        "name": names,
+        "group": [group_of(name, kind) for name, kind in zip(names, found["kind"].to_pylist(), strict=True)],
+        "count": found["count"],
+        "device_us": found["ns"].to_numpy() / 1e3,
         "samples_per_call": per_call,
-        **means(amounts),
+        **means(np.array(spent, np.int64).reshape(amounts.shape[1], len(found)).T),
     }
     return pa.table(columns, schema=_BY_KERNEL).sort_by([("device_us", "descending"), ("name", "ascending")])
 

@@ -26,6 +26,21 @@ class Answer:
     caveats: tuple[Caveat, ...] = ()
 
 
+#: Types of columns by name, or by the end of the name.
+_TYPES = {
+    **dict.fromkeys(("iteration", "rank", "stage", "device"), pa.int32()),
+    **dict.fromkeys(("_ns", "_bytes", "count"), pa.int64()),
+    "_us": pa.float64(),
+    "boundary": pa.bool_(),
+}
+
+
+def schema(*names: str, **types: pa.DataType) -> pa.Schema:
+    """The schema of a table. A column without a type has that of `_TYPES` for its name, else it is text."""
+    usual = {name: next((kind for end, kind in _TYPES.items() if name.endswith(end)), pa.string()) for name in names}
+    return pa.schema([(name, types.get(name, usual[name])) for name in names])
+
+
 class Collector(Protocol):
     """Takes in a table block by block, so that the table need not fit into memory."""
 

@@ -2,11 +2,13 @@
 
 from functools import partial
 
+import pyarrow as pa
 import pytest
 import torch
 
+from bridge_profiling.facts.database import connect
 from bridge_profiling.facts.device import breakdown, device_work
-from bridge_profiling.facts.kernels import copies
+from bridge_profiling.facts.kernels import copies, device_sums
 from bridge_profiling.facts.operators import operators, units
 from bridge_profiling.run import Run
 from tests.facts.ranks_in_hand import answer, rank, span, table, values, work
@@ -80,7 +82,11 @@ def test_copies_by_direction_and_memory_with_their_bandwidth():
         work("memset", 0, 500, bytes=7000),
     ]
     names = ("kind", "direction", "from_memory", "host_memory", "count", "bytes", "total_us", "bandwidth_gbs")
-    assert sorted(values(copies(table("device_events", events)), *names)) == [
+    sums = device_sums(table("device_events", events), marked=False)
+    of_rank = {"rank": [0] * len(sums), "source": ["kineto"] * len(sums)}
+    with connect() as connection:
+        found = copies(connection, pa.table(of_rank | {name: sums[name] for name in sums.column_names}))
+    assert sorted(values(found, *names)) == [
         ("memcpy", "DtoD", "device", None, 1, 900_000, 1, pytest.approx(900)),
         ("memcpy", "HtoD", "pageable", "pageable", 3, 10_000, 3, pytest.approx(5)),
         ("memcpy", "HtoD", "pinned", "pinned", 1, 50_000, 1, pytest.approx(50)),
