@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from bridge_profiling.facts.caveats import caveat
 from bridge_profiling.facts.types import Answer
+from bridge_profiling.traces.tables import fields
 from bridge_profiling.traces.types import Caveat, RankInfo
 
 if TYPE_CHECKING:
@@ -65,8 +66,16 @@ from usable where together or not any_together group by rank
 """
 
 
-def clock_offsets(connection: duckdb.DuckDBPyConnection, infos: Sequence[RankInfo]) -> Answer:
-    """Offsets to add to each rank's times to put all ranks on one clock. Needs `matching.match`.
+_OFFSETS = pa.schema(
+    [
+        *fields(pa.int32(), "rank", "component", "reference"),
+        *(("offset_ns", pa.int64()), *fields(pa.float64(), "residual_ns", "max_residual_ns"), ("operations", pa.int64())),
+    ]
+)
+
+
+def clock_offsets(connection: duckdb.DuckDBPyConnection | None, infos: Sequence[RankInfo]) -> Answer:
+    """Offsets to add to each rank's times to put all ranks on one clock. Needs `matching.match`, unless no rank communicates.
 
     Returns:
         A row per rank: rank; component (number of the set of ranks that shared operations relate); reference (the lowest rank
@@ -75,6 +84,11 @@ def clock_offsets(connection: duckdb.DuckDBPyConnection, infos: Sequence[RankInf
         components keep their own clocks.
     """
     ranks = np.array(sorted({info.rank for info in infos}), np.int64)
+    if connection is None:
+        nothing, unknown = np.zeros(len(ranks), np.int64), pa.nulls(len(ranks), pa.float64())
+        columns = [ranks, np.arange(len(ranks)), ranks, nothing, unknown, unknown, nothing]
+        found = pa.table([pa.array(each, kind.type) for each, kind in zip(columns, _OFFSETS, strict=True)], _OFFSETS)
+        return Answer(found, tuple(_caveats(found, infos)))
     component, offset = _solve(ranks, connection.sql(_DIFFERENCES).to_arrow_table())
     offset_ns = np.rint(offset).astype(np.int64)
     offsets = pa.table({"rank": ranks, "offset_ns": offset_ns, "component": component, "reference": ranks[component]})

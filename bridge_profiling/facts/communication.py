@@ -22,10 +22,41 @@ from bridge_profiling.facts.caveats import caveat
 from bridge_profiling.facts.types import Answer
 from bridge_profiling.peaks import link_gbs
 from bridge_profiling.traces.joins import ranks_of
+from bridge_profiling.traces.tables import fields
 from bridge_profiling.traces.types import Caveat, RankInfo
 
 if TYPE_CHECKING:
     import duckdb
+
+_GROUP = fields(pa.string(), "operation", "group", "group_name", "group_ranks")
+_SIZES = fields(pa.int32(), "group_size", "captured_ranks")
+_OF_LINK = [
+    *fields(pa.float64(), "algorithm_bandwidth_gbs", "bus_bandwidth_gbs"),
+    ("dimension", pa.string()),
+    ("link_gbs", pa.float64()),
+]
+_TIMES = ("transfer_us", "wait_us")
+
+#: Columns of `communication`, `communication_by_rank` and `communication_by_size`.
+BY_GROUP = pa.schema(
+    [
+        *(*_GROUP, *_SIZES),
+        *fields(pa.int64(), "count", "matched_count", "smallest_message_bytes", "largest_message_bytes", "bytes"),
+        *(*fields(pa.float64(), "mean_duration_us", *_TIMES), *_OF_LINK),
+    ]
+)
+BY_RANK = pa.schema(
+    [
+        *(*_GROUP, ("rank", pa.int32()), *fields(pa.int64(), "count", "matched_count", "bytes")),
+        *fields(pa.float64(), "duration_us", "shortest_us", *_TIMES, "exposed_us", "overlapped_us"),
+    ]
+)
+BY_SIZE = pa.schema(
+    [
+        *(*_GROUP, *_SIZES, *fields(pa.int64(), "message_bytes", "count", "matched_count")),
+        *(*fields(pa.float64(), "mean_us", "duration_us", *_TIMES, "exposed_us", "overlapped_us"), *_OF_LINK),
+    ]
+)
 
 _WAITING = """
 create or replace temp table waiting as

@@ -73,7 +73,7 @@ _POINT_TO_POINT = f"select rank, start_ns, end_ns, collective from operations wh
 _TIMES = ("pipeline_us", "compute_us", "bubble_us", "warm_up_us", "steady_us", "cool_down_us", "other_idle_us")
 
 
-_RANKS = pa.schema(
+BY_RANK = pa.schema(
     [
         *fields(pa.int32(), "iteration", "rank", "stage"),
         ("pipeline", pa.string()),
@@ -191,7 +191,7 @@ def pipeline_by_rank(
     """
     places, exchanges, guessed = _exchanges(connection, infos)
     if not places:
-        return Answer(_RANKS.empty_table())
+        return Answer(BY_RANK.empty_table())
     offsets = dict(zip(clock_offsets["rank"].to_pylist(), clock_offsets["offset_ns"].to_pylist(), strict=True))
     spans, unclear = _spans(connection, kernel_times.to_pylist(), places, offsets)
     counts, interleaved = _microbatches(places, exchanges)
@@ -225,7 +225,7 @@ def pipeline_by_rank(
         "pipeline_interleaved": interleaved,
         "microbatches_counted": counts,
     }
-    return Answer(pa.Table.from_pylist(rows, schema=_RANKS), tuple(caveat(code) for code, found in doubts.items() if found))
+    return Answer(pa.Table.from_pylist(rows, schema=BY_RANK), tuple(caveat(code) for code, found in doubts.items() if found))
 
 
 def _exchanges(

@@ -64,6 +64,11 @@ select began.rank, (start_ns + offset_ns - min(start_ns + offset_ns) over ()) / 
 from began join offsets using (rank) left join lateness using (rank) order by began.rank
 """
 
+#: Columns of `waits`.
+WAITS = pa.schema(
+    [*fields(pa.int32(), "iteration", "rank", "waits_for"), ("wait_us", pa.float64()), ("operations", pa.int64())]
+)
+
 _RANKS = pa.schema(
     [
         *fields(pa.int32(), "iteration", "rank"),
@@ -96,7 +101,7 @@ def waits(connection: duckdb.DuckDBPyConnection) -> pa.Table:
 
 
 def ranks(
-    connection: duckdb.DuckDBPyConnection,
+    connection: duckdb.DuckDBPyConnection | None,
     infos: Sequence[RankInfo],
     iterations: pa.Table,
     kernel_times: pa.Table,
@@ -105,7 +110,7 @@ def ranks(
     """Each rank's iterations, with the slowest and the fastest rank of each. Needs `measure_waiting`.
 
     Args:
-        connection: the run's tables.
+        connection: the run's tables; None without any operations.
         infos: of the ranks.
         iterations: the fact of that name, of these ranks, as are the next ones.
         kernel_times: the fact of that name.
@@ -120,13 +125,13 @@ def ranks(
         much to be judged.
     """
     windows, kernels = (grouped(table.to_pylist(), "rank") for table in (iterations, kernel_times))
-    waited_for = {row[:2]: row[2] for row in connection.execute(_WAITED_FOR).fetchall()}
+    waited_for = {row[:2]: row[2] for row in connection.execute(_WAITED_FOR).fetchall()} if connection else {}
     rows: list[dict[str, Any]] = []
-    waited_ns = _waited_ns(connection, activity)
+    waited_ns = _waited_ns(connection, activity) if connection else {}
     for rank, mine in kernels.items():
         rows += _iterations(rank, windows.pop(rank, []), mine, waited_ns)
     unjudged = {info.rank for info in infos if not info.judged}
-    incomparable = {row[0] for row in connection.execute(_INCOMPARABLE).fetchall()}
+    incomparable = {row[0] for row in connection.execute(_INCOMPARABLE).fetchall()} if connection else set()
     rows.sort(key=lambda row: (-1 if row["iteration"] is None else row["iteration"], row["rank"]))
     for row in rows:
         row["waited_for_us"] = waited_for.get((row["iteration"], row["rank"]), 0.0)

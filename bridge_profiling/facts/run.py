@@ -25,7 +25,10 @@ from bridge_profiling.facts import (
 )
 from bridge_profiling.facts.captures import Captures
 from bridge_profiling.facts.caveats import merged, sentences
+from bridge_profiling.facts.columns import StageWait
+from bridge_profiling.facts.communication import BY_GROUP, BY_RANK, BY_SIZE
 from bridge_profiling.facts.rank import OF_TRACE, counters_over_time, operators_by, stacks_of
+from bridge_profiling.facts.ranks import WAITS
 from bridge_profiling.facts.store import DEFAULT_OPTIONS, FactOptions
 from bridge_profiling.facts.types import Answer
 from bridge_profiling.manifest import RankCapture
@@ -61,6 +64,16 @@ class RankFact(Fact):
 
     def __init__(self, doc: str) -> None:
         super().__init__(lambda facts: facts._captures.facts(facts._options)[self.name], doc)
+
+
+class OperationsFact(Fact):
+    """A table about communication, empty without any operations: SQL would take 0.1 s."""
+
+    def __init__(self, schema: pa.Schema, compute: Callable[[Any], Answer | pa.Table]) -> None:
+        def found(facts: RunFacts) -> Answer | pa.Table:
+            return schema.empty_table() if facts._compared is None else compute(facts)
+
+        super().__init__(found, compute.__doc__)
 
 
 class MemoryFact(Fact):
@@ -233,19 +246,19 @@ class RunFacts:
     @Fact
     def clock_offsets(self) -> Answer:
         """Offsets that put each rank's times on one clock, from matched collectives, with residuals."""
-        return clocks.clock_offsets(self._matched, self.infos)
+        return clocks.clock_offsets(self._matched if self._communicates else None, self.infos)
 
-    @Fact
+    @partial(OperationsFact, BY_GROUP)
     def communication(self) -> Answer:
         """Communication per operation and group: bytes, transfer and waiting, algorithm and bus bandwidth."""
         return communication.communication(self._waiting, self.infos)
 
-    @Fact
+    @partial(OperationsFact, BY_RANK)
     def communication_by_rank(self) -> pa.Table:
         """The same by rank as well, with its waiting, and its exposed and overlapped time."""
         return communication.communication_by_rank(self._exposed)
 
-    @Fact
+    @partial(OperationsFact, BY_SIZE)
     def communication_by_size(self) -> pa.Table:
         """Communication per operation, group and size of message."""
         return communication.communication_by_size(self._exposed, self.infos)
@@ -254,9 +267,9 @@ class RunFacts:
     def ranks(self) -> Answer:
         """Each rank in each iteration: its own time, its waiting, and whether it was the slowest or the fastest."""
         tables = map(self._of_source, (self.iterations, self.kernel_times, self.activity))
-        return ranks.ranks(self._waiting, self.infos, *tables)
+        return ranks.ranks(self._compared, self.infos, *tables)
 
-    @Fact
+    @partial(OperationsFact, WAITS)
     def waits(self) -> pa.Table:
         """Which rank waits for which, and how long, in each iteration."""
         return ranks.waits(self._waiting)
@@ -271,7 +284,7 @@ class RunFacts:
         """How late each rank's capture starts, separate from how late the rank is in its operations."""
         return ranks.start_skew(self._waiting, self.clock_offsets, self._of_source(self.first_event))
 
-    @Fact
+    @partial(OperationsFact, pipeline.BY_RANK)
     def pipeline_by_rank(self) -> Answer:
         """Pipeline bubbles per rank and iteration."""
         tables = map(self._of_source, (self.kernel_times, self.activity, self.marks))
@@ -282,7 +295,7 @@ class RunFacts:
         """Pipeline bubbles per stage."""
         return pipeline.pipeline(self.pipeline_by_rank)
 
-    @Fact
+    @partial(OperationsFact, StageWait.schema())
     def pipeline_waits(self) -> pa.Table:
         """Which pipeline stage waits for which in sends and receives, and how long in an iteration."""
         return pipeline.pipeline_waits(self.pipeline_by_rank, self._waiting)
@@ -365,6 +378,10 @@ class RunFacts:
         return self._captures.once(f"view {name}", lambda: self._captures.database.register(name, getattr(self, name)))
 
     @property
+    def _communicates(self) -> bool:
+        return self._of_source(self.operations).num_rows > 0
+
+    @property
     def _matched(self) -> duckdb.DuckDBPyConnection:
         """The database with tables of matched operations."""
         operations = self._of_source(self.operations)
@@ -374,6 +391,14 @@ class RunFacts:
     def _waiting(self) -> duckdb.DuckDBPyConnection:
         """The database with a table of waiting."""
         return self._with_tables("waiting", lambda: communication.measure_waiting(self._matched, self.clock_offsets))
+
+    @property
+    def _compared(self) -> duckdb.DuckDBPyConnection | None:
+        """The same; None in a run without operations, with the caveats of its clocks."""
+        if self._communicates:
+            return self._waiting
+        _ = self.clock_offsets
+        return None
 
     @property
     def _exposed(self) -> duckdb.DuckDBPyConnection:

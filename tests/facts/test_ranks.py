@@ -384,3 +384,22 @@ def test_how_likely_slowness_is_by_chance_is_known_for_any_number_of_iterations(
     ).table.to_pylist()
     assert (slow["rank"], slow["verdict"], slow["times_slow"], other["verdict"]) == (1, "sometimes", iterations // 10, "no")
     assert (slow["chance"] < 1e-9) == (iterations > 10)
+
+
+def test_tables_about_communication_have_the_same_columns_without_any(tmp_path):
+    names = (
+        "clock_offsets",
+        "communication",
+        "communication_by_rank",
+        "communication_by_size",
+        "ranks",
+        "waits",
+        "pipeline_waits",
+    )
+    run = SimulatedRun(2)
+    run.iterate(2, lambda _: [run.compute(0, 1 * MS), run.meet([0, 1])])
+    some = run.captured(tmp_path / "some").facts
+    run.operations.clear()
+    none = run.captured(tmp_path / "none").facts
+    assert [getattr(some, name).schema for name in names] == [getattr(none, name).schema for name in names]
+    assert (len(some.communication), len(none.communication)) == (1, 0)
