@@ -240,16 +240,28 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 _LEFT = pytest.StashKey[list[str]]()
 
 
+@functools.cache
+def _database() -> Any:
+    from bridge_profiling.facts import database
+
+    return database.connect()
+
+
 @pytest.fixture(autouse=True)
-def _captures_are_read_in_this_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Unit tests start no workers, which takes longer than reading captures this small."""
+def _runs_start_nothing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unit tests start no workers, and one DuckDB for all runs: both take longer than reading captures this small.
+
+    Each run has a connection of its own, whose tables no other one sees.
+    """
     if _tier(request.node) is None and importlib.util.find_spec("pyarrow") is not None:
         from bridge_profiling import engines
+        from bridge_profiling.facts import captures
 
         def read_here(engine: object, function: Callable[[Any], Any], tasks: Sequence[Any]) -> Iterator[engines.Outcome[Any]]:
             yield from (engines.Outcome(place, *engines.call(function, task)) for place, task in enumerate(tasks))
 
         monkeypatch.setattr(engines.ProcessEngine, "map", read_here)
+        monkeypatch.setattr(captures, "connect", lambda: _database().cursor())
 
 
 @pytest.fixture(autouse=True)

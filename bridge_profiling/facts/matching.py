@@ -48,7 +48,7 @@ _SEARCHED = 1 << 24
 _UNEVEN = ("all_to_all", "gather", "scatter", "reduce", "dispatch", "combine", "barrier")
 
 _OPERATIONS = """
-create or replace table operations as
+create or replace temp table operations as
 select *, hash(coalesce(group_name, ''), coalesce(group_ranks, '')) as group_id from recorded_operations
 """
 

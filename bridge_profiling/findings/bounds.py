@@ -303,4 +303,5 @@ def _most(times_us: Grid) -> _Times:
 
 
 def _middle(times_us: Grid) -> _Times:
-    return np.nanmedian(times_us, axis=1)
+    # Of few values, nanmedian makes a masked array, which takes ten times as long.
+    return (np.nanmedian if np.isnan(times_us).any() else np.median)(times_us, axis=1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -414,10 +414,16 @@ class Grids:
         return np.where(np.isnan(self.duration_us), np.nan, 0.0)
 
     def _rows(self, cause: Cause, *, between: bool = False) -> pa.Table:
+        return self._by_cause.get((cause, between), self.facts.idle_causes.slice(0, 0))
+
+    @cached_property
+    def _by_cause(self) -> dict[tuple[str, bool], pa.Table]:
+        """`idle_causes` by cause, within iterations and between them: to choose the rows on each use took 12 ms of each run."""
         rows = self.facts.idle_causes
-        if not rows.num_rows:
-            return rows
-        return rows.filter(pc.and_(pc.equal(rows["cause"], str(cause)), pc.equal(rows["between"], between)))
+        places: dict[Any, list[int]] = defaultdict(list)
+        for place, key in enumerate(_values(rows, "cause", "between")):
+            places[key].append(place)
+        return {key: rows.take(pa.array(mine)) for key, mine in places.items()}
 
     @cached_property
     def _captured_us(self) -> Mapping[Cause, Grid]:

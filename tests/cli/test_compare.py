@@ -7,15 +7,23 @@ import pytest
 from tests.compare.compared_runs import WrittenRun, quiet
 
 
-@pytest.fixture(autouse=True)
-def runs(folder):
-    """The working directory has a base, a slower run, one of two iterations, one without, and one of more work."""
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """A base, a slower run, one of two iterations, one without, and one of more work: each is read once."""
+    folder = tmp_path_factory.mktemp("runs")
     quiet().write(folder / "base")
     quiet(1.2, kernels={"gemm": [360.0, 360.0], "softmax": [50.0]}, seed=2).write(folder / "slower")
     WrittenRun(iterations=2, seed=3).write(folder / "short")
     WrittenRun(iterations=1, marked=False).write(folder / "unmarked")
     quiet(shapes="[[128, 64], [64, 64]]").write(folder / "more_work")
     return folder
+
+
+@pytest.fixture(autouse=True)
+def runs(typed, written, monkeypatch):
+    """The working directory has these runs."""
+    monkeypatch.chdir(written)
+    return written
 
 
 def test_the_answer_is_the_first_sentence_and_the_page_says_the_same(typed, runs):

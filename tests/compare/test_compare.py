@@ -1,6 +1,7 @@
 """What changed between two runs or along many: injected changes are found with their size, and intervals hold the truth."""
 
 import json
+from contextlib import ExitStack
 from statistics import fmean, stdev
 
 import numpy as np
@@ -11,12 +12,22 @@ from bridge_profiling.compare.events import EventSide, comparable, without_argum
 from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.facts.statistics import change_of_mean, change_of_median, welch_p
 from bridge_profiling.report.comparison_view import series_view
+from bridge_profiling.run import Run
 from tests.compare.compared_runs import WrittenRun, quiet
 
 
-@pytest.fixture
-def written(tmp_path_factory, run_of):
-    return lambda run: run_of(run.write(tmp_path_factory.mktemp("run")))
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """Opens what is written, once for all tests."""
+    opened = {}
+    with ExitStack() as every:
+
+        def run(written):
+            if repr(written) not in opened:
+                opened[repr(written)] = every.enter_context(Run(written.write(tmp_path_factory.mktemp("run"))))
+            return opened[repr(written)]
+
+        yield run
 
 
 @pytest.fixture

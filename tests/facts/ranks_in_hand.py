@@ -16,9 +16,10 @@ def table(name, rows, rank=0):
     if not rows:
         return SCHEMAS[name].empty_table()
     filled = [{**_DEFAULTS.get(name, {}), **row} for row in rows]
+    known = set().union(*filled)
     columns = {}
     for column in SCHEMAS[name]:
-        if any(column.name in row for row in filled):
+        if column.name in known:
             kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
             columns[column.name] = pa.array([row.get(column.name) for row in filled], kind)
     return build(name, rank, columns)

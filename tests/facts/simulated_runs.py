@@ -6,8 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from operator import itemgetter
 
+import pyarrow as pa
+
+from bridge_profiling.facts import activity
 from bridge_profiling.run import Run
-from tests.facts.ranks_in_hand import write_rank
+from tests.facts.ranks_in_hand import table, write_rank
 
 US = 1_000
 MS = 1_000_000
@@ -103,23 +106,35 @@ class SimulatedRun:
             marked: whether iterations are marked.
             info: more of every RankInfo.
         """
-        entries = []
-        unmarked = {} if marked else {"iteration": None}
+        return [
+            write_rank(folder, rank, self._recorded(rank, skip, marked), **{"clock": "unix", **info})
+            for rank in (range(self.ranks) if ranks is None else ranks)
+        ]
+
+    def operations_of(self, *, ranks=None, skip={}, marked=True):  # noqa: B006
+        """The fact `operations` about the captures that `write` would write."""
+        found = []
         for rank in range(self.ranks) if ranks is None else ranks:
-            operations = self._captured(rank, skip)
-            numbers = {row["truth"]: number for number, row in enumerate(operations)}
-            begin = operations[0]["start_ns"] if skip.get(rank) and operations else 0
-            events = sorted((row for row in self.device[rank] if row["start_ns"] >= begin), key=itemgetter("start_ns"))
-            sequence = defaultdict(itertools.count)
-            rows = {"iterations": self.iterations[rank] if marked else []}
-            rows["collectives"] = [
-                row | unmarked | {"collective": numbers[row["truth"]], "sequence": next(sequence[row["group_name"]])}
-                for row in operations
-            ]
-            known_events = [row for row in events if row["truth"] is None or row["truth"] in numbers]
-            rows["device_events"] = [row | unmarked | {"collective": numbers.get(row["truth"])} for row in known_events]
-            entries.append(write_rank(folder, rank, rows, **{"clock": "unix", **info}))
-        return entries
+            collectives = table("collectives", self._recorded(rank, skip, marked)["collectives"], rank)
+            fact = activity.operations(collectives.select(activity.COLUMNS))
+            found.append(fact.add_column(0, "rank", collectives["rank"]))
+        return pa.concat_tables(found)
+
+    def _recorded(self, rank, skip, marked):
+        unmarked = {} if marked else {"iteration": None}
+        operations = self._captured(rank, skip)
+        numbers = {row["truth"]: number for number, row in enumerate(operations)}
+        begin = operations[0]["start_ns"] if skip.get(rank) and operations else 0
+        events = sorted((row for row in self.device[rank] if row["start_ns"] >= begin), key=itemgetter("start_ns"))
+        sequence = defaultdict(itertools.count)
+        rows = {"iterations": self.iterations[rank] if marked else []}
+        rows["collectives"] = [
+            row | unmarked | {"collective": numbers[row["truth"]], "sequence": next(sequence[row["group_name"]])}
+            for row in operations
+        ]
+        known_events = [row for row in events if row["truth"] is None or row["truth"] in numbers]
+        rows["device_events"] = [row | unmarked | {"collective": numbers.get(row["truth"])} for row in known_events]
+        return rows
 
     def captured(self, folder, **how):
         """The captures, written as by `write`."""

@@ -1,5 +1,6 @@
 """Questions across ranks: which operations are one, how clocks are apart, what communication costs, who waits, who is slow."""
 
+import functools
 import random
 from collections import Counter
 
@@ -8,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bridge_profiling.facts.clocks import clock_offsets
 from bridge_profiling.facts.communication import with_dimensions
 from bridge_profiling.facts.database import connect
 from bridge_profiling.facts.matching import match
@@ -34,11 +36,15 @@ def _pairs(ranks, clocks, *, iterations=3, seed=0):
     return run.iterate(iterations, step)
 
 
-def _matched(run, folder, skip={}, **how):  # noqa: B006
+@functools.cache
+def _database():
+    return connect()
+
+
+def _matched(run, skip={}, **how):  # noqa: B006
     """How many matches there are by their number of ranks, all of one operation each, and the codes of the caveats."""
-    connection = connect()
-    with run.captured(folder, skip=skip, **how) as asked:
-        codes = [caveat.code for caveat in match(connection, asked.facts.operations)]
+    connection = _database()
+    codes = [caveat.code for caveat in match(connection, run.operations_of(skip=skip, **how))]
     truths = run.truths(skip)
     rows = connection.execute("select match, rank, collective from matched").fetchall()
     sizes = Counter(number for number, *_ in rows)
@@ -46,13 +52,13 @@ def _matched(run, folder, skip={}, **how):  # noqa: B006
     return dict(Counter(sizes.values())), codes
 
 
-def test_operations_match_without_a_rank_and_where_captures_overlap(tmp_path):
-    assert _matched(_pairs(4, {}), tmp_path / "a", ranks=[0, 1, 3]) == ({2: 12, 3: 6}, ["groups_partly_captured"])
-    found = _matched(_pairs(4, {1: 40 * MS, 2: -7 * MS}), tmp_path / "b", {1: 3, 3: 8})
+def test_operations_match_without_a_rank_and_where_captures_overlap():
+    assert _matched(_pairs(4, {}), ranks=[0, 1, 3]) == ({2: 12, 3: 6}, ["groups_partly_captured"])
+    found = _matched(_pairs(4, {1: 40 * MS, 2: -7 * MS}), {1: 3, 3: 8})
     assert found == ({2: 9 + 6, 3: 2, 4: 4}, ["operations_unmatched", "captures_aligned"])
 
 
-def test_a_handful_of_operations_that_fit_anywhere_is_left_unmatched(tmp_path):
+def test_a_handful_of_operations_that_fit_anywhere_is_left_unmatched():
     """Clocks of which nothing is known, two operations an iteration that look like those of the next one."""
     run, chance = SimulatedRun(2, offsets_ns={1: 9_000 * MS}), random.Random(6)
 
@@ -61,17 +67,17 @@ def test_a_handful_of_operations_that_fit_anywhere_is_left_unmatched(tmp_path):
         run.meet([0, 1], "reduce_scatter")
         run.meet([0, 1], "all_gather")
 
-    assert _matched(run.iterate(2, step), tmp_path, {1: 2}, marked=False) == ({}, ["operations_unmatched"])
+    assert _matched(run.iterate(2, step), {1: 2}, marked=False) == ({}, ["operations_unmatched"])
 
 
 # Not random from run to run: iterations can last equally long by chance.
 @settings(max_examples=12, derandomize=True)
 @given(st.tuples(*[st.integers(0, 11)] * 4), st.tuples(*[st.integers(-(10**10), 10**10)] * 4), st.integers(), st.booleans())
-def test_all_that_overlaps_is_matched_whatever_the_clocks(tmp_path_factory, skips, clocks, seed, marked):
+def test_all_that_overlaps_is_matched_whatever_the_clocks(skips, clocks, seed, marked):
     run, skip = _pairs(4, dict(enumerate(clocks)), iterations=4, seed=seed), dict(enumerate(skips))
     held = Counter(truth for truths in run.truths(skip).values() for truth in truths)
     shared = Counter(count for count in held.values() if count > 1)
-    assert _matched(run, tmp_path_factory.mktemp("run"), skip, marked=marked)[0] == shared
+    assert _matched(run, skip, marked=marked)[0] == shared
 
 
 @pytest.mark.parametrize(
@@ -84,18 +90,18 @@ def test_all_that_overlaps_is_matched_whatever_the_clocks(tmp_path_factory, skip
         (("all_reduce", "send_recv"), {"group_name": None, "group_ranks": None}, ({}, ["operations_without_group"])),
     ],
 )
-def test_only_operations_of_one_kind_size_place_and_group_match(tmp_path, operations, recorded, expected):
+def test_only_operations_of_one_kind_size_place_and_group_match(operations, recorded, expected):
     run = SimulatedRun(2)
     kinds = operations if "all_to_all" in operations else ("all_reduce", "all_gather")
     run.iterate(2, lambda _: [run.meet([0, 1], kind) for kind in kinds])
     run.change_operations([0, 1] if "group_name" in recorded else [1], **recorded)
     for row, operation in zip(run.operations[1], operations * 2, strict=True):
         row["operation"] = operation
-    assert _matched(run, tmp_path) == expected
+    assert _matched(run) == expected
 
 
-def test_operations_without_a_group_match_those_of_all_ranks_only_if_they_end_together(tmp_path):
-    def matched(groups, folder):
+def test_operations_without_a_group_match_those_of_all_ranks_only_if_they_end_together():
+    def matched(groups):
         run, chance = SimulatedRun(4), random.Random(5)
 
         def step(_):
@@ -105,13 +111,13 @@ def test_operations_without_a_group_match_those_of_all_ranks_only_if_they_end_to
 
         run.iterate(3, step)
         run.change_operations(range(4), group_name=None, group_ranks=None)
-        return _matched(run, folder)
+        return _matched(run)
 
-    assert matched([[0, 1, 2, 3]], tmp_path / "one") == ({4: 3}, ["group_inferred"])
-    assert matched([[0, 1], [2, 3]], tmp_path / "two") == ({}, ["operations_without_group"])
+    assert matched([[0, 1, 2, 3]]) == ({4: 3}, ["group_inferred"])
+    assert matched([[0, 1], [2, 3]]) == ({}, ["operations_without_group"])
 
 
-def test_sends_and_kernels_that_send_and_receive_match_those_of_their_peers(tmp_path):
+def test_sends_and_kernels_that_send_and_receive_match_those_of_their_peers():
     run = SimulatedRun(4)
 
     def step(_):
@@ -123,7 +129,7 @@ def test_sends_and_kernels_that_send_and_receive_match_those_of_their_peers(tmp_
             run.exchange(0, 1)
 
     # An exchange is two transfers, one in each direction.
-    assert _matched(run.iterate(3, step), tmp_path) == ({2: 3 * (7 + 2 * 3)}, [])
+    assert _matched(run.iterate(3, step)) == ({2: 3 * (7 + 2 * 3)}, [])
 
 
 def _chain(clocks, ranks):
@@ -141,8 +147,10 @@ def _chain(clocks, ranks):
 
 @settings(max_examples=8)
 @given(st.lists(st.integers(-(10**12), 10**12), min_size=2, max_size=7))
-def test_offsets_are_found_to_the_nanosecond_along_a_chain_of_groups(tmp_path_factory, clocks):
-    found = _chain(dict(enumerate(clocks)), len(clocks)).captured(tmp_path_factory.mktemp("run")).clock_offsets()
+def test_offsets_are_found_to_the_nanosecond_along_a_chain_of_groups(clocks):
+    match(_database(), _chain(dict(enumerate(clocks)), len(clocks)).operations_of())
+    infos = [RankInfo(rank, "trace", "kineto", []) for rank in range(len(clocks))]
+    found = clock_offsets(_database(), infos).table
     assert found["offset_ns"].to_pylist() == pytest.approx([clocks[0] - clock for clock in clocks], abs=1)
     assert set(found["component"].to_pylist()) == {0}
     assert max(found["max_residual_ns"].to_pylist()) <= 1
@@ -376,3 +384,22 @@ def test_how_likely_slowness_is_by_chance_is_known_for_any_number_of_iterations(
     ).table.to_pylist()
     assert (slow["rank"], slow["verdict"], slow["times_slow"], other["verdict"]) == (1, "sometimes", iterations // 10, "no")
     assert (slow["chance"] < 1e-9) == (iterations > 10)
+
+
+def test_tables_about_communication_have_the_same_columns_without_any(tmp_path):
+    names = (
+        "clock_offsets",
+        "communication",
+        "communication_by_rank",
+        "communication_by_size",
+        "ranks",
+        "waits",
+        "pipeline_waits",
+    )
+    run = SimulatedRun(2)
+    run.iterate(2, lambda _: [run.compute(0, 1 * MS), run.meet([0, 1])])
+    some = run.captured(tmp_path / "some").facts
+    run.operations.clear()
+    none = run.captured(tmp_path / "none").facts
+    assert [getattr(some, name).schema for name in names] == [getattr(none, name).schema for name in names]
+    assert (len(some.communication), len(none.communication)) == (1, 0)

@@ -6,7 +6,8 @@ import pytest
 
 from bridge_profiling.findings import Confidence, Thresholds
 from bridge_profiling.findings import communication as finds
-from tests.findings.simulated_jobs import MS, US, SimulatedJob
+from bridge_profiling.findings.collectives import small_collectives
+from tests.findings.simulated_jobs import MS, US, SimulatedJob, found_by
 
 approx = pytest.approx
 
@@ -163,8 +164,17 @@ def _sharded(job, _, units=30, size=1 << 18, stops_ns=0, issuing="copy-in", name
         job.launch(job.all, 200 * US, count=2)
 
 
-def test_many_small_units_cost_their_transfers_and_their_launches_and_few_or_large_ones_do_not(find):
-    found = find(SimulatedJob(_sharded, 2), thresholds=Thresholds(collectives=60))["small_collectives"]
+def test_many_small_units_cost_their_transfers_and_their_launches_and_few_or_large_ones_do_not(open_job):
+    def small(run, thresholds=None):
+        """The finding, if it is one."""
+        return next(iter(found_by(run, small_collectives, thresholds=thresholds)), None)
+
+    def of(**changed):
+        return small(open_job(SimulatedJob(partial(_sharded, **changed), 2, iterations=3)))
+
+    run = open_job(SimulatedJob(_sharded, 2))
+    assert small(run, Thresholds(collectives=60.01)) is None
+    found = small(run, Thresholds(collectives=60))
     assert found.evidence["collectives"] == {"0": 60, "1": 60}
     # Beside the launches in a range, a collective of the other rank often still runs: then neither alone is responsible.
     assert found.evidence["host_us"]["0"] > 60 * 50
@@ -172,11 +182,8 @@ def test_many_small_units_cost_their_transfers_and_their_launches_and_few_or_lar
     assert "fully_shard" in found.action
     # Time in the ranges, however long the host stops elsewhere, else in the operators that issue collectives.
     for changed in ({"stops_ns": 200 * MS}, {"issuing": "c10d::_allgather_base_", "named": "DDP", "stops_ns": 200 * MS}):
-        evidence = find(SimulatedJob(partial(_sharded, **changed), 2))["small_collectives"].evidence
-        assert evidence["host_us"]["0"] == approx(60 * 305, rel=0.02)
-    of_modules = find(SimulatedJob(partial(_sharded, size=1 << 25, per_layer=6), 2))["small_collectives"]
-    assert "60 collectives per iteration (6 units in each layer)" in of_modules.title
+        assert of(**changed).evidence["host_us"]["0"] == approx(60 * 305, rel=0.02)
+    assert "60 collectives per iteration (6 units in each layer)" in of(size=1 << 25, per_layer=6).title
     large = ({}, {"per_layer": 2}, {"per_layer": 6, "within": "blocks."})  # the last are layers of a stage
     for few_or_large in (*({"size": 1 << 25, **units} for units in large), {"units": 10}, {"units": 10, "per_layer": 5}):
-        assert "small_collectives" not in find(SimulatedJob(partial(_sharded, **few_or_large), 2))
-    assert "small_collectives" not in find(SimulatedJob(_sharded, 2), thresholds=Thresholds(collectives=60.01))
+        assert of(**few_or_large) is None

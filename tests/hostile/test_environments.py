@@ -17,6 +17,22 @@ from bridge_profiling import engines
 from bridge_profiling.cli import common
 from bridge_profiling.report import page
 from bridge_profiling.traces import cache
+from tests.cli.conftest import write
+
+
+@pytest.fixture(scope="module")
+def read_once(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("environments")
+    write(folder / "run" / "rank-0.json.gz", 0)
+    return folder
+
+
+@pytest.fixture
+def folder(read_once, monkeypatch):
+    """One for all tests: what a command writes does not concern the next one, and the run stays as it is."""
+    monkeypatch.chdir(read_once)
+    return read_once
+
 
 COMMANDS = ["analyze run", "report run --no-page", "report run --json", "compare run run", "doctor"]
 

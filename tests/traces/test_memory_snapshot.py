@@ -241,11 +241,11 @@ small = st.integers(-(2**31), 2**31 - 1)
 plain = st.recursive(
     keys | st.text() | st.tuples(small, small),
     lambda inner: st.lists(inner, max_size=5) | st.dictionaries(keys, inner, max_size=5),
-    max_leaves=40,
+    max_leaves=20,
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(plain, st.integers(2, 5))
 def test_plain_data_is_what_it_was(data, protocol):
     """By its text: NaN is not equal to itself, 1 is equal to True and 0.0 to -0.0."""
