@@ -26,7 +26,6 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from bridge_profiling.facts.caveats import texts
 from bridge_profiling.facts.device import DeviceWork, IdleGaps, Windows, until_next
 from bridge_profiling.facts.host_ranges import launching_threads, on_threads
 from bridge_profiling.facts.intervals import EMPTY, Intervals, Nanoseconds, by_thread, rows_named, rows_of, union

@@ -157,7 +157,7 @@ def _of_sweeps(grids: Grids, ledger: Ledger) -> tuple[float, float]:
 
 
 def after_waits_in_sweeps_us(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Grid:
-    """What `unfused_optimizer` takes of the idle time after a host's waits; 0 if it is no finding."""
+    """What `unfused_optimizer` takes of the idle time after a host's waits; 0 without such a finding."""
     saving_us = sum(_of_sweeps(grids, copy(ledger)))
     after_us = _after_waits_us(grids, ledger)
     return after_us if grids.share(saving_us) >= thresholds.device_work else np.zeros_like(after_us)

@@ -32,7 +32,7 @@ _OF_MANY, _OF_FEW = 0.2, 2.0
 #: Advice for certain calls: a part of the event's name, and the entry in text.toml.
 _CALLS = {"cudaDeviceSynchronize": "cudaDeviceSynchronize", "aten::nonzero": "nonzero"}
 
-#: What a device waits for, in words, by the cause of its idle time.
+#: The words for what a device waits for, by the cause of its idle time.
 _WAITS_FOR = {Cause(cause): words for cause, words in texts(__package__, "text.toml")["waits_for"].items()}
 
 

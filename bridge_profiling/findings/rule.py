@@ -1,7 +1,7 @@
 """Rules, and how what they detect becomes findings.
 
 A rule's `detect` knows what differs from other causes: which time is lost, who is responsible, and the numbers that show it. It
-attributes time in a ledger of its own, which `diagnose` keeps if anything is found. What all rules have in common is here.
+attributes time in a ledger of its own, which `diagnose` keeps if anything is found. This module has what all rules share.
 """
 
 from __future__ import annotations
