@@ -79,7 +79,7 @@ class Evidence:
             "per": grids.per,
             "saving": saving_us,
             "share": grids.share(saving_us),
-            "cost": _cost_in_words(grids, saving_us, self.occurrence),
+            "cost": cost_in_words(grids, saving_us, self.occurrence),
             **self.measures,
             **self.values,
         }
@@ -159,7 +159,7 @@ def occurrence(numbers: Sequence[int | None], lost_us: NDArray[np.float64]) -> O
     return Occurrence(iterations, count, float(lost_us[struck].mean()))
 
 
-def _cost_in_words(grids: Grids, saving_us: float, struck: Occurrence | None) -> str:
+def cost_in_words(grids: Grids, saving_us: float, struck: Occurrence | None) -> str:
     """What a cause costs: "4 ms of each iteration (17%)" or "360 ms in 3 of 7 iterations (mean 154 ms, 75%)"."""
     share = f"{grids.share(saving_us):.0%}"
     if struck is None:
