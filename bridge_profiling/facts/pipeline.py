@@ -218,6 +218,8 @@ def pipeline_by_rank(
         pipeline_us, compute_us, bubble_us, warm_up_us, steady_us, cool_down_us, other_idle_us.
     """
     pipelines, guessed = _pipelines(connection, infos)
+    if not pipelines.num_rows:
+        return Answer(_RANKS.empty_table())
     connection.register("pipelines", pipelines)
     for query in (_EXCHANGES, _PLACES, _PARTS):
         connection.execute(query)
