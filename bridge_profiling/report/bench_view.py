@@ -23,7 +23,7 @@ def section(bench: AgainstBench | None) -> SectionView:
     title = "Comparison with benchmarks"
     if bench is None:
         return SectionView("bench", title)
-    text = words.say("bench", bench.path, ", found next to the captures" if bench.found else "")
+    text = words.say("bench", path=bench.path, found=", found next to the captures" if bench.found else "")
     said = list(_sentences(bench)) or [words.say("bench_nothing")]
     return SectionView("bench", title, [text, *said], tables=alone_tables(bench))
 
@@ -46,7 +46,7 @@ def _sentences(bench: AgainstBench) -> Iterator[str]:
 
 def _reached(subject: str, row: Row, bandwidth: str) -> str:
     name = "bench_as_fast" if row["reached_share"] >= _AS_FAST else "bench_reached"
-    return words.say(name, subject, row["reached_share"], row[bandwidth], row[f"alone_{bandwidth}"])
+    return words.say(name, subject, share=row["reached_share"], speed=row[bandwidth], alone=row[f"alone_{bandwidth}"])
 
 
 def alone_tables(bench: AgainstBench) -> list[TableView]:

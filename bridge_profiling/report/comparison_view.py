@@ -71,7 +71,7 @@ def _sentences(comparison: Comparison) -> Iterator[str]:
             yield words.say("change_in_captures", profiled)
     # A part whose change may be chance explains nothing.
     if explains is not None and explains[1].significant is not False and profiled is not None:
-        yield words.say("largest_part", profiled, PARTS[explains[0]], explains[1])
+        yield words.say("largest_part", whole=profiled, name=PARTS[explains[0]], part=explains[1])
 
 
 def _tables(comparison: Comparison) -> Iterator[tuple[str, str, TableView]]:
@@ -180,28 +180,29 @@ def _sentences_of_series(series: Series) -> Iterator[str]:
         elif found is None or found.step is None or found.step.verdict == "unknown":
             undecided.append(number)
     if undecided:
-        runs = f"runs {', '.join(map(str, undecided))} differ" if len(undecided) > 1 else f"run {undecided[0]} differs"
-        yield words.say("unknown_from_previous", runs, _why(series.runs[undecided[0] - 1].against_previous))
+        differ = f"runs {', '.join(map(str, undecided))} differ" if len(undecided) > 1 else f"run {undecided[0]} differs"
+        why = _why(series.runs[undecided[0] - 1].against_previous)
+        yield words.say("unknown_from_previous", runs_differ=differ, why=why)
     spread = series.over_runs_us
     if spread is not None and spread.std is not None:
-        relative = words.say("relative_deviation", spread.std, spread.std / spread.mean) if spread.mean else "0 ms"
-        yield words.say("over_runs", spread, relative)
+        deviation = words.say("relative_deviation", spread.std, spread.std / spread.mean) if spread.mean else "0 ms"
+        yield words.say("over_runs", spread, deviation=deviation)
     if series.trend is not None and series.trend.low is not None and series.trend.high is not None:
-        yield words.say("trend", series.trend, sum(run.step_us is not None for run in series.runs), LEVEL)
+        yield words.say("trend", series.trend, timed=sum(run.step_us is not None for run in series.runs), level=LEVEL)
 
 
 def _against(number: int, base: int, found: Comparison | None) -> str:
     """A run against an earlier one in a sentence."""
     verdict = "unknown" if found is None or found.step is None else found.step.verdict
     if found is None or found.step is None or verdict in ("unknown", "unchanged"):
-        return words.say(f"against_{verdict}", number, base, found and found.step, _why(found))
+        return words.say(f"against_{verdict}", run=number, base=base, step=found and found.step, why=_why(found))
     us, explains, more = found.step.us, found.explains_most, ""
     # A part whose change may be chance explains nothing, nor does one that changed in the other direction.
     if explains is not None and explains[1].significant is not False and explains[1].change * us.change > 0:
         more = f": {PARTS[explains[0]]} {words.change(explains[1].change)}"
     if found.different_work:
         more += f"; the runs are not comparable ({'; '.join(found.different_work)})"
-    return words.say("against_changed", number, base, found.step, more, share=abs(us.relative or 0.0))
+    return words.say("against_changed", run=number, base=base, step=found.step, share=abs(us.relative or 0.0), more=more)
 
 
 def _why(found: Comparison | None) -> str:

@@ -13,16 +13,13 @@ from typing import Any, TypeVar
 from bridge_profiling.answers import Answers
 from bridge_profiling.manifest import RankCapture
 from bridge_profiling.report import words
-from bridge_profiling.report.figures import GROUPS
+from bridge_profiling.report.figures import GROUPS, SIZES
 from bridge_profiling.report.rows import Rows
 from bridge_profiling.traces.types import RankInfo
 from bridge_profiling.typed_json import read_typed
 
 #: DeepSpeed's timers of the forward pass, the engine's first.
 _FORWARD = ("fwd", "forward", "fwd_microstep")
-
-#: Facts of the manifest's `framework` section about the training, and what the page calls them.
-_SIZES: dict[str, str] = words.resource("text")["training"]
 
 Measured = TypeVar("Measured")
 
@@ -70,7 +67,7 @@ def training_rows(manifests: Iterable[RankCapture]) -> list[dict[str, Any]]:
     rows = []
     for capture in manifests:
         facts = capture.manifest.framework or {}
-        known = {name: facts.get(name, facts.get(f"{name}_steps")) for name in _SIZES}  # DeepSpeed's name
+        known = {name: facts.get(name, facts.get(f"{name}_steps")) for name in SIZES}  # DeepSpeed's name
         sizes = {name: size if type(size) is int and 0 <= size < 1 << 53 else None for name, size in known.items()}
         if any(size is not None for size in sizes.values()):
             rows.append({"rank": capture.rank, **sizes})
@@ -160,7 +157,7 @@ def training_facts(run: Answers) -> list[tuple[str, str]]:
     part = f" of rank {sizes['rank']}" if parts and sizes else ""
     if sizes.get("trainable_parameters") == sizes.get("parameters"):
         sizes = {name: size for name, size in sizes.items() if name != "trainable_parameters"}
-    named = {name: word + part * name.endswith("parameters") for name, word in _SIZES.items()}
+    named = {name: word + part * name.endswith("parameters") for name, word in SIZES.items()}
     return [(word, f"{sizes[name]:,}") for name, word in named.items() if sizes.get(name) is not None]
 
 

@@ -125,7 +125,7 @@ def _sentences(runs: Sequence[Answers], difference: Rows) -> list[str]:
         found.insert(1, words.say("most_of_memory_change", difference[0]))
     elif sites:
         row = max(sites, key=lambda row: row["bytes_at_peak"])
-        found.append(words.say("largest_site", row, row["bytes_at_peak"] / max(row["peak_bytes"] for row in first)))
+        found.append(words.say("largest_site", row, share=row["bytes_at_peak"] / max(row["peak_bytes"] for row in first)))
     found.append(_growing(last))
     if any(row["source"] == "snapshot" for devices in of_runs for row in devices):
         found.append(words.say("memory_viewer"))
@@ -136,13 +136,14 @@ def _peak(devices: Rows) -> str:
     highest = max(devices, key=lambda row: row["peak_bytes"])
     more = words.say("reserved", highest) if highest["peak_reserved_bytes"] else ""
     of = f", the highest of {len(devices)} devices" if len(devices) > 1 else ""
-    return words.sentence(words.say("peak", highest, words.device(highest["rank"], highest["device"]), of, more))
+    return words.sentence(words.say("peak", highest, device=words.device(highest["rank"], highest["device"]), of=of, more=more))
 
 
 def _change(before: Rows, after: Rows) -> str:
     first, second = (max(row["peak_bytes"] for row in devices) for devices in (before, after))
     share = f" ({words.percent(second / first - 1, signed=True)})" if first else ""
-    return words.say("same_peak" if first == second else "other_peak", first, second, second - first, share)
+    name = "same_peak" if first == second else "other_peak"
+    return words.say(name, before=first, after=second, change=second - first, share=share)
 
 
 def _growing(devices: Rows) -> str:
@@ -150,7 +151,7 @@ def _growing(devices: Rows) -> str:
     highest = max(known, key=lambda row: row["growth_bytes_per_iteration"], default=None)
     if highest is None or highest["growth_bytes_per_iteration"] <= 0:
         return words.say("growth_unknown" if highest is None else "no_growth")
-    return words.say("growth", highest, words.device(highest["rank"], highest["device"]))
+    return words.say("growth", highest, device=words.device(highest["rank"], highest["device"]))
 
 
 def _tables(run: Answers) -> dict[str, TableView]:

@@ -269,7 +269,7 @@ def _waits(run: Answers) -> SectionView:
             said = [f"Longest waits per iteration: {'; '.join(longest)}."]
             drawn = captioned("waits", {"waits": figures.waits_figure(matrix)})
         if longest and len(matrix.ranks) < len(ranks):
-            notes = [words.say("most_waiting", len(matrix.ranks), len(ranks), matrix.shown)]
+            notes = [words.say("most_waiting", shown=len(matrix.ranks), all=len(ranks), share=matrix.shown)]
     found = [
         tables.view("stragglers", run.stragglers().to_pylist() if len(ranks) > 1 else [], NAMED_RANKS),
         tables.view("pipeline", run.pipeline().to_pylist()),
@@ -297,7 +297,7 @@ def _timeline(timeline: Timeline, at_first: list[int]) -> SectionView:
         "iterations": [(iteration_name(number), number == timeline.typical) for number in timeline.windows],
         "ranks": timeline.ranks,
         "at_first": at_first,
-        "caption": words.say("timeline", max(timeline.resolution_ns.values()) / 1e3, left),
+        "caption": words.say("timeline", shortest_us=max(timeline.resolution_ns.values()) / 1e3, left=left),
     }
     return section("timeline", kind="timeline", data=data)
 

@@ -131,7 +131,7 @@ def notices(run: Answers) -> list[str]:
 def verdict(run: Answers, found: Conclusion) -> Verdict:
     """The conclusion in words."""
     findings = found.findings
-    headline, *sentences = words.text("outcomes", found.outcome)
+    headline, *sentences = words.resource("sentences")["outcomes"][found.outcome]
     match found.outcome:
         case Outcome.finding:
             headline, sentences = words.sentence(findings[0].title), [*_iteration(run, found), *_saving(found)]
@@ -247,9 +247,11 @@ def _overhead(run: Answers, found: Conclusion) -> Iterator[str]:
         elif cost_us > 0:
             yield words.say("overhead", cost_us)
     elif found.unprofiled and typical_us:
-        without_us = typical_us - found.unprofiled.estimated_cost_us
-        small = found.unprofiled.estimated_cost_us < _SMALL * typical_us
-        yield words.say("overhead_small" if small else "overhead_estimated", _SMALL, typical_us, max(without_us, 0.0))
+        cost_us = found.unprofiled.estimated_cost_us
+        if cost_us < _SMALL * typical_us:
+            yield words.say("overhead_small", small=_SMALL)
+        else:
+            yield words.say("overhead_estimated", profiled=typical_us, without=max(typical_us - cost_us, 0.0))
     elif found.on_devices:
         yield words.say("overhead_unknown")
 
@@ -264,12 +266,12 @@ def _caveats(run: Answers, found: Conclusion) -> Iterator[str]:
     yield from _overhead(run, found)
     world = max((info.world_size or 0 for info in infos), default=0)
     if world > len(infos):
-        yield words.say("not_captured", len(infos), world, "was" if len(infos) == 1 else "were")
+        yield words.say("not_captured", captured=len(infos), world=world, were="was" if len(infos) == 1 else "were")
     if found.on_devices and found.without_device:
         yield words.say("without_device", found.without_device)
     if unjudged := [info for info in infos if not info.judged]:
         lost, of = (sum(getattr(info.lost, name) for info in unjudged) for name in ("device", "of_device"))
-        verb = "is" if len(unjudged) == 1 else "are"
-        yield words.sentence(words.say("not_judged", run.facts.unjudged, verb, lost, of))
+        are = "is" if len(unjudged) == 1 else "are"
+        yield words.sentence(words.say("not_judged", run.facts.unjudged, are=are, lost=lost, all=of))
     if run.errors:
         yield f"{words.counted(len(run.errors), 'capture')} could not be read, or only in part."

@@ -36,8 +36,8 @@ def text(kind: str, name: str) -> Any:
 
 
 def say(name: str, /, *values: Any, **named: Any) -> str:
-    """An entry of `sentences` in `text.toml` with values filled in, "{0:percent}" as the function of that name writes it."""
-    return _SENTENCES.vformat(text("sentences", name), values, named)
+    """An entry of `sentences.toml` with values filled in, "{0:percent}" as the function of that name writes it."""
+    return _SENTENCES.vformat(resource("sentences")[name], values, named)
 
 
 class _Sentences(Formatter):
