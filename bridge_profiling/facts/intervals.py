@@ -337,7 +337,7 @@ def summed(values: Iterable[tuple[K, float]]) -> dict[K, float]:
 
 
 def grid(table: pa.Table, column: str, iterations: Sequence[int | None], ranks: Sequence[int]) -> NDArray[np.float64]:
-    """A column of a table with `rank` and `iteration` as an array of iterations by ranks; NaN where there is no value.
+    """A column of a table with `rank` and `iteration` as an array of iterations by ranks; NaN where a rank has no value.
 
     Values of the same rank and iteration are added up.
     """
