@@ -139,8 +139,6 @@ class Collector:
         return good, start, start + duration
 
     def _add_host(self, events: list[AnyEvent], meanings: NDArray[np.int8]) -> None:
-        if not events:
-            return
         good, start, end = self._times(events)
         args = [event.args or _NO_ARGS for event in events]
         names = self.names.encode([event.name for event in events])
@@ -163,8 +161,6 @@ class Collector:
         )
 
     def _add_device(self, events: list[AnyEvent], meanings: NDArray[np.int8]) -> None:
-        if not events:
-            return
         good, start, end = self._times(events)
         self.lost_device += int(len(good) - good.sum())
         # CUPTI's word for times that it could not collect.
@@ -200,8 +196,6 @@ class Collector:
         )
 
     def _add_synchronizations(self, events: list[AnyEvent]) -> None:
-        if not events:
-            return
         good, start, end = self._times(events)
         args = [event.args or _NO_ARGS for event in events]
         self.synchronizations.add(

@@ -104,21 +104,16 @@ def read_device_work(process: Process) -> DeviceWork:
     duration = columns.pop("duration")
     rows = np.flatnonzero(where(duration, lambda part: part >= 0))
     rows = rows[np.argsort(start[rows], kind="stable")]
+    chosen = {name: column.select(rows) for name, column in columns.items()}
     return DeviceWork(
+        **chosen,
         start_ns=start[rows],
         duration_ns=duration.select(rows),
-        device=columns["deviceId"].select(rows),
-        stream=columns["streamId"].select(rows),
-        correlation=columns["correlationId"].select(rows),
-        graph=columns["graph"].select(rows),
-        bytes=columns["bytes"].select(rows),
-        name=columns["name"].select(rows),
         names=names,
-        configuration=columns["configuration"].select(rows),
         configurations=configurations,
         whole_graphs=whole_graphs,
         negative=len(start) - len(rows),
-        unnamed=int(unnamed[columns["name"].select(rows)[:]].sum()),
+        unnamed=int(unnamed[chosen["name"][:]].sum()),
         unowned=sum(unowned),
     )
 
@@ -153,7 +148,7 @@ def _piece(
     used, place = distinct(keys) if keys.ndim == 1 else np.unique(keys, axis=0, return_inverse=True)
     codes = Packed([len(names) + place.reshape(-1).astype(np.int64)])
     names += [name(key) for key in used.tolist()]
-    shared = {each: columns[each] for each in ("start", "deviceId", "streamId", "correlationId", "bytes")}
+    shared = {name.removesuffix("Id"): columns[name] for name in ("start", "deviceId", "streamId", "correlationId", "bytes")}
     found = {"duration": durations(columns["start"], columns["end"]), "name": codes, "graph": graph}
     return shared | found | {"configuration": configuration or Packed([np.full(len(keys), NULL)])}
 
@@ -200,7 +195,8 @@ def _graphs(process: Process, names: list[DeviceName]) -> tuple[dict[str, Packed
 
 
 def _copies(process: Process, names: list[DeviceName]) -> tuple[dict[str, Packed], int]:
-    columns, unowned = _columns(process, COPY, "copyKind", "srcKind", "dstKind")
+    of_kind = ("copyKind", "srcKind", "dstKind")
+    columns, unowned = _columns(process, COPY, *of_kind)
     memories = _memories(process.database)
 
     def name(key: tuple[int, int, int]) -> DeviceName:
@@ -209,7 +205,7 @@ def _copies(process: Process, names: list[DeviceName]) -> tuple[dict[str, Packed
         memory = f"{copy.from_memory.capitalize()} -> {copy.to_memory.capitalize()}"
         return DeviceName(f"Memcpy {copy.direction} ({memory})", MEMCPY, copy=copy)
 
-    keys = np.stack([columns[each][:] for each in ("copyKind", "srcKind", "dstKind")], axis=1)
+    keys = np.stack([columns[each][:] for each in of_kind], axis=1)
     return _piece(columns, names, keys, name, _node_graph(columns)), unowned
 
 

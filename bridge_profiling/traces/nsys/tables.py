@@ -53,7 +53,7 @@ from bridge_profiling.traces.nsys.report import (
 )
 from bridge_profiling.traces.periods import find_periods
 from bridge_profiling.traces.tables import NULL, Integers, MadeTable, build, coded_column, give_memory_back
-from bridge_profiling.traces.types import Caveat, LostRecords, RankInfo, RankSource, RankTables
+from bridge_profiling.traces.types import Caveat, LostRecords, RankInfo, RankSource, RankTables, texts
 
 #: nsys' own work in which the profiler starts, stops or writes: an iteration around it is a boundary one.
 _FLUSH = re.compile(r"flush|initialization|cudaProfilerSt", re.IGNORECASE)
@@ -265,28 +265,10 @@ def _system_columns(system: Calls) -> dict[str, Any]:
     }
 
 
-#: Data that nsys records on request and nothing here reads, by table.
-_UNREAD = {
-    "CUDNN_EVENTS": "cuDNN calls",
-    "CUBLAS_EVENTS": "cuBLAS calls",
-    "CUSPARSE_EVENTS": "cuSPARSE calls",
-    "CUSOLVER_EVENTS": "cuSOLVER calls",
-    "MPI_P2P_EVENTS": "MPI messages",
-    "MPI_COLLECTIVES_EVENTS": "MPI collectives",
-    "UCX_P2P_EVENTS": "UCX messages",
-    "OPENMP_EVENT_KIND_TASK": "OpenMP tasks",
-    "COMPOSITE_EVENTS": "CPU samples",
-    "SCHED_EVENTS": "context switches",
-    "SYSCALL": "system calls",
-    "OPENACC_LAUNCH_EVENTS": "OpenACC launches",
-    "NET_NIC_METRIC": "network counters",
-    "NET_IB_DEVICE_INFO": "InfiniBand counters",
-}
-
-
 def _unread(database: Database) -> list[str]:
-    """What a report holds of `_UNREAD`."""
-    found = [what for table, what in _UNREAD.items() if database.has(table) and database.rows(f"SELECT 1 FROM {table} LIMIT 1")]
+    """What a report holds that nsys records on request and nothing here reads."""
+    known = texts("bridge_profiling.traces", "caveats.toml")["unread"]
+    found = [what for table, what in known.items() if database.has(table) and database.rows(f"SELECT 1 FROM {table} LIMIT 1")]
     return list(dict.fromkeys(found))
 
 
