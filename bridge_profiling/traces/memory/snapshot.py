@@ -95,17 +95,13 @@ def read(path: Path, *, rank: int = 0, rank_source: RankSource = "order") -> Ran
     except (pa.ArrowInvalid, OverflowError) as error:
         raise TraceError(f"{path} cannot be read: {error}") from error
     info = RankInfo(rank=rank, rank_source=rank_source, source="memory", files=[str(path.absolute())])
-    info.content = _content(tables)
+    # Without times, two ranks of one model can have equal snapshots.
+    times = (("allocations", "allocated_ns"), ("allocations", "freed_ns"), ("out_of_memory", "time_ns"))
+    info.content = content_of(*(tables[table][column].drop_null().to_numpy() for table, column in times))
     _add_caveats(info, replays)
     if unusable:
         info.add_caveat("parts_unusable", of_file=True, count=unusable)
     return RankTables(info, tables)
-
-
-def _content(tables: dict[str, pa.Table]) -> str:
-    """Without times, two ranks of one model can have equal snapshots."""
-    names = (("allocations", "allocated_ns"), ("allocations", "freed_ns"), ("out_of_memory", "time_ns"))
-    return content_of(*(tables[table][column].drop_null().to_numpy() for table, column in names))
 
 
 class _Budget:

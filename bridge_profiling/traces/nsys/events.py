@@ -97,7 +97,8 @@ def read_device_work(process: Process) -> DeviceWork:
     kernels = partial(_kernels, configurations=configurations)
     pieces, unowned = zip(*(kind(process, names) for kind in (kernels, _graphs, _copies, _memsets)), strict=True)
     whole_graphs = len(pieces[1]["start"])
-    unnamed = np.array([_is_unnamed(name.text) for name in names], bool)
+    # The last are not UTF-8.
+    unnamed = np.array([name.text == _UNNAMED or "\N{REPLACEMENT CHARACTER}" in name.text for name in names], bool)
     # One after another, so that not all columns are in memory twice.
     columns = {name: Packed(part for piece in pieces for part in piece.pop(name).parts()) for name in list(pieces[0])}
     start = columns.pop("start")[:]
@@ -116,16 +117,6 @@ def read_device_work(process: Process) -> DeviceWork:
         unnamed=int(unnamed[chosen["name"][:]].sum()),
         unowned=sum(unowned),
     )
-
-
-def _is_unnamed(name: str) -> bool:
-    """Whether a kernel's name is missing, or not UTF-8."""
-    return name == _UNNAMED or "\N{REPLACEMENT CHARACTER}" in name
-
-
-def _usable(columns: dict[str, Integers]) -> NDArray[np.bool_]:
-    """Which rows do not end before they start."""
-    return (columns["start"] != NULL) & (columns["end"] >= columns["start"])
 
 
 def _columns(process: Process, table: str, *more: str) -> tuple[dict[str, Packed], int]:
@@ -279,7 +270,7 @@ def read_waits(process: Process, calls: Calls) -> tuple[dict[str, Any], list[Cav
     columns = process.columns(_WAITS, "start", "end", "deviceId", "streamId", "correlationId", "eventId", "eventSyncId")
     # cudaEventQuery and cudaStreamQuery have such records too, and do not wait.
     queries = calls.correlation[np.flatnonzero(calls.named(["Query" in name for name in calls.names]))]
-    rows = np.flatnonzero(_usable(columns))
+    rows = np.flatnonzero((columns["start"] != NULL) & (columns["end"] >= columns["start"]))
     rows = rows[~np.isin(columns["correlationId"][rows], queries)]
     rows = rows[np.argsort(columns["start"][rows], kind="stable")]
     columns = {name: values[rows] for name, values in columns.items()}

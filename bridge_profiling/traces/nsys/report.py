@@ -133,11 +133,9 @@ def _environment(database: Database) -> dict[str, int]:
 
 def _launched(database: Database) -> int | None:
     """globalPid of the process that nsys itself started; None when it is unknown, or there are several."""
-    if not database.has("DIAGNOSTIC_EVENT", "text", "globalPid"):
-        return None
-    query = "SELECT DISTINCT globalPid FROM DIAGNOSTIC_EVENT WHERE text LIKE 'Process was launched by the profiler%'"
-    found = [global_pid for (global_pid,) in database.rows(query) if isinstance(global_pid, int)]
-    return found[0] if len(found) == 1 else None
+    rows = database.select("DIAGNOSTIC_EVENT", "text", "globalPid")
+    found = {pid for text, pid in rows if isinstance(pid, int) and str(text).startswith("Process was launched by the profiler")}
+    return found.pop() if len(found) == 1 else None
 
 
 def describe_capture(process: Process, info: RankInfo) -> None:
@@ -146,11 +144,7 @@ def describe_capture(process: Process, info: RankInfo) -> None:
     ((start,),) = database.select("TARGET_INFO_SESSION_START_TIME", "utcEpochNs")[:1] or [(None,)]
     if isinstance(start, int) and 0 < start < MAX_BASE_NS:
         info.clock, info.clock_base_ns = "unix", start
-    system: dict[str, str] = {}
-    if database.has("TARGET_INFO_SYSTEM_ENV", "name", "value"):
-        wanted = "('Hostname', 'CudaDriverVersion', 'NvDriverVersion')"
-        rows = database.rows(f"SELECT name, value FROM TARGET_INFO_SYSTEM_ENV WHERE name IN {wanted}")
-        system = {str(name): str(value) for name, value in rows}
+    system = {str(name): str(value) for name, value in database.select("TARGET_INFO_SYSTEM_ENV", "name", "value")}
     info.host = system.get("Hostname") or None
     cuda = system.get("CudaDriverVersion", "")
     if cuda.isdigit() and int(cuda) >= 1000:
