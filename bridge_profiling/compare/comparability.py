@@ -52,7 +52,6 @@ _PLACES = (
     "peak_tflops",
 )
 
-
 _WORDS = {"tokens": "tokens of an iteration", "model_flops": "model FLOPs of an iteration", "precision": "precision"}
 
 

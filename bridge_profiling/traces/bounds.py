@@ -22,6 +22,10 @@ XZ_MEMORY_BYTES = 256 << 20
 #: Characters of a name that are read. Templates of CUTLASS reach some thousands.
 MAX_NAME = 1 << 14
 
+#: Times without a base are taken for Unix time when they are after 2001. Later bases would overflow 64 bits together with a
+#: file's own times.
+UNIX_SINCE_NS, MAX_BASE_NS = 10**18, 4 * 10**18
+
 #: Devices of one process.
 MAX_DEVICES = 1024
 

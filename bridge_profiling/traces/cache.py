@@ -98,7 +98,7 @@ def load(capture: Capture, *, directory: Path | None = None, cached: bool = True
         TraceError: nothing could be read. The message names the file.
         OSError: the file is gone.
     """
-    return _described(_load_cached(capture, _folders(capture, directory), writer) if cached else _read(capture), capture)
+    return _described(_load_cached(capture, directory, writer) if cached else _read(capture), capture)
 
 
 def find(capture: Capture, *, directory: Path | None = None) -> RankTables | None:
@@ -108,7 +108,8 @@ def find(capture: Capture, *, directory: Path | None = None) -> RankTables | Non
         TraceError: the capture is not a regular file.
         OSError: the capture is gone.
     """
-    kept = _kept(capture, _folders(capture, directory), Origin.of(capture.path))
+    origin = Origin.of(capture.path)
+    kept = _kept(capture, _entries(capture, directory, origin), origin)
     return None if kept is None else _described(kept, capture)
 
 
@@ -119,8 +120,7 @@ def places(capture: Capture, directory: Path | None = None) -> list[Path]:
         TraceError: the capture is not a regular file.
         OSError: the capture is gone.
     """
-    name = _entry_name(capture, Origin.of(capture.path))
-    return [folder / name for folder in _folders(capture, directory)]
+    return _entries(capture, directory, Origin.of(capture.path))
 
 
 def _read(capture: Capture) -> RankTables:
@@ -129,20 +129,21 @@ def _read(capture: Capture) -> RankTables:
     return tables
 
 
-def _load_cached(capture: Capture, folders: Sequence[Path], writer: str) -> RankTables:
+def _load_cached(capture: Capture, directory: Path | None, writer: str) -> RankTables:
     origin = Origin.of(capture.path)
-    if (kept := _kept(capture, folders, origin)) is not None:
+    entries = _entries(capture, directory, origin)
+    if (kept := _kept(capture, entries, origin)) is not None:
         return kept
-    name, origin = _entry_name(capture, origin), origin.with_content()
+    origin = origin.with_content()
     tables = _read(capture)
     # Of an nsys report that is not whole, a journal or a lock may be the reason, and go.
     unfinished = capture.source == "nsys" and tables.info.error is not None
     if unfinished or not origin.is_of(Origin.of(capture.path)):
         return tables  # it was written to meanwhile, or is being written
-    for folder in folders:
+    for entry in entries:
         try:
-            write(tables, folder / name, capture, origin, writer)
-            return reopened(tables, folder / name)
+            write(tables, entry, capture, origin, writer)
+            return reopened(tables, entry)
         except OSError as error:
             # PyArrow's own text of a full disk takes two sentences.
             tables = replace(tables, unkept=os.strerror(error.errno) if error.errno else str(error))
@@ -157,9 +158,9 @@ def reopened(tables: RankTables, entry: Path) -> RankTables:
     return RankTables(tables.info, tables.tables, entry)
 
 
-def _kept(capture: Capture, folders: Iterable[Path], origin: Origin) -> RankTables | None:
+def _kept(capture: Capture, entries: Iterable[Path], origin: Origin) -> RankTables | None:
     """The tables of the first entry that is whole and was made of this capture by this engine."""
-    for entry in (folder / _entry_name(capture, origin) for folder in folders):
+    for entry in entries:
         seal = read_seal(entry)
         if seal is None or (seal.engine, seal.capture) != (_engine(), _identity(capture)):
             continue
@@ -184,7 +185,7 @@ def write(
         (fresh / INFO).write_bytes(msgspec.json.encode(tables.info))
         identity = "" if capture is None else _identity(capture)
         write_seal(fresh, sorted(os.listdir(fresh)), engine=_engine(), capture=identity, origin=origin)
-        if capture is not None and origin is not None and _kept(capture, [entry.parent], origin) is not None:
+        if capture is not None and origin is not None and _kept(capture, [entry], origin) is not None:
             return  # another process was first, and may be reading it
         for older in entry.parent.glob(f"{entry.name.partition('-')[0]}-*"):
             _remove(older)
@@ -262,9 +263,10 @@ def _folders(capture: Capture, directory: Path | None) -> list[Path]:
     return [own] * bool(in_run and user_secret()) + [folder for folder in [user_cache()] if folder is not None]
 
 
-def _entry_name(capture: Capture, origin: Origin) -> str:
+def _entries(capture: Capture, directory: Path | None, origin: Origin) -> list[Path]:
     version = repr((origin.size, origin.mtime_ns, _engine(), _identity(capture)))
-    return f"{_digest(f'{capture.rank} {origin.path}')}-{_digest(version)}"
+    name = f"{_digest(f'{capture.rank} {origin.path}')}-{_digest(version)}"
+    return [folder / name for folder in _folders(capture, directory)]
 
 
 def _engine() -> str:

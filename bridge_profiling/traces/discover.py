@@ -89,16 +89,14 @@ def find_run(root: Path, cycle: int | None = None) -> FoundRun:
         raise TraceError(f"{root} does not exist")
     if root.is_file():
         file = named_file(root)
-        usable, unusable = _read_manifests(root.absolute().parents[:3][-1].glob("manifest/*/rank-*.json"))
-        manifests, twice = _by_artifact(usable)
+        _, manifests, unusable = _read_manifests(root.absolute().parents[:3][-1].glob("manifest/*/rank-*.json"))
         captures, differing = _with_ranks([file], manifests, root.parent)
         _newest(captures, root, cycle)
-        return FoundRun(root, captures, [*unusable, *twice, *differing])
+        return FoundRun(root, captures, [*unusable, *differing])
     listed = RunFiles(root)
     # For the folder of one window, the manifests next to it that describe it.
     written = listed.manifests or list(root.absolute().parent.parent.glob(f"manifest/{root.absolute().name}/rank-*.json"))
-    usable, unusable = _read_manifests(written)
-    manifests, twice = _by_artifact(usable)
+    usable, manifests, unusable = _read_manifests(written)
     # A damaged manifest looks like a damaged trace.
     described = set(written)
     files, left = listed_files(path for path in listed.files if path not in described)
@@ -110,7 +108,7 @@ def find_run(root: Path, cycle: int | None = None) -> FoundRun:
     found, differing = _with_ranks(files, manifests, root)
     captures, skipped = _newest(found, root, cycle)
     caveats = [*listed.caveats, *_newer_nothing(written, captures), *skipped, *_several_windows(captures, root)]
-    caveats += [*unusable, *twice, *differing, *differences(usable, captures)]
+    caveats += [*unusable, *differing, *differences(usable, captures)]
     guessed = [capture for capture in captures if capture.rank_source == "order"]
     if guessed:
         caveats.append(caveat("ranks_guessed", count=len(guessed), name=guessed[0].path.name))
@@ -119,10 +117,12 @@ def find_run(root: Path, cycle: int | None = None) -> FoundRun:
     return FoundRun(root, sorted(below, key=lambda capture: (capture.rank, capture.source)), caveats, errors)
 
 
-def _read_manifests(manifests: Iterable[Path]) -> tuple[list[RankCapture], list[Caveat]]:
-    """Manifests, and a caveat for each that cannot be used."""
-    found, caveats = [], []
-    for path in sorted(manifests):
+def _read_manifests(paths: Iterable[Path]) -> tuple[list[RankCapture], dict[Path, RankCapture], list[Caveat]]:
+    """Manifests, the same by the files they list, and a caveat for each that cannot be used or lists another one's file."""
+    found: list[RankCapture] = []
+    by_file: dict[Path, RankCapture] = {}
+    caveats = []
+    for path in sorted(paths):
         try:
             manifest = read_manifest(path)
         except TraceError as error:
@@ -132,20 +132,13 @@ def _read_manifests(manifests: Iterable[Path]) -> tuple[list[RankCapture], list[
             caveats.append(caveat("manifest_contradicts.named", file=path, rank=manifest.rank, named=named[1]))
             continue
         found.append(RankCapture(path.parents[2], path.parent.name, manifest))
-    return found, caveats
-
-
-def _by_artifact(manifests: Iterable[RankCapture]) -> tuple[dict[Path, RankCapture], list[Caveat]]:
-    """Manifests by the files they list."""
-    found: dict[Path, RankCapture] = {}
-    caveats = []
-    for manifest in manifests:
-        for path in map(resolved, manifest.artifacts):
-            first = found.setdefault(path, manifest)
+    for capture in found:
+        for path in map(resolved, capture.artifacts):
+            first = by_file.setdefault(path, capture)
             # One nsys around a launcher writes one report of several ranks.
-            if first is not manifest and SUFFIXES.get(split(path)[1]) != "nsys":
-                caveats.append(caveat("manifest_contradicts.twice", file=manifest.path, path=path, other=first.path))
-    return found, caveats
+            if first is not capture and SUFFIXES.get(split(path)[1]) != "nsys":
+                caveats.append(caveat("manifest_contradicts.twice", file=capture.path, path=path, other=first.path))
+    return found, by_file, caveats
 
 
 def differences(manifests: Iterable[RankCapture], captures: list[Capture]) -> list[Caveat]:

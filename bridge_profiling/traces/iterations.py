@@ -114,7 +114,9 @@ def find_iterations(
         found, caveats = _numbered(number, start_ns, end_ns)
         if not len(found.number):
             return found, caveats
-        ends = _with_step(found, start_ns[_rows_of(_LAST[0], names, name)])
+        steps_ns = start_ns[_rows_of(_LAST[0], names, name)]
+        # Places of the iterations that have a step of the optimizer.
+        ends = np.unique(places(found.start_ns, steps_ns[found.containing(steps_ns) != NULL], "right") - 1)
         together = _micro_batches(ends, found.number)
         if together > 1:
             return _joined(found, ends, together), [*caveats, caveat("micro_batches_numbered", count=together)]
@@ -159,11 +161,6 @@ def _numbered(number: Integers, start_ns: Integers, end_ns: Integers) -> tuple[I
 def _rows_of(prefix: str, names: Sequence[str], name: NDArray[np.int32]) -> Integers:
     """The ranges whose name begins so."""
     return np.flatnonzero(np.isin(name, [code for code, each in enumerate(names) if each.startswith(prefix)]))
-
-
-def _with_step(found: Iterations, steps_ns: Integers) -> Integers:
-    """Which iterations have a step of the optimizer, as places, ascending."""
-    return np.unique(places(found.start_ns, steps_ns[found.containing(steps_ns) != NULL], "right") - 1)
 
 
 def _micro_batches(ends: Integers, number: Integers) -> int:

@@ -111,7 +111,8 @@ class RunFiles:
                 self._links.append(path)
             else:
                 files.append(path)
-                if entry.is_symlink() and not _is_file_name(entry.name) and not os.path.exists(path):
+                # A lost link to a file, such as `latest.log`, hides no captures; one to a folder, such as `iter-2-4.1`, can.
+                if entry.is_symlink() and not path.suffix[1:2].isalpha() and not os.path.exists(path):
                     self._left[_LOST].append(path)
 
 
@@ -129,11 +130,6 @@ def _leads_into_kernel(link: Path) -> bool:
         if _KERNEL.match(path):
             return True
     return False
-
-
-def _is_file_name(name: str) -> bool:
-    """Whether a name ends like a file's: `latest.log`, not `iter-2-4.1`."""
-    return os.path.splitext(name)[1][1:2].isalpha()
 
 
 def _named(links: list[Path]) -> str:

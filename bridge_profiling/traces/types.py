@@ -55,17 +55,6 @@ class ProcessGroup:
     ranks: tuple[int, ...]  # global ranks in the group's order; empty when the trace lists none
 
 
-#: Codes of caveats about times that cannot be, and what findings that rest on them then have to say.
-_DOUBTS = {
-    "device_clock_apart": "the device's clock disagrees with the host's",
-    "device_events_undated": "device events have no recorded time",
-    "device_event_too_long": "a device event ends long after everything else",
-    "iterations_unusable": "iterations have no usable length",
-    "iterations_overlap": "iterations overlap",
-    "iterations_repeated": "numbers of iterations repeat",
-    "same_content": "captures of several ranks have the same content",
-}
-
 #: Share of its device events that a capture can lose and still be judged.
 _LOST_SHARE = 0.01
 
@@ -111,7 +100,8 @@ class RankInfo:
     @property
     def doubts(self) -> list[str]:
         """Why findings about this capture can be wrong: its times contradict each other."""
-        return [_DOUBTS[caveat.code] for caveat in self.caveats if caveat.code in _DOUBTS]
+        known = texts(__package__, "caveats.toml")["doubts"]
+        return [known[caveat.code] for caveat in self.caveats if caveat.code in known]
 
     @property
     def has_unread_events(self) -> bool:

@@ -29,6 +29,7 @@ from bridge_profiling.traces.kineto.columns import (
 )
 from bridge_profiling.traces.kineto.decode import ABSENT, CATEGORIES, AnyEvent, Args, EventReader, Number, usual_types
 from bridge_profiling.traces.tables import MAX_SIZE, NULL, Integers
+from bridge_profiling.traces.types import texts
 
 HOST = ("operator", "runtime", "annotation", "python", "overhead")
 DEVICE = ("kernel", "memcpy", "memset")
@@ -40,13 +41,6 @@ _COMPLETE = frozenset(("X", ""))
 _INSTANT = frozenset(("i", "I", "R", ""))
 #: Arrows between events, and names of processes and threads.
 _NO_EVENT = frozenset(("s", "t", "f", "M"))
-#: No table holds these; they are counted.
-_LEFT_OUT = {
-    "C": "counter samples",
-    **dict.fromkeys("bneSTpF", "asynchronous events"),
-    **dict.fromkeys("BE", "begin and end events"),
-    **dict.fromkeys("NOD", "object events"),
-}
 
 #: Characters of a category or phase that caveats show.
 _SHOWN = 50
@@ -139,8 +133,6 @@ class Collector:
         return good, start, start + duration
 
     def _add_host(self, events: list[AnyEvent], meanings: NDArray[np.int8]) -> None:
-        if not events:
-            return
         good, start, end = self._times(events)
         args = [event.args or _NO_ARGS for event in events]
         names = self.names.encode([event.name for event in events])
@@ -163,8 +155,6 @@ class Collector:
         )
 
     def _add_device(self, events: list[AnyEvent], meanings: NDArray[np.int8]) -> None:
-        if not events:
-            return
         good, start, end = self._times(events)
         self.lost_device += int(len(good) - good.sum())
         # CUPTI's word for times that it could not collect.
@@ -200,8 +190,6 @@ class Collector:
         )
 
     def _add_synchronizations(self, events: list[AnyEvent]) -> None:
-        if not events:
-            return
         good, start, end = self._times(events)
         args = [event.args or _NO_ARGS for event in events]
         self.synchronizations.add(
@@ -223,9 +211,9 @@ class Collector:
             elif event.ph in _INSTANT:
                 instants.append(event)
             else:
-                self.left_out[
-                    _LEFT_OUT.get(event.ph, f"events of the phase {event.ph[:_SHOWN]!r}"), str(event.cat or "")[:_SHOWN]
-                ] += 1
+                # No table holds these.
+                kind = texts("bridge_profiling.traces", "caveats.toml")["phases"].get(event.ph)
+                self.left_out[kind or f"events of the phase {event.ph[:_SHOWN]!r}", str(event.cat or "")[:_SHOWN]] += 1
                 self.lost_device += of_device and event.ph != "E"  # an end has a beginning
         # The profiler's own marks have no category. Of the others, those are counted whose category is not known.
         self._meanings([event for event in instants if event.cat])

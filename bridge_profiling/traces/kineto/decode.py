@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from functools import cache, reduce
 from operator import or_
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from bridge_profiling.traces.bounds import MAX_BASE_NS
 from bridge_profiling.traces.joins import MAX_RANKS
 from bridge_profiling.traces.kineto.columns import integer
 from bridge_profiling.traces.kineto.stream import Stream
@@ -271,11 +273,8 @@ class EventReader:
         found: list[AnyEvent] = []
 
         def take(text: bytes) -> bool:
-            try:
+            with suppress(*_FAILURES):
                 found.extend(self._decode(b"[%b]" % text))
-            except _FAILURES:
-                pass
-            else:
                 return True
             try:
                 texts = [bytes(raw) for raw in _ELEMENTS.decode(b"[%b]" % _repaired(text))]
@@ -287,24 +286,21 @@ class EventReader:
                 except _FAILURES:
                     event = _coerced(each)
                 if event is None:
-                    lose(each)
+                    lose(each, damaged=False)
                 else:
                     found.append(event)
             return True
 
-        def lose(text: bytes) -> None:
+        def lose(text: bytes, *, damaged: bool = True) -> None:
             self.left_out += max(len(_PHASE.findall(text)), 1)
             of_device = _LOST_DEVICE.findall(text)
             # Device work names a stream, should its category be what is damaged.
             self.lost_device += len(of_device) or int(b'"stream"' in text and _CATEGORY.search(text) is None)
-
-        def lose_damaged(text: bytes) -> None:
-            lose(text)
-            self.damaged = True
-            if b"\0" in text:  # as in a file system's hole
+            self.damaged |= damaged
+            if damaged and b"\0" in text:  # as in a file system's hole
                 self.hole_bytes += len(text)
 
-        self._stream.recut(take, lose_damaged, last=last)
+        self._stream.recut(take, lose, last=last)
         return found
 
     def _add_keys(self, text: bytes | bytearray, where: str) -> None:
@@ -365,10 +361,6 @@ def _is_number_or_text(value: object) -> bool:
     return isinstance(value, int | float | str) and not isinstance(value, bool)
 
 
-#: Larger ones would overflow 64 bits together with the file's own times.
-_MAX_BASE_NS = 4 * 10**18
-
-
 def rank_info(path: Path, keys: Mapping[str, Any], rank: int, rank_source: RankSource) -> RankInfo:
     """What the header says of the rank.
 
@@ -397,7 +389,7 @@ def rank_info(path: Path, keys: Mapping[str, Any], rank: int, rank_source: RankS
         groups=[_group(group) for group in _sections(distributed, "pg_config") if "pg_name" in group],
     )
     base_ns = integer(keys.get("baseTimeNanoseconds", 0))
-    if 0 <= base_ns <= _MAX_BASE_NS:
+    if 0 <= base_ns <= MAX_BASE_NS:
         info.clock_base_ns = base_ns
     else:
         info.add_caveat("clock_base_invalid")

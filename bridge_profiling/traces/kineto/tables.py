@@ -14,6 +14,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from bridge_profiling.errors import TraceError
+from bridge_profiling.traces.bounds import UNIX_SINCE_NS
 from bridge_profiling.traces.consistency import FEW, content_of, device_time_caveats
 from bridge_profiling.traces.iterations import Iterations, find_iterations
 from bridge_profiling.traces.joins import (
@@ -33,9 +34,6 @@ from bridge_profiling.traces.kineto.decode import EventReader, rank_info
 from bridge_profiling.traces.kineto.work import Device, Host, Names
 from bridge_profiling.traces.tables import NULL, build, coded_column
 from bridge_profiling.traces.types import Caveat, LostRecords, ProcessGroup, RankInfo, RankSource, RankTables, caveat
-
-#: Times without a base are taken for Unix time when they are after 2001.
-_UNIX_SINCE_NS = 10**18
 
 #: CUPTI's word for no stream in particular: all ones, in 32 or 64 bits.
 _NO_STREAM = (1 << 32) - 1
@@ -79,7 +77,7 @@ def _read(path: Path, rank: int, rank_source: RankSource, *, exact: bool) -> Ran
         tables, caveats, ambiguous = _tables(collected, info)
     except ValueError as error:
         raise TraceError(f"{path} cannot be read: {error}") from error
-    info.clock = "unix" if _first_ns(tables) > _UNIX_SINCE_NS else "unknown"
+    info.clock = "unix" if _first_ns(tables) > UNIX_SINCE_NS else "unknown"
     info.caveats += caveats
     lost = _lost(reader, collected, recorded)
     if unusable := lost.total - collected.negative:

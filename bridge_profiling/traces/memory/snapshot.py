@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from bridge_profiling.errors import TraceError
-from bridge_profiling.traces.bounds import MAX_DEVICES, SNAPSHOT, unpack
+from bridge_profiling.traces.bounds import MAX_DEVICES, SNAPSHOT, UNIX_SINCE_NS, unpack
 from bridge_profiling.traces.consistency import content_of
 from bridge_profiling.traces.memory.plain_pickle import CheckedPickle
 from bridge_profiling.traces.memory.replay import ROUNDING_BYTES, Replay, dictionaries, foreign, integer, replay, text, time_of
@@ -26,8 +26,6 @@ from bridge_profiling.traces.types import RankInfo, RankSource, RankTables
 
 #: Entries kept by our own hook, and by torch's examples.
 _USUAL_CAP = 100_000
-
-_UNIX_SINCE_NS = 10**18
 
 #: Codes of caveats about gaps of a device's history.
 _LACKS = (
@@ -97,17 +95,13 @@ def read(path: Path, *, rank: int = 0, rank_source: RankSource = "order") -> Ran
     except (pa.ArrowInvalid, OverflowError) as error:
         raise TraceError(f"{path} cannot be read: {error}") from error
     info = RankInfo(rank=rank, rank_source=rank_source, source="memory", files=[str(path.absolute())])
-    info.content = _content(tables)
+    # Without times, two ranks of one model can have equal snapshots.
+    times = (("allocations", "allocated_ns"), ("allocations", "freed_ns"), ("out_of_memory", "time_ns"))
+    info.content = content_of(*(tables[table][column].drop_null().to_numpy() for table, column in times))
     _add_caveats(info, replays)
     if unusable:
         info.add_caveat("parts_unusable", of_file=True, count=unusable)
     return RankTables(info, tables)
-
-
-def _content(tables: dict[str, pa.Table]) -> str:
-    """Without times, two ranks of one model can have equal snapshots."""
-    names = (("allocations", "allocated_ns"), ("allocations", "freed_ns"), ("out_of_memory", "time_ns"))
-    return content_of(*(tables[table][column].drop_null().to_numpy() for table, column in names))
 
 
 class _Budget:
@@ -225,7 +219,7 @@ def _add_caveats(info: RankInfo, replays: list[Replay]) -> None:
     """Set the clock, and say what the snapshot lacks."""
     say = info.add_caveat
     starts = (row.allocated_ns for found in replays for rows in (found.allocations, found.segments) for row in rows)
-    if min((start for start in starts if start is not None), default=0) > _UNIX_SINCE_NS:
+    if min((start for start in starts if start is not None), default=0) > UNIX_SINCE_NS:
         info.clock = "unix"
     elif any(found.entries for found in replays):
         say("clock_unknown.snapshot")

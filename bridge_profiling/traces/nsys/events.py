@@ -97,40 +97,26 @@ def read_device_work(process: Process) -> DeviceWork:
     kernels = partial(_kernels, configurations=configurations)
     pieces, unowned = zip(*(kind(process, names) for kind in (kernels, _graphs, _copies, _memsets)), strict=True)
     whole_graphs = len(pieces[1]["start"])
-    unnamed = np.array([_is_unnamed(name.text) for name in names], bool)
+    # The last are not UTF-8.
+    unnamed = np.array([name.text == _UNNAMED or "\N{REPLACEMENT CHARACTER}" in name.text for name in names], bool)
     # One after another, so that not all columns are in memory twice.
     columns = {name: Packed(part for piece in pieces for part in piece.pop(name).parts()) for name in list(pieces[0])}
     start = columns.pop("start")[:]
     duration = columns.pop("duration")
     rows = np.flatnonzero(where(duration, lambda part: part >= 0))
     rows = rows[np.argsort(start[rows], kind="stable")]
+    chosen = {name: column.select(rows) for name, column in columns.items()}
     return DeviceWork(
+        **chosen,
         start_ns=start[rows],
         duration_ns=duration.select(rows),
-        device=columns["deviceId"].select(rows),
-        stream=columns["streamId"].select(rows),
-        correlation=columns["correlationId"].select(rows),
-        graph=columns["graph"].select(rows),
-        bytes=columns["bytes"].select(rows),
-        name=columns["name"].select(rows),
         names=names,
-        configuration=columns["configuration"].select(rows),
         configurations=configurations,
         whole_graphs=whole_graphs,
         negative=len(start) - len(rows),
-        unnamed=int(unnamed[columns["name"].select(rows)[:]].sum()),
+        unnamed=int(unnamed[chosen["name"][:]].sum()),
         unowned=sum(unowned),
     )
-
-
-def _is_unnamed(name: str) -> bool:
-    """Whether a kernel's name is missing, or not UTF-8."""
-    return name == _UNNAMED or "\N{REPLACEMENT CHARACTER}" in name
-
-
-def _usable(columns: dict[str, Integers]) -> NDArray[np.bool_]:
-    """Which rows do not end before they start."""
-    return (columns["start"] != NULL) & (columns["end"] >= columns["start"])
 
 
 def _columns(process: Process, table: str, *more: str) -> tuple[dict[str, Packed], int]:
@@ -153,7 +139,7 @@ def _piece(
     used, place = distinct(keys) if keys.ndim == 1 else np.unique(keys, axis=0, return_inverse=True)
     codes = Packed([len(names) + place.reshape(-1).astype(np.int64)])
     names += [name(key) for key in used.tolist()]
-    shared = {each: columns[each] for each in ("start", "deviceId", "streamId", "correlationId", "bytes")}
+    shared = {name.removesuffix("Id"): columns[name] for name in ("start", "deviceId", "streamId", "correlationId", "bytes")}
     found = {"duration": durations(columns["start"], columns["end"]), "name": codes, "graph": graph}
     return shared | found | {"configuration": configuration or Packed([np.full(len(keys), NULL)])}
 
@@ -200,7 +186,8 @@ def _graphs(process: Process, names: list[DeviceName]) -> tuple[dict[str, Packed
 
 
 def _copies(process: Process, names: list[DeviceName]) -> tuple[dict[str, Packed], int]:
-    columns, unowned = _columns(process, COPY, "copyKind", "srcKind", "dstKind")
+    of_kind = ("copyKind", "srcKind", "dstKind")
+    columns, unowned = _columns(process, COPY, *of_kind)
     memories = _memories(process.database)
 
     def name(key: tuple[int, int, int]) -> DeviceName:
@@ -209,7 +196,7 @@ def _copies(process: Process, names: list[DeviceName]) -> tuple[dict[str, Packed
         memory = f"{copy.from_memory.capitalize()} -> {copy.to_memory.capitalize()}"
         return DeviceName(f"Memcpy {copy.direction} ({memory})", MEMCPY, copy=copy)
 
-    keys = np.stack([columns[each][:] for each in ("copyKind", "srcKind", "dstKind")], axis=1)
+    keys = np.stack([columns[each][:] for each in of_kind], axis=1)
     return _piece(columns, names, keys, name, _node_graph(columns)), unowned
 
 
@@ -283,7 +270,7 @@ def read_waits(process: Process, calls: Calls) -> tuple[dict[str, Any], list[Cav
     columns = process.columns(_WAITS, "start", "end", "deviceId", "streamId", "correlationId", "eventId", "eventSyncId")
     # cudaEventQuery and cudaStreamQuery have such records too, and do not wait.
     queries = calls.correlation[np.flatnonzero(calls.named(["Query" in name for name in calls.names]))]
-    rows = np.flatnonzero(_usable(columns))
+    rows = np.flatnonzero((columns["start"] != NULL) & (columns["end"] >= columns["start"]))
     rows = rows[~np.isin(columns["correlationId"][rows], queries)]
     rows = rows[np.argsort(columns["start"][rows], kind="stable")]
     columns = {name: values[rows] for name, values in columns.items()}

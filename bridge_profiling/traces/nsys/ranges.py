@@ -199,26 +199,21 @@ class _Written:
 def _read(database: Database, conditions: Sequence[Among], needed: Needed) -> _Written:
     present = [name for name in ("start", "end", "globalTid", "textId", "eventType") if database.has(NVTX, name)]
     text = "text" if database.has(NVTX, "text") else None
-    start, duration, thread, text_id, sequence, code = (Packed() for _ in range(6))
+    columns = {name: Packed() for name in ("start", "duration", "thread", "text_id", "sequence", "code")}
     names, nested = OperatorNames(), [np.empty(0, bool)]
     lost, described = 0, False
     for piece in database.pieces(NVTX, present, conditions, text, needed):
         unknown = np.full(piece.rows, NULL)
-        columns = {name: piece.integers.get(name, unknown) for name in ("start", "end", "globalTid", "textId", "eventType")}
-        begin, end = columns["start"], columns["end"]
+        read = {name: piece.integers.get(name, unknown) for name in ("start", "end", "globalTid", "textId", "eventType")}
         codes, numbers = (np.zeros(piece.rows, np.int64), unknown) if text is None else names.add(piece.texts, piece.rows)
-        expected = int((len(start) + piece.rows) / piece.share)
-        start.append(begin, expected)
-        duration.append(difference(begin, end), expected)
-        thread.append(columns["globalTid"], expected)
-        text_id.append(columns["textId"], expected)
-        code.append(codes, expected)
-        sequence.append(numbers, expected)
-        nested.append(np.isin(columns["eventType"], _NESTED_TYPES))
+        expected = int((len(columns["start"]) + piece.rows) / piece.share)
+        fresh = (read["start"], difference(read["start"], read["end"]), read["globalTid"], read["textId"], numbers, codes)
+        for column, values in zip(columns.values(), fresh, strict=True):
+            column.append(values, expected)
+        nested.append(np.isin(read["eventType"], _NESTED_TYPES))
         lost += piece.without
         described = described or piece.pages is None or _COMMUNICATOR.encode() in piece.pages.tobytes()
-    nested_whole = np.concatenate(nested)
-    return _Written(start, duration, thread, text_id, sequence, code, nested_whole, names.names or [""], lost, described)
+    return _Written(**columns, nested=np.concatenate(nested), names=names.names or [""], lost=lost, described=described)
 
 
 def operations(

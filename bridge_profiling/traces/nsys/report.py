@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from bridge_profiling.traces.bounds import MAX_BASE_NS
+from bridge_profiling.traces.joins import MAX_RANKS
 from bridge_profiling.traces.nsys.database import Among, Database, open_report, quoted
 from bridge_profiling.traces.nsys.packed import Packed
 from bridge_profiling.traces.tables import Integers
@@ -26,10 +28,6 @@ NVTX = "NVTX_EVENTS"
 SYSTEM = "OSRT_API"
 
 _VARIABLE = re.compile(r'(RANK|WORLD_SIZE)="(\d{1,7})"$')
-_MAX_RANK = 10**7
-
-#: Later ones would overflow 64 bits together with the session's own times.
-_MAX_BASE_NS = 4 * 10**18
 
 Value = TypeVar("Value")
 
@@ -114,7 +112,7 @@ def _recorded_ranks(database: Database) -> dict[int | None, int]:
     """Ranks by globalPid, from MPI or from RANK in the environment of the process that nsys started."""
     ranks: dict[int | None, int] = {}
     for global_tid, rank in database.select("MPI_RANKS", "globalTid", "rank"):
-        if isinstance(global_tid, int) and isinstance(rank, int) and 0 <= rank <= _MAX_RANK:
+        if isinstance(global_tid, int) and isinstance(rank, int) and 0 <= rank <= MAX_RANKS:
             ranks[global_tid & ~THREAD_MASK] = rank
     launched, rank = _launched(database), _environment(database).get("RANK")
     # Its children inherit RANK only when it is a launcher, whose RANK is the node's.
@@ -135,24 +133,18 @@ def _environment(database: Database) -> dict[str, int]:
 
 def _launched(database: Database) -> int | None:
     """globalPid of the process that nsys itself started; None when it is unknown, or there are several."""
-    if not database.has("DIAGNOSTIC_EVENT", "text", "globalPid"):
-        return None
-    query = "SELECT DISTINCT globalPid FROM DIAGNOSTIC_EVENT WHERE text LIKE 'Process was launched by the profiler%'"
-    found = [global_pid for (global_pid,) in database.rows(query) if isinstance(global_pid, int)]
-    return found[0] if len(found) == 1 else None
+    rows = database.select("DIAGNOSTIC_EVENT", "text", "globalPid")
+    found = {pid for text, pid in rows if isinstance(pid, int) and str(text).startswith("Process was launched by the profiler")}
+    return found.pop() if len(found) == 1 else None
 
 
 def describe_capture(process: Process, info: RankInfo) -> None:
     """Fill in clock, host, versions, devices and the job's size."""
     database = process.database
     ((start,),) = database.select("TARGET_INFO_SESSION_START_TIME", "utcEpochNs")[:1] or [(None,)]
-    if isinstance(start, int) and 0 < start < _MAX_BASE_NS:
+    if isinstance(start, int) and 0 < start < MAX_BASE_NS:
         info.clock, info.clock_base_ns = "unix", start
-    system: dict[str, str] = {}
-    if database.has("TARGET_INFO_SYSTEM_ENV", "name", "value"):
-        wanted = "('Hostname', 'CudaDriverVersion', 'NvDriverVersion')"
-        rows = database.rows(f"SELECT name, value FROM TARGET_INFO_SYSTEM_ENV WHERE name IN {wanted}")
-        system = {str(name): str(value) for name, value in rows}
+    system = {str(name): str(value) for name, value in database.select("TARGET_INFO_SYSTEM_ENV", "name", "value")}
     info.host = system.get("Hostname") or None
     cuda = system.get("CudaDriverVersion", "")
     if cuda.isdigit() and int(cuda) >= 1000:

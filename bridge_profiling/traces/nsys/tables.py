@@ -53,7 +53,7 @@ from bridge_profiling.traces.nsys.report import (
 )
 from bridge_profiling.traces.periods import find_periods
 from bridge_profiling.traces.tables import NULL, Integers, MadeTable, build, coded_column, give_memory_back
-from bridge_profiling.traces.types import Caveat, LostRecords, RankInfo, RankSource, RankTables
+from bridge_profiling.traces.types import Caveat, LostRecords, RankInfo, RankSource, RankTables, texts
 
 #: nsys' own work in which the profiler starts, stops or writes: an iteration around it is a boundary one.
 _FLUSH = re.compile(r"flush|initialization|cudaProfilerSt", re.IGNORECASE)
@@ -109,23 +109,17 @@ def _read(database: Database, process: Process, info: RankInfo) -> RankTables:
         launches_one=launching,
     )
     waits, wait_caveats = read_waits(process, calls)
-    most = max(len(work.start_ns), len(calls.start_ns))
-    if most > _BLOCK_ROWS:
-        give_memory_back()
+    give_memory_back()
     last = max((latest for each in (work, calls) if (latest := _latest(each)) is not None), default=None)
     ranges = read_ranges(process, last)
-    most = max(most, len(ranges))
-    if most > _BLOCK_ROWS:
-        give_memory_back()
+    give_memory_back()
     overhead = read_calls(process, "PROFILER_OVERHEAD", "profiler overhead")
-    most = max(most, len(overhead.start_ns))
+    most = max(len(each.start_ns) for each in (work, calls, ranges, overhead))
     system = read_calls(process, SYSTEM, "unnamed call")
     for each in (work, calls, ranges, overhead, system):
-        _check_times(each.start_ns)
-        for begin in range(0, len(each.start_ns), PART_ROWS):
-            _check_times(each.start_ns[begin : begin + PART_ROWS] + each.duration_ns[begin : begin + PART_ROWS])
-    _check_times(waits["start_ns"])
-    _check_times(waits["end_ns"])
+        for start, duration in zip(_parts(each.start_ns), each.duration_ns.parts(), strict=True):
+            _check_times(start, start + duration)
+    _check_times(waits["start_ns"], waits["end_ns"])
     describe_capture(process, info)
     begin_ns = min((int(times.min()) for times in (calls.start_ns, ranges.start_ns) if len(times)), default=0)
     rows = ranges.named([can_mark(name) for name in ranges.names])
@@ -217,8 +211,8 @@ def _parts(values: NDArray[Any]) -> Iterator[Integers]:
     return (values[begin : begin + PART_ROWS].astype(np.int64) for begin in range(0, len(values), PART_ROWS))
 
 
-def _check_times(times: Integers) -> None:
-    if len(times) and (times.max() > MAX_TIME_NS or times.min() < -MAX_TIME_NS):
+def _check_times(*times: Integers) -> None:
+    if any(len(each) and (each.max() > MAX_TIME_NS or each.min() < -MAX_TIME_NS) for each in times):
         raise ValueError("its times are not nanoseconds of one session")
 
 
@@ -265,28 +259,10 @@ def _system_columns(system: Calls) -> dict[str, Any]:
     }
 
 
-#: Data that nsys records on request and nothing here reads, by table.
-_UNREAD = {
-    "CUDNN_EVENTS": "cuDNN calls",
-    "CUBLAS_EVENTS": "cuBLAS calls",
-    "CUSPARSE_EVENTS": "cuSPARSE calls",
-    "CUSOLVER_EVENTS": "cuSOLVER calls",
-    "MPI_P2P_EVENTS": "MPI messages",
-    "MPI_COLLECTIVES_EVENTS": "MPI collectives",
-    "UCX_P2P_EVENTS": "UCX messages",
-    "OPENMP_EVENT_KIND_TASK": "OpenMP tasks",
-    "COMPOSITE_EVENTS": "CPU samples",
-    "SCHED_EVENTS": "context switches",
-    "SYSCALL": "system calls",
-    "OPENACC_LAUNCH_EVENTS": "OpenACC launches",
-    "NET_NIC_METRIC": "network counters",
-    "NET_IB_DEVICE_INFO": "InfiniBand counters",
-}
-
-
 def _unread(database: Database) -> list[str]:
-    """What a report holds of `_UNREAD`."""
-    found = [what for table, what in _UNREAD.items() if database.has(table) and database.rows(f"SELECT 1 FROM {table} LIMIT 1")]
+    """What a report holds that nsys records on request and nothing here reads."""
+    known = texts("bridge_profiling.traces", "caveats.toml")["unread"]
+    found = [what for table, what in known.items() if database.has(table) and database.rows(f"SELECT 1 FROM {table} LIMIT 1")]
     return list(dict.fromkeys(found))
 
 
