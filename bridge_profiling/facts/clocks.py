@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from bridge_profiling.facts.caveats import caveat
 from bridge_profiling.facts.database import Connection, queried
-from bridge_profiling.facts.types import Answer
+from bridge_profiling.facts.types import Answer, schema
 from bridge_profiling.traces.types import Caveat, RankInfo
 
 #: Operations that end together on all participants. A sender or a root can end before the others.
@@ -63,8 +63,16 @@ from usable where together or not any_together group by rank
 """
 
 
-def clock_offsets(connection: Connection, infos: Sequence[RankInfo]) -> Answer:
-    """Offsets to add to each rank's times to put all ranks on one clock. Needs `matching.match`.
+_OFFSETS = schema(
+    *("rank", "component", "reference", "offset_ns", "residual_ns", "max_residual_ns", "operations"),
+    **dict.fromkeys(("component", "reference"), pa.int32()),
+    **dict.fromkeys(("residual_ns", "max_residual_ns"), pa.float64()),
+    operations=pa.int64(),
+)
+
+
+def clock_offsets(connection: Connection | None, infos: Sequence[RankInfo]) -> Answer:
+    """Offsets to add to each rank's times to put all ranks on one clock. Needs `matching.match`, unless no rank communicates.
 
     Returns:
         A row per rank: rank; component (number of the set of ranks that shared operations relate); reference (the lowest rank
@@ -73,6 +81,11 @@ def clock_offsets(connection: Connection, infos: Sequence[RankInfo]) -> Answer:
         components keep their own clocks.
     """
     ranks = np.array(sorted({info.rank for info in infos}), np.int64)
+    if connection is None:
+        nothing, unknown = [0] * len(ranks), [None] * len(ranks)
+        columns = (ranks, np.arange(len(ranks)), ranks, nothing, unknown, unknown, nothing)
+        found = pa.table(dict(zip(_OFFSETS.names, columns, strict=True)), _OFFSETS)
+        return Answer(found, tuple(_caveats(found, infos)))
     component, offset = _solve(ranks, connection.sql(_DIFFERENCES).to_arrow_table())
     offset_ns = np.rint(offset).astype(np.int64)
     offsets = pa.table({"rank": ranks, "offset_ns": offset_ns, "component": component, "reference": ranks[component]})

@@ -83,6 +83,9 @@ select began.rank, (start_ns + offset_ns - min(start_ns + offset_ns) over ()) / 
 from began join offsets using (rank) left join lateness using (rank) order by began.rank
 """
 
+#: Columns of `waits`.
+WAITS = schema("iteration", "rank", "waits_for", "wait_us", "operations", waits_for=pa.int32(), operations=pa.int64())
+
 _STRAGGLERS = schema(
     *("rank", "verdict", "confidence", "chance", "iterations", "times_slow", "times_slowest", "times_fastest"),
     *("excess_own_us", "excess_compute_us", "waited_for_us"),

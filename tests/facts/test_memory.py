@@ -34,7 +34,7 @@ def _recorded(folder, *, points=2000, source="memory", **tables):
     """The tables about memory of a capture, and the caveats of all of them."""
     cache.write(rank(source=source, **tables), folder / "0")
     kept = cache.open_entry(folder / "0")
-    found = memory_facts(kept, kept.iterations, points=points)
+    found = memory_facts(kept, kept["iterations"], points=points)
     return SimpleNamespace(caveats=found["memory"].caveats, **{name: _of_rank(fact.table) for name, fact in found.items()})
 
 
