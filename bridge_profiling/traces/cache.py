@@ -294,9 +294,8 @@ def _with_manifest(tables: RankTables, capture: RankCapture) -> RankInfo:
     """What is known about a capture, with what its manifest adds unless it contradicts the capture."""
     manifest, info = capture.manifest, tables.info
     captured = set(capture.captured)
-    found = (
-        set(tables.columns("iterations", ["iteration"])["iteration"].to_pylist()) if captured else set()
-    )  # none in snapshots
+    # Snapshots have none.
+    found = set(tables.columns("iterations", ["iteration"])["iteration"].to_pylist()) if captured else set()
     contradicts = None
     if info.rank != capture.rank:
         ranks = {"rank": capture.rank, "path": info.files[0], "other": info.rank}

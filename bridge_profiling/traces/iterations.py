@@ -66,12 +66,7 @@ class Iterations:
 
     def table(self, rank: int, boundary: NDArray[np.bool_], base_ns: int = 0) -> pa.Table:
         """The table `iterations`."""
-        columns = {
-            "iteration": self.number,
-            "start_ns": self.start_ns,
-            "end_ns": self.end_ns,
-            "boundary": boundary,
-        }
+        columns = {"iteration": self.number, "start_ns": self.start_ns, "end_ns": self.end_ns, "boundary": boundary}
         return build("iterations", rank, columns, base_ns)
 
 

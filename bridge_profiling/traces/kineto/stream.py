@@ -43,7 +43,7 @@ _LAST_END = re.compile(rb'\}(?=[\s,]*\]\s*,\s*"[^"]*"\s*:)|(?=\]\s*\}?\s*\Z)')
 _GAP = b" \t\r\n,"
 
 #: What can be before an event, brackets that are too many among it, and what follows one.
-_BETWEEN, _AFTER = re.compile(rb"(?:[\s,]|\[(?=[\s\[]*%b))*" % _EVENT), re.compile(rb"\s*(?:[,\]]|\Z)")
+_BETWEEN, _AFTER = re.compile(rb"(?:[\s,]|\[(?=[\s\[]*%b))*" % _EVENT), re.compile(r"\s*(?:[,\]]|\Z)")
 
 #: Takes `NaN`, and control characters in strings.
 _DECODER = json.JSONDecoder(strict=False)
@@ -109,19 +109,25 @@ class Stream:
                 return
             following = separator.search(text, begin)
             stop = following.start() if following else len(text)
-            size = _size(characters[begin : max(stop, begin + _NESTED_BYTES)])
-            if size and _AFTER.match(text, begin + size):
-                stop = begin + size
+            if following and take(text[begin:stop].strip(_GAP)):
+                begin = stop
+            elif (after := _after(characters, begin, stop)) and take(text[begin:after]):
+                begin = after
             elif not last and (following is None or _is_cut(text, begin)):
                 break
             elif text.startswith(b"]", begin):
                 begin += 1
-                continue
-            elif following is None and (end := _LAST_END.search(text, begin)):
-                stop = end.end()
-            if not take(text[begin:stop].strip(_GAP)):
+            elif following:
                 lose(text[begin:stop])
-            begin = stop
+                begin = stop
+            else:
+                end = _LAST_END.search(text, begin)
+                stop = end.end() if end else stop
+                if not take(text[begin:stop].strip(_GAP)):
+                    if end is None:
+                        break
+                    lose(text[begin:stop])
+                begin = stop
         self.rest = bytearray(text[begin:].lstrip(_GAP))
 
     def _end(self, tail: bytes) -> None:
@@ -179,9 +185,10 @@ def _is_cut(text: bytes, begin: int) -> bool:
     return len(text) - begin <= _NESTED_BYTES and text.count(b"{", begin) > text.count(b"}", begin)
 
 
-def _size(text: str) -> int:
-    """Length of the JSON value that a text begins with; 0 where there is none."""
+def _after(text: str, begin: int, stop: int) -> int:
+    """The place after the JSON value that begins at one, and that is not much longer than up to `stop`; 0 without one."""
     try:
-        return _DECODER.raw_decode(text)[1]
+        after = begin + _DECODER.raw_decode(text[begin : max(stop, begin + _NESTED_BYTES)])[1]
     except (ValueError, RecursionError):
         return 0
+    return after if _AFTER.match(text, after) else 0

@@ -77,7 +77,9 @@ def _read(path: Path, rank: int, rank_source: RankSource, *, exact: bool) -> Ran
         tables, caveats, ambiguous = _tables(collected, info)
     except ValueError as error:
         raise TraceError(f"{path} cannot be read: {error}") from error
-    info.clock = "unix" if _first_ns(tables) > UNIX_SINCE_NS else "unknown"
+    starts = [table[name] for table in tables.values() for name in ("start_ns", "time_ns") if name in table.column_names]
+    first_ns = min((column[0].as_py() for column in starts if len(column)), default=0)
+    info.clock = "unix" if first_ns > UNIX_SINCE_NS else "unknown"
     info.caveats += caveats
     lost = _lost(reader, collected, recorded)
     if unusable := lost.total - collected.negative:
@@ -139,11 +141,6 @@ def _events_left_out(collected: Collector) -> Iterator[Caveat]:
 def _by_count(counts: Counter[Any]) -> list[tuple[Any, int]]:
     """The largest first, in an order that does not depend on the file's."""
     return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-
-
-def _first_ns(tables: Mapping[str, pa.Table]) -> int:
-    columns = [table[name] for table in tables.values() for name in ("start_ns", "time_ns") if name in table.column_names]
-    return min((column[0].as_py() for column in columns if len(column)), default=0)
 
 
 def _tables(collected: Collector, info: RankInfo) -> tuple[dict[str, pa.Table], list[Caveat], int]:

@@ -29,7 +29,8 @@ from bridge_profiling.traces.types import Caveat
 
 _KINDS = (COMPUTE, COMMUNICATION, MEMCPY, MEMSET)
 
-#: Columns of `device_events` that are attributes of `Device`.
+#: Columns of `device_events`: what the names of copies say, and those that are attributes of `Device`.
+_OF_COPIES = ("direction", "from_memory", "to_memory")
 _OF_LAUNCHES = ("launch_start_ns", "launch_end_ns", "launch_thread")
 _AS_THEY_ARE = ("device", "stream", "start_ns", "end_ns", "correlation", "operator", "graph", "bytes", *_OF_LAUNCHES)
 
@@ -184,9 +185,7 @@ class Device:
             "name": coded_column(self._name, names.all),
             "iteration": iterations.containing(self.launch.issued_ns),
             "collective": collective,
-            "direction": coded_column(copy, [each.direction for each in copies]),
-            "from_memory": coded_column(copy, [each.from_memory for each in copies]),
-            "to_memory": coded_column(copy, [each.to_memory for each in copies]),
+            **{name: coded_column(copy, [getattr(each, name) for each in copies]) for name in _OF_COPIES},
             "configuration": self._configuration,
         }
 
