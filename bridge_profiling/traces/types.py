@@ -131,15 +131,12 @@ class RankTables:
         """Some columns of a table. From Parquet, only these are read."""
         from bridge_profiling.traces.tables import SCHEMAS, BlockTable  # on use: it imports pyarrow
 
-        found = self.tables.get(name)
+        found = self.tables[name] if name in self.tables else SCHEMAS[name].empty_table()
         if isinstance(found, BlockTable):
             return found.read(wanted)
-        found = SCHEMAS[name].empty_table() if found is None else found
         return found if wanted is None else found.select(list(wanted))
 
     def blocks(self, name: str, wanted: Sequence[str] | None = None) -> Iterator[pa.Table]:
         """The rows of a table, or of some of its columns, in one or more tables: not all of them need to fit into memory."""
-        from bridge_profiling.traces.tables import BlockTable
-
-        found = self.tables.get(name)
-        return found.blocks(wanted) if isinstance(found, BlockTable) else iter([self.columns(name, wanted)])
+        blocks = getattr(self.tables.get(name), "blocks", None)
+        return iter([self.columns(name, wanted)]) if blocks is None else blocks(wanted)
