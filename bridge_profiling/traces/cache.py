@@ -32,8 +32,8 @@ from bridge_profiling.errors import TraceError
 from bridge_profiling.manifest import RankCapture
 from bridge_profiling.regular_files import open_regular, read_regular, size_bytes
 from bridge_profiling.traces.discover import Capture
-from bridge_profiling.traces.tables import SCHEMAS, give_memory_back
-from bridge_profiling.traces.types import BlockTable, RankInfo, RankTables, caveat
+from bridge_profiling.traces.tables import SCHEMAS, BlockTable, give_memory_back
+from bridge_profiling.traces.types import RankInfo, RankTables, caveat
 
 #: Raise it when a reader gives other rows or caveats for the same file. Changed columns count by themselves.
 ENGINE_VERSION = 11

@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import tomllib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
-
-from bridge_profiling.traces.types import BlockTable, texts
 
 Integers = NDArray[np.int64]
 
@@ -33,7 +34,7 @@ SCHEMAS: dict[str, pa.Schema] = {
     table: pa.schema(
         {"rank": pa.int32()} | {name: NAME if kind == "name" else pa.type_for_alias(kind) for name, kind in columns.items()}
     )
-    for table, columns in texts(__package__, "schemas.toml").items()
+    for table, columns in tomllib.loads(Path(__file__).with_name("schemas.toml").read_text(encoding="utf-8")).items()
 }
 
 #: No size is larger, in bytes or elements: sums over two million rows stay below 2^63.
@@ -85,6 +86,18 @@ def _bounded(array: pa.Array, column: pa.Field) -> pa.Array:
         return array
     within = pc.and_(pc.greater_equal(array, -most), pc.less_equal(array, most))
     return pc.if_else(within, array, pa.scalar(None, array.type))
+
+
+class BlockTable(ABC):
+    """A table that is read or made on each use, in blocks of rows: it need not fit into memory as a whole."""
+
+    @abstractmethod
+    def blocks(self, wanted: Sequence[str] | None = None) -> Iterator[pa.Table]:
+        """The rows of all columns, or of some."""
+
+    @abstractmethod
+    def read(self, wanted: Sequence[str] | None = None) -> pa.Table:
+        """The same as one table."""
 
 
 class MadeTable(BlockTable):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tomllib
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -13,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from bridge_profiling.traces.tables import BlockTable
 
 Source = Literal["kineto", "nsys", "memory"]
 
@@ -113,18 +114,6 @@ class RankInfo:
         self.caveats.append(caveat(key, file=self.files[0] if of_file else None, **values))
 
 
-class BlockTable(ABC):
-    """A table that is read or made on each use, in blocks of rows: it need not fit into memory as a whole."""
-
-    @abstractmethod
-    def blocks(self, wanted: Sequence[str] | None = None) -> Iterator[pa.Table]:
-        """The rows of all columns, or of some."""
-
-    @abstractmethod
-    def read(self, wanted: Sequence[str] | None = None) -> pa.Table:
-        """The same as one table."""
-
-
 @dataclass
 class RankTables:
     """One rank's capture as tables."""
@@ -140,16 +129,14 @@ class RankTables:
 
     def columns(self, name: str, wanted: Sequence[str] | None = None) -> pa.Table:
         """Some columns of a table. From Parquet, only these are read."""
-        found = self.tables.get(name)
+        from bridge_profiling.traces.tables import SCHEMAS, BlockTable  # on use: it imports pyarrow
+
+        found = self.tables[name] if name in self.tables else SCHEMAS[name].empty_table()
         if isinstance(found, BlockTable):
             return found.read(wanted)
-        if found is None:
-            from bridge_profiling.traces.tables import SCHEMAS  # on use: it imports pyarrow
-
-            found = SCHEMAS[name].empty_table()
         return found if wanted is None else found.select(list(wanted))
 
     def blocks(self, name: str, wanted: Sequence[str] | None = None) -> Iterator[pa.Table]:
         """The rows of a table, or of some of its columns, in one or more tables: not all of them need to fit into memory."""
-        found = self.tables.get(name)
-        return found.blocks(wanted) if isinstance(found, BlockTable) else iter([self.columns(name, wanted)])
+        blocks = getattr(self.tables.get(name), "blocks", None)
+        return iter([self.columns(name, wanted)]) if blocks is None else blocks(wanted)

@@ -43,7 +43,8 @@ _LAST_END = re.compile(rb'\}(?=[\s,]*\]\s*,\s*"[^"]*"\s*:)|(?=\]\s*\}?\s*\Z)')
 _GAP = b" \t\r\n,"
 
 #: What can be before an event, brackets that are too many among it, and what follows one.
-_BETWEEN, _AFTER = re.compile(rb"(?:[\s,]|\[(?=[\s\[]*%b))*" % _EVENT), re.compile(r"\s*(?:[,\]]|\Z)")
+_BETWEEN = re.compile(rb"(?:[\s,]|\[(?=[\s\[]*%b))*" % _EVENT)
+_AFTER = re.compile(rf"\s*(?:,\s*(?:{_EVENT.decode()}|\Z)|\]|\Z)")
 
 #: Takes `NaN`, and control characters in strings.
 _DECODER = json.JSONDecoder(strict=False)
