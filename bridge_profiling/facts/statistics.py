@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from statistics import NormalDist
 
 import numpy as np
@@ -26,9 +26,6 @@ _ENOUGH_FOR_CORRELATION = 10
 
 #: Fewer values that rise in order do so by chance in more than 5% of cases.
 ENOUGH_FOR_TREND = 5
-
-#: Of Gauss and Legendre's quadrature.
-_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(200)
 
 #: Upper limit of the correlation of neighbors.
 _MOST_ALIKE = 0.95
@@ -198,6 +195,12 @@ def welch_p(base: Sequence[float], other: Sequence[float]) -> float:
     return 2 * (1 - t_cdf(difference / error, _freedom(spread, [len(before), len(after)])))
 
 
+@cache
+def _quadrature() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Nodes and weights of Gauss and Legendre. They take 50 ms, which workers and most commands never need."""
+    return np.polynomial.legendre.leggauss(200)
+
+
 def t_cdf(t: float, freedom: float) -> float:
     """Student's t distribution: probability of a value up to t, for at least one degree of freedom.
 
@@ -207,9 +210,10 @@ def t_cdf(t: float, freedom: float) -> float:
     if math.isinf(freedom):
         return NormalDist().cdf(t)
     half = math.atan2(t, math.sqrt(freedom)) / 2
-    density = np.cos(half * (_NODES + 1)) ** (freedom - 1)
+    nodes, weights = _quadrature()
+    density = np.cos(half * (nodes + 1)) ** (freedom - 1)
     height = math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)) / math.sqrt(math.pi)
-    return min(max(0.5 + height * half * float(_WEIGHTS @ density), 0.0), 1.0)
+    return min(max(0.5 + height * half * float(weights @ density), 0.0), 1.0)
 
 
 @lru_cache(maxsize=1 << 10)

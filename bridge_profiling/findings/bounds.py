@@ -27,11 +27,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bridge_profiling.facts.idle import OFTEN, SEVERAL, Cause
+from bridge_profiling.facts.intervals import summed
 from bridge_profiling.facts.statistics import t_quantile
 from bridge_profiling.findings.grids import DOUBT, Grids
 from bridge_profiling.findings.peers import CONTENTION
 from bridge_profiling.findings.rule import Bound
-from bridge_profiling.findings.types import Finding, Grid, summed
+from bridge_profiling.findings.types import Finding, Grid
 from bridge_profiling.findings.unprofiled import total_us
 
 #: A time in each iteration that counts.

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from bridge_profiling.facts.idle import Cause
+from bridge_profiling.facts.intervals import summed
 from bridge_profiling.findings import communication
 from bridge_profiling.findings.grids import Grids
 from bridge_profiling.findings.ledger import Ledger
 from bridge_profiling.findings.peers import CONTENTION
 from bridge_profiling.findings.rule import Evidence, responsible
-from bridge_profiling.findings.types import Event, Grid, Thresholds, by_rank, summed
+from bridge_profiling.findings.types import Event, Grid, Thresholds, by_rank
 
 #: Smaller messages take a fixed time for the most part.
 _SMALL_BYTES = communication.BANDWIDTH_BOUND_BYTES

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 
 from bridge_profiling.facts.idle import Cause
+from bridge_profiling.facts.intervals import summed
 from bridge_profiling.findings.grids import Grids
 from bridge_profiling.findings.ledger import Ledger
 from bridge_profiling.findings.rule import Evidence
-from bridge_profiling.findings.types import Confidence, Event, Grid, Thresholds, summed
+from bridge_profiling.findings.types import Confidence, Event, Grid, Thresholds
 
 #: Names of groups in Megatron and other frameworks; the first match counts.
 _DIMENSIONS = (

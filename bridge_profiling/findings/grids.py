@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 
 from bridge_profiling.facts.device import ranks_without_work
 from bridge_profiling.facts.idle import Cause
+from bridge_profiling.facts.intervals import grid, summed
 from bridge_profiling.facts.matching import POINT_TO_POINT
 from bridge_profiling.facts.parts import ENOUGH_ITERATIONS, steady_iterations
-from bridge_profiling.findings.types import Confidence, Event, Grid, JudgedFacts, ranks_in_words, summed
+from bridge_profiling.findings.types import Confidence, Event, Grid, JudgedFacts, ranks_in_words
 from bridge_profiling.findings.unprofiled import (
     LAUNCHING,
     ProfilerTime,
@@ -150,16 +151,10 @@ class Grids:
         Args:
             table: the name of a fact, or some rows of one.
         """
-        grid = np.full((len(self.numbers), len(self.ranks)), np.nan)
-        lines = self.lines
-        places = {rank: place for place, rank in enumerate(self.ranks)}
         rows = getattr(self.facts, table) if isinstance(table, str) else table
-        for rank, number, value in _values(rows, "rank", "iteration", column):
-            line, place = lines.get(number), places.get(rank)
-            if line is not None and place is not None and value is not None:
-                before = grid[line, place]
-                grid[line, place] = value if before != before else before + value  # NaN is unequal to itself
-        return grid
+        if not rows.num_rows:  # an empty table need not have the columns
+            return np.full((len(self.numbers), len(self.ranks)), np.nan)
+        return grid(rows, column, self.numbers, self.ranks)
 
     def filled(self, table: str | pa.Table, column: str) -> Grid:
         """The same with 0 where a captured iteration has no value."""

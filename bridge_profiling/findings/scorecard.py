@@ -8,11 +8,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from bridge_profiling.facts.intervals import summed
 from bridge_profiling.facts.names import FULL_PRECISIONS, FUSED_ATTENTION
 from bridge_profiling.facts.run import RunFacts
 from bridge_profiling.facts.types import Number, Row, Share, Text, choice
 from bridge_profiling.findings.memory import free_at_peak
-from bridge_profiling.findings.types import summed
 from bridge_profiling.traces.types import RankInfo
 
 Rows = Sequence[dict[str, Any]]

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import string
-from collections import defaultdict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -19,8 +18,6 @@ from bridge_profiling.facts.names import CHECKPOINT, DATA_LOADING
 from bridge_profiling.facts.run import RunFacts
 from bridge_profiling.layout import name_ranks
 from bridge_profiling.traces.types import texts
-
-K = TypeVar("K", bound=Hashable)
 
 #: A value for each iteration that counts (rows) and each rank (columns); NaN where a rank did not capture an iteration.
 Grid = NDArray[np.float64]
@@ -219,14 +216,6 @@ def ranks_in_words(ranks: Sequence[int], everyone: Sequence[int]) -> str:
 def by_rank(values: Mapping[int, float], digits: int = 3) -> dict[str, float]:
     """Rounded values by rank, as evidence holds them."""
     return {str(rank): round(value, digits) for rank, value in values.items()}
-
-
-def summed(values: Iterable[tuple[K, float]]) -> dict[K, float]:
-    """Values added up by key; 0 for other keys."""
-    found: dict[K, float] = defaultdict(float)
-    for key, value in values:
-        found[key] += value
-    return found
 
 
 class _Formatter(string.Formatter):
