@@ -236,7 +236,8 @@ def _offset(ends: tuple[Integers, Integers], others: tuple[Integers, Integers]) 
     (number, end_ns), (other_number, other_end_ns) = ends, others
     if not len(end_ns) or len(other_end_ns) < 2:
         return None
-    nearest = np.abs(other_end_ns[:, None] - end_ns).argmin(axis=0)
+    # One by one: a matrix of all pairs would take gigabytes for a long capture.
+    nearest = np.array([np.abs(other_end_ns - each).argmin() for each in end_ns.tolist()])
     shift, apart_ns = other_number[nearest] - number, np.abs(other_end_ns[nearest] - end_ns)
 
     def usual(offset: int) -> float:

@@ -145,15 +145,15 @@ def measure_waiting(connection: Connection, clock_offsets: pa.Table) -> None:
 
 
 def communication(connection: Connection, infos: Sequence[RankInfo]) -> Answer:
-    """Operations of every group. Needs `measure_waiting`.
+    """Operations of every group, from the table `waiting`.
 
     Returns:
         A row per operation and group: operation, group, group_name, group_ranks, group_size, captured_ranks, count,
         matched_count (compared with another rank's), smallest_message_bytes, largest_message_bytes, bytes (sum of one rank's
         messages), mean_duration_us (of a rank's kernel, with waiting), transfer_us, wait_us (sum over ranks),
         algorithm_bandwidth_gbs and bus_bandwidth_gbs (1e9 bytes/s, of matched operations' transfers). The last four are null
-        where nothing is matched: one rank alone does not show which part is waiting. dimension and link_gbs: see
-        `with_dimensions`.
+        where nothing is matched: one rank alone does not show which part is waiting. dimension and link_gbs: the
+        group's parallel dimensions, and the stated bandwidth of its link.
     """
     found = _with_bus_bandwidth(connection.sql(_BY_GROUP).to_arrow_table(), infos)
     unmatched = found["matched_count"].to_pylist().count(0)
@@ -168,7 +168,7 @@ def bus_bandwidth(operation: str, size: int | None, algorithm_gbs: float | None)
 
 
 def communication_by_rank(connection: Connection) -> pa.Table:
-    """Time of each rank in each group's operations. Needs `measure_waiting` and `measure_exposure`.
+    """Time of each rank in each group's operations, from the tables `waiting` and `exposure`.
 
     Returns:
         A row per operation, group and rank: operation, group, group_name, group_ranks, rank, count, matched_count, bytes,
@@ -225,14 +225,14 @@ order by duration_us desc, "group", group_name, group_ranks, operation, message_
 
 
 def communication_by_size(connection: Connection, infos: Sequence[RankInfo]) -> pa.Table:
-    """Operations of every group by size of message, most time first. Needs `measure_waiting` and `measure_exposure`.
+    """Operations of every group by size of message, most time first, from the tables `waiting` and `exposure`.
 
     Returns:
         A row per operation, group and message size (null where it is unknown): count, matched_count, mean_us (of a rank's
         kernel, with waiting); sums over the captured ranks: duration_us, wait_us, exposed_us (nothing else ran) and
         overlapped_us (compute ran too); transfer_us of the matched ones, and their algorithm_bandwidth_gbs and
-        bus_bandwidth_gbs. Waiting, transfer and bandwidths are null where nothing is matched. dimension and link_gbs: see
-        `with_dimensions`.
+        bus_bandwidth_gbs. Waiting, transfer and bandwidths are null where nothing is matched. dimension and link_gbs: the
+        group's parallel dimensions, and the stated bandwidth of its link.
     """
     return _with_bus_bandwidth(connection.sql(_BY_SIZE).to_arrow_table(), infos)
 

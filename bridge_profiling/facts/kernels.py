@@ -189,6 +189,8 @@ _NAMES_OF_GROUP = 5
 def kernel_groups(kernels: pa.Table, copies: pa.Table) -> pa.Table:
     """One row per rank, source and group over the whole capture, most time first.
 
+    `$BRIDGE_PROFILING_KERNEL_GROUPS` names a TOML file with more patterns of names.
+
     Returns:
         `count` and `total_us` of its kernels, or copies; `share` of the time of the rank's kernels and copies; `name_count`:
         different names in it, and `names`: those with the most time. Communication has a group for each operation.

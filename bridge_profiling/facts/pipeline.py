@@ -169,7 +169,7 @@ def pipeline(by_rank: pa.Table) -> Answer:
 
 
 def pipeline_waits(by_rank: pa.Table, connection: Connection) -> pa.Table:
-    """Which stage waits for which in sends and receives, from the answer of `pipeline_by_rank`. Needs `measure_waiting`.
+    """Which stage waits for which in sends and receives, and how long.
 
     Returns:
         A row per pair of stages, the longest waiting first: stage, waits_for_stage, ranks (captured, of the stage that waits),

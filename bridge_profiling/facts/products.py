@@ -142,6 +142,8 @@ def products(host_events: pa.Table, device_events: pa.Table, kernel_names: pa.Ta
 def matrix_products(products: pa.Table, infos: list[RankInfo]) -> pa.Table:
     """The rows of `products`, with what the device could do at most, and what its memory did; null where that is unknown.
 
+    Needs recorded shapes (`record_shapes`).
+
     Returns:
         `peak_tflops`: its dense peak for the precision, and `share_of_peak`. `memory_tb_s`: bandwidth of its memory.
         `roof_tflops`: the lower of the peak and of `flops_per_byte` times the bandwidth (Williams, Waterman and Patterson:

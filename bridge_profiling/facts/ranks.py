@@ -95,7 +95,7 @@ _STRAGGLERS = schema(
 
 
 def waits(connection: Connection) -> pa.Table:
-    """Waiting between pairs of ranks. Needs `measure_waiting`.
+    """Waiting between pairs of ranks: which rank waits for which, and how long, in each iteration.
 
     Returns:
         A row per pair that waited: iteration (null outside of all), rank, waits_for, wait_us (sum over kernels, also over

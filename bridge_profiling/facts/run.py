@@ -62,7 +62,8 @@ class Fact:
     def compute(self, facts: RunFacts) -> Answer | pa.Table:
         """The table of some captures, with its caveats."""
         if self._without is not None and not facts._communicates:
-            return Answer(self._without.empty_table(), facts.answer("clock_offsets").caveats)
+            _ = facts.clock_offsets  # for its caveats
+            return self._without.empty_table()
         return self._compute(*(getattr(facts, name) for name in self._inputs) if self._inputs else (facts,))
 
     def __set_name__(self, owner: type, name: str) -> None:
@@ -88,6 +89,8 @@ class MemoryFact(Fact):
 
 class RunFacts:
     """Facts about a run as tables with units in their column names. The order in which they are read changes none of them.
+
+    A fact that is named like its module, such as `ranks`, comes after those that use the module.
 
     Args:
         captures: of the run.
@@ -189,7 +192,6 @@ class RunFacts:
     copies = Fact(kernels.copies, "_database", "device_sums")
     kernel_groups = Fact(kernels.kernel_groups, "kernels_by_rank", "copies")
     kernel_counters = Fact(sampled.kernel_counters, "counters_by_kernel", "infos")
-    # Last, since it is named like its module.
     kernels = Fact(
         partial(kernels.kernels, by_rank=False), "_database", "device_sums", doc="Kernel statistics per name, of all ranks."
     )
@@ -332,8 +334,8 @@ class RunFacts:
             communication.measure_waiting(self._matched, self.clock_offsets)
         else:
             _ = self.clock_offsets  # for its caveats
-            for name, table in {"operations": self.operations, "waiting": communication.WAITING.empty_table()}.items():
-                self._database.register(name, table)
+            self._database.register("operations", self._of_source(self.operations))
+            self._database.register("waiting", communication.WAITING.empty_table())
 
     @property
     def _communicates(self) -> bool:

@@ -14,9 +14,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from bridge_profiling.facts import intervals
 from bridge_profiling.facts.device import ranks_without_work
 from bridge_profiling.facts.idle import Cause
-from bridge_profiling.facts.intervals import grid, summed
+from bridge_profiling.facts.intervals import summed
 from bridge_profiling.facts.matching import POINT_TO_POINT
 from bridge_profiling.facts.parts import ENOUGH_ITERATIONS, steady_iterations
 from bridge_profiling.findings.types import Confidence, Event, Grid, JudgedFacts, ranks_in_words
@@ -154,7 +155,7 @@ class Grids:
         rows = getattr(self.facts, table) if isinstance(table, str) else table
         if not rows.num_rows:  # an empty table need not have the columns
             return np.full((len(self.numbers), len(self.ranks)), np.nan)
-        return grid(rows, column, self.numbers, self.ranks)
+        return intervals.grid(rows, column, self.numbers, self.ranks)
 
     def filled(self, table: str | pa.Table, column: str) -> Grid:
         """The same with 0 where a captured iteration has no value."""

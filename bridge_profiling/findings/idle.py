@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from bridge_profiling.facts.caveats import texts
 from bridge_profiling.facts.host_ranges import COPIES
 from bridge_profiling.facts.idle import SEVERAL, Cause
 from bridge_profiling.facts.kernels import LAUNCH_NS
@@ -16,7 +16,7 @@ from bridge_profiling.findings import device_work
 from bridge_profiling.findings.grids import Grids
 from bridge_profiling.findings.ledger import Ledger
 from bridge_profiling.findings.rule import Evidence, Loss, attributed, evidence_of, of_cause, pauses_are_short, responsible
-from bridge_profiling.findings.types import Confidence, Thresholds, by_rank
+from bridge_profiling.findings.types import Confidence, Thresholds, by_rank, text
 from bridge_profiling.findings.unprofiled import seldom_us
 
 #: From this share of a typical iteration in initialization on, nothing else is judged: what follows the setting up is as slow
@@ -32,8 +32,12 @@ _OF_MANY, _OF_FEW = 0.2, 2.0
 #: Advice for certain calls: a part of the event's name, and the entry in text.toml.
 _CALLS = {"cudaDeviceSynchronize": "cudaDeviceSynchronize", "aten::nonzero": "nonzero"}
 
-#: The words for what a device waits for, by the cause of its idle time.
-_WAITS_FOR = {Cause(cause): words for cause, words in texts(__package__, "text.toml")["waits_for"].items()}
+#: Causes of idle time that are not of the rank's own host.
+_OF_OTHERS = (
+    *(Cause.profiler, Cause.starved_beside_communication, Cause.blocked_by_communication),
+    *(Cause.blocked_by_copy, Cause.blocked_by_device_copy),
+)
+_OWN = tuple(cause for cause in Cause if cause not in _OF_OTHERS)
 
 
 def initialization(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Iterator[Evidence]:
@@ -127,16 +131,18 @@ def checkpoint_stall(grids: Grids, thresholds: Thresholds, loss: Loss) -> Eviden
         "iterations": [number for number, time_us in zip(grids.numbers, saving.tolist(), strict=True) if time_us > 0],
         "iterations_captured": of,
     }
-    known: dict[str, Any] = {
-        "title": ["title", "each" if times == of else "some"],
-        "values": {"each": loss.saving_us * of / times, "times": times},
-        "doubt": "the saving applies to the captured iterations, and over the whole run it depends on save_interval",
-    }
-    found = evidence_of(grids, loss, measures, **known)
+    found = evidence_of(
+        grids,
+        loss,
+        measures,
+        title=["title", "each" if times == of else "some"],
+        values={"each": loss.saving_us * of / times, "times": times},
+        doubt="the saving applies to the captured iterations, and over the whole run it depends on save_interval",
+    )
     if found.events and all(event.name == COPIES for event in found.events):
         inferred = "saving is inferred from many copies to the host in a row, which no range names"
         reasons = filter(None, (inferred, grids.confidence(of_host=True)[1]))
-        found = evidence_of(grids, loss, measures, sure=(Confidence.low, "; ".join(reasons)), **known)
+        found = replace(found, sure=(Confidence.low, "; ".join(reasons)))
     return found
 
 
@@ -224,13 +230,12 @@ def low_device_busy(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Ite
     low = sorted(rank for rank, share in busy.items() if share < thresholds.device_busy)
     if not low:
         return
-    idle = {cause: grids.mean_us(grids.idle_us(cause)) for cause in _WAITS_FOR}
+    idle = {cause: grids.mean_us(grids.idle_us(cause)) for cause in _OWN}
     least = min(low, key=lambda rank: busy[rank])
-    main, *others = sorted(_WAITS_FOR, key=lambda cause: -idle[cause].get(least, 0.0))
-    causes = tuple(_WAITS_FOR)
+    main, *others = sorted(_OWN, key=lambda cause: -idle[cause].get(least, 0.0))
     # In addition to findings about causes, the rest is many small losses, which no single change recovers.
     alone = ledger.is_empty
-    loss = attributed(grids, ledger, ledger.left_us(*causes), causes, 0.0) if alone else None
+    loss = attributed(grids, ledger, ledger.left_us(*_OWN), _OWN, 0.0) if alone else None
     yield Evidence(
         ranks=low,
         measures={
@@ -239,7 +244,12 @@ def low_device_busy(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Ite
         },
         saving_us=loss.saving_us if loss else None,
         advice=["alone" if alone else "follow", "where"],
-        values={"rank": least, "busy": busy[least], "lost": idle[main].get(least, 0.0), "waits_for": _WAITS_FOR[main]},
+        values={
+            "rank": least,
+            "busy": busy[least],
+            "lost": idle[main].get(least, 0.0),
+            "waits_for": text("waits_for", main),
+        },
         sure=grids.confidence(of_host=main is not Cause.dependency_stalled),
         events=grids.events(main, ranks=responsible({rank: idle[main].get(rank, 0.0) for rank in low})),
         severe=busy[least] < thresholds.device_busy_severe,

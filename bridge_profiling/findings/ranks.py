@@ -15,6 +15,7 @@ from bridge_profiling.findings.grids import Grids
 from bridge_profiling.findings.ledger import Ledger
 from bridge_profiling.findings.rule import Evidence, occurrence, pauses_are_short
 from bridge_profiling.findings.types import Confidence, Event, Grid, Occurrence, Thresholds, by_rank
+from bridge_profiling.layout import name_ranks
 
 #: A finding shows the kernels of this many slow ranks: ranks that are slow together mostly share the cause.
 _RANKS = 3
@@ -327,7 +328,7 @@ def pipeline_bubble(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Ite
         saving_us=saving_us,
         title=["uneven" if uneven else "title"],
         advice=[end if uneven else "", "few_microbatches" if few else ""],
-        values={"stage": longest, "longer": compute[longest] - mean, "captured": len(stages)},
+        values={"stage": longest, "members": name_ranks(members), "longer": compute[longest] - mean, "captured": len(stages)},
         sure=(confidence, reason),
         events=[
             Event(row["ranks"][0], f"bubble of stage {row['stage']}", duration_us=row["bubble_us"])

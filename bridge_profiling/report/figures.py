@@ -24,7 +24,10 @@ from bridge_profiling.report.views import Figure, Row
 #: Ito (https://jfly.uni-koeln.de/color/), those of one family in one hue. Parts of an iteration, also on CPUs, measures of it,
 #: kinds of work, names of groups and of a training's sizes; properties of traces and of whole figures. The scale of heat maps
 #: suits white and black.
-_SITES, COLORS, PARTS, HOST_PARTS, MEASURES, KIND_NAMES, GROUPS, SIZES, STYLES, _LAYOUTS = words.resource("theme").values()
+_SITES, COLORS, PARTS, HOST_PARTS, MEASURES, KIND_NAMES, GROUPS, SIZES, STYLES, _LAYOUTS = (
+    words.resource("theme")[name]
+    for name in ("sites", "colors", "parts", "host_parts", "measures", "kinds", "groups", "training", "styles", "layouts")
+)
 
 #: Two ways to divide the same bar.
 VIEWS = {"cause": BY_CAUSE, "activity": BY_ACTIVITY}

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from functools import cache
-from pathlib import Path
 from string import Formatter
 from typing import Any
 
 from bridge_profiling.layout import name_ranks
+from bridge_profiling.traces.types import texts
 
 #: Stands for a value that is not known.
 UNKNOWN = "–"
@@ -24,10 +22,9 @@ _MOST_ITEMS = 12
 Share = Callable[[float], float | None]
 
 
-@cache
 def resource(name: str) -> Any:
     """The content of a TOML file of this package: texts, tables, the theme of figures."""
-    return tomllib.loads((Path(__file__).parent / f"{name}.toml").read_text(encoding="utf-8"))
+    return texts(__package__, f"{name}.toml")
 
 
 def text(kind: str, name: str) -> Any:
@@ -69,13 +66,13 @@ def saving(estimate_us: float | None, at_most_us: float | None, share: Share | N
         share: of an iteration, of a time.
         per: what the times refer to, as " per iteration".
     """
-    texts: list[str] = []
+    found: list[str] = []
     for limit, time_us in (("about", estimate_us), ("at most", at_most_us)):
         if time_us is not None:
             part = None if share is None else share(time_us)
-            unit = "" if texts else per
-            texts.append(f"{limit} {milliseconds(time_us)}{unit}" + ("" if part is None else f" ({percent(part)})"))
-    return ", ".join(texts)
+            unit = "" if found else per
+            found.append(f"{limit} {milliseconds(time_us)}{unit}" + ("" if part is None else f" ({percent(part)})"))
+    return ", ".join(found)
 
 
 def ms(time_us: float | None, *, signed: bool = False) -> str:
@@ -231,8 +228,8 @@ def _unit_name(name: str, key: str) -> str:
     return key if any(word in UNITS for word in key.split("_")) else name
 
 
-def _listed(texts: Sequence[str], count: int, separator: str = ", ") -> str:
-    return separator.join(texts) + (f" and {count - len(texts):,} more" if count > len(texts) else "")
+def _listed(items: Sequence[str], count: int, separator: str = ", ") -> str:
+    return separator.join(items) + (f" and {count - len(items):,} more" if count > len(items) else "")
 
 
 def _minus(text: str) -> str:

@@ -28,7 +28,7 @@ Clock = Literal["unix", "unknown"]
 class Caveat:
     """Something that a capture cannot show, or that was read differently than it was written."""
 
-    code: str  # stable identifier in snake_case, such as `streams_unrecorded`. Code compares this, never the text.
+    code: str  # stable identifier in snake_case, such as `stream_waits_unrecorded`. Code compares this, never the text.
     text: str  # one or more sentences for the user, without naming the ranks
     ranks: tuple[int, ...] = ()  # global ranks it applies to; empty for the whole run
     file: str | None = None  # the file it is about, if it is about one

@@ -28,8 +28,10 @@ _SEARCH_BYTES = 1 << 16
 #: Nearly every event is smaller.
 _EVENT_BYTES = 1 << 12
 
-#: Between two events. A quote inside a JSON string would be escaped, so only an event's arguments can hold this too.
+#: The beginning of an event.
 _EVENT = rb'\{\s*"(?:ph|name|cat|ts|pid|tid|dur|args|id|bp|s)"\s*:'
+
+#: Between two events. A quote inside a JSON string would be escaped, so only an event's arguments can hold this too.
 _SEPARATOR = re.compile(rb",\s*(?=%b)" % _EVENT)
 _SEPARATOR_OF_ANY_KEY = re.compile(rb',\s*(?=\{\s*")')
 

@@ -26,7 +26,7 @@ _IN_USE = ("active_allocated", "active_pending_free", "active_awaiting_free")
 
 
 def _row(table: str) -> Any:
-    """A type for rows of a table with its columns; `frames` is the call stack as torch wrote it."""
+    """A type for rows of a table, with its columns in the order of schemas.toml; `frames` is the stack as torch wrote it."""
     columns = [name for name in SCHEMAS[table].names if name not in ("rank", "stack")]
     return msgspec.defstruct(table, [(name, Any, None) for name in (*columns, "frames")], gc=False)
 

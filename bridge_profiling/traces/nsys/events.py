@@ -139,7 +139,7 @@ def _piece(
     used, place = distinct(keys) if keys.ndim == 1 else np.unique(keys, axis=0, return_inverse=True)
     codes = Packed([len(names) + place.reshape(-1).astype(np.int64)])
     names += [name(key) for key in used.tolist()]
-    shared = {name.removesuffix("Id"): columns[name] for name in ("start", "deviceId", "streamId", "correlationId", "bytes")}
+    shared = {each.removesuffix("Id"): columns[each] for each in ("start", "deviceId", "streamId", "correlationId", "bytes")}
     found = {"duration": durations(columns["start"], columns["end"]), "name": codes, "graph": graph}
     return shared | found | {"configuration": configuration or Packed([np.full(len(keys), NULL)])}
 
