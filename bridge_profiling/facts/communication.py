@@ -168,7 +168,7 @@ def bus_bandwidth(operation: str, size: int | None, algorithm_gbs: float | None)
 
 
 def communication_by_rank(connection: Connection) -> pa.Table:
-    """Time of each rank in each group's operations, from the tables `waiting` and `exposure`.
+    """Time of each rank in each group's operations, from the tables `waiting` and `sized`.
 
     Returns:
         A row per operation, group and rank: operation, group, group_name, group_ranks, rank, count, matched_count, bytes,
@@ -225,7 +225,7 @@ order by duration_us desc, "group", group_name, group_ranks, operation, message_
 
 
 def communication_by_size(connection: Connection, infos: Sequence[RankInfo]) -> pa.Table:
-    """Operations of every group by size of message, most time first, from the tables `waiting` and `exposure`.
+    """Operations of every group by size of message, most time first, from the tables `waiting` and `sized`.
 
     Returns:
         A row per operation, group and message size (null where it is unknown): count, matched_count, mean_us (of a rank's
