@@ -9,13 +9,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from bridge_profiling.compare.events import Events
 from bridge_profiling.compare.steps import Comparable, Side, captured_iterations, unprofiled_us
 from bridge_profiling.layout import name_ranks, number_ranges
 from bridge_profiling.manifest import RankCapture
-from bridge_profiling.traces.types import RankInfo, texts
+from bridge_profiling.traces.types import RankInfo, filled
+
+_text = partial(filled, __package__, "text.toml")
 
 #: Kinds of differences, the most serious first.
 WORK, CONDITIONS, MEASUREMENT = "work", "conditions", "measurement"
@@ -73,11 +76,6 @@ class Difference:
     base: str
     other: str
     means: str
-
-
-def _text(kind: str, case: str, **values: object) -> str:
-    """An entry of text.toml with values filled in."""
-    return " ".join(texts(__package__, "text.toml")[kind][case].split()).format_map(values)
 
 
 def differences(base: Side, other: Side, communication: tuple[Events, Events]) -> list[Difference]:

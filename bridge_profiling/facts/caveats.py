@@ -6,12 +6,12 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from bridge_profiling.layout import name_ranks
-from bridge_profiling.traces.types import Caveat, texts
+from bridge_profiling.traces.types import Caveat, filled
 
 
 def caveat(code: str, ranks: Iterable[int] = (), file: str | None = None, **values: object) -> Caveat:
     """An entry of caveats.toml with values filled in."""
-    text = " ".join(texts(__package__, "caveats.toml")[code].split()).format_map(values)
+    text = filled(__package__, "caveats.toml", code, **values)
     return Caveat(code, text, tuple(sorted(ranks)), file)
 
 

@@ -40,9 +40,17 @@ def texts(package: str, name: str) -> Mapping[str, Any]:
     return tomllib.loads(files(package).joinpath(name).read_text(encoding="utf-8"))
 
 
+def filled(package: str, name: str, /, *keys: str, **values: object) -> str:
+    """An entry of a TOML file of texts, with values filled in. Line breaks count as spaces."""
+    entry: Any = texts(package, name)
+    for key in keys:
+        entry = entry[key]
+    return " ".join(entry.split()).format_map(values)
+
+
 def caveat(key: str, ranks: Any = (), file: Any = None, **values: Any) -> Caveat:
     """An entry of caveats.toml with values and the file filled in. The key is the code and perhaps, after a point, a case."""
-    text = " ".join(texts(__package__, "caveats.toml")[key].split()).format_map({"file": file} | values)
+    text = filled(__package__, "caveats.toml", key, **{"file": file} | values)
     return Caveat(key.partition(".")[0], text, ranks, None if file is None else str(file))
 
 
