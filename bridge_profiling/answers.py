@@ -18,7 +18,7 @@ from bridge_profiling.facts.caveats import caveat
 from bridge_profiling.facts.memory import difference
 from bridge_profiling.facts.run import RunFacts
 from bridge_profiling.facts.store import DEFAULT_OPTIONS, FactOptions
-from bridge_profiling.findings import Finding, Grids, JudgedFacts, Thresholds, diagnose
+from bridge_profiling.findings import Finding, Grids, JudgedFacts, Thresholds, diagnose, mean_iteration_us
 from bridge_profiling.findings.scorecard import scorecard
 from bridge_profiling.findings.unprofiled import Unprofiled, usual_cost_us
 from bridge_profiling.manifest import RankCapture
@@ -272,16 +272,12 @@ class Answers:
             thresholds: as of `findings`.
         """
         grids = self.grids(thresholds)
-        slow_us = sum(
-            finding.recoverable_us_per_iteration or 0.0
-            for finding in self.findings(thresholds)
-            if finding.id == "slow_iterations"
-        )
         if not grids.numbers or grids.per == "capture":
             return None
         profiler = grids.profiler
         measured_us = usual_cost_us(grids.timed_iterations)
-        return Unprofiled(grids.iteration_us + slow_us, profiler.source, measured_us, profiler.estimated_us)
+        found = ((each.id, each.recoverable_us_per_iteration, each.occurrence) for each in self.findings(thresholds))
+        return Unprofiled(mean_iteration_us(grids, found), profiler.source, measured_us, profiler.estimated_us)
 
     def grids(self, thresholds: Thresholds | None = None) -> Grids:
         """The facts that findings are made from, as arrays of iterations by ranks.

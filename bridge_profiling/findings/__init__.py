@@ -1,12 +1,12 @@
 """Findings: where time is lost or memory is short, which ranks are responsible, what to change, and how certain that is.
 
-A rule detects evidence in the grids, the thresholds and the time that earlier rules left; `diagnose` makes findings of it. An
-empty list is a good answer.
+A rule detects evidence in the grids, the thresholds and the time that earlier rules left; `diagnose` bounds and caps what it
+saves, and puts it into words last. An empty list is a good answer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import replace
 
@@ -24,7 +24,7 @@ from bridge_profiling.findings import (
 )
 from bridge_profiling.findings.grids import Grids, JudgedFacts
 from bridge_profiling.findings.ledger import Ledger
-from bridge_profiling.findings.rule import About, Rule
+from bridge_profiling.findings.rule import About, Evidence, Rule
 from bridge_profiling.findings.types import Confidence, Event, Finding, Occurrence, Thresholds
 from bridge_profiling.layout import name_ranks
 
@@ -33,6 +33,7 @@ __all__ = [
     "RULES",
     "Confidence",
     "Event",
+    "Evidence",
     "Finding",
     "Grids",
     "JudgedFacts",
@@ -41,6 +42,7 @@ __all__ = [
     "Rule",
     "Thresholds",
     "diagnose",
+    "mean_iteration_us",
 ]
 
 _HOSTS = About.devices | About.cpus
@@ -102,21 +104,39 @@ def _about(grids: Grids) -> About:
 
 def diagnose(grids: Grids, thresholds: Thresholds | None = None, rules: Sequence[Rule] = RULES) -> list[Finding]:
     """Every finding about a run, largest potential saving first, findings without one last."""
-    ledger, about, found = Ledger.of(grids), _about(grids), list[Finding]()
+    ledger, about, found = Ledger.of(grids), _about(grids), list[Evidence]()
     for rule in rules:
         trial = copy(ledger)
         detected = list(rule.detect(grids, thresholds or Thresholds(), trial)) if about in rule.about else []
         if detected:
             ledger = trial
-        found += [each.finding(rule.id, grids) for each in detected]
+        found += [replace(each, id=rule.id) for each in detected]
     if any(each.id == "initialization" and each.severe for each in found):
         found = [each for each in found if each.id.startswith(("memory_", "initialization"))]
+    found = _once(grids, found)
     known = {rule.id: rule.bound for rule in rules}
-    found = [
-        each if isinstance(bound := known[each.id], str) else bounds.bounded(grids, each, bound) for each in _once(grids, found)
-    ]
+    limits = [bounds.at_most_us(grids, each, known[each.id]) for each in found]
+    found = list(_within(grids, found))
+    iteration_us = mean_iteration_us(grids, ((each.id, each.saving_us, each.occurrence) for each in found))
+    findings = [each.finding(grids, iteration_us, limit) for each, limit in zip(found, limits, strict=True)]
     order = list(known)
-    return [_doubted(each, grids) for each in sorted(_within(grids, found), key=lambda each: _by_saving(each, order))]
+    return [_doubted(each, grids) for each in sorted(findings, key=lambda each: _by_saving(each, order))]
+
+
+def mean_iteration_us(grids: Grids, found: Iterable[tuple[str, float | None, Occurrence | None]]) -> float:
+    """A mean iteration of the job without the profiler, slow ones included: what every share refers to.
+
+    Args:
+        found: id, saving and occurrence of each finding. Slow iterations that do not count are not in the grids' mean.
+    """
+    return grids.iteration_us + sum(
+        saving_us or 0.0 for id, saving_us, struck in found if id == "slow_iterations" and _beyond(grids, struck)
+    )
+
+
+def _beyond(grids: Grids, struck: Occurrence | None) -> bool:
+    """Whether a cause strikes iterations that do not count."""
+    return struck is None or not set(grids.numbers).issuperset(struck.iterations)
 
 
 def _doubted(finding: Finding, grids: Grids) -> Finding:
@@ -136,14 +156,14 @@ def _doubted(finding: Finding, grids: Grids) -> Finding:
     return replace(finding, confidence=confidence, confidence_reason="; ".join(filter(None, reasons)))
 
 
-def _once(grids: Grids, found: list[Finding]) -> list[Finding]:
+def _once(grids: Grids, found: list[Evidence]) -> list[Evidence]:
     """The findings without slow iterations that others explain: all of them are iterations that these strike.
 
     Those that count in means compute more than the others, which few findings explain.
     """
     counted = set(grids.numbers)
 
-    def explained(one: Finding) -> bool:
+    def explained(one: Evidence) -> bool:
         if one.id != "slow_iterations" or not one.occurrence:
             return False
         numbers = set(one.occurrence.iterations)
@@ -155,20 +175,19 @@ def _once(grids: Grids, found: list[Finding]) -> list[Finding]:
     return [each for each in found if not explained(each)]
 
 
-def _within(grids: Grids, found: list[Finding]) -> Iterator[Finding]:
-    """The findings, with savings that together are at most an iteration without the profiler.
+def _within(grids: Grids, found: list[Evidence]) -> Iterator[Evidence]:
+    """What was found, with savings that together are at most an iteration without the profiler.
 
     Slow iterations, and others that do not count, are longer than that: what they save comes on top.
     """
-    left_us, counted = grids.iteration_us, set(grids.numbers)
-    for finding in found:
-        saving_us = finding.recoverable_us_per_iteration
-        beyond = finding.occurrence is not None and not counted.issuperset(finding.occurrence.iterations)
-        if saving_us is None or beyond or finding.id == "slow_iterations":
-            yield finding
+    left_us = grids.iteration_us
+    for each in found:
+        beyond = each.occurrence is not None and _beyond(grids, each.occurrence)
+        if each.saving_us is None or beyond or each.id == "slow_iterations":
+            yield each
         else:
-            yield replace(finding, recoverable_us_per_iteration=min(saving_us, left_us))
-            left_us = max(left_us - saving_us, 0.0)
+            yield replace(each, saving_us=min(each.saving_us, left_us))
+            left_us = max(left_us - each.saving_us, 0.0)
 
 
 def _by_saving(finding: Finding, order: Sequence[str]) -> tuple[bool, float, int]:

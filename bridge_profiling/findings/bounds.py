@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,8 +30,8 @@ from bridge_profiling.facts.intervals import summed
 from bridge_profiling.facts.statistics import t_quantile
 from bridge_profiling.findings.grids import DOUBT, Grids
 from bridge_profiling.findings.peers import CONTENTION
-from bridge_profiling.findings.rule import Bound
-from bridge_profiling.findings.types import Finding, Grid
+from bridge_profiling.findings.rule import Bound, Evidence
+from bridge_profiling.findings.types import Grid
 from bridge_profiling.findings.unprofiled import total_us
 
 #: A time in each iteration that counts.
@@ -59,7 +58,7 @@ _REPLACED: Mapping[str, Mapping[str, float]] = {
 #: Element-wise kernels of torch that index by strides, as they do where memory formats meet.
 _STRIDED = re.compile("::elementwise_kernel<")
 
-#: Causes whose time the estimate of a finding can contain, where they are not just the one with the name of the finding.
+#: Causes whose time the estimate of a finding can contain, where they are not just the one with the name of the evidence.
 _CAUSES: Mapping[str, tuple[Cause, ...]] = {
     "copy_bound": (Cause.blocked_by_copy,),
     "host_launch_bound": (Cause.host_launch,),
@@ -72,79 +71,79 @@ _CAUSES: Mapping[str, tuple[Cause, ...]] = {
 _LAUNCHES = (Cause.small_kernels, Cause.host_launch, Cause.dependency_stalled)
 
 
-def bounded(grids: Grids, finding: Finding, bound: Bound) -> Finding:
-    """The finding with its upper bound, which is at least the estimate.
+def at_most_us(grids: Grids, evidence: Evidence, bound: Bound | str) -> float | None:
+    """The upper bound of a saving, which is at least the estimate; None without one.
 
     It is at most an iteration without the profiler, except for slow iterations and causes in iterations that do not count.
     """
-    estimate_us, names_iterations = finding.recoverable_us_per_iteration, bound is slow_iterations
+    names_iterations = bound is slow_iterations
     # The saving of a device that is not busy is the sum of many causes, and only its limit is known.
-    whole = finding.id == "low_device_busy"
-    if not grids.numbers or (estimate_us is None and not whole):
-        return finding
+    whole = evidence.id == "low_device_busy"
+    if isinstance(bound, str) or not grids.numbers or (evidence.saving_us is None and not whole):
+        return None
     outside_us = 0.0 if names_iterations or whole or bound is kernels else _longer_outside_us(grids)
-    most_us = max(bound(grids, finding), estimate_us or 0.0)
+    most_us = max(bound(grids, evidence), evidence.saving_us or 0.0)
     most_us += max(_MARGIN * most_us, outside_us)
-    struck = finding.occurrence.iterations if finding.occurrence else ()
+    struck = evidence.occurrence.iterations if evidence.occurrence else ()
     if not names_iterations and set(struck).issubset(grids.numbers):
         most_us = min(most_us, grids.iteration_us + outside_us)
-    return replace(finding, at_most_us_per_iteration=most_us)
+    return most_us
 
 
 # The bounds.
 
 
-def launching(grids: Grids, finding: Finding) -> float:
+def launching(grids: Grids, evidence: Evidence) -> float:
     """A host that launches late for whatever reason: compute stays."""
-    return _beyond(grids, finding, lambda cost: _most(grids.compute_us))
+    return _beyond(grids, evidence, lambda cost: _most(grids.compute_us))
 
 
-def calls(grids: Grids, finding: Finding) -> float:
+def calls(grids: Grids, evidence: Evidence) -> float:
     """Calls and waits of a host: compute stays, and what the host does besides them."""
-    cause = Cause(finding.id)
+    cause = Cause(evidence.id)
     # Waiting is not among what a host does. An operator goes with each call, and takes as long as others.
     in_calls_us = 0.0 if cause is Cause.host_sync else np.nan_to_num(grids.in_ranges_us(cause))
     calls = np.nan_to_num(grids.of_cause(cause, "calls"))
     if cause is Cause.host_sync and calls.mean(axis=0).max(initial=0.0) >= OFTEN:
-        return launching(grids, finding)  # a loop that waits so often goes as a whole, with what it launches
+        return launching(grids, evidence)  # a loop that waits so often goes as a whole, with what it launches
     launches = np.nan_to_num(grids.grid("launch_statistics", "kernel_count"))
     stays = launches / np.maximum(calls + launches, 1.0)
 
     def floor(cost: float) -> _Times:
         return np.maximum(_most(grids.compute_us), _most(stays * _host_us(grids, cost) - in_calls_us))
 
-    return _beyond(grids, finding, floor)
+    return _beyond(grids, evidence, floor)
 
 
-def ranges(grids: Grids, finding: Finding) -> float:
+def ranges(grids: Grids, evidence: Evidence) -> float:
     """Ranges of a host: the same, and no more than their time goes, on all ranks together."""
-    within = np.inf if finding.occurrence else _limit(np.nan_to_num(grids.in_ranges_us(Cause(finding.id))).sum(axis=1))
-    return min(calls(grids, finding), within)
+    within = np.inf if evidence.occurrence else _limit(np.nan_to_num(grids.in_ranges_us(Cause(evidence.id))).sum(axis=1))
+    return min(calls(grids, evidence), within)
 
 
-def kernels(grids: Grids, finding: Finding) -> float:
+def kernels(grids: Grids, evidence: Evidence) -> float:
     """Kernels that others replace: all of their time goes, and the idle time that launching them can cost."""
     kernels_us, count = np.zeros_like(grids.duration_us), np.zeros_like(grids.duration_us)
-    for role, goes in _REPLACED[finding.id].items():
+    for role, goes in _REPLACED[evidence.id].items():
         rows = grids.role(role)
         kernels_us += goes * np.nan_to_num(grids.grid(rows, "device_us"))
         count += np.nan_to_num(grids.grid(rows, "count"))
-    if finding.id == "layout_conversion":
+    if evidence.id == "layout_conversion":
         kernels_us += _strided_us(grids)
     kernels_us = np.minimum(kernels_us, np.nan_to_num(grids.compute_us))
-    as_many_launches = finding.id == "full_precision_matmul"
+    as_many_launches = evidence.id == "full_precision_matmul"
     few_waits = max(grids.mean_us(grids.of_cause(Cause.host_sync, "calls")).values(), default=0.0) < SEVERAL
-    causes = (*_LAUNCHES, Cause.host_sync) if finding.id == "unfused_optimizer" and few_waits else _LAUNCHES
+    causes = (*_LAUNCHES, Cause.host_sync) if evidence.id == "unfused_optimizer" and few_waits else _LAUNCHES
     idle_us = np.zeros_like(kernels_us) if as_many_launches else _launch_gaps_us(grids, count, causes)
     stays_us = _most(grids.compute_us - kernels_us)
 
     def floor(cost: float) -> _Times:
         return np.maximum(stays_us, _most(_host_us(grids, cost))) if as_many_launches else stays_us
 
-    return min(_limit(_most(kernels_us + idle_us)), _beyond(grids, finding, floor))
+    return min(_limit(_most(kernels_us + idle_us)), _beyond(grids, evidence, floor))
 
 
-def slow_ranks(grids: Grids, finding: Finding) -> float:
+def slow_ranks(grids: Grids, evidence: Evidence) -> float:
     """Ranks that others wait for: what the others need stays, without waiting and without what that slows."""
     slowed_us = _slowed_us(grids)
 
@@ -152,12 +151,12 @@ def slow_ranks(grids: Grids, finding: Finding) -> float:
         # Manifests measure what the profiler costs the job, not how much of that is in each rank's own time.
         waits_us = np.nan_to_num(grids.waiting_us) + cost * total_us(grids.profiler.explained_us)
         needs_us = np.maximum(grids.duration_us - waits_us, grids.compute_us) - slowed_us
-        return _of_others(grids, needs_us, finding.ranks)
+        return _of_others(grids, needs_us, evidence.ranks)
 
-    return _beyond(grids, finding, floor)
+    return _beyond(grids, evidence, floor)
 
 
-def device(grids: Grids, finding: Finding) -> float:
+def device(grids: Grids, evidence: Evidence) -> float:
     """A device that is shared: the compute of the others stays, and what hosts need.
 
     What it takes longer than its peers for kernels, between them and in transfers goes.
@@ -165,41 +164,41 @@ def device(grids: Grids, finding: Finding) -> float:
     compute_us = grids.compute_us - _slowed_us(grids)
 
     def floor(cost: float) -> _Times:
-        return np.maximum(_of_others(grids, compute_us, finding.ranks), _most(_host_us(grids, cost)))
+        return np.maximum(_of_others(grids, compute_us, evidence.ranks), _most(_host_us(grids, cost)))
 
     idle_us = grids.duration_us - grids.compute_us - grids.communicating_us
     slower_us, idler_us = (np.maximum(grids.beyond_peers(times_us), 0.0) for times_us in (compute_us, idle_us))
     longer_us = slower_us + idler_us + grids.communicating_us - grids.waiting_us
-    goes_us = np.where(np.isin(grids.ranks, finding.ranks), longer_us, 0.0)
-    return min(_limit(_most(goes_us)), _beyond(grids, finding, floor))
+    goes_us = np.where(np.isin(grids.ranks, evidence.ranks), longer_us, 0.0)
+    return min(_limit(_most(goes_us)), _beyond(grids, evidence, floor))
 
 
-def stages(grids: Grids, finding: Finding) -> float:
+def stages(grids: Grids, evidence: Evidence) -> float:
     """Work of stages that can be moved to others: the mean of their compute stays."""
-    return _beyond(grids, finding, lambda cost: np.nanmean(grids.compute_us, axis=1))
+    return _beyond(grids, evidence, lambda cost: np.nanmean(grids.compute_us, axis=1))
 
 
-def uneven(grids: Grids, finding: Finding) -> float:
+def uneven(grids: Grids, evidence: Evidence) -> float:
     """Work that some ranks have more of: spread over all, a part of it stays; if nobody needs it, the least compute does."""
-    return _beyond(grids, finding, lambda cost: np.nanmin(grids.compute_us, axis=1))
+    return _beyond(grids, evidence, lambda cost: np.nanmin(grids.compute_us, axis=1))
 
 
-def communication(grids: Grids, finding: Finding) -> float:
+def communication(grids: Grids, evidence: Evidence) -> float:
     """Communication: all that nothing hides goes, with the waiting in it, and compute stays."""
-    return min(_limit(_most(grids.communicating_us)), launching(grids, finding))
+    return min(_limit(_most(grids.communicating_us)), launching(grids, evidence))
 
 
-def collectives(grids: Grids, finding: Finding) -> float:
+def collectives(grids: Grids, evidence: Evidence) -> float:
     """Collectives that are needless: compute stays, less the slowdown by overlapping communication."""
     slowed_us = CONTENTION * np.nan_to_num(grids.overlapped_us)
-    return _beyond(grids, finding, lambda cost: _most(grids.compute_us - slowed_us))
+    return _beyond(grids, evidence, lambda cost: _most(grids.compute_us - slowed_us))
 
 
-def slow_iterations(grids: Grids, finding: Finding) -> float:
+def slow_iterations(grids: Grids, evidence: Evidence) -> float:
     """Iterations that manifests time: without slow ones, none is shorter than usual. Captured ones: the usual compute stays."""
-    if finding.occurrence:
+    if evidence.occurrence:
         compute_us = _most(grids.compute_us)
-        return _beyond(grids, finding, lambda cost: np.minimum(compute_us, np.median(compute_us)))
+        return _beyond(grids, evidence, lambda cost: np.minimum(compute_us, np.median(compute_us)))
     timed = [np.array(manifest.durations_ns(profiled=False)) / 1e3 for manifest in grids.facts.manifests]
     return max((float(np.mean(np.maximum(each - np.median(each), 0.0))) for each in timed if len(each)), default=0.0)
 
@@ -207,27 +206,27 @@ def slow_iterations(grids: Grids, finding: Finding) -> float:
 # Times that bounds are made of.
 
 
-def _beyond(grids: Grids, finding: Finding, floor: _Floor) -> float:
+def _beyond(grids: Grids, evidence: Evidence, floor: _Floor) -> float:
     """What an iteration takes beyond its floor, for the least favorable cost of the profiler."""
-    return max(_beyond_at(grids, finding, floor(cost), cost) for cost in (1 - DOUBT, 1.0, 1 + DOUBT))
+    return max(_beyond_at(grids, evidence, floor(cost), cost) for cost in (1 - DOUBT, 1.0, 1 + DOUBT))
 
 
-def _beyond_at(grids: Grids, finding: Finding, floor_us: _Times, cost: float) -> float:
+def _beyond_at(grids: Grids, evidence: Evidence, floor_us: _Times, cost: float) -> float:
     cost_us = _middle(_factor(grids, cost) * grids.profiler.cost_us)
-    if finding.occurrence is None:
+    if evidence.occurrence is None:
         return _limit(_middle(grids.captured_iterations_us) - cost_us - floor_us)
     # A host that pauses records nothing meanwhile, so that the profiler costs no more than in other iterations. What struck
     # iterations compute beyond the others belongs to the cause.
-    numbers = finding.occurrence.iterations
+    numbers = evidence.occurrence.iterations
     struck = np.isin(np.array(grids.numbers, float), numbers)
     counted_us = _most(grids.captured_iterations_us)[struck] - cost_us.min()
     left_out_us = [time_us for number, time_us in grids.left_out_us.items() if number in numbers]
     timed_us = [max(manifest.durations_ns(profiled=False), default=0) / 1e3 for manifest in grids.facts.manifests]
     lasting_us = np.maximum([*counted_us, *left_out_us], max(timed_us, default=0.0)) - np.median(floor_us)
-    causes = _CAUSES[finding.id] if finding.id in _CAUSES else (Cause(finding.id),)
+    causes = _CAUSES[evidence.id] if evidence.id in _CAUSES else (Cause(evidence.id),)
     between = [grids.of_cause(cause, "lost_us", between=True) for cause in causes]
     others_us = _most(sum(between, grids.idle_us(*causes)))[~struck]
-    return float(np.maximum(lasting_us, 0.0).sum() + others_us.sum()) / finding.occurrence.of
+    return float(np.maximum(lasting_us, 0.0).sum() + others_us.sum()) / evidence.occurrence.of
 
 
 def _longer_outside_us(grids: Grids) -> float:

@@ -112,7 +112,6 @@ def exposed_communication(grids: Grids, thresholds: Thresholds, ledger: Ledger) 
         ranks=ranks,
         measures={
             "exposed_transfer_us": {str(rank): typical[rank] for rank in ranks},
-            "share_of_iteration": share,
             "estimated": not known,
             "groups": groups,
         },
@@ -186,7 +185,6 @@ def unmatched_communication(grids: Grids, thresholds: Thresholds, ledger: Ledger
         ranks=ranks,
         measures={
             "exposed_us": {str(rank): mean[rank] for rank in ranks},
-            "share_of_iteration": grids.share(max(mean[rank] for rank in ranks)),
             "ranks_captured": len(grids.facts.infos),
             "world_size": world_size or None,
         },

@@ -301,7 +301,7 @@ def _evidence(
         sure = Confidence.medium
     return Evidence(
         ranks=ranks,
-        measures={"share_of_iteration": round(grids.share(saving_us), 4), **measures},
+        measures=measures,
         saving_us=saving_us,
         sure=(confidence or sure, reason),
         doubt=doubt,

@@ -52,9 +52,9 @@ def initialization(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Iter
     mostly = float(np.median(typical)) >= _MOSTLY
     yield Evidence(
         ranks=ranks,
-        measures={"share_of_iteration": round(share, 4), "idle_us": by_rank(mean_us)},
+        measures={"share_of_capture": round(share, 4), "idle_us": by_rank(mean_us)},
         title=["mostly" if mostly else "partly", "title", "of_each" if grids.per == "iteration" else ""],
-        values={"share": share, "longest": max(mean_us.values())},
+        values={"longest": max(mean_us.values())},
         sure=(Confidence.high, ""),
         events=grids.events(Cause.initialization, ranks=ranks),
         severe=mostly,

@@ -12,7 +12,7 @@ import numpy as np
 from bridge_profiling.facts.idle import Cause
 from bridge_profiling.findings.grids import Grids
 from bridge_profiling.findings.ledger import Ledger
-from bridge_profiling.findings.rule import Evidence, cost_in_words, occurrence, responsible
+from bridge_profiling.findings.rule import Evidence, occurrence, responsible
 from bridge_profiling.findings.types import Confidence, Event, Occurrence, Thresholds, by_rank, ranks_in_words
 from bridge_profiling.slow_iterations import slow_threshold
 
@@ -205,7 +205,7 @@ def _computing(grids: Grids, thresholds: Thresholds) -> Iterator[Evidence]:
         saving_us=saving_us,
         title=["left_out", "computes" if len(struck.iterations) == 1 else "compute", "more"],
         advice=["computing"],
-        values={"named": _named(list(struck.iterations)), "cost": cost_in_words(grids, saving_us, struck)},
+        values={"named": _named(list(struck.iterations))},
         occurrence=struck,
     )
 

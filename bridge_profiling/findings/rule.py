@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from bridge_profiling.facts.idle import Cause
 from bridge_profiling.findings.grids import Grids
 from bridge_profiling.findings.ledger import Ledger
-from bridge_profiling.findings.types import Confidence, Event, Finding, Grid, Occurrence, Thresholds, by_rank, ms, text
+from bridge_profiling.findings.types import Confidence, Event, Finding, Grid, Occurrence, Thresholds, by_rank, text
 
 #: A rank that loses at least this share of what the worst rank loses is responsible too.
 _ALIKE = 0.5
@@ -48,12 +48,13 @@ class Evidence:
         title: entries of text.toml, which follow one another.
         advice: the same.
         values: what these entries name besides `measures`, {ranks} (at the start: {Ranks}), {per} (iteration or capture),
-            {saving} in microseconds, its {share} of an iteration and {cost} in words.
+            {saving} in microseconds and {cost} in words.
         sure: confidence, and why it is not high; by default that of the number of iterations.
         doubt: another reason.
         events: the places that show it best, most telling first.
         severe: past the threshold for trouble.
         occurrence: which iterations it strikes; None if it is about all of them.
+        id: of the rule; `diagnose` fills it in.
     """
 
     ranks: list[int]
@@ -67,31 +68,36 @@ class Evidence:
     events: list[Event] = field(default_factory=list)
     severe: bool = False
     occurrence: Occurrence | None = None
+    id: str = ""
 
-    def finding(self, id: str, grids: Grids) -> Finding:
-        """The finding of the rule with this id."""
+    def finding(self, grids: Grids, iteration_us: float, at_most_us: float | None) -> Finding:
+        """The finding, in words: last, when nothing changes its saving any more.
+
+        Args:
+            iteration_us: what shares refer to.
+            at_most_us: its upper bound.
+        """
         confidence, reason = self.sure or grids.confidence()
-        saving_us = self.saving_us or 0.0
         named = grids.named(self.ranks)
         values = {
             "ranks": named,
             "Ranks": named[:1].upper() + named[1:],
             "per": grids.per,
-            "saving": saving_us,
-            "share": grids.share(saving_us),
-            "cost": cost_in_words(grids, saving_us, self.occurrence),
+            "saving": self.saving_us or 0.0,
+            "cost": _cost_in_words(grids, self.saving_us, self.occurrence, iteration_us),
             **self.measures,
             **self.values,
         }
         return Finding(
-            id=id,
-            title=text(id, *self.title, **values),
+            id=self.id,
+            title=text(self.id, *self.title, iteration_us=iteration_us, **values),
             ranks=self.ranks,
             evidence=self.measures,
             recoverable_us_per_iteration=self.saving_us,
+            at_most_us_per_iteration=at_most_us,
             confidence=confidence,
             confidence_reason="; ".join(filter(None, (reason, self.doubt))),
-            action=text(id, *self.advice, **values),
+            action=text(self.id, *self.advice, iteration_us=iteration_us, **values),
             events=self.events,
             severe=self.severe,
             occurrence=self.occurrence,
@@ -109,7 +115,7 @@ class About(Flag):
 Detect = Callable[[Grids, Thresholds, Ledger], Iterable[Evidence]]
 
 #: The largest saving in an iteration that removing the cause of a finding can bring.
-Bound = Callable[[Grids, Finding], float]
+Bound = Callable[[Grids, Evidence], float]
 
 
 @dataclass(frozen=True)
@@ -159,12 +165,13 @@ def occurrence(numbers: Sequence[int | None], lost_us: NDArray[np.float64]) -> O
     return Occurrence(iterations, count, float(lost_us[struck].mean()))
 
 
-def cost_in_words(grids: Grids, saving_us: float, struck: Occurrence | None) -> str:
+def _cost_in_words(grids: Grids, saving_us: float | None, struck: Occurrence | None, iteration_us: float) -> str:
     """What a cause costs: "4 ms of each iteration (17%)" or "360 ms in 3 of 7 iterations (mean 154 ms, 75%)"."""
-    share = f"{grids.share(saving_us):.0%}"
     if struck is None:
-        return f"{ms(saving_us)} of each {grids.per} ({share})"
-    return f"{ms(struck.each_us)} in {len(struck.iterations)} of {struck.of} iterations (mean {ms(saving_us)}, {share})"
+        return text("cost", "each", iteration_us=iteration_us, cost=saving_us or 0.0, per=grids.per)
+    mean_us = struck.each_us * len(struck.iterations) / struck.of if saving_us is None else saving_us
+    known = {"each": struck.each_us, "struck": len(struck.iterations), "of": struck.of, "cost": mean_us}
+    return text("cost", "some", iteration_us=iteration_us, **known)
 
 
 # Rules about a cause of non-compute time.
@@ -230,18 +237,17 @@ def evidence_of(
         known: other fields of the evidence.
     """
     ranks = loss.ranks if ranks is None else ranks
-    share = grids.share(loss.saving_us)
     events = grids.events(loss.cause, ranks=ranks)
     if loss.host_us:
         events += grids.events(loss.cause, ranks=ranks, between=True, limit=5 - len(events))
     fields = {
         "ranks": ranks,
-        "measures": {"share_of_iteration": round(share, 4), lost: by_rank(loss.lost_us), **measures},
+        "measures": {lost: by_rank(loss.lost_us), **measures},
         "saving_us": loss.saving_us,
         "advice": _usual_advice(grids, loss.cause),
         "sure": grids.confidence(of_host=True),
         "events": events,
-        "severe": share >= severe,
+        "severe": grids.share(loss.saving_us) >= severe,
         "occurrence": loss.occurrence,
     }
     return Evidence(**{**fields, **known})

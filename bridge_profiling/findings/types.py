@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -219,21 +220,29 @@ def by_rank(values: Mapping[int, float], digits: int = 3) -> dict[str, float]:
 
 
 class _Formatter(string.Formatter):
-    """Format strings with times and sizes: `{lost_us:ms}`, `{held:MB}`, `{peak:GB}`; of numbers by rank, the largest one."""
+    """Format strings with times and sizes: `{lost_us:ms}`, `{held:MB}`, `{peak:GB}`; of numbers by rank, the largest one.
+
+    Args:
+        iteration_us: that a time's share refers to: `{lost_us:share}`.
+    """
+
+    def __init__(self, iteration_us: float) -> None:
+        self._units = {"ms": ms, "MB": megabytes, "GB": gigabytes, "share": lambda time_us: f"{time_us / iteration_us:.0%}"}
 
     def format_field(self, value: Any, format_spec: str) -> str:
         value = max(value.values(), default=0.0) if isinstance(value, Mapping) else value
-        unit = {"ms": ms, "MB": megabytes, "GB": gigabytes}.get(format_spec)
+        unit = self._units.get(format_spec)
         return unit(value) if unit else str(super().format_field(value, format_spec))
 
 
-def text(finding: str, *entries: str, **values: object) -> str:
+def text(finding: str, *entries: str, iteration_us: float = math.inf, **values: object) -> str:
     """Entries of text.toml about a finding with values filled in, one after the other; empty names are left out.
 
     Args:
         entries: one that starts with a comma or a colon follows without a space. Those of others are called `other.entry`.
+        iteration_us: that shares of times refer to.
     """
     places = [entry.rpartition(".") for entry in entries if entry]
     known = texts(__package__, "text.toml")
     whole = " ".join(" ".join(known[other or finding][entry].split()) for other, _, entry in places)
-    return _Formatter().vformat(whole.replace(" ,", ",").replace(" :", ":"), (), values)
+    return _Formatter(iteration_us or math.inf).vformat(whole.replace(" ,", ",").replace(" :", ":"), (), values)
