@@ -25,7 +25,7 @@ from bridge_profiling.findings import (
 from bridge_profiling.findings.grids import Grids, JudgedFacts
 from bridge_profiling.findings.ledger import Ledger
 from bridge_profiling.findings.rule import About, Evidence, Rule
-from bridge_profiling.findings.types import Confidence, Event, Finding, Occurrence, Thresholds
+from bridge_profiling.findings.types import Confidence, Event, Finding, Occurrence, Thresholds, text
 from bridge_profiling.layout import name_ranks
 
 __all__ = [
@@ -149,10 +149,10 @@ def _doubted(finding: Finding, grids: Grids) -> Finding:
     confidence, reasons = finding.confidence, [finding.confidence_reason]
     if grids.facts.unjudged:
         confidence = confidence.lowered
-        reasons.append(f"{name_ranks(grids.facts.unjudged)} lost too many device events to be judged")
+        reasons.append(text("reasons", "unjudged", which=name_ranks(grids.facts.unjudged)))
     for doubt, doubted in grids.doubts.items():
         confidence = Confidence.low
-        reasons.append(f"{doubt} ({name_ranks(doubted)})")
+        reasons.append(text("reasons", "doubted", doubt=doubt, which=name_ranks(doubted)))
     return replace(finding, confidence=confidence, confidence_reason="; ".join(filter(None, reasons)))
 
 

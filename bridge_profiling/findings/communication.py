@@ -15,7 +15,7 @@ from bridge_profiling.facts.intervals import summed
 from bridge_profiling.findings.grids import Grids
 from bridge_profiling.findings.ledger import Ledger
 from bridge_profiling.findings.rule import Evidence
-from bridge_profiling.findings.types import Confidence, Event, Grid, Thresholds
+from bridge_profiling.findings.types import Confidence, Event, Grid, Thresholds, text
 
 #: Names of groups in Megatron and other frameworks; the first match counts.
 _DIMENSIONS = (
@@ -44,10 +44,7 @@ _MOSTLY_HIDDEN = 0.5
 #: the backward pass.
 _OVERLAPPING, _SMALLEST_BYTES = ("all_reduce", "reduce_scatter", "all_gather"), 1 << 20
 
-_UNMATCHED = (
-    Confidence.low,
-    "communication is not matched between ranks, so transfers are estimated from the shortest operation of each size",
-)
+_UNMATCHED = Confidence.low, "transfers_estimated"
 
 
 @dataclass(frozen=True)
@@ -189,7 +186,7 @@ def unmatched_communication(grids: Grids, thresholds: Thresholds, ledger: Ledger
             "world_size": world_size or None,
         },
         saving_us=ledger.attribute(blocked, (Cause.blocked_by_communication,), waited=True),
-        sure=(Confidence.low, "a late rank and a slow link look the same on a rank that waits"),
+        sure=(Confidence.low, "late_or_slow"),
         events=events,
     )
 
@@ -300,7 +297,8 @@ def _events(groups: Sequence[dict[str, Any]]) -> list[Event]:
 
 def operation_event(rank: int, operation: str, group: str | None, exposed_us: float, count: float) -> Event:
     """The operations of a group on a rank, in an iteration."""
-    return Event(rank, f"{operation} of {group or 'an unnamed group'}", duration_us=exposed_us, count=max(round(count), 1))
+    name = text("events", "operation" if group else "of_unnamed_group", operation=operation, group=group)
+    return Event(rank, name, duration_us=exposed_us, count=max(round(count), 1))
 
 
 def _of_links(groups: Sequence[dict[str, Any]]) -> dict[str, Any]:

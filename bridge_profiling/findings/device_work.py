@@ -73,7 +73,6 @@ def full_precision_matmul(grids: Grids, thresholds: Thresholds, ledger: Ledger) 
     slow = grids.mean_us(slow_us)
     share = _of_compute(grids, slow)
     least = {rank: slow[rank] - time for rank, time in grids.mean_us(products_us).items()}
-    unknown = f"the peaks of {device or 'the device'} are unknown, so those of an A100 are used"
     yield _evidence(
         grids,
         pa.concat_tables([rows[name] for name in FULL_PRECISIONS]),
@@ -88,8 +87,8 @@ def full_precision_matmul(grids: Grids, thresholds: Thresholds, ledger: Ledger) 
             },
         },
         advice=["fp16" if half == "fp16" else main.lower()],
-        values={"main": main, "half": half, "time": slow},
-        doubt="" if known else unknown,
+        values={"main": main, "half": half, "time": slow, "device": device or "the device"},
+        doubt="" if known else "peaks_unknown",
     )
 
 
@@ -190,7 +189,6 @@ def layout_conversion(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> I
     if grids.share(_saving_us(grids, own_us)) < thresholds.device_work:
         return
     copies = rows.filter(pa.array([bool(STRIDED_COPY.search(name)) for name in rows["name"].to_pylist()], pa.bool_()))
-    inferred = "copies to other strides count as conversions, because the network has convolutions"
     yield _evidence(
         grids,
         rows,
@@ -201,7 +199,7 @@ def layout_conversion(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> I
             "batch_norms_us": by_rank(grids.mean_us(norms_us)),
             "kernels": _per_iteration(grids, rows),
         },
-        doubt=inferred if copies.num_rows else "",
+        doubt="strides" if copies.num_rows else "",
     )
 
 
@@ -229,7 +227,7 @@ def recomputation(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Itera
         },
         title=["title", "" if free is None else "free"],
         confidence=Confidence.low if free is None else Confidence.medium,
-        doubt="free memory is unknown" if free is None else "how much memory the activations need is unknown",
+        doubt="free_unknown" if free is None else "need_unknown",
     )
 
 
@@ -304,7 +302,7 @@ def _evidence(
         measures=measures,
         saving_us=saving_us,
         sure=(confidence or sure, reason),
-        doubt=doubt,
+        doubts=[doubt],
         events=_events(grids, rows, ranks),
         **known,
     )

@@ -20,7 +20,7 @@ from bridge_profiling.facts.idle import Cause
 from bridge_profiling.facts.intervals import summed
 from bridge_profiling.facts.matching import POINT_TO_POINT
 from bridge_profiling.facts.parts import ENOUGH_ITERATIONS, steady_iterations
-from bridge_profiling.findings.types import Confidence, Event, Grid, JudgedFacts, ranks_in_words
+from bridge_profiling.findings.types import Confidence, Event, Grid, JudgedFacts, ranks_in_words, text
 from bridge_profiling.findings.unprofiled import (
     LAUNCHING,
     ProfilerTime,
@@ -334,14 +334,17 @@ class Grids:
         return left_us < DOUBT * explained_us and own_explained_us >= _HARDLY * own_us
 
     def confidence(self, *, of_host: bool = False) -> tuple[Confidence, str]:
-        """How certain a finding about lost time can be, and why not more; the profiler's cost matters to times of the host."""
+        """How certain a finding about lost time can be, and the entry of `reasons` that says why not more.
+
+        The profiler's cost matters to times of the host.
+        """
         if of_host and not self.profiler_us:
-            return Confidence.low, "profiler overhead is estimated, not measured (no unprofiled iteration is recorded)"
+            return Confidence.low, "estimated"
         if len(self.numbers) >= ENOUGH_ITERATIONS:
             return Confidence.high, ""
         if self.per == "capture":
-            return Confidence.medium, "no iterations are marked, so changes between iterations are unknown"
-        return Confidence.medium, f"it is based on only {len(self.numbers)} iteration{'s' if len(self.numbers) > 1 else ''}"
+            return Confidence.medium, "unmarked"
+        return Confidence.medium, "few" if len(self.numbers) > 1 else "one"
 
     # Non-compute time by cause.
 
@@ -386,7 +389,7 @@ class Grids:
         return [
             Event(
                 rank=row["rank"],
-                name=row["name"] or "others and unnamed",
+                name=row["name"] or text("events", "unnamed"),
                 iteration=row["iteration"],
                 start_ns=row["start_ns"],
                 duration_us=row["lost_us"],

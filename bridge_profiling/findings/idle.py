@@ -137,12 +137,12 @@ def checkpoint_stall(grids: Grids, thresholds: Thresholds, loss: Loss) -> Eviden
         measures,
         title=["title", "each" if times == of else "some"],
         values={"each": loss.saving_us * of / times, "times": times},
-        doubt="the saving applies to the captured iterations, and over the whole run it depends on save_interval",
+        doubts=["save_interval"],
     )
     if found.events and all(event.name == COPIES for event in found.events):
-        inferred = "saving is inferred from many copies to the host in a row, which no range names"
-        reasons = filter(None, (inferred, grids.confidence(of_host=True)[1]))
-        found = replace(found, sure=(Confidence.low, "; ".join(reasons)))
+        found = replace(
+            found, sure=(Confidence.low, "saving_inferred"), doubts=[grids.confidence(of_host=True)[1], *found.doubts]
+        )
     return found
 
 
@@ -191,7 +191,7 @@ def host_pause(grids: Grids, thresholds: Thresholds, loss: Loss) -> Evidence | N
         loss,
         {},
         sure=(Confidence.low, grids.confidence(of_host=True)[1]),
-        doubt="the capture does not show what the host does in the pauses",
+        doubts=["unrecorded_pauses"],
         advice=["many" if pauses_are_short(grids, loss.ranks) else "", "default"],
     )
 

@@ -13,7 +13,7 @@ from bridge_profiling.facts.idle import Cause
 from bridge_profiling.findings.grids import Grids
 from bridge_profiling.findings.ledger import Ledger
 from bridge_profiling.findings.rule import Evidence, occurrence, responsible
-from bridge_profiling.findings.types import Confidence, Event, Occurrence, Thresholds, by_rank, ranks_in_words
+from bridge_profiling.findings.types import Confidence, Event, Occurrence, Thresholds, by_rank, ranks_in_words, text
 from bridge_profiling.slow_iterations import slow_threshold
 
 #: Fewer iterations do not show the usual duration.
@@ -24,9 +24,6 @@ _AT_AN_EDGE = 5.0
 
 #: Causes of idle time that other ranks can have.
 _OF_OTHERS = (Cause.blocked_by_communication, Cause.starved_beside_communication)
-
-#: Why a captured iteration that does not count says less than others.
-_STARTED_THERE = "the profiler also started, stopped or flushed there, and medians leave it out"
 
 #: This many slow iterations at one distance occur at a configured interval.
 _REGULAR = 3
@@ -82,11 +79,17 @@ def _unprofiled(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Iterato
     worst = max(numbers, key=lambda number: longest[number])
     confidence, reason = Confidence.high, ""
     if once := numbers[-1] - numbers[0] < len(numbers):
-        confidence, reason = Confidence.low, "one such pause can be chance, and does not show how often others follow"
+        confidence, reason = Confidence.low, "one_pause"
     elif len(numbers) < _REGULAR:
-        confidence, reason = Confidence.medium, f"only {len(numbers)} such iterations, which can be chance"
+        confidence, reason = Confidence.medium, "few_pauses"
     events = [
-        Event(max(slow[number], key=lambda rank: slow[number][rank]), f"iteration {number}", number, None, longest[number])
+        Event(
+            max(slow[number], key=lambda rank: slow[number][rank]),
+            text("events", "iteration", number=number),
+            number,
+            None,
+            longest[number],
+        )
         for number in sorted(slow, key=lambda number: -longest[number])[:5]
     ]
     yield _evidence(
@@ -121,7 +124,9 @@ def _evidence(
     shown = sorted(beyond_us)[:50]
     beyond = {str(number): round(beyond_us[number], 3) for number in shown}
     measures = {"iterations": shown, "usual_us": round(usual_us, 3), "beyond_usual_us": beyond, **measures}
-    events = [Event(ranks[0], f"iteration {number}", number, None, beyond_us[number]) for number in shown[:5]]
+    events = [
+        Event(ranks[0], text("events", "iteration", number=number), number, None, beyond_us[number]) for number in shown[:5]
+    ]
     return Evidence(**{"ranks": ranks, "measures": measures, "sure": sure, "events": events, **known})
 
 
@@ -155,11 +160,11 @@ def _left_out(grids: Grids, thresholds: Thresholds) -> Iterator[Evidence]:
     numbers = sorted(beyond_us)
     worst = max(numbers, key=lambda number: beyond_us[number])
     ranks, lasting = _longest(grids, worst)
-    timed, confidence, reason = len(captured), Confidence.medium, _STARTED_THERE
+    timed, confidence, reason = len(captured), Confidence.medium, "started_there"
     others = 0
     if grids.chance.issuperset(numbers):
         others = max(len(manifest.durations_by_iteration(profiled=False)) for manifest in grids.facts.manifests)
-        timed, confidence, reason = len(captured) + others, Confidence.low, "it can be the profiler's, or chance"
+        timed, confidence, reason = len(captured) + others, Confidence.low, "profiler_or_chance"
     saving_us = sum(beyond_us.values())
     yield _evidence(
         ranks,
@@ -201,7 +206,7 @@ def _computing(grids: Grids, thresholds: Thresholds) -> Iterator[Evidence]:
         usual_us,
         {number: longest_us[number] for number in struck.iterations},
         {"iterations_captured": struck.of},
-        (Confidence.medium, "the capture does not show whether this work is needed, nor how often it comes"),
+        (Confidence.medium, "needed_or_not"),
         saving_us=saving_us,
         title=["left_out", "computes" if len(struck.iterations) == 1 else "compute", "more"],
         advice=["computing"],
@@ -251,12 +256,11 @@ def profiler_overhead(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> I
     cost_us = {rank: profiled_us[rank] - usual_us for rank, usual_us in unprofiled_us.items()}
     confidence, reason, compared = Confidence.high, "", None
     if not timed:
-        confidence, reason = Confidence.medium, "the cost is estimated from the number of recorded events"
+        confidence, reason = Confidence.medium, "cost_estimated"
     else:
         compared = dict(zip(("profiled", "unprofiled"), min(each.counts for each in timed.values()), strict=True))
     if compared and min(compared.values()) < 3:
-        confidence = Confidence.medium
-        reason = "only {profiled} profiled and {unprofiled} other iterations are compared".format_map(compared)
+        confidence, reason = Confidence.medium, "few_compared"
     by_kind = _by_kind(grids)
     yield Evidence(
         ranks=list(costly),
@@ -267,10 +271,10 @@ def profiler_overhead(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> I
             "iterations_compared": compared,
             "host_cost_us": {kind: round(time_us, 3) for kind, time_us in by_kind.items()},
         },
+        title=[grids.per, "measured" if timed else "estimated"],
         advice=_advice(grids, max(by_kind, key=lambda kind: by_kind[kind]) if by_kind else ""),
         values={
-            "unit": "an iteration" if grids.per == "iteration" else "the capture",
-            "about": "" if timed else "about ",
+            "compared": compared,
             "longer": cost_us[worst],
             "share": costly[worst],
             "profiled": profiled_us[worst],
@@ -278,7 +282,7 @@ def profiler_overhead(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> I
         },
         sure=(confidence, reason),
         events=[
-            Event(rank, f"profiled iterations of rank {rank}", duration_us=cost_us[rank])
+            Event(rank, text("events", "profiled", rank=rank), duration_us=cost_us[rank])
             for rank in responsible({rank: cost_us[rank] for rank in costly})[:5]
         ],
         severe=costly[worst] > 1.0,

@@ -12,7 +12,7 @@ from bridge_profiling.facts.intervals import grouped
 from bridge_profiling.findings.grids import Grids
 from bridge_profiling.findings.ledger import Ledger
 from bridge_profiling.findings.rule import Evidence
-from bridge_profiling.findings.types import Confidence, Event, Thresholds, megabytes
+from bridge_profiling.findings.types import Confidence, Event, Thresholds, megabytes, text
 from bridge_profiling.traces.types import RankInfo
 
 #: The allocator takes up to 10 MiB in pieces of 20 MiB: one piece now and then is rounding, and so are a few per stream.
@@ -62,10 +62,9 @@ def memory_headroom(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Ite
     held = bool(error) or fullest["peak_bytes"] / fullest["capacity"] > 1 - thresholds.memory_headroom
     events = []
     if error:
-        events.append(Event(fullest["rank"], f"out of memory at {error['site']}", start_ns=error["time_ns"]))
+        events.append(Event(fullest["rank"], text("events", "out_of_memory", site=error["site"]), start_ns=error["time_ns"]))
     if fullest["peak_ns"] is not None:
-        events.append(Event(fullest["rank"], "peak of allocated memory", start_ns=fullest["peak_ns"]))
-    cached = "the allocator reserved this memory, but tensors hold less: it frees cached memory first, at the price of stalls"
+        events.append(Event(fullest["rank"], text("events", "peak"), start_ns=fullest["peak_ns"]))
     yield Evidence(
         ranks=ranks,
         measures={
@@ -85,7 +84,7 @@ def memory_headroom(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Ite
         title=["failed" if error else "title"],
         advice=["" if held else "cached", "default"],
         values={**fullest, "requested": (error or {}).get("requested_bytes") or 0},
-        sure=(Confidence.high, "") if held else (Confidence.medium, cached),
+        sure=(Confidence.high, "") if held else (Confidence.medium, "cached"),
         events=[*events, *_largest_sites(grids, fullest["rank"], fullest["device"], "bytes_at_peak")],
         severe=bool(error) or (held and fullest["left"] < thresholds.memory_headroom / 2),
     )
@@ -112,7 +111,6 @@ def memory_fragmentation(grids: Grids, thresholds: Thresholds, ledger: Ledger) -
     worst, ranks = rows[0], sorted({row["rank"] for row in rows})
     split = worst["inactive_split_bytes"]
     certain = worst["failed"] or (split is not None and split > thresholds.memory_fragmentation * worst["end_reserved_bytes"])
-    no_holes = "the snapshot shows no holes: there are none, or they closed before it was taken"
     yield Evidence(
         ranks=ranks,
         measures={
@@ -134,7 +132,7 @@ def memory_fragmentation(grids: Grids, thresholds: Thresholds, ledger: Ledger) -
         },
         title=["failed_request" if worst["failed"] else "growing" if worst["growth"] else "title"],
         values={**worst, "free": (worst["end_reserved_bytes"] or 0) - worst["end_bytes"]},
-        sure=(Confidence.high, "") if certain else (Confidence.medium, no_holes),
+        sure=(Confidence.high, "") if certain else (Confidence.medium, "no_holes"),
         # Tensors in use at the end lie between the holes.
         events=_largest_sites(grids, worst["rank"], worst["device"], "end_bytes"),
         severe=bool(worst["failed"]),
@@ -153,9 +151,9 @@ def memory_growth(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Itera
     events = _largest_sites(grids, most[0], most[1], "growth_bytes_per_iteration")
     count, reason = len(changes[most]), ""
     if count < _MANY_CHANGES:
-        reason = f"only {count + 1} iterations are recorded"
+        reason = "few_recorded"
     if not events and count + 1 >= 2 * _ENOUGH_CHANGES:
-        reason = "the allocation site is unknown: record a memory snapshot with stacks"
+        reason = "site_unknown"
     devices = []
     for key in keys:
         capacity, held = _device_bytes(grids, *key), [row["allocated_bytes"] for row in recorded[key]]
@@ -177,7 +175,7 @@ def memory_growth(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Itera
         ranks=ranks,
         measures={"devices": devices, "sites": [event.name for event in events]},
         title=["title", "full" if devices[0]["severity"] else ""],
-        values={"most": grown[most], "lasting": _lasting(devices[0])},
+        values={"most": grown[most], "lasting": _lasting(devices[0]), "recorded": count + 1},
         sure=(Confidence.medium if reason else Confidence.high, reason),
         events=events,
         severe=any(device["severity"] == "high" for device in devices),

@@ -298,7 +298,7 @@ def uneven_work(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Iterato
             "all_to_all_bytes": {rank: sizes[rank] for rank in map(str, ranks) if rank in sizes},
         },
         saving_us=min(ledger.attribute(excess), grids.room_us),
-        sure=(Confidence.medium, "sizes are inferred from times of kernels, because ranks launch as many of them"),
+        sure=(Confidence.medium, "inferred_sizes"),
         events=[
             Event(rank, each.name, duration_us=each.extra_us)
             for rank in ranks

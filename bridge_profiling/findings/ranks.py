@@ -14,7 +14,7 @@ from bridge_profiling.findings import peers
 from bridge_profiling.findings.grids import Grids
 from bridge_profiling.findings.ledger import Ledger
 from bridge_profiling.findings.rule import Evidence, occurrence, pauses_are_short
-from bridge_profiling.findings.types import Confidence, Event, Grid, Occurrence, Thresholds, by_rank
+from bridge_profiling.findings.types import Confidence, Event, Grid, Occurrence, Thresholds, by_rank, text
 from bridge_profiling.layout import name_ranks
 
 #: A finding shows the kernels of this many slow ranks: ranks that are slow together mostly share the cause.
@@ -59,8 +59,6 @@ _SPENT = ("operators_us", "other_us", "communication_us")
 #: CPUs that other processes use too make a rank late by chance: it must be the latest this often, by this share.
 _OFTEN, _LATEST = 0.75, 0.2
 
-_NO_ITERATIONS = "no iterations are marked, so whole captures are compared, which can contain different work"
-
 
 def straggler_compute(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Iterator[Evidence]:
     """Ranks that compute longer than ranks with the same work, which wait for them."""
@@ -92,10 +90,10 @@ def straggler_compute(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> I
     extra = sum(max(each.extra_us, 0.0) for each in kernels[worst])
     more = sum(max(each.of_count_us, 0.0) for each in kernels[worst])
     products = sum(each.extra_us for each in kernels[worst] if _MATRIX_PRODUCT.search(each.name))
-    confidence, reason = (Confidence.low, _NO_ITERATIONS) if grids.per == "capture" else grids.confidence()
+    confidence, reason = (Confidence.low, "whole_captures") if grids.per == "capture" else grids.confidence()
     not_always = any(np.nanmin(excess[:, grids.ranks.index(rank)]) <= 0 for rank in slow)
     if not struck and confidence is Confidence.high and not_always:
-        confidence, reason = Confidence.medium, "the ranks are not slow in every captured iteration"
+        confidence, reason = Confidence.medium, "not_always"
     why = "more_work" if more >= extra / 2 else "slower"
     why = "other_kernels" if peers.other_convolutions(grids, worst) else why
     saving_us = min(ledger.attribute(np.where(np.isin(grids.ranks, slow), excess, 0.0)), grids.room_us)
@@ -199,9 +197,9 @@ def straggler_host(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Iter
     slow_calls = calls.get(worst, 0.0) > _SLOW_CALL * float(np.median(list(calls.values()) or [0.0])) > 0
     confidence, reason = grids.confidence(of_host=True)
     if not known:
-        confidence, reason = Confidence.low, "communication is not matched between ranks, so waiting is not measured"
+        confidence, reason = Confidence.low, "waiting_unmeasured"
     if grids.per == "capture":
-        confidence, reason = Confidence.low, _NO_ITERATIONS
+        confidence, reason = Confidence.low, "whole_captures"
     saving_us = ledger.attribute(np.where(np.isin(grids.ranks, slow), late, 0.0), _LATE)
     if turns and grids.share(saving_us) < thresholds.cause:
         return
@@ -265,7 +263,7 @@ def late_on_cpus(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Iterat
         title=["on_cpus", most],
         advice=["on_host"],
         values={"longer": excess_us},
-        sure=(Confidence.low if few else Confidence.medium, "the profiler slows the hosts of ranks differently"),
+        sure=(Confidence.low if few else Confidence.medium, "hosts_differ"),
     )
 
 
@@ -305,9 +303,9 @@ def pipeline_bubble(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Ite
         saving_us += ledger.attribute(grids.grid("pipeline_by_rank", "bubble_us"), waited=True)
     confidence, reason = grids.confidence()
     if microbatches is None:
-        confidence, reason = Confidence.medium, "the minimal cost of an interleaved schedule is unknown"
+        confidence, reason = Confidence.medium, "interleaved"
     if len(stages) < count:
-        confidence, reason = Confidence.medium, f"only {len(stages)} of {count} stages are captured"
+        confidence, reason = Confidence.medium, "few_stages"
     end = {0: "first", count - 1: "last"}.get(longest, "middle")
     names = ("stage", "ranks", "pipeline_us", "bubble_us", "warm_up_us", "steady_us", "cool_down_us", "other_idle_us")
     yield Evidence(
@@ -328,10 +326,16 @@ def pipeline_bubble(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Ite
         saving_us=saving_us,
         title=["uneven" if uneven else "title"],
         advice=[end if uneven else "", "few_microbatches" if few else ""],
-        values={"stage": longest, "members": name_ranks(members), "longer": compute[longest] - mean, "captured": len(stages)},
+        values={
+            "stage": longest,
+            "members": name_ranks(members),
+            "longer": compute[longest] - mean,
+            "captured": len(stages),
+            "all": count,
+        },
         sure=(confidence, reason),
         events=[
-            Event(row["ranks"][0], f"bubble of stage {row['stage']}", duration_us=row["bubble_us"])
+            Event(row["ranks"][0], text("events", "bubble", stage=row["stage"]), duration_us=row["bubble_us"])
             for row in sorted(stages.values(), key=lambda row: -row["bubble_us"])
         ],
     )

@@ -49,8 +49,9 @@ class Evidence:
         advice: the same.
         values: what these entries name besides `measures`, {ranks} (at the start: {Ranks}), {per} (iteration or capture),
             {saving} in microseconds and {cost} in words.
-        sure: confidence, and why it is not high; by default that of the number of iterations.
-        doubt: another reason.
+        sure: confidence, and the entry of `reasons` in text.toml that says why it is not high; by default that of the number of
+            iterations.
+        doubts: further such entries.
         events: the places that show it best, most telling first.
         severe: past the threshold for trouble.
         occurrence: which iterations it strikes; None if it is about all of them.
@@ -64,7 +65,7 @@ class Evidence:
     advice: Sequence[str] = ("default",)
     values: Mapping[str, object] = field(default_factory=dict)
     sure: tuple[Confidence, str] | None = None
-    doubt: str = ""
+    doubts: Sequence[str] = ()
     events: list[Event] = field(default_factory=list)
     severe: bool = False
     occurrence: Occurrence | None = None
@@ -83,21 +84,26 @@ class Evidence:
             "ranks": named,
             "Ranks": named[:1].upper() + named[1:],
             "per": grids.per,
+            "counted": len(grids.numbers),
             "saving": self.saving_us or 0.0,
             "cost": _cost_in_words(grids, self.saving_us, self.occurrence, iteration_us),
             **self.measures,
             **self.values,
         }
+
+        def say(section: str, *entries: str) -> str:
+            return text(section, *entries, iteration_us=iteration_us, **values)
+
         return Finding(
             id=self.id,
-            title=text(self.id, *self.title, iteration_us=iteration_us, **values),
+            title=say(self.id, *self.title),
             ranks=self.ranks,
             evidence=self.measures,
             recoverable_us_per_iteration=self.saving_us,
             at_most_us_per_iteration=at_most_us,
             confidence=confidence,
-            confidence_reason="; ".join(filter(None, (reason, self.doubt))),
-            action=text(self.id, *self.advice, iteration_us=iteration_us, **values),
+            confidence_reason="; ".join(say("reasons", each) for each in (reason, *self.doubts) if each),
+            action=say(self.id, *self.advice),
             events=self.events,
             severe=self.severe,
             occurrence=self.occurrence,
