@@ -10,17 +10,14 @@ from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
 
-from bridge_profiling.bench import results
 from bridge_profiling.engines import Engine, engine_named
-from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.facts.captures import Captures, OnProgress
-from bridge_profiling.facts.caveats import caveat
 from bridge_profiling.facts.memory import difference
 from bridge_profiling.facts.run import RunFacts
-from bridge_profiling.facts.store import DEFAULT_OPTIONS, FactOptions
-from bridge_profiling.findings import Finding, Grids, JudgedFacts, Thresholds, diagnose
+from bridge_profiling.facts.store import FactOptions
+from bridge_profiling.findings import Finding, Grids, JudgedFacts, Thresholds, diagnose, without_profiler
 from bridge_profiling.findings.scorecard import scorecard
-from bridge_profiling.findings.unprofiled import Unprofiled, usual_cost_us
+from bridge_profiling.findings.unprofiled import Unprofiled
 from bridge_profiling.manifest import RankCapture
 from bridge_profiling.traces.types import Caveat, RankInfo
 
@@ -66,6 +63,7 @@ class Answers:
         on_progress: called with the number of captures that are done, and their total number.
         bench: results of `bridge-profiling bench` to compare with; None takes `bench.json` in that directory, if it exists.
         cycle: of a profiler's schedule that repeats, from 1 for the oldest; None for the newest.
+        thresholds: limits beyond which a number becomes a finding; None for the defaults.
 
     Raises:
         TraceError: the path does not exist or holds no capture.
@@ -83,17 +81,15 @@ class Answers:
         on_progress: OnProgress | None = None,
         bench: str | Path | None = None,
         cycle: int | None = None,
+        thresholds: Thresholds | None = None,
     ) -> None:
-        self.path = Path(path)
-        self._bench, self._bench_found, self._bench_caveats = _results(self.path, bench)
+        self.path, self.thresholds = Path(path), thresholds or Thresholds()
         if isinstance(engine, str):
             engine = engine_named(engine, workers, ray_address)
-        self._findings: dict[Thresholds, list[Finding]] = {}
-        self._grids: dict[Thresholds, Grids] = {}
-        self._captures = Captures(self.path, engine, None if parquet is None else Path(parquet), on_progress, cycle)
-        self.facts = self._facts_of(DEFAULT_OPTIONS)
-        #: What a function returns that reads `entries()`: see `Captures.undisturbed`.
-        self.undisturbed = self._captures.undisturbed
+        tables, results = (None if each is None else Path(each) for each in (parquet, bench))
+        options = FactOptions(**self.thresholds.range_names())
+        self._captures = Captures(self.path, engine, tables, on_progress, cycle, results, options)
+        self.facts = RunFacts(self._captures)
 
     def __enter__(self) -> Self:
         return self
@@ -118,11 +114,6 @@ class Answers:
         """Each rank's trace by the main source, and the folder of its Parquet tables."""
         return self._captures.entries()
 
-    @property
-    def readable(self) -> bool:
-        """Whether anything could be read. A page of nothing would replace a good one."""
-        return bool(self.infos or self.facts.memory.num_rows or not self.errors)
-
     def caveats(self, *names: str) -> list[Caveat]:
         """What the captures cannot show, or what was read differently than written.
 
@@ -131,9 +122,6 @@ class Answers:
         """
         return self.facts.caveats(*names)
 
-    def _facts_of(self, options: FactOptions) -> RunFacts:
-        return RunFacts(self._captures, options, self._bench_caveats)
-
     # Each rank: methods that return the fact of the same name.
 
     breakdown = _fact("breakdown")
@@ -141,15 +129,7 @@ class Answers:
     typical_iteration = _fact("typical_iteration")
     idle_gaps = _fact("idle_gaps")
 
-    def idle_causes(self, **range_names: str) -> pa.Table:
-        """Time without compute by iteration, cause and name of what shows it; a cause's rows add up to its time.
-
-        Args:
-            range_names: regular expressions `data_loading` and `checkpoint` that match names of such ranges; those of
-                `attribution.host` by default.
-        """
-        return self._facts_of(FactOptions(**range_names)).idle_causes
-
+    idle_causes = _fact("idle_causes")
     launch_statistics = _fact("launch_statistics")
     attribution = _fact("attribution")
 
@@ -204,7 +184,7 @@ class Answers:
         if by_size:
             from bridge_profiling.compare.bench import with_alone
 
-            return with_alone(self.facts.communication_by_size, self._bench, self.facts.infos)
+            return with_alone(self.facts)
         return self.facts.communication_by_rank if by_rank else self.facts.communication
 
     ranks = _fact("ranks")
@@ -227,11 +207,9 @@ class Answers:
     @cached_property
     def against_bench(self) -> AgainstBench | None:
         """This run compared with what its links, copies, data loader and step reach alone; None without such results."""
-        if self._bench is None:
-            return None
         from bridge_profiling.compare.bench import against_bench
 
-        return against_bench(self._bench, self.facts, found=self._bench_found)
+        return against_bench(self.facts)
 
     # Memory.
 
@@ -252,48 +230,24 @@ class Answers:
         """The checklist of a fast training: yes, no or unknown for each of eight checks, with the number."""
         return scorecard(self.facts)
 
-    def findings(self, thresholds: Thresholds | None = None) -> list[Finding]:
+    @cached_property
+    def grids(self) -> Grids:
+        """The facts that findings are made from, as arrays of iterations by ranks."""
+        alone = None if self.against_bench is None else self.against_bench.communication
+        return Grids(JudgedFacts(self.facts, alone))
+
+    @cached_property
+    def findings(self) -> list[Finding]:
         """Where time is lost or memory is short, on which ranks, with which confidence, and what to change.
 
         The largest potential saving comes first. Empty if nothing was found.
-
-        Args:
-            thresholds: limits beyond which a number becomes a finding; None for the defaults.
         """
-        chosen = thresholds or Thresholds()
-        if chosen not in self._findings:
-            self._findings[chosen] = diagnose(self.grids(chosen), chosen)
-        return list(self._findings[chosen])
+        return diagnose(self.grids, self.thresholds)
 
-    def unprofiled(self, thresholds: Thresholds | None = None) -> Unprofiled | None:
-        """The mean iteration without the profiler, which shares of savings refer to; None without iterations.
-
-        Args:
-            thresholds: as of `findings`.
-        """
-        grids = self.grids(thresholds)
-        slow_us = sum(
-            finding.recoverable_us_per_iteration or 0.0
-            for finding in self.findings(thresholds)
-            if finding.id == "slow_iterations"
-        )
-        if not grids.numbers or grids.per == "capture":
-            return None
-        profiler = grids.profiler
-        measured_us = usual_cost_us(grids.timed_iterations)
-        return Unprofiled(grids.iteration_us + slow_us, profiler.source, measured_us, profiler.estimated_us)
-
-    def grids(self, thresholds: Thresholds | None = None) -> Grids:
-        """The facts that findings are made from, as arrays of iterations by ranks.
-
-        Args:
-            thresholds: which ranges count as data loading and as saving; None for the defaults.
-        """
-        chosen = thresholds or Thresholds()
-        if chosen not in self._grids:
-            alone = None if self.against_bench is None else self.against_bench.communication
-            self._grids[chosen] = Grids(JudgedFacts(self._facts_of(FactOptions(**chosen.range_names())), alone))
-        return self._grids[chosen]
+    @cached_property
+    def unprofiled(self) -> Unprofiled | None:
+        """The mean iteration without the profiler, which shares of savings refer to; None without iterations."""
+        return without_profiler(self.grids, self.findings)
 
     def compare(self, other: Answers, *, noise: Noise | None = None) -> Comparison:
         """Changes from this run to another; `compare.compare` takes several runs per side.
@@ -305,16 +259,3 @@ class Answers:
         from bridge_profiling.compare import compare
 
         return compare(self, other, noise=noise)
-
-
-def _results(path: Path, bench: str | Path | None) -> tuple[results.BenchDocument | None, bool, tuple[Caveat, ...]]:
-    """Results to compare with, whether they were found next to the captures, and a caveat if those cannot be read."""
-    if bench is not None:
-        return results.read(Path(bench)), False, ()
-    found = path / results.NAME
-    if not found.is_file():
-        return None, False, ()
-    try:
-        return results.read(found), True, ()
-    except ProfilingConfigError as error:
-        return None, False, (caveat("bench_unreadable", file=str(found), error=error),)

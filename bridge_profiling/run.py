@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
     from bridge_profiling.facts.captures import OnProgress
-    from bridge_profiling.findings import Thresholds
+    from bridge_profiling.report.verdict import Conclusion
 
 
 class Run(Answers):
@@ -39,25 +39,30 @@ class Run(Answers):
         ranks, profilers = {capture.rank for capture in captures}, sorted({capture.source for capture in captures})
         return f"Run({str(self.path)!r}, {counted(len(ranks), 'rank')}, {' and '.join(profilers)})"
 
-    def report(self, output: str | Path = "report.html", thresholds: Thresholds | None = None) -> Path:
+    @cached_property
+    def conclusion(self) -> Conclusion:
+        """What a report about the run concludes."""
+        from bridge_profiling.report.verdict import conclude
+
+        return conclude(self.facts, self.findings, self.unprofiled, self.against_bench)
+
+    def report(self, output: str | Path = "report.html") -> Path:
         """Write the page that `bridge-profiling report` writes, as one HTML file that works offline.
 
         Args:
             output: the file, written atomically.
-            thresholds: limits at which a number becomes a finding; None for the defaults.
 
         Raises:
             TraceError: no capture could be read.
             ProfilingConfigError: the file cannot be written.
         """
-        if not self.readable:
-            raise TraceError("; ".join(self.errors))
+        if not self.facts.readable:
+            raise TraceError("; ".join(self.facts.errors))
         from bridge_profiling.report.page import write_page
         from bridge_profiling.report.run_view import page_view
-        from bridge_profiling.report.verdict import conclude
 
-        conclusion = conclude(self, thresholds)
-        write_page(self.undisturbed(partial(page_view, self, conclusion, Path(output))), Path(output))
+        view = partial(page_view, self.facts, self.conclusion, Path(output))
+        write_page(self.facts.captures.undisturbed(view), Path(output))
         return Path(output)
 
     def merge(
@@ -86,11 +91,11 @@ class Run(Answers):
         from bridge_profiling.report.merged_trace import write_merged_trace
 
         # Findings first: one pass over the captures then reads everything.
-        found = self.findings() if findings else []
+        found = self.findings if findings else []
         if not self.entries():
             raise TraceError("; ".join([*self.errors, f"{self.path} holds no trace to merge"]))
         offsets = self.clock_offsets() if len(self.entries()) > 1 else None
-        return self.undisturbed(
+        return self._captures.undisturbed(
             lambda: write_merged_trace(
                 self.entries(), Path(output), clock_offsets=offsets, host=host, findings=found, on_progress=on_progress
             )
@@ -140,17 +145,13 @@ class Run(Answers):
         """
         from bridge_profiling.report.notebook import figure
 
-        return figure(self, name, **options)
+        return figure(self.facts, name, **options)
 
-    def to_json(self, thresholds: Thresholds | None = None) -> str:
-        """Every answer, as the document that `bridge-profiling analyze --json` prints.
-
-        Args:
-            thresholds: limits at which a number becomes a finding; None for the defaults.
-        """
+    def to_json(self) -> str:
+        """Every answer, as the document that `bridge-profiling analyze --json` prints."""
         from bridge_profiling.report.json import dumps
 
-        return dumps(self, thresholds)
+        return dumps(self.facts, self.conclusion)
 
 
 if "IPython" in sys.modules:  # in a notebook, pyarrow's tables are shown as HTML tables

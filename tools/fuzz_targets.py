@@ -152,7 +152,7 @@ def answers(folder: Path) -> dict[str, Any]:
     with Run(folder, engine=Here(), parquet=folder / "tables") as run:
         tables = {"breakdown": run.breakdown(), "iterations": run.iterations(), "idle_causes": run.idle_causes()}
         rows = {name: [row for row in table.to_pylist() if row["rank"] == 1] for name, table in tables.items()}
-        verdicts = {rank for finding in run.findings() for rank in finding.ranks} | set(run.stragglers()["rank"].to_pylist())
+        verdicts = {rank for finding in run.findings for rank in finding.ranks} | set(run.stragglers()["rank"].to_pylist())
         return {"rows": rows, "lost": run.infos[0].lost, "judged": run.infos[0].judged, "about": verdicts, "errors": run.errors}
 
 

@@ -34,7 +34,7 @@ def merge(
         from bridge_profiling.report import words
 
         # Findings first: one pass over the captures then reads everything that is needed.
-        judged = found.findings() if findings else []
+        judged = found.findings if findings else []
         errors, ranks = found.errors, len(found.entries())
         if not ranks:
             common.finish([*errors, f"{run} holds no trace to merge"])

@@ -26,6 +26,7 @@ from bridge_profiling.findings.grids import Grids, JudgedFacts
 from bridge_profiling.findings.ledger import Ledger
 from bridge_profiling.findings.rule import About, Rule
 from bridge_profiling.findings.types import Confidence, Event, Finding, Occurrence, Thresholds
+from bridge_profiling.findings.unprofiled import Unprofiled, usual_cost_us
 from bridge_profiling.layout import name_ranks
 
 __all__ = [
@@ -41,6 +42,7 @@ __all__ = [
     "Rule",
     "Thresholds",
     "diagnose",
+    "without_profiler",
 ]
 
 _HOSTS = About.devices | About.cpus
@@ -117,6 +119,15 @@ def diagnose(grids: Grids, thresholds: Thresholds | None = None, rules: Sequence
     ]
     order = list(known)
     return [_doubted(each, grids) for each in sorted(_within(grids, found), key=lambda each: _by_saving(each, order))]
+
+
+def without_profiler(grids: Grids, findings: Sequence[Finding]) -> Unprofiled | None:
+    """The mean iteration without the profiler, which shares of savings refer to; None without iterations."""
+    saved_us = sum(each.recoverable_us_per_iteration or 0.0 for each in findings if each.id == "slow_iterations")
+    if not grids.numbers or grids.per == "capture":
+        return None
+    profiler, measured_us = grids.profiler, usual_cost_us(grids.timed_iterations)
+    return Unprofiled(grids.iteration_us + saved_us, profiler.source, measured_us, profiler.estimated_us)
 
 
 def _doubted(finding: Finding, grids: Grids) -> Finding:

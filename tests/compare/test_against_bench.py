@@ -131,7 +131,7 @@ def test_a_file_next_to_the_captures_is_taken_and_one_of_something_else_is_repor
     [(100.0, "The benchmark of this link is faster (26% of it reached)"), (26.0, "so the link itself is slow")],
 )
 def test_the_finding_about_a_slow_link_says_whether_it_is_slow_alone(compared, gbs, conclusion):
-    found = next(each for each in compared(collectives(gbs=gbs)).findings() if each.id == "exposed_communication")
+    found = next(each for each in compared(collectives(gbs=gbs)).findings if each.id == "exposed_communication")
     assert conclusion in found.action
     assert found.evidence["groups"][0]["reached_share_of_alone"] == pytest.approx(25.9 / gbs, abs=0.02)
 

@@ -38,7 +38,7 @@ def test_levels_are_those_of_the_marked_iterations(tmp_path, run_of):
     values = [(row["metric"], round(row["time_us"], 2), row["value"]) for row in found]
     assert values == [(READ, 0.48, 10), (READ, 1.43, 10), (ACTIVE, 0.48, 80), (ACTIVE, 1.43, 40)]
     # On the terminal and in JSON.
-    (counters,) = [table for table in run_tables(sampled) if table.id == "gpu-metrics-table"]
+    (counters,) = [table for table in run_tables(sampled.facts, None) if table.id == "gpu-metrics-table"]
     assert [cell.text for cell in counters.rows[0]] == ["0", "0", "60.0", "80.0", "80.0", "20", ACTIVE]
     assert [row["metric"] for row in json.loads(sampled.to_json())["gpu_metrics"]] == [ACTIVE, READ]
 
@@ -58,7 +58,7 @@ def test_kernels_phases_and_products_have_the_counters_while_they_ran(tmp_path, 
     assert found == {"gemm": pytest.approx(expected), "short": [1, 0.5, None, None, None, None, None]}
     (product,) = run.matrix_products().to_pylist()
     assert product["measured_flops_per_byte"] == pytest.approx(2e9 / 400e-9 / 1e12 / expected[-1])
-    shown = {table.id: table for table in run_tables(run)}
+    shown = {table.id: table for table in run_tables(run.facts, None)}
     assert "1 kernel is shorter than the time between two samples (11%" in shown["kernel-counters"].note
     assert problems("analyze", json.loads(run.to_json())) == []
 

@@ -40,7 +40,7 @@ def judge(request, tmp_path_factory):
             for row in run.iterations().to_pylist():
                 durations.setdefault(row["rank"], []).append(row["duration_us"])
             iteration_ms = median(median(each) for each in durations.values()) / 1e3
-            return SimpleNamespace(findings=run.findings(), iteration_ms=iteration_ms)
+            return SimpleNamespace(findings=run.findings, iteration_ms=iteration_ms)
 
     return judged
 

@@ -7,7 +7,6 @@ from itertools import pairwise
 import pytest
 
 from bridge_profiling.facts.parts import BY_CAUSE
-from bridge_profiling.report.json import dumps
 from bridge_profiling.traces.cache import open_entry
 from tests.planted.cases import CASES
 from tests.planted.witness import differences
@@ -95,7 +94,7 @@ def test_both_profilers_saw_the_same_kernels_copies_and_messages_on_every_rank(n
 
 @pytest.mark.parametrize("name", CASES)
 def test_each_fits_the_schema_and_its_budget_adds_up(run_of, name):
-    document = json.loads(dumps(run_of(name)))
+    document = json.loads(run_of(name).to_json())
     assert problems("analyze", document) == []
     budget, verdict = document["budget"], document["verdict"]
     assert [rank["rank"] for rank in budget["ranks"]] == CASES[name].captured

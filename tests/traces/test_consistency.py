@@ -148,8 +148,8 @@ def test_no_finding_is_sure_of_times_that_contradict_each_other(tmp_path, us):
         written(tmp_path / f"rank-{rank}.json.gz", events, distributedInfo={"rank": rank, "world_size": 2})
     with opened(tmp_path) as run:
         assert {caveat.ranks for caveat in run.caveats() if caveat.code == "device_clock_apart"} == {(1,)}
-        assert run.findings()
-        for finding in run.findings():
+        assert run.findings
+        for finding in run.findings:
             assert finding.confidence is Confidence.low
             assert finding.confidence_reason.endswith("the device's clock disagrees with the host's (rank 1)")
 
@@ -174,7 +174,7 @@ def test_one_content_under_the_names_of_two_ranks_is_one_rank(tmp_path, names, k
         assert [info.rank for info in run.infos] == ranks
         assert "the same content" in said["same_content" if same else "several_captures_of_a_rank"].text
         assert said["same_content"].ranks == same if same else "same_content" not in said
-        assert not same or Confidence.high not in {finding.confidence for finding in run.findings()}
+        assert not same or Confidence.high not in {finding.confidence for finding in run.findings}
 
 
 def test_a_copied_nsys_report_is_one_rank(tmp_path):
