@@ -240,8 +240,8 @@ def megatron(open_run: Callable[[Path], Run]) -> list[Answer]:
 
 def _timed(run: Run) -> Milliseconds:
     """An iteration outside the window: the median over ranks and iterations, the shortest iteration and the longest."""
-    each = [median(manifest.durations_ns(profiled=False)) / 1e6 for manifest in run.manifests]
-    whole = [ns / 1e6 for manifest in run.manifests for ns in manifest.durations_ns(profiled=False)]
+    each = [median(manifest.durations_ns(profiled=False)) / 1e6 for manifest in run.facts.manifests]
+    whole = [ns / 1e6 for manifest in run.facts.manifests for ns in manifest.durations_ns(profiled=False)]
     return Milliseconds(median(each), min(whole), max(whole))
 
 

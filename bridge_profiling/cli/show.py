@@ -50,7 +50,7 @@ def report(
 
         # Everything is computed before anything is printed: a progress bar would overwrite the answer.
         conclusion = found.conclusion
-        readable, errors = found.facts.readable, found.errors
+        readable, errors = found.facts.readable, found.facts.errors
         if output is not None and readable:
             found.report(output)
         text = found.to_json() if as_json else None
@@ -84,8 +84,8 @@ def analyze(
             from bridge_profiling.report.run_view import run_tables
             from bridge_profiling.report.terminal import print_tables
 
-            tables, limitations = run_tables(found.facts, found.against_bench), found.facts.limitations
-        errors = found.errors
+            tables, limitations = run_tables(found.facts, found.bench), found.facts.limitations
+        errors = found.facts.errors
     if as_json:
         typer.echo(text)
     else:
@@ -115,7 +115,7 @@ def memory(
         if not empty:
             view, lines = memory_view.memory_view(facts), memory_view.picture_lines(facts)
             text = memory_view.dumps(facts) if as_json else None
-        errors = [error for each in runs for error in each.errors]
+        errors = [error for each in facts for error in each.errors]
     if empty:
         remedy = "profiling.record_memory_history=true, or with profiling.pytorch_profiler_profile_memory=true for totals only"
         common.finish([*errors, *(f"{path} records no memory. Profile with {remedy}." for path in empty)])

@@ -182,12 +182,11 @@ class RunFacts:
         """Stacks of each thread: host time in each, and device time launched from it, outermost frame first."""
         return self.captures.of_ranks(stacks_of)["flame_graph"]
 
-    def larger_stacks(self, least_share: float) -> pa.Table:
-        """The same without stacks that have less than this share of the rank's time on host and device."""
-        return self._of_ranks(stacks_of, "flame_graph", least_share=least_share)
-
     def flame_graph_of(self, rank: int, least_share: float) -> pa.Table:
-        """The same of one rank. The other captures are not read."""
+        """The same of one rank, without stacks that have less than this share of its time on host and device.
+
+        The other captures are not read.
+        """
         compute = partial(stacks_of, least_share=least_share)
         return self.captures.of_source(self.source, compute, rank)["flame_graph"].table
 

@@ -132,7 +132,7 @@ class Pictures:
     def _memory(
         self, finding: Finding, columns: Sequence[str], scale: float, divisor: float, unit: str, caption: str
     ) -> tuple[Figure, str] | None:
-        """The first of some columns of `Run.memory` that is known, by device."""
+        """The first of some columns of `RunFacts.memory` that is known, by device."""
         rows = [row for row in self.facts.memory.to_pylist() if not finding.ranks or row["rank"] in finding.ranks][:_MOST_BARS]
         values = [next(filter(None, map(row.get, columns)), 0.0) * scale / divisor for row in rows]
         labels = [f"rank {row['rank']}, device {row['device']}" for row in rows]

@@ -27,7 +27,7 @@ from bridge_profiling.printable import printable, shell_path
 from bridge_profiling.report import words
 from bridge_profiling.report.figures import COLORS, STYLES, figure
 from bridge_profiling.report.page import write_output
-from bridge_profiling.report.rows import Rows
+from bridge_profiling.report.rows import Rows, of_source
 from bridge_profiling.report.views import Figure, SectionView, captioned, section
 
 #: Time that a stack weighs: the host's in it, or the device's in the work that it launched.
@@ -87,20 +87,18 @@ def check_replaceable(output: Path, *, folded: bool) -> None:
 
 
 def write_flame_graph(
-    table: pa.Table,
+    facts: RunFacts,
     output: Path,
     *,
-    name: str,
     weight: str = Weight.host,
     ranks: Collection[int] | None = None,
     folded: bool = False,
 ) -> int:
-    """Write rows of `RunFacts.flame_graph` of one profiler as a speedscope file, or folded text. Returns the number of stacks.
+    """Write a run's stacks as a file for https://www.speedscope.app, or as folded text. Returns the number of stacks.
 
     Args:
-        table: the rows.
+        facts: of the run.
         output: the file, written atomically.
-        name: of the profile.
         weight: the time that a stack weighs, a value of `Weight`.
         ranks: ranks to write; None for all.
         folded: write a line `rank R;thread T;frame;…;frame nanoseconds` for each stack.
@@ -112,6 +110,7 @@ def write_flame_graph(
     require(weight in list(Weight), f"weight={weight!r} is unknown", instead="Type host or device")
     weight = Weight(weight)
     check_replaceable(output, folded=folded)
+    table = of_source(facts, facts.flame_graph)
     captured = sorted(set(table["rank"].to_pylist()))
     if missing := sorted(set(ranks or ()) - set(captured)):
         raise ProfilingConfigError(
@@ -126,7 +125,7 @@ def write_flame_graph(
     if folded:
         text = "".join(folded_lines(table, weight))
     else:
-        text = json.dumps(speedscope(table, name, weight), separators=(",", ":"))
+        text = json.dumps(speedscope(table, facts.path.absolute().name, weight), separators=(",", ":"))
     write_output(output, lambda temporary: temporary.write_text(text, encoding="utf-8"))
     return table.num_rows
 

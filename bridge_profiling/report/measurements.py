@@ -126,7 +126,7 @@ def _measured(manifests: Iterable[RankCapture], key: str, kind: type[Measured]) 
 
 
 def capture_facts(facts: RunFacts, iterations: Rows, memory: Rows) -> list[tuple[str, str]]:
-    """What was captured, from rows of `RunFacts.iterations` and `Run.memory`."""
+    """What was captured, from rows of `RunFacts.iterations` and `RunFacts.memory`."""
     infos = facts.infos
     world = max((info.world_size or 0 for info in infos), default=0)
     devices = sorted({name for info in infos for name in info.devices.values()})

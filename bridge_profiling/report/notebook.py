@@ -128,13 +128,12 @@ def _timeline(facts: RunFacts, iteration: int | None = None, ranks: list[int] | 
 
 def _flame_graph(facts: RunFacts, rank: int | None = None, weight: str = "host") -> Figure:
     require(weight in list(Weight), f"weight={weight!r} is unknown", instead="Type host or device")
-    stacks = of_source(facts, facts.larger_stacks(LEAST_SHARE)).to_pylist()
-    ranks = sorted({row["rank"] for row in stacks})
-    require(ranks, "no stacks were captured", instead="Name a run with operators, annotations or Python stacks")
-    rank = ranks[0] if rank is None else rank
-    require(rank in ranks, f"no stacks of rank {rank} were captured", instead=f"Type one of {ranks}")
-    count = len({row["iteration"] for row in facts.iterations.to_pylist() if row["rank"] == rank}) or 1
-    return flame_graph_figure([row for row in stacks if row["rank"] == rank], Weight(weight), f"rank {rank}", count)
+    ranks = [info.rank for info in facts.infos if rank in (None, info.rank)]
+    stacks = facts.flame_graph_of(ranks[0], LEAST_SHARE).to_pylist() if ranks else []
+    of = "" if rank is None else f" of rank {rank}"
+    require(stacks, f"no stacks{of} were captured", instead="Name a rank with operators, annotations or Python stacks")
+    count = len({row["iteration"] for row in facts.iterations.to_pylist() if row["rank"] == ranks[0]}) or 1
+    return flame_graph_figure(stacks, Weight(weight), f"rank {ranks[0]}", count)
 
 
 def _iteration_count(facts: RunFacts) -> int:

@@ -180,7 +180,7 @@ def view(
 
 
 def typical(rows: Rows, without_device: Collection[tuple[int, str]]) -> TableView:
-    """Rows of `Run.typical_iteration`; ranks without a device have a duration only."""
+    """Rows of `RunFacts.typical_iteration`; ranks without a device have a duration only."""
     known = {"rank", "source", "duration_us", "iterations"}
     on_cpus = [(row["rank"], row["source"]) in without_device for row in rows]
     shown = [row | dict.fromkeys(row.keys() - known) if on_cpu else row for row, on_cpu in zip(rows, on_cpus, strict=True)]
@@ -210,7 +210,7 @@ def spread(rows: Rows) -> TableView:
 
 
 def kernels(rows: Rows, count: int) -> TableView:
-    """Rows of `Run.kernels(by_rank=False)`."""
+    """Rows of `RunFacts.kernels`."""
     differ = any(row["configurations"] > 1 for row in rows[:count])
     note = "A +: launches differ, and the most frequent is shown." if differ else ""
     return view("kernels", summed.shares(rows), count, note=note)
@@ -240,7 +240,7 @@ def kernel_counters(rows: Rows, count: int) -> TableView:
 
 
 def system_calls(rows: Rows, count: int) -> TableView:
-    """Rows of `Run.system_calls`."""
+    """Rows of `RunFacts.system_calls`."""
     when = "an iteration" if any(row["iterations"] for row in rows) else "the whole capture"
     return view("system-calls", rows, count, when=when)
 

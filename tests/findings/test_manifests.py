@@ -152,5 +152,7 @@ def test_manifests_alone_show_slow_iterations_and_the_profilers_cost(find, tmp_p
     next(tmp_path.rglob("*.gz")).unlink()
     run = run_of()
     assert {finding.id for finding in run.findings} == {"slow_iterations", "profiler_overhead"}
-    assert any("no capture" in sentence and sentence.endswith("; rank 0: the disk was full") for sentence in run.limitations)
+    assert any(
+        "no capture" in sentence and sentence.endswith("; rank 0: the disk was full") for sentence in run.facts.limitations
+    )
     assert json.loads(run.to_json())["ranks"] == []

@@ -68,7 +68,7 @@ def test_without_waits_a_host_is_ahead_in_the_first_captured_iteration_as_in_any
 
     job = SimulatedJob(step, iterations=iterations, pause_ns=60 * US - LAUNCH_NS)
     lost_us = {}
-    for row in run_job(job).idle_causes().to_pylist():
+    for row in run_job(job).facts.idle_causes.to_pylist():
         if row["cause"] == "host_sync":
             lost_us[row["iteration"]] = lost_us.get(row["iteration"], 0) + row["lost_us"]
     first, *others = lost_us.values()
@@ -82,7 +82,7 @@ def test_what_recording_does_not_explain_is_a_finding(run_job):
     run = run_job(_job(_kernels(10 * US), own_ns=70 * US))
     found = {finding.id: finding for finding in run.findings}
     assert found["host_launch_bound"].recoverable_us_per_iteration == approx(100 * 60, rel=0.05)
-    assert run.unprofiled.iteration_us == approx(100 * 70, rel=0.05)
+    assert run.conclusion.unprofiled.iteration_us == approx(100 * 70, rel=0.05)
     assert found["host_launch_bound"].evidence["share_of_iteration"] == approx(6 / 7, rel=0.05)
 
 
@@ -146,7 +146,7 @@ def test_a_first_iteration_that_launches_slowly_is_the_profilers(run_job, slow):
     run = run_job(SimulatedJob(step))
     bound = {"host_launch_bound", "low_device_busy"} if len(slow) > 1 else set()
     assert {finding.id for finding in run.findings} == {"profiler_overhead", "dominant_kernel"} | bound
-    assert bound or run.unprofiled.iteration_us == approx(2_000, rel=0.05)
+    assert bound or run.conclusion.unprofiled.iteration_us == approx(2_000, rel=0.05)
 
 
 def test_faster_kernels_do_not_make_an_iteration_shorter_than_its_host_needs(run_job):
@@ -190,10 +190,10 @@ def test_savings_are_less_than_the_unprofiled_iteration_has_besides_compute(run_
         job.meet(1 * MS)
 
     run = run_job(_job(step, ranks=2))
-    compute_us = min(run.iterations()["compute_us"].to_pylist())
+    compute_us = min(run.facts.iterations["compute_us"].to_pylist())
     savings = [finding.recoverable_us_per_iteration or 0.0 for finding in run.findings]
     assert sum(savings) > 0.9 * 500_000 / 4
-    assert sum(savings) <= run.unprofiled.iteration_us - compute_us + 1e-6
+    assert sum(savings) <= run.conclusion.unprofiled.iteration_us - compute_us + 1e-6
 
 
 @pytest.mark.parametrize(

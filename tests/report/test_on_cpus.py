@@ -48,7 +48,7 @@ def test_the_late_rank_and_its_cause_are_named(tmp_path, write_trace, run_of, ti
     assert verdict(opened.facts, conclusion).headline.startswith(headline)
     assert [(each.id, each.ranks) for each in conclusion.findings] == ([finding] if finding else [])
     waited = abs(sum(times_us[0]) - sum(times_us[1]))
-    rows = opened.host_iterations().to_pylist()
+    rows = opened.facts.host_iterations.to_pylist()
     assert sorted({round(row["waiting_us"]) for row in rows}) == sorted({0, waited})
     parts = ("data_loading_us", "checkpoint_us", "communication_us", "waiting_us", "operators_us", "other_us")
     assert all(sum(row[part] for part in parts) == pytest.approx(row["duration_us"]) for row in rows)

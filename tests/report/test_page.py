@@ -26,7 +26,7 @@ def _page(run, folder):
 def test_numbers_on_the_page_are_the_analysis_and_it_asks_no_network_for_anything(real, tmp_path):
     run = real("kineto/tp2_dp2")
     text, data = _page(run, tmp_path)
-    budget = {row["rank"]: row["host_launch_us"] / 1e3 for row in run.attribution().to_pylist()}
+    budget = {row["rank"]: row["host_launch_us"] / 1e3 for row in run.facts.attribution.to_pylist()}
     (delays,) = (each for each in data["figures"]["budget"]["cause"]["data"] if each["name"] == "host launch delay")
     assert delays["x"] == [pytest.approx(budget[rank], abs=1e-3) for rank in range(4)]
     assert all(found.title.replace("'", "&#39;") in text for found in run.findings)
