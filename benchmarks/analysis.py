@@ -68,7 +68,7 @@ def all_findings(path: str) -> dict[str, float]:
 
     with tempfile.TemporaryDirectory() as folder:
         run = Run(path, parquet=folder)
-        return {"findings": len(run.findings()), "json_kb": len(run.to_json()) / 1e3}
+        return {"findings": len(run.findings), "json_kb": len(run.to_json()) / 1e3}
 
 
 def _answers(tables) -> dict[str, float]:

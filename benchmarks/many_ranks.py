@@ -125,7 +125,7 @@ def ask(question: str, entries: Sequence[Path], size: int) -> dict[str, float]:
         found = {"kernels": run.kernels, "waits": run.waits, "straggler": run.stragglers}[question]()
         took = time.perf_counter() - begin
         if question == "waits":
-            _check(found, run.clock_offsets(), size)
+            _check(found, run.facts.clock_offsets, size)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     return {"seconds": took, "rows": found.num_rows, "peak_mb": peak}
 
@@ -134,8 +134,8 @@ def on_engine(engine: str, work: Path) -> dict[str, float]:
     """Time of the per-rank answers (breakdown and iterations of every rank) on an engine, and the parent's peak memory."""
     begin = time.perf_counter()
     with Run(work, engine=engine) as run:
-        rows = run.breakdown().num_rows
-        assert rows == len(set(run.iterations()["rank"].to_pylist())) == len(list(work.glob("rank*")))
+        rows = run.facts.breakdown.num_rows
+        assert rows == len(set(run.facts.iterations["rank"].to_pylist())) == len(list(work.glob("rank*")))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     return {"seconds": time.perf_counter() - begin, "rows": rows, "peak_mb": peak}
 

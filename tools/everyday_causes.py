@@ -173,8 +173,8 @@ class Answer:
 def answer(capture: Capture, folder: Path, open_run: Callable[[Path], Run]) -> Answer:
     """Analyze a capture as `bridge-profiling analyze --json` does."""
     with open_run(folder) as run:
-        said: Any = document(run)
-        captured_us = run.grids().captured_iteration_us  # the mean, as what is measured without a profiler
+        said: Any = document(run.facts, run.conclusion)
+        captured_us = run.grids.captured_iteration_us  # the mean, as what is measured without a profiler
     named = [finding for finding in said["findings"] if finding["id"] not in NEUTRAL]
     idle = [finding for finding in said["findings"] if finding["id"] == "low_device_busy"]
     verdict = said["verdict"]
@@ -240,8 +240,8 @@ def megatron(open_run: Callable[[Path], Run]) -> list[Answer]:
 
 def _timed(run: Run) -> Milliseconds:
     """An iteration outside the window: the median over ranks and iterations, the shortest iteration and the longest."""
-    each = [median(manifest.durations_ns(profiled=False)) / 1e6 for manifest in run.manifests]
-    whole = [ns / 1e6 for manifest in run.manifests for ns in manifest.durations_ns(profiled=False)]
+    each = [median(manifest.durations_ns(profiled=False)) / 1e6 for manifest in run.facts.manifests]
+    whole = [ns / 1e6 for manifest in run.facts.manifests for ns in manifest.durations_ns(profiled=False)]
     return Milliseconds(median(each), min(whole), max(whole))
 
 

@@ -150,10 +150,12 @@ def rank_of(number: int) -> dict[str, Any]:
 def answers(folder: Path) -> dict[str, Any]:
     """What a run says of rank 1 and of what was lost."""
     with Run(folder, engine=Here(), parquet=folder / "tables") as run:
-        tables = {"breakdown": run.breakdown(), "iterations": run.iterations(), "idle_causes": run.idle_causes()}
+        tables = {name: getattr(run.facts, name) for name in ("breakdown", "iterations", "idle_causes")}
         rows = {name: [row for row in table.to_pylist() if row["rank"] == 1] for name, table in tables.items()}
-        verdicts = {rank for finding in run.findings() for rank in finding.ranks} | set(run.stragglers()["rank"].to_pylist())
-        return {"rows": rows, "lost": run.infos[0].lost, "judged": run.infos[0].judged, "about": verdicts, "errors": run.errors}
+        verdicts = {rank for finding in run.findings for rank in finding.ranks}
+        verdicts |= set(run.facts.stragglers["rank"].to_pylist())
+        info = run.facts.every_info[0]
+        return {"rows": rows, "lost": info.lost, "judged": info.judged, "about": verdicts, "errors": run.facts.errors}
 
 
 def write_run(folder: Path, first: dict[str, Any]) -> Path:

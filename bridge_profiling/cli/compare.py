@@ -67,7 +67,7 @@ def compare(
         from bridge_profiling.compare import compare_series
 
         found = compare_series(runs) if more else compared(runs[: len(sides[0])], runs[len(sides[0]) :])
-        errors = [error for run in runs for error in run.errors]
+        errors = [error for run in runs for error in run.facts.errors]
     from bridge_profiling.compare import Series
     from bridge_profiling.report.comparison_view import comparison_view, series_view
 

@@ -34,13 +34,14 @@ def merge(
         from bridge_profiling.report import words
 
         # Findings first: one pass over the captures then reads everything that is needed.
-        judged = found.findings() if findings else []
-        errors, ranks = found.errors, len(found.entries())
+        judged = found.findings if findings else []
+        facts = found.facts
+        errors, ranks = facts.errors, len(facts.captures.entries())
         if not ranks:
             common.finish([*errors, f"{run} holds no trace to merge"])
-        aligned = found.caveats("clock_offsets") if ranks > 1 else ()
+        aligned = facts.caveats("clock_offsets") if ranks > 1 else ()
         # Findings have evaluated everything else already.
-        limitations = found.limitations if findings else sentences([*found.capture_caveats, *aligned])
+        limitations = facts.limitations if findings else sentences([*facts.capture_caveats, *aligned])
         with common.progress("merging", "ranks") as on_merged:
             count = found.merge(output, host=host, findings=findings, on_progress=on_merged)
     annotated = f" and {words.counted(len(judged), 'finding')}" if judged else ""
@@ -77,13 +78,12 @@ def flamegraph(
         from bridge_profiling.facts.caveats import sentences
 
         # Everything is computed before anything is printed: a progress bar would overwrite the answer.
-        limitations = sentences(found.caveats("flame_graph"))
-        errors = found.errors
-        if not found.infos:
+        limitations = sentences(found.facts.caveats("flame_graph"))
+        errors = found.facts.errors
+        if not found.facts.every_info:
             common.finish([*errors, f"{run} holds no trace"])
-        count = found.write_flame_graph(
-            output, weight=weight.value, ranks=None if isinstance(wanted, str) else wanted, folded=folded
-        )
+        chosen = None if isinstance(wanted, str) else wanted
+        count = files.write_flame_graph(found.facts, output, weight=weight.value, ranks=chosen, folded=folded)
     where = "" if folded else " Open it at https://www.speedscope.app"
     common.note(f"{output}: {count} stacks by {weight.value} time.{where}")
     common.finish(errors, limitations)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -46,18 +45,16 @@ def report(
     if not page:
         output = None
     thresholds = _thresholds(threshold or [])
-    with common.open_runs(run, output=output, **reading) as (found,):
-        from bridge_profiling.report import run_view
-        from bridge_profiling.report.page import write_page
-        from bridge_profiling.report.verdict import conclude
+    with common.open_runs(run, output=output, thresholds=thresholds, **reading) as (found,):
+        from bridge_profiling.report.run_view import screen_view
 
         # Everything is computed before anything is printed: a progress bar would overwrite the answer.
-        conclusion = conclude(found, thresholds)
-        readable, errors = found.readable, found.errors
+        conclusion = found.conclusion
+        readable, errors = found.facts.readable, found.facts.errors
         if output is not None and readable:
-            write_page(found.undisturbed(partial(run_view.page_view, found, conclusion, output)), output)
-        text = found.to_json(thresholds) if as_json else None
-        screen = run_view.screen_view(found, conclusion) if readable and not as_json else None
+            found.report(output)
+        text = found.to_json() if as_json else None
+        screen = screen_view(found.facts, conclusion) if readable and not as_json else None
     if text is not None:
         typer.echo(text)
     elif screen is not None:
@@ -87,8 +84,8 @@ def analyze(
             from bridge_profiling.report.run_view import run_tables
             from bridge_profiling.report.terminal import print_tables
 
-            tables, limitations = run_tables(found), found.limitations
-        errors = found.errors
+            tables, limitations = run_tables(found.facts, found.bench), found.facts.limitations
+        errors = found.facts.errors
     if as_json:
         typer.echo(text)
     else:
@@ -113,11 +110,12 @@ def memory(
     with common.open_runs(*paths, output=output, workers=workers, fetch=fetch) as runs:
         from bridge_profiling.report import memory_view
 
-        empty = [str(each.path) for each in runs if not each.memory().num_rows]
+        facts = [each.facts for each in runs]
+        empty = [str(each.path) for each in facts if not each.memory.num_rows]
         if not empty:
-            view, lines = memory_view.memory_view(runs), memory_view.picture_lines(runs)
-            text = memory_view.dumps(runs) if as_json else None
-        errors = [error for each in runs for error in each.errors]
+            view, lines = memory_view.memory_view(facts), memory_view.picture_lines(facts)
+            text = memory_view.dumps(facts) if as_json else None
+        errors = [error for each in facts for error in each.errors]
     if empty:
         remedy = "profiling.record_memory_history=true, or with profiling.pytorch_profiler_profile_memory=true for totals only"
         common.finish([*errors, *(f"{path} records no memory. Profile with {remedy}." for path in empty)])

@@ -2,7 +2,7 @@
 
 Three or more runs in order, such as nightly ones, are each compared with the first and with the previous one.
 
-from bridge_profiling import Run
+from bridge_profiling.run import Run
 comparison = Run("before").compare(Run("after"))
 comparison.step.verdict, comparison.kernels.to_pandas()
 """
@@ -61,7 +61,7 @@ class Comparison:
         operators: of host operators; times are their own.
         memory: per rank and device: base_, other_ and change_ of peak_bytes, peak_reserved_bytes and
             growth_bytes_per_iteration.
-        memory_sites: `Run.memory_difference` if both sides have snapshots.
+        memory_sites: `facts.memory.difference` if both sides have snapshots.
         findings_came: findings on the other side only.
         findings_went: findings of the base only.
         limitations: caveats as sentences.
@@ -283,7 +283,7 @@ def compare_series(runs: Sequence[Comparable], *, noise: Noise | None = None) ->
         clocks = [capture.manifest.clock for capture in run.facts.manifests]
         found.append(
             SeriesRun(
-                name=str(run.path),
+                name=str(run.facts.path),
                 captured_ns=min((clock.unix_ns for clock in clocks if clock is not None), default=None),
                 step_us=median,
                 samples=len(times),
@@ -331,8 +331,8 @@ def _compare(before: Side, after: Side, noise: Noise, evidence: str | None = Non
     step_us = sum(means) / len(means) if means else 0.0
     evidence = evidence or of_steps.best_evidence([*before, *after])
     return Comparison(
-        base=[str(run.path) for run in runs[0]],
-        other=[str(run.path) for run in runs[1]],
+        base=[str(run.facts.path) for run in runs[0]],
+        other=[str(run.facts.path) for run in runs[1]],
         differences=differences(before, after, communication),
         step=of_steps.step_change(before, after, evidence),
         profiled=of_steps.median_change(base, other) if marked else None,
@@ -392,9 +392,9 @@ def _sites(sides: Sequence[Sequence[Comparable]]) -> pa.Table:
 
 def _only(side: Sequence[Comparable], than: Sequence[Comparable]) -> list[Any]:
     """Findings of one side only, by id: ranks may differ, and titles contain numbers."""
-    known = {finding.id for run in than for finding in run.findings()}
+    known = {finding.id for run in than for finding in run.findings}
     found: dict[str, Any] = {}
-    for finding in (finding for run in side for finding in run.findings() if finding.id not in known):
+    for finding in (finding for run in side for finding in run.findings if finding.id not in known):
         found.setdefault(finding.id, finding)
     return list(found.values())
 

@@ -89,8 +89,9 @@ class AgainstBench:
         }
 
 
-def with_alone(sizes: pa.Table, document: BenchDocument | None, infos: Sequence[RankInfo]) -> pa.Table:
+def with_alone(facts: RunFacts) -> pa.Table:
     """Rows of `communication_by_size` with `alone_bus_bandwidth_gbs`: of the same operation and size alone, null if unknown."""
+    sizes, document, infos = facts.communication_by_size, facts.captures.bench, facts.infos
     results = [] if document is None else document.of_kind("collectives")
     found = []
     for row in sizes.to_pylist() if results else ():
@@ -101,14 +102,11 @@ def with_alone(sizes: pa.Table, document: BenchDocument | None, infos: Sequence[
     return sizes.append_column("alone_bus_bandwidth_gbs", pa.array(found or [None] * len(sizes), pa.float64()))
 
 
-def against_bench(document: BenchDocument, facts: RunFacts, *, found: bool) -> AgainstBench:
-    """Compare a run with results.
-
-    Args:
-        document: results.
-        facts: of the run.
-        found: whether the results were found next to the captures instead of named.
-    """
+def against_bench(facts: RunFacts) -> AgainstBench | None:
+    """Compare a run with results of benchmarks; None without any."""
+    document = facts.captures.bench
+    if document is None:
+        return None
     device = _device(facts.infos)
     unprofiled = [time / 1e3 for manifest in facts.manifests for time in manifest.durations_ns(profiled=False)]
     times = unprofiled or facts.iterations["duration_us"].to_pylist()
@@ -119,7 +117,7 @@ def against_bench(document: BenchDocument, facts: RunFacts, *, found: bool) -> A
     }
     return AgainstBench(
         path=str(document.path),
-        found=found,
+        found=facts.captures.bench_found,
         communication=pa.Table.from_pylist(list(_communication(document, facts)), ComparedCommunication.schema()),
         copies=pa.Table.from_pylist(list(_copies(document, facts.copies_by_size, device)), ComparedCopies.schema()),
         step=_step(document, device, iteration),

@@ -182,7 +182,7 @@ def _shapes(side: Sequence[Comparable]) -> dict[str, float]:
     found: dict[str, float] = {}
     for run in side:
         amount = captured_iterations(run) * max(len({info.rank for info in run.facts.every_info}), 1) * len(side)
-        for row in run.operators(shapes=True).to_pylist():
+        for row in run.facts.operators_by(shapes=True).to_pylist():
             if row["shapes"] and _PRODUCTS.match(row["name"]):
                 key = f"{row['name'].removeprefix('aten::')} {row['shapes']}"
                 found[key] = found.get(key, 0.0) + row["count"] / amount
@@ -226,7 +226,7 @@ def limitations(sides: Sequence[Side], *, marked: bool, merged: bool) -> list[st
     for word, side in zip(("base", "other"), sides, strict=True):
         for run, steps in side:
             if steps is not None and steps.with_boundary:
-                found.append(_text("limitations", "boundary", side=word, path=run.path))
+                found.append(_text("limitations", "boundary", side=word, path=run.facts.path))
             found += [f"{word}: {sentence}" for sentence in run.facts.limitations]
     return list(dict.fromkeys(found))
 
@@ -242,14 +242,14 @@ def limitations_of_series(runs: Side, captured_ns: Sequence[int | None], evidenc
     found = []
     unprofiled = [bool(unprofiled_us(*run)) for run in runs]
     if evidence == "profiled" and any(unprofiled):
-        missing = [str(run.path) for (run, _), known in zip(runs, unprofiled, strict=True) if not known]
+        missing = [str(run.facts.path) for (run, _), known in zip(runs, unprofiled, strict=True) if not known]
         have = "have" if len(missing) > 1 else "has"
         lacking = f"{', '.join(missing)} {have} no iterations" if missing else "not every run has enough iterations"
         found.append(_text("limitations", "without", lacking=lacking))
     captured = [each for each in captured_ns if each is not None]
     if captured != sorted(captured):
         found.append(_text("limitations", "unordered"))
-    caveats = [(run.path, run.facts.limitations) for run, _ in runs]
+    caveats = [(run.facts.path, run.facts.limitations) for run, _ in runs]
     of_all = [sentence for sentence in caveats[0][1] if all(sentence in each for _, each in caveats)]
     found += [f"all runs: {sentence}" for sentence in of_all]
     return found + [f"{path}: {sentence}" for path, each in caveats for sentence in each if sentence not in of_all]

@@ -122,7 +122,7 @@ def events_of(side: Side, of: str, rekey: Callable[[Key], Key] | None = None) ->
 
 def _operators(run: Comparable, steps: RunSteps | None) -> tuple[int, list[dict[str, Any]]]:
     """The number of ranks, and a row for each operator of a rank, as in `event_cells`."""
-    operators = run.operators(shapes=True)
+    operators = run.facts.operators_by(shapes=True)
     ranks = operators["rank"].unique() if steps is None else pa.array(steps.ranks, pa.int32())
     mine = operators.filter(pc.is_in(operators["rank"], ranks)).group_by(["name", "rank"], use_threads=False)
     summed = mine.aggregate([(name, "sum") for name in ("count", "self_us", "device_self_us")])

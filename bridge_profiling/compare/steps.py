@@ -14,12 +14,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from bridge_profiling.facts.intervals import grouped
@@ -38,16 +36,13 @@ _ENOUGH_RUNS = 2
 
 
 class Comparable(Protocol):
-    """A run: `Answers`."""
+    """The facts and the findings of a run."""
 
-    path: Path
     facts: RunFacts
 
+    @property
     def findings(self) -> list[Finding]:
-        """By the default thresholds."""
-
-    def operators(self, *, shapes: bool) -> pa.Table:
-        """Host operators; by shapes of their inputs."""
+        """Where time is lost or memory is short."""
 
 
 @dataclass(frozen=True, eq=False)  # arrays have no single truth value

@@ -18,8 +18,9 @@ from typing import Any, TypeVar
 import numpy as np
 import pyarrow as pa
 
+from bridge_profiling.bench import results as benchmarks
 from bridge_profiling.engines import Engine, ProcessEngine, here
-from bridge_profiling.errors import TraceError
+from bridge_profiling.errors import ProfilingConfigError, TraceError
 from bridge_profiling.facts.caveats import caveat
 from bridge_profiling.facts.clocks import offsets, renumbered
 from bridge_profiling.facts.database import Connection, connect
@@ -54,23 +55,37 @@ class Captures:
         parquet: where their tables go; None for the default places of `traces.cache`.
         on_progress: called as captures are done.
         cycle: of a profiler's schedule that repeats, from 1 for the oldest; None for the newest.
+        bench: results of benchmarks to compare with; None takes those next to the captures.
+        options: what changes the facts besides the captures.
 
     Raises:
         TraceError: the path does not exist or holds no capture.
+        ProfilingConfigError: `bench` cannot be read.
     """
 
     def __init__(
-        self, path: Path, engine: Engine, parquet: Path | None, on_progress: OnProgress | None, cycle: int | None = None
+        self,
+        path: Path,
+        engine: Engine,
+        parquet: Path | None = None,
+        on_progress: OnProgress | None = None,
+        cycle: int | None = None,
+        bench: Path | None = None,
+        options: FactOptions = DEFAULT_OPTIONS,
     ) -> None:
-        self.sources, self._found_caveats, self._manifests, self._errors = _find(path, cycle)
+        self.path, self.options = path, options
+        #: Results of benchmarks, and whether they were found instead of named.
+        self.bench, self.bench_found, unreadable = _results(path, bench)
+        self.sources, found, self._manifests, self._errors = _find(path, cycle)
+        self._found_caveats = [*unreadable, *found]
         self._engine, self._parquet = engine, parquet
         self._on_progress = on_progress or (lambda done, total: None)
         self._scratch = tempfile.TemporaryDirectory(prefix="bridge_profiling-", ignore_cleanup_errors=True)
         self._loaded: list[RankResult] | None = None
         #: The folders of tables that are in use, each with the time of its last change.
         self._in_use: dict[Path, int | None] = {}
-        #: Facts about the run by name, for each set of options; and what else is computed once, by name.
-        self._facts: dict[FactOptions, dict[str, Answer]] = {}
+        #: Facts about the run by name; and what else is computed once, by name.
+        self._facts: dict[str, Answer] | None = None
         self._once: dict[str, Any] = {}
         self._kept: KeptFacts | None = None
         self._connection: Connection | None = None
@@ -82,7 +97,7 @@ class Captures:
         captures = [source for source in self.sources if isinstance(source, Capture)]
         cache.remove_unfinished(captures, self._parquet, Path(self._scratch.name).name)
         if self._kept is not None:
-            self._kept.add(self._facts)
+            self._kept.add({self.options: self._facts or {}})
         if self._connection is not None:
             self._connection.close()
         self._scratch.cleanup()
@@ -93,7 +108,7 @@ class Captures:
     def results(self) -> list[RankResult]:
         """Each capture that could be read, by rank."""
         if self._loaded is None and not self._is_cached:
-            self.facts(DEFAULT_OPTIONS)
+            self.facts()
         return self._loaded or []
 
     @property
@@ -139,18 +154,18 @@ class Captures:
 
     # Facts.
 
-    def known(self, options: FactOptions) -> dict[str, Answer]:
+    def known(self) -> dict[str, Answer]:
         """The facts about the run so far, those kept by an earlier command included; others can be added."""
-        if options not in self._facts:
-            self._facts[options] = self._kept.get(options) if self._is_cached and self._kept is not None else {}
-        return self._facts[options]
+        if self._facts is None:
+            self._facts = self._kept.get(self.options) if self._is_cached and self._kept is not None else {}
+        return self._facts
 
-    def facts(self, options: FactOptions) -> Mapping[str, Answer]:
+    def facts(self) -> Mapping[str, Answer]:
         """The same, with the facts about each rank."""
-        if "breakdown" not in self.known(options):
-            found = self.of_ranks(partial(rank_facts, options=options), keep=options == DEFAULT_OPTIONS)
-            self.known(options).update(found)
-        return self.known(options)
+        if "breakdown" not in self.known():
+            found = self.of_ranks(partial(rank_facts, options=self.options), keep=self.options == DEFAULT_OPTIONS)
+            self.known().update(found)
+        return self.known()
 
     def once(self, name: str, make: Callable[[], T]) -> T:
         """What a function returns, which is called once."""
@@ -410,6 +425,19 @@ def _find(path: Path, cycle: int | None) -> tuple[list[Capture | Path], list[Cav
     ordered = sorted(found.captures, key=lambda each: each.source != "memory")
     manifests = [each.manifest for each in ordered if each.manifest is not None]
     return list(found.captures), found.caveats, manifests, list(found.errors)
+
+
+def _results(path: Path, bench: Path | None) -> tuple[benchmarks.BenchDocument | None, bool, list[Caveat]]:
+    """Results to compare with, whether they were found next to the captures, and a caveat if those cannot be read."""
+    if bench is not None:
+        return benchmarks.read(bench), False, []
+    found = path / benchmarks.NAME
+    if not found.is_file():
+        return None, False, []
+    try:
+        return benchmarks.read(found), True, []
+    except ProfilingConfigError as error:
+        return None, False, [caveat("bench_unreadable", file=str(found), error=error)]
 
 
 def _one_of_each_content(read: Sequence[RankResult]) -> list[RankResult]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -29,7 +30,6 @@ from bridge_profiling.facts.columns import StageWait
 from bridge_profiling.facts.database import Connection
 from bridge_profiling.facts.intervals import totals
 from bridge_profiling.facts.rank import OF_TRACE, counters_over_time, operators_by, stacks_of
-from bridge_profiling.facts.store import DEFAULT_OPTIONS, FactOptions
 from bridge_profiling.facts.types import Answer
 from bridge_profiling.manifest import RankCapture
 from bridge_profiling.traces.types import Caveat, RankInfo
@@ -77,7 +77,7 @@ class RankFact(Fact):
     """A table of each capture's rows, with its rank and source as the first columns, that `facts.rank` computes."""
 
     def __init__(self, doc: str) -> None:
-        super().__init__(lambda facts: facts._captures.facts(facts._options)[self.name], doc=doc)
+        super().__init__(lambda facts: facts.captures.facts()[self.name], doc=doc)
 
 
 class MemoryFact(Fact):
@@ -94,16 +94,24 @@ class RunFacts:
 
     Args:
         captures: of the run.
-        options: what changes the facts besides the captures.
-        caveats: about what else is known of the run.
     """
 
-    def __init__(self, captures: Captures, options: FactOptions = DEFAULT_OPTIONS, caveats: Sequence[Caveat] = ()) -> None:
-        self._captures, self._options, self._own_caveats = captures, options, caveats
+    def __init__(self, captures: Captures) -> None:
+        self.captures = captures
         #: Caveats of the facts that each fact reads which is now being computed.
         self._read: list[list[Caveat]] = []
 
     # What was captured.
+
+    @property
+    def path(self) -> Path:
+        """The directory or file of the captures."""
+        return self.captures.path
+
+    @property
+    def readable(self) -> bool:
+        """Whether anything could be read. A page of nothing would replace a good one."""
+        return bool(self.every_info or self.memory.num_rows or not self.errors)
 
     @property
     def infos(self) -> list[RankInfo]:
@@ -113,22 +121,22 @@ class RunFacts:
     @property
     def every_info(self) -> list[RankInfo]:
         """Each rank's traces, by rank."""
-        return [result.info for result in self._captures.traces]
+        return [result.info for result in self.captures.traces]
 
     @property
     def source(self) -> str:
         """The profiler that captured the most ranks, `kineto` or `nsys`: facts across ranks are from its traces."""
-        return self._captures.main_source
+        return self.captures.main_source
 
     @property
     def manifests(self) -> list[RankCapture]:
         """Each rank's manifest, by rank. Empty for captures of other origin, and for Parquet alone."""
-        return self._captures.manifests
+        return self.captures.manifests
 
     @property
     def errors(self) -> list[str]:
         """A sentence for each capture that could not be read completely; it names the file."""
-        return self._captures.errors
+        return self.captures.errors
 
     @property
     def unjudged(self) -> list[int]:
@@ -172,16 +180,15 @@ class RunFacts:
     @Fact
     def flame_graph(self) -> Answer:
         """Stacks of each thread: host time in each, and device time launched from it, outermost frame first."""
-        return self._captures.of_ranks(stacks_of)["flame_graph"]
-
-    def larger_stacks(self, least_share: float) -> pa.Table:
-        """The same without stacks that have less than this share of the rank's time on host and device."""
-        return self._of_ranks(stacks_of, "flame_graph", least_share=least_share)
+        return self.captures.of_ranks(stacks_of)["flame_graph"]
 
     def flame_graph_of(self, rank: int, least_share: float) -> pa.Table:
-        """The same of one rank. The other captures are not read."""
+        """The same of one rank, without stacks that have less than this share of its time on host and device.
+
+        The other captures are not read.
+        """
         compute = partial(stacks_of, least_share=least_share)
-        return self._captures.of_source(self.source, compute, rank)["flame_graph"].table
+        return self.captures.of_source(self.source, compute, rank)["flame_graph"].table
 
     # All ranks.
 
@@ -280,7 +287,7 @@ class RunFacts:
     @property
     def capture_caveats(self) -> list[Caveat]:
         """Caveats about the captures, found when they were searched for and read."""
-        return [*self._own_caveats, *self._captures.caveats]
+        return self.captures.caveats
 
     @property
     def limitations(self) -> list[str]:
@@ -298,7 +305,7 @@ class RunFacts:
         """
         if compute is None:
             compute = type(self).__dict__[name].compute
-        known = self._captures.known(self._options)
+        known = self.captures.known()
         if name not in known:
             with self._tracking() as read:
                 made = compute(self)
@@ -311,18 +318,18 @@ class RunFacts:
     def _of_ranks(self, compute: Callable[..., dict[str, Answer]], fact: str, **options: Any) -> pa.Table:
         """A fact that a function computes from each rank's tables, with some options."""
         name, mine = f"{fact} {sorted(options.items())}", partial(compute, **options)
-        return self.answer(name, lambda facts: facts._captures.of_ranks(mine)[fact]).table
+        return self.answer(name, lambda facts: facts.captures.of_ranks(mine)[fact]).table
 
     @property
     def _database(self) -> Connection:
         """The database."""
-        return self._captures.database
+        return self.captures.database
 
     @property
     def _matched(self) -> Connection:
         """The database with tables of matched operations."""
         operations = self._of_source(self.operations)
-        return self._with_tables("matched", lambda: matching.match(self._captures.database, operations))
+        return self._with_tables("matched", lambda: matching.match(self.captures.database, operations))
 
     @property
     def _waiting(self) -> Connection:
@@ -356,10 +363,10 @@ class RunFacts:
                 own = create()
             return [*read, *(own or ())]
 
-        caveats = self._captures.once(name, created)
+        caveats = self.captures.once(name, created)
         if self._read:
             self._read[-1].extend(caveats)
-        return self._captures.database
+        return self.captures.database
 
     @contextmanager
     def _tracking(self) -> Iterator[list[Caveat]]:
@@ -375,9 +382,9 @@ class RunFacts:
 
     def _memory(self, name: str) -> Answer:
         marks = self._of_source(self.marks)
-        snapshots = self._captures.once(
-            "snapshots", lambda: self._captures.of_source("memory", partial(memory.of_snapshot, marks=marks))
+        snapshots = self.captures.once(
+            "snapshots", lambda: self.captures.of_source("memory", partial(memory.of_snapshot, marks=marks))
         )
-        facts = self._captures.facts(self._options)
+        facts = self.captures.facts()
         traces = {each: facts[f"{OF_TRACE}{each}"] for each in memory.SCHEMAS}
         return memory.of_run(name, snapshots, traces, self.source)

@@ -64,9 +64,9 @@ def windows_of(iterations: pa.Table, source: str, offsets: pa.Table | None) -> d
     """Each iteration's window on each rank; time 0 is the first begin of the iteration on any rank.
 
     Args:
-        iterations: answer of `Run.iterations`.
+        iterations: the fact of that name.
         source: profiler whose captures are shown.
-        offsets: answer of `Run.clock_offsets`; None leaves each rank's times as they are.
+        offsets: `clock_offsets`; None leaves each rank's times as they are.
     """
     rows = grouped((row for row in iterations.to_pylist() if row["source"] == source), "iteration")
     return {
@@ -86,8 +86,8 @@ def whole_captures(entries: Sequence[tuple[RankInfo, Path]], offsets: pa.Table |
     """Windows of captures without marked iterations: each from its first device event to its last.
 
     Args:
-        entries: `Run.entries`.
-        offsets: answer of `Run.clock_offsets`; None leaves each rank's times as they are.
+        entries: `Captures.entries`.
+        offsets: `clock_offsets`; None leaves each rank's times as they are.
     """
     spans: dict[int, tuple[int, int]] = {}
     for info, entry in entries:

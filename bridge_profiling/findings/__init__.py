@@ -26,6 +26,7 @@ from bridge_profiling.findings.grids import Grids, JudgedFacts
 from bridge_profiling.findings.ledger import Ledger
 from bridge_profiling.findings.rule import About, Evidence, Rule
 from bridge_profiling.findings.types import Confidence, Event, Finding, Occurrence, Thresholds, text
+from bridge_profiling.findings.unprofiled import Unprofiled, usual_cost_us
 from bridge_profiling.layout import name_ranks
 
 __all__ = [
@@ -42,7 +43,7 @@ __all__ = [
     "Rule",
     "Thresholds",
     "diagnose",
-    "mean_iteration_us",
+    "without_profiler",
 ]
 
 _HOSTS = About.devices | About.cpus
@@ -117,13 +118,13 @@ def diagnose(grids: Grids, thresholds: Thresholds | None = None, rules: Sequence
     known = {rule.id: rule.bound for rule in rules}
     limits = [bounds.at_most_us(grids, each, known[each.id]) for each in found]
     found = list(_within(grids, found))
-    iteration_us = mean_iteration_us(grids, ((each.id, each.saving_us, each.occurrence) for each in found))
+    iteration_us = _mean_iteration_us(grids, ((each.id, each.saving_us, each.occurrence) for each in found))
     findings = [each.finding(grids, iteration_us, limit) for each, limit in zip(found, limits, strict=True)]
     order = list(known)
     return [_doubted(each, grids) for each in sorted(findings, key=lambda each: _by_saving(each, order))]
 
 
-def mean_iteration_us(grids: Grids, found: Iterable[tuple[str, float | None, Occurrence | None]]) -> float:
+def _mean_iteration_us(grids: Grids, found: Iterable[tuple[str, float | None, Occurrence | None]]) -> float:
     """A mean iteration of the job without the profiler, slow ones included: what every share refers to.
 
     Args:
@@ -137,6 +138,17 @@ def mean_iteration_us(grids: Grids, found: Iterable[tuple[str, float | None, Occ
 def _beyond(grids: Grids, struck: Occurrence | None) -> bool:
     """Whether a cause strikes iterations that do not count."""
     return struck is None or not set(grids.numbers).issuperset(struck.iterations)
+
+
+def without_profiler(grids: Grids, findings: Sequence[Finding]) -> Unprofiled | None:
+    """The mean iteration without the profiler, which shares of savings refer to; None without iterations."""
+    if not grids.numbers or grids.per == "capture":
+        return None
+    profiler, measured_us = grids.profiler, usual_cost_us(grids.timed_iterations)
+    iteration_us = _mean_iteration_us(
+        grids, ((each.id, each.recoverable_us_per_iteration, each.occurrence) for each in findings)
+    )
+    return Unprofiled(iteration_us, profiler.source, measured_us, profiler.estimated_us)
 
 
 def _doubted(finding: Finding, grids: Grids) -> Finding:

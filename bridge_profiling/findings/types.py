@@ -102,7 +102,7 @@ class Occurrence:
     each_us: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Finding:
     """A cause of lost time or of memory trouble.
 
@@ -135,6 +135,13 @@ class Finding:
     events: list[Event] = field(default_factory=list)
     severe: bool = False
     occurrence: Occurrence | None = None
+
+    def __repr__(self) -> str:
+        saving_us, at_most_us = self.recoverable_us_per_iteration, self.at_most_us_per_iteration
+        saves = "" if saving_us is None else f"saves {ms(saving_us)} per iteration"
+        bound = "" if at_most_us is None else f"at most {ms(at_most_us)}" if not saves else f" (at most {ms(at_most_us)})"
+        on = f" on {name_ranks(self.ranks)}" if self.ranks else ""
+        return f"{self.id}{on}: {', '.join(filter(None, (saves + bound, f'{self.confidence} confidence')))}: {self.title}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,7 +194,7 @@ class Thresholds:
     checkpoint_ranges: str = CHECKPOINT
 
     def range_names(self) -> dict[str, str]:
-        """The expressions that differ from the defaults, as options of `Run.idle_causes`."""
+        """The expressions that differ from the defaults, as `FactOptions` has them."""
         chosen = {"data_loading": (self.data_loading_ranges, DATA_LOADING), "checkpoint": (self.checkpoint_ranges, CHECKPOINT)}
         return {name: expression for name, (expression, default) in chosen.items() if expression != default}
 

@@ -100,7 +100,7 @@ def visible_parts(rows: Sequence[Row], view: str = "cause") -> list[str]:
 
 
 def attribution_figure(rows: Sequence[Row], view: str = "cause", title: str = "ms of the median iteration") -> Figure:
-    """Rows of `Run.attribution` as stacked bars, named by `label` or rank; `view` divides them by `cause` or `activity`."""
+    """Rows of `RunFacts.attribution` as stacked bars, by `label` or rank; `view` divides them by `cause` or `activity`."""
     return _stacked(rows, {part: PARTS[part] for part in visible_parts(rows, view)}, title)
 
 
@@ -189,7 +189,7 @@ def _heat_map(x: Sequence[str], y: Sequence[str], z: list[list[float | None]], h
 
 
 def iterations_figure(rows: Sequence[Row], measure: str = "own_us") -> Figure:
-    """Rows of `Run.ranks` as ranks × iterations; of many ranks, a row is the highest of some neighbors."""
+    """Rows of `RunFacts.ranks` as ranks × iterations; of many ranks, a row is the highest of some neighbors."""
     ranks = sorted({row["rank"] for row in rows})
     numbers = sorted({row["iteration"] for row in rows}, key=lambda number: -1 if number is None else number)
     values = {(row["rank"], row["iteration"]): row[measure] for row in rows}
@@ -232,7 +232,7 @@ def waits_figure(matrix: WaitMatrix) -> Figure:
 
 
 def roofline_figure(rows: Rows) -> Figure | None:
-    """Rows of `Run.matrix_products`: their speed by arithmetic intensity, below what the device's peak and its memory allow.
+    """Rows of `RunFacts.matrix_products`: speed by arithmetic intensity, below what the device's peak and its memory allow.
 
     None where either is unknown.
     """
@@ -255,7 +255,7 @@ def roofline_figure(rows: Rows) -> Figure | None:
 
 
 def kernel_counters_figure(rows: Rows) -> Figure | None:
-    """Rows of `Run.kernel_counters`: each kernel between the device's memory and its tensor cores.
+    """Rows of `RunFacts.kernel_counters`: each kernel between the device's memory and its tensor cores.
 
     None where neither was measured.
     """

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import median
 
-from bridge_profiling.answers import Answers
+from bridge_profiling.facts.run import RunFacts
 from bridge_profiling.findings import Event, Finding
 from bridge_profiling.report import tables, words
 from bridge_profiling.report.figures import attribution_figure, bars_figure
@@ -23,7 +23,7 @@ _MOST_EVENTS, _MOST_BARS = 8, 24
 _COMMAND = ("ncu_command", "ncu_notes")
 
 
-def findings_view(run: Answers, found: Conclusion, pictures: Pictures | None = None) -> list[FindingView]:
+def findings_view(facts: RunFacts, found: Conclusion, pictures: Pictures | None = None) -> list[FindingView]:
     """Every finding; for a page with its picture, and with links into the page's timeline."""
     views = []
     for number, finding in enumerate(found.findings, 1):
@@ -33,7 +33,7 @@ def findings_view(run: Answers, found: Conclusion, pictures: Pictures | None = N
             for name, value in finding.evidence.items()
             if value not in (None, {}, [], ()) and name not in _COMMAND
         ]
-        responsible = words.ranks(finding.ranks, len(run.facts.infos)) if finding.ranks else ""
+        responsible = words.ranks(finding.ranks, len(facts.infos)) if finding.ranks else ""
         events = _events(number, finding.events, None if pictures is None else pictures.timeline)
         picture = None if pictures is None else pictures.of(finding)
         figure = None if picture is None else FigureView(f"finding-{number}", {"finding": picture[0]}, picture[1])
@@ -49,14 +49,14 @@ def _events(place: int, events: Sequence[Event], timeline: Timeline | None) -> T
     ]
     left = len(events) - len(rows)
     view = tables.view("events", rows, shown_as=f"events-{place}", note=f"{left:,} more events." if left else "")
-    return replace(view, python=f"findings()[{place - 1}].events") if rows else None
+    return replace(view, python=f"findings[{place - 1}].events") if rows else None
 
 
 @dataclass(frozen=True)
 class Pictures:
     """Draws a picture of a finding's evidence from the answers: a figure and a sentence on what it shows."""
 
-    run: Answers
+    facts: RunFacts
     found: Conclusion
     timeline: Timeline  # of the page
 
@@ -67,7 +67,7 @@ class Pictures:
         return drawn or self._event(finding) or self._attribution(finding)
 
     def _event(self, finding: Finding) -> tuple[Figure, str] | None:
-        entries = {info.rank: entry for info, entry in self.run.entries()}
+        entries = {info.rank: entry for info, entry in self.facts.captures.entries()}
         for event in finding.events:
             window = self.timeline.window_of(event)
             if window is not None and event.start_ns is not None and event.duration_us and event.rank in entries:
@@ -91,9 +91,9 @@ class Pictures:
         return _bars(bars, "ms per iteration", caption, responsible, color)
 
     def _of_ranks(self, finding: Finding, column: str, caption: str) -> tuple[Figure, str] | None:
-        """A column of `Run.ranks`, the median over the iterations."""
+        """A column of `RunFacts.ranks`, the median over the iterations."""
         found: dict[int, list[float]] = defaultdict(list)
-        for row in self.run.ranks().to_pylist():
+        for row in self.facts.ranks.to_pylist():
             if row[column] is not None:
                 found[row["rank"]].append(row[column])
         return self._by_rank(finding, {rank: median(values) for rank, values in found.items()}, caption, "muted")
@@ -103,7 +103,7 @@ class Pictures:
         return self._by_rank(finding, values, caption, "communication")
 
     def _bubbles(self, finding: Finding, caption: str) -> tuple[Figure, str] | None:
-        stages = self.run.pipeline().to_pylist()
+        stages = self.facts.pipeline.to_pylist()
         bars = {f"stage {row['stage']}": row["bubble_us"] / 1e3 for row in stages}
         marked = {f"stage {row['stage']}" for row in stages if set(row["ranks"]) & set(finding.ranks)}
         highlighted = marked if len(marked) < len(bars) else set()
@@ -111,7 +111,7 @@ class Pictures:
         return _bars(bars, "ms per iteration", caption, highlighted)
 
     def _kernels(self, finding: Finding, caption: str) -> tuple[Figure, str] | None:
-        kernels = of_source(self.run, self.run.kernels(by_rank=False)).to_pylist()
+        kernels = of_source(self.facts, self.facts.kernels).to_pylist()
         rows = [row for row in kernels if row["kind"] == "compute"][:10]
         labels = [f"{place}. {row['name'][:46]}{'…' if len(row['name']) > 46 else ''}" for place, row in enumerate(rows, 1)]
         named = {event.name for event in finding.events}
@@ -121,7 +121,7 @@ class Pictures:
 
     def _overhead(self, finding: Finding, caption: str) -> tuple[Figure, str] | None:
         bars: dict[str, float] = {}
-        for manifest in self.run.manifests[: _MOST_BARS // 2]:
+        for manifest in self.facts.manifests[: _MOST_BARS // 2]:
             for text, profiled in (("profiled", True), ("not profiled", False)):
                 durations = manifest.durations_ns(profiled=profiled)
                 if durations:
@@ -132,8 +132,8 @@ class Pictures:
     def _memory(
         self, finding: Finding, columns: Sequence[str], scale: float, divisor: float, unit: str, caption: str
     ) -> tuple[Figure, str] | None:
-        """The first of some columns of `Run.memory` that is known, by device."""
-        rows = [row for row in self.run.memory().to_pylist() if not finding.ranks or row["rank"] in finding.ranks][:_MOST_BARS]
+        """The first of some columns of `RunFacts.memory` that is known, by device."""
+        rows = [row for row in self.facts.memory.to_pylist() if not finding.ranks or row["rank"] in finding.ranks][:_MOST_BARS]
         values = [next(filter(None, map(row.get, columns)), 0.0) * scale / divisor for row in rows]
         labels = [f"rank {row['rank']}, device {row['device']}" for row in rows]
         return _bars(dict(zip(labels, values, strict=True)), unit, caption, color="compute")

@@ -1,4 +1,4 @@
-"""`Run.flame_graph` as files and as a figure.
+"""`RunFacts.flame_graph` as files and as a figure.
 
 A file is for speedscope, or folded text, which flamegraph.pl and other tools read. The figure is an icicle of a rank's stacks:
 a box for each frame under the frame that calls it.
@@ -19,21 +19,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from bridge_profiling import __version__
-from bridge_profiling.answers import Answers
 from bridge_profiling.errors import ProfilingConfigError, require
 from bridge_profiling.facts.caveats import caveat
+from bridge_profiling.facts.run import RunFacts
 from bridge_profiling.layout import number_ranges
 from bridge_profiling.printable import printable, shell_path
 from bridge_profiling.report import words
 from bridge_profiling.report.figures import COLORS, STYLES, figure
 from bridge_profiling.report.page import write_output
-from bridge_profiling.report.rows import Rows
+from bridge_profiling.report.rows import Rows, of_source
 from bridge_profiling.report.views import Figure, SectionView, captioned, section
 
 #: Time that a stack weighs: the host's in it, or the device's in the work that it launched.
 Weight = StrEnum("Weight", ["host", "device"])
 
-#: The column of `Run.flame_graph` with a stack's own time, and the one that includes what it calls.
+#: The column of `RunFacts.flame_graph` with a stack's own time, and the one that includes what it calls.
 OWN_US = {Weight.host: "self_us", Weight.device: "device_us"}
 TOTAL_US = {Weight.host: "total_us", Weight.device: "device_total_us"}
 
@@ -87,20 +87,18 @@ def check_replaceable(output: Path, *, folded: bool) -> None:
 
 
 def write_flame_graph(
-    table: pa.Table,
+    facts: RunFacts,
     output: Path,
     *,
-    name: str,
     weight: str = Weight.host,
     ranks: Collection[int] | None = None,
     folded: bool = False,
 ) -> int:
-    """Write rows of `Run.flame_graph` of one profiler as a speedscope file, or as folded text. Returns the number of stacks.
+    """Write a run's stacks as a file for https://www.speedscope.app, or as folded text. Returns the number of stacks.
 
     Args:
-        table: the rows.
+        facts: of the run.
         output: the file, written atomically.
-        name: of the profile.
         weight: the time that a stack weighs, a value of `Weight`.
         ranks: ranks to write; None for all.
         folded: write a line `rank R;thread T;frame;…;frame nanoseconds` for each stack.
@@ -112,6 +110,7 @@ def write_flame_graph(
     require(weight in list(Weight), f"weight={weight!r} is unknown", instead="Type host or device")
     weight = Weight(weight)
     check_replaceable(output, folded=folded)
+    table = of_source(facts, facts.flame_graph)
     captured = sorted(set(table["rank"].to_pylist()))
     if missing := sorted(set(ranks or ()) - set(captured)):
         raise ProfilingConfigError(
@@ -126,7 +125,7 @@ def write_flame_graph(
     if folded:
         text = "".join(folded_lines(table, weight))
     else:
-        text = json.dumps(speedscope(table, name, weight), separators=(",", ":"))
+        text = json.dumps(speedscope(table, facts.path.absolute().name, weight), separators=(",", ":"))
     write_output(output, lambda temporary: temporary.write_text(text, encoding="utf-8"))
     return table.num_rows
 
@@ -187,17 +186,17 @@ def _frame(frame: str) -> dict[str, Any]:
     return {"name": frame} if found is None else {**found.groupdict(), "line": int(found["line"])}
 
 
-def flame_graph_section(run: Answers, iterations: Rows) -> list[SectionView]:
+def flame_graph_section(facts: RunFacts, iterations: Rows) -> list[SectionView]:
     """The section, with the slowest rank, else the first one; empty if no range of that rank is inside another one.
 
     Args:
-        run: the run.
-        iterations: rows of `Run.iterations` by the main source.
+        facts: of the run.
+        iterations: rows of `RunFacts.iterations` by the main source.
     """
-    slowest = next((row["rank"] for row in run.stragglers().to_pylist() if row["verdict"] != "no"), None)
-    rank = slowest if slowest is not None else min((info.rank for info in run.facts.infos), default=None)
+    slowest = next((row["rank"] for row in facts.stragglers.to_pylist() if row["verdict"] != "no"), None)
+    rank = slowest if slowest is not None else min((info.rank for info in facts.infos), default=None)
     # Of this rank alone: those of all ranks took a twelfth of the time of a report.
-    rows = [] if rank is None else run.facts.flame_graph_of(rank, LEAST_SHARE).to_pylist()
+    rows = [] if rank is None else facts.flame_graph_of(rank, LEAST_SHARE).to_pylist()
     if all(len(row["stack"]) < 2 for row in rows):
         return []
     count = len({row["iteration"] for row in iterations if row["rank"] == rank})
@@ -210,12 +209,12 @@ def flame_graph_section(run: Answers, iterations: Rows) -> list[SectionView]:
     notes = [] if any(row["category"] == "python" for row in rows) else [words.sentence(caveat("no_python_stacks").text)]
     which = f"{rank}, the slowest rank" if slowest is not None else f"{rank}"
     drawn = captioned("flame", variants, {str(weight): label for weight, label in _LABELS.items()}, rank=which, of=of)
-    whole = f"All frames of all ranks, for speedscope: bridge-profiling flamegraph {shell_path(run.path)}"
+    whole = f"All frames of all ranks, for speedscope: bridge-profiling flamegraph {shell_path(facts.path)}"
     return [section("flame", whole, notes=notes, figures=drawn)]
 
 
 def flame_graph_figure(rows: Rows, weight: Weight, title: str, iterations: int = 1) -> Figure:
-    """Rows of `Run.flame_graph` of one rank, in their order, as an icicle.
+    """Rows of `RunFacts.flame_graph` of one rank, in their order, as an icicle.
 
     Outer frames that all of a thread's time has in common are left out.
 

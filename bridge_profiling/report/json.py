@@ -11,63 +11,60 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 
+from bridge_profiling.compare.bench import with_alone
 from bridge_profiling.facts.columns import Device, SizedCollective
 from bridge_profiling.facts.parts import BY_CAUSE
+from bridge_profiling.facts.run import RunFacts
 from bridge_profiling.facts.types import Row
+from bridge_profiling.findings.scorecard import scorecard
 from bridge_profiling.report import measurements
 from bridge_profiling.report.documents import row as declared
 from bridge_profiling.report.figures import PARTS
 from bridge_profiling.report.rows import budget
-from bridge_profiling.report.verdict import Conclusion, conclude, verdict
-
-if TYPE_CHECKING:
-    from bridge_profiling.answers import Answers
-    from bridge_profiling.findings import Thresholds
+from bridge_profiling.report.verdict import Conclusion, verdict
 
 #: Columns that identify an operation in a group.
 _KIND = ("operation", "group", "group_name", "group_ranks")
 
 
-def document(run: Answers, thresholds: Thresholds | None = None) -> dict[str, Any]:
-    """Every answer about a run as plain data; None stands for the default thresholds."""
-    # First: one pass over the captures for the findings then reads everything.
-    found = conclude(run, thresholds)
+def document(facts: RunFacts, found: Conclusion) -> dict[str, Any]:
+    """Every answer about a run as plain data."""
     return {
         "schema_version": 1,
-        "verdict": _verdict(run, found),
-        "budget": _budget(run, found),
-        "scorecard": run.scorecard().to_pylist(),
+        "verdict": _verdict(facts, found),
+        "budget": _budget(facts, found),
+        "scorecard": scorecard(facts).to_pylist(),
         "measured": {
-            "training": measurements.training_rows(run.manifests),
-            "phase_memory": measurements.phase_memory_rows(run.manifests),
-            "wall_clock": measurements.wall_clock_rows(run.manifests),
-            "flops_profile": measurements.flops_rows(run.manifests),
+            "training": measurements.training_rows(facts.manifests),
+            "phase_memory": measurements.phase_memory_rows(facts.manifests),
+            "wall_clock": measurements.wall_clock_rows(facts.manifests),
+            "flops_profile": measurements.flops_rows(facts.manifests),
         },
-        "ranks": _ranks(run),
-        "collectives": _collectives(run),
+        "ranks": _ranks(facts),
+        "collectives": _collectives(facts),
         "collectives_by_size": [
-            _chosen(SizedCollective, row | {"ranks": _members(row)}) for row in run.communication(by_size=True).to_pylist()
+            _chosen(SizedCollective, row | {"ranks": _members(row)}) for row in with_alone(facts).to_pylist()
         ],
-        "memory": run.memory().to_pylist(),
-        "pipeline": run.pipeline().to_pylist(),
-        "pipeline_waits": run.pipeline_waits().to_pylist(),
-        "gpu_metrics": run.gpu_metrics().to_pylist(),
-        "kernel_counters": run.kernel_counters().to_pylist(),
-        "bench": None if run.against_bench is None else run.against_bench.as_plain_data(),
+        "memory": facts.memory.to_pylist(),
+        "pipeline": facts.pipeline.to_pylist(),
+        "pipeline_waits": facts.pipeline_waits.to_pylist(),
+        "gpu_metrics": facts.gpu_metrics.to_pylist(),
+        "kernel_counters": facts.kernel_counters.to_pylist(),
+        "bench": None if found.bench is None else found.bench.as_plain_data(),
         "findings": [_chosen(declared("Finding"), asdict(finding)) for finding in found.findings],
         # Last: questions add to what the captures cannot show.
-        "limitations": run.limitations,
-        "caveats": [asdict(caveat) for caveat in run.caveats()],
+        "limitations": facts.limitations,
+        "caveats": [asdict(caveat) for caveat in facts.caveats()],
     }
 
 
-def dumps(run: Answers, thresholds: Thresholds | None = None) -> str:
+def dumps(facts: RunFacts, found: Conclusion) -> str:
     """The document as JSON text; infinite and undefined numbers are null."""
-    return as_text(document(run, thresholds), indent=1)
+    return as_text(document(facts, found), indent=1)
 
 
 def _chosen(row: type[Row], found: Mapping[str, Any]) -> dict[str, Any]:
@@ -75,11 +72,11 @@ def _chosen(row: type[Row], found: Mapping[str, Any]) -> dict[str, Any]:
     return {name: found[name] for name in row.columns}
 
 
-def _ranks(run: Answers) -> list[dict[str, Any]]:
-    breakdowns = _by_capture(run.breakdown(), Device)
-    # A list of objects is the answer of the question of its name.
+def _ranks(facts: RunFacts) -> list[dict[str, Any]]:
+    breakdowns = _by_capture(facts.breakdown, Device)
+    # A list of objects is the fact of its name.
     lists = {
-        name: _by_capture(getattr(run, name)(), column.kind.row)
+        name: _by_capture(getattr(facts, "kernels_by_rank" if name == "kernels" else name), column.kind.row)
         for name, column in declared("RankAnswer").columns.items()
         if column.kind.row is not None and "items" in column.kind.json
     }
@@ -94,7 +91,7 @@ def _ranks(run: Answers) -> list[dict[str, Any]]:
             "device": breakdowns[info.rank, info.source][0],
             **{name: rows[info.rank, info.source] for name, rows in lists.items()},
         }
-        for info in run.infos
+        for info in facts.every_info
     ]
 
 
@@ -106,8 +103,8 @@ def _by_capture(table: pa.Table, row: type[Row]) -> dict[tuple[int, str], list[d
     return found
 
 
-def _verdict(run: Answers, found: Conclusion) -> dict[str, Any]:
-    said, first, unprofiled = verdict(run, found), found.first, found.unprofiled
+def _verdict(facts: RunFacts, found: Conclusion) -> dict[str, Any]:
+    said, first, unprofiled = verdict(facts, found), found.first, found.unprofiled
     saving_us = None if first is None else first.recoverable_us_per_iteration
     return {
         "outcome": found.outcome.value,
@@ -132,10 +129,10 @@ def _verdict(run: Answers, found: Conclusion) -> dict[str, Any]:
     }
 
 
-def _budget(run: Answers, found: Conclusion) -> dict[str, Any]:
+def _budget(facts: RunFacts, found: Conclusion) -> dict[str, Any]:
     spent = budget(found.on_devices)
     return {
-        "source": run.main_source,
+        "source": facts.source,
         "iteration_us": spent.iteration_us,
         "waiting_known": spent.waiting_known,
         "parts": [
@@ -147,7 +144,7 @@ def _budget(run: Answers, found: Conclusion) -> dict[str, Any]:
 
 
 def _rank_budget(row: dict[str, Any]) -> dict[str, Any]:
-    """A row of `Run.attribution`."""
+    """A row of `RunFacts.attribution`."""
     whole_us = row["duration_us"]
     return {
         "rank": row["rank"],
@@ -162,9 +159,9 @@ def _part(column: str, time_us: float, share: float) -> dict[str, Any]:
     return {"cause": column.removesuffix("_us"), "name": PARTS[column][0], "time_us": time_us, "share": share}
 
 
-def _collectives(run: Answers) -> list[dict[str, Any]]:
+def _collectives(facts: RunFacts) -> list[dict[str, Any]]:
     waits: dict[tuple[Any, ...], dict[str, float]] = defaultdict(dict)
-    for row in run.communication(by_rank=True).to_pylist():
+    for row in facts.communication_by_rank.to_pylist():
         if row["wait_us"] is not None:
             waits[tuple(row[name] for name in _KIND)][str(row["rank"])] = row["wait_us"]
     return [
@@ -172,7 +169,7 @@ def _collectives(run: Answers) -> list[dict[str, Any]]:
             declared("Collective"),
             row | {"ranks": _members(row), "size": row["group_size"], "wait_us": waits[tuple(row[name] for name in _KIND)]},
         )
-        for row in run.communication().to_pylist()
+        for row in facts.communication.to_pylist()
     ]
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from statistics import fmean, pstdev
 from typing import Any, TypeVar
 
-from bridge_profiling.answers import Answers
+from bridge_profiling.facts.run import RunFacts
 from bridge_profiling.manifest import RankCapture
 from bridge_profiling.report import words
 from bridge_profiling.report.figures import GROUPS, SIZES
@@ -125,9 +125,9 @@ def _measured(manifests: Iterable[RankCapture], key: str, kind: type[Measured]) 
                 continue
 
 
-def capture_facts(run: Answers, iterations: Rows, memory: Rows) -> list[tuple[str, str]]:
-    """What was captured, from rows of `Run.iterations` and `Run.memory`."""
-    infos = run.facts.infos
+def capture_facts(facts: RunFacts, iterations: Rows, memory: Rows) -> list[tuple[str, str]]:
+    """What was captured, from rows of `RunFacts.iterations` and `RunFacts.memory`."""
+    infos = facts.infos
     world = max((info.world_size or 0 for info in infos), default=0)
     devices = sorted({name for info in infos for name in info.devices.values()})
     numbers = sorted({row["iteration"] for row in iterations if row["iteration"] is not None})
@@ -138,7 +138,7 @@ def capture_facts(run: Answers, iterations: Rows, memory: Rows) -> list[tuple[st
         "layout": _layout(infos),
         "devices": ", ".join(devices[:3]),
         "iterations": marked,
-        "captured by": {"kineto": "torch.profiler", "nsys": "nsys"}.get(run.main_source, ""),
+        "captured by": {"kineto": "torch.profiler", "nsys": "nsys"}.get(facts.source, ""),
         "captured at": words.date(first) if first else "",
     }
     if not infos:
@@ -150,10 +150,10 @@ def capture_facts(run: Answers, iterations: Rows, memory: Rows) -> list[tuple[st
 _SHARDED = ("megatron-bridge", "recipe")
 
 
-def training_facts(run: Answers) -> list[tuple[str, str]]:
+def training_facts(facts: RunFacts) -> list[tuple[str, str]]:
     """Sizes of the first rank's model and data. Megatron's ranks hold parts of the model, and each counts its own."""
-    sizes = next(iter(training_rows(run.manifests)), {})
-    parts = any((each.manifest.framework or {}).get("name") in _SHARDED for each in run.manifests)
+    sizes = next(iter(training_rows(facts.manifests)), {})
+    parts = any((each.manifest.framework or {}).get("name") in _SHARDED for each in facts.manifests)
     part = f" of rank {sizes['rank']}" if parts and sizes else ""
     if sizes.get("trainable_parameters") == sizes.get("parameters"):
         sizes = {name: size for name, size in sizes.items() if name != "trainable_parameters"}

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
 
-from bridge_profiling.answers import Answers
 from bridge_profiling.facts.caveats import sentences
 from bridge_profiling.facts.intervals import grouped
+from bridge_profiling.facts.memory import difference
+from bridge_profiling.facts.run import RunFacts
 from bridge_profiling.report import tables, words
 from bridge_profiling.report.rows import Rows
 from bridge_profiling.report.run_view import memory_over_time_view
@@ -34,49 +35,49 @@ _WIDTH, _LEVELS = 72, "▁▂▃▄▅▆▇█"
 _LEAST_BYTES = 1 << 20
 
 
-def dumps(runs: Sequence[Answers]) -> str:
+def dumps(runs: Sequence[RunFacts]) -> str:
     """The document that `bridge-profiling memory --json` prints about one run or two."""
     documents = [
         {
-            "path": str(run.path),
-            "devices": run.memory().to_pylist(),
-            "sites": run.memory_sites().to_pylist(),
-            "growth": run.memory_growth().to_pylist(),
-            "limitations": _limitations(run),
+            "path": str(facts.path),
+            "devices": facts.memory.to_pylist(),
+            "sites": facts.memory_sites.to_pylist(),
+            "growth": facts.memory_growth.to_pylist(),
+            "limitations": _limitations(facts),
         }
-        for run in runs
+        for facts in runs
     ]
     return json.dumps({"schema_version": SCHEMA_VERSION, "runs": documents, "difference": _difference(runs)}, indent=1)
 
 
-def memory_view(runs: Sequence[Answers]) -> PageView:
+def memory_view(runs: Sequence[RunFacts]) -> PageView:
     """The view of one run's memory, or of two runs'; each has recorded some."""
     sections = []
     difference = _difference(runs)
     if difference:
         sections.append(SectionView("difference", "Difference", tables=[_differing(difference)]))
-    for run, side, id in zip(runs, ("Before: ", "After: ") if len(runs) > 1 else ("",), _FIGURES, strict=False):
-        drawn = memory_over_time_view(run, {rank for rank, _ in _drawn(run)}, id)
+    for facts, side, id in zip(runs, ("Before: ", "After: ") if len(runs) > 1 else ("",), _FIGURES, strict=False):
+        drawn = memory_over_time_view(facts, {rank for rank, _ in _drawn(facts)}, id)
         if drawn:
             sections.append(SectionView(id, f"{side}memory over time".capitalize(), figures=drawn))
-        for short, found in _tables(run).items():
+        for short, found in _tables(facts).items():
             if found.rows:
                 name = f"{side}{short}"
                 id = name.lower().replace(": ", "-")
                 sections.append(SectionView(id, f"{side}{found.title}", tables=[found], short=name))
     headline, *sentences = _sentences(runs, difference)
-    limitations = list(dict.fromkeys(sentence for run in runs for sentence in _limitations(run)))
-    title = " → ".join(run.path.absolute().name for run in runs)
+    limitations = list(dict.fromkeys(sentence for facts in runs for sentence in _limitations(facts)))
+    title = " → ".join(facts.path.absolute().name for facts in runs)
     return PageView("memory", title, Verdict(headline, sentences), sections, caveats=limitations)
 
 
-def picture_lines(runs: Sequence[Answers]) -> list[str]:
+def picture_lines(runs: Sequence[RunFacts]) -> list[str]:
     """Memory over time as a line of a terminal for each device."""
     lines = []
-    for run, side in zip(runs, ("", "after: "), strict=False):
-        drawn = _drawn(run)
-        timeline = [row for row in run.memory_timeline().to_pylist() if (row["rank"], row["device"]) in drawn]
-        highest = max(run.memory()["peak_bytes"].to_pylist()) or 1
+    for facts, side in zip(runs, ("", "after: "), strict=False):
+        drawn = _drawn(facts)
+        timeline = [row for row in facts.memory_timeline.to_pylist() if (row["rank"], row["device"]) in drawn]
+        highest = max(facts.memory["peak_bytes"].to_pylist()) or 1
         for (rank, device), rows in sorted(grouped(timeline, "rank", "device").items()):
             amounts = _sampled(rows)
             bar = "".join(_LEVELS[min(int(amount / highest * len(_LEVELS)), len(_LEVELS) - 1)] for amount in amounts)
@@ -85,19 +86,19 @@ def picture_lines(runs: Sequence[Answers]) -> list[str]:
     return lines
 
 
-def _difference(runs: Sequence[Answers]) -> Rows:
-    """Rows of `Run.memory_difference` of two runs, if both have allocation sites."""
-    known = len(runs) > 1 and all(run.memory_sites().num_rows for run in runs)
-    return runs[0].memory_difference(runs[1]).to_pylist() if known else []
+def _difference(runs: Sequence[RunFacts]) -> Rows:
+    """Rows of `facts.memory.difference` of two runs, if both have allocation sites."""
+    known = len(runs) > 1 and all(facts.memory_sites.num_rows for facts in runs)
+    return difference(runs[0].memory_sites, runs[1].memory_sites).to_pylist() if known else []
 
 
-def _limitations(run: Answers) -> list[str]:
-    return sentences([*run.capture_caveats, *run.caveats("memory")])
+def _limitations(facts: RunFacts) -> list[str]:
+    return sentences([*facts.capture_caveats, *facts.caveats("memory")])
 
 
-def _drawn(run: Answers) -> set[tuple[int, int]]:
+def _drawn(facts: RunFacts) -> set[tuple[int, int]]:
     """Rank and device of the devices that are drawn: those with the highest peaks."""
-    devices = sorted(run.memory().to_pylist(), key=lambda row: -row["peak_bytes"])
+    devices = sorted(facts.memory.to_pylist(), key=lambda row: -row["peak_bytes"])
     return {(row["rank"], row["device"]) for row in devices[:_DRAWN]}
 
 
@@ -113,14 +114,14 @@ def _sampled(rows: Rows) -> list[int]:
     return list(accumulate(range(_WIDTH), lambda last, place: highest.get(place, last), initial=rows[0]["allocated_bytes"]))[1:]
 
 
-def _sentences(runs: Sequence[Answers], difference: Rows) -> list[str]:
+def _sentences(runs: Sequence[RunFacts], difference: Rows) -> list[str]:
     """The answer, the most important sentence first."""
-    of_runs = [run.memory().to_pylist() for run in runs]
+    of_runs = [facts.memory.to_pylist() for facts in runs]
     first, last = of_runs[0], of_runs[-1]
     found = [_peak(first)]
     if len(runs) > 1:
         found = [_change(first, last), f"Before: {found[0]}", f"After: {_peak(last)}"]
-    sites = [] if len(runs) > 1 else runs[0].memory_sites().to_pylist()
+    sites = [] if len(runs) > 1 else runs[0].memory_sites.to_pylist()
     if difference and abs(difference[0]["change_bytes_at_peak"]) >= _LEAST_BYTES:
         found.insert(1, words.say("most_of_memory_change", difference[0]))
     elif sites:
@@ -154,20 +155,20 @@ def _growing(devices: Rows) -> str:
     return words.say("growth", highest, device=words.device(highest["rank"], highest["device"]))
 
 
-def _tables(run: Answers) -> dict[str, TableView]:
+def _tables(facts: RunFacts) -> dict[str, TableView]:
     """Tables of one run by their short names."""
-    devices = run.memory().to_pylist()
+    devices = facts.memory.to_pylist()
     peak = max(row["peak_bytes"] for row in devices) or 1
-    at_peak = run.memory_at_peak().select(["rank", "bytes", "site"]).slice(0, 1000).to_pylist()
+    at_peak = facts.memory_at_peak.select(["rank", "bytes", "site"]).slice(0, 1000).to_pylist()
     alike = Counter(tuple(row.values()) for row in at_peak)
     largest = sorted(alike.items(), key=lambda item: (-item[0][1], -item[1], item[0][2]))
     rows = [{"rank": rank, "bytes": size, "count": count, "site": site} for (rank, size, site), count in largest]
-    sites = [row | {"share": row["bytes_at_peak"] / peak} for row in run.memory_sites().to_pylist()]
+    sites = [row | {"share": row["bytes_at_peak"] / peak} for row in facts.memory_sites.to_pylist()]
     return {
         "Devices": replace(tables.view("memory-devices", devices), title="Memory by device"),
         "Sites": tables.view("sites", sites, _SHOWN),
         "Largest": tables.view("largest", rows, _SHOWN),
-        "Growth": tables.view("growth", run.memory_growth().to_pylist()),
+        "Growth": tables.view("growth", facts.memory_growth.to_pylist()),
     }
 
 

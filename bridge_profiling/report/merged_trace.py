@@ -68,7 +68,7 @@ def write_merged_trace(
     Args:
         ranks: each rank's `RankInfo`, and the directory of its Parquet tables.
         output: the file, written atomically; compressed if its name ends with .gz.
-        clock_offsets: from `Run.clock_offsets`; None leaves each rank's times unchanged.
+        clock_offsets: from `RunFacts.clock_offsets`; None leaves each rank's times unchanged.
         host: include the hosts' ranges, and arrows from launches to the work they launched.
         findings: annotated at their events, otherwise over the iterations of the responsible ranks.
         on_progress: called with the number of ranks written, and of all.

@@ -21,7 +21,7 @@ from bridge_profiling.report.views import Figure
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure as PlotlyFigure
 
-    from bridge_profiling.answers import Answers
+    from bridge_profiling.facts.run import RunFacts
 
 #: Rows of a table, from its beginning and from its end.
 _ROWS = 10
@@ -30,13 +30,13 @@ _ROWS = 10
 _FINEST = 2_000
 
 
-def figure(run: Answers, name: str, **options: Any) -> PlotlyFigure:
+def figure(facts: RunFacts, name: str, **options: Any) -> PlotlyFigure:
     """An answer as a Plotly figure; `name` is a key of `FIGURES`."""
     if name not in FIGURES:
         raise ProfilingConfigError(f"{name!r} is not a figure", instead=did_you_mean(name, FIGURES))
     from plotly.graph_objects import Figure
 
-    drawn = FIGURES[name](run, **options)
+    drawn = FIGURES[name](facts, **options)
     if drawn is None:
         problem, remedy = _UNKNOWN[name]
         raise ProfilingConfigError(problem, instead=remedy)
@@ -80,41 +80,41 @@ def table_html(table: pa.Table) -> str:
     return f"<table>{body}</table><p>{table.num_rows:,} rows × {table.num_columns} columns</p>"
 
 
-def _attribution(run: Answers, view: str = "cause") -> Figure:
-    return figures.attribution_figure(of_source(run, run.attribution()).to_pylist(), view)
+def _attribution(facts: RunFacts, view: str = "cause") -> Figure:
+    return figures.attribution_figure(of_source(facts, facts.attribution).to_pylist(), view)
 
 
-def _iterations(run: Answers, measure: str = "own_us") -> Figure:
-    return figures.iterations_figure(run.ranks().to_pylist(), measure)
+def _iterations(facts: RunFacts, measure: str = "own_us") -> Figure:
+    return figures.iterations_figure(facts.ranks.to_pylist(), measure)
 
 
-def _waits(run: Answers) -> Figure:
-    waits = run.waits().to_pylist()
-    return figures.waits_figure(rows.wait_matrix(waits, _iteration_count(run), [info.rank for info in run.facts.infos]))
+def _waits(facts: RunFacts) -> Figure:
+    waits = facts.waits.to_pylist()
+    return figures.waits_figure(rows.wait_matrix(waits, _iteration_count(facts), [info.rank for info in facts.infos]))
 
 
-def _communication(run: Answers) -> Figure:
-    found = rows.by_group(run.communication().to_pylist(), _iteration_count(run))
+def _communication(facts: RunFacts) -> Figure:
+    found = rows.by_group(facts.communication.to_pylist(), _iteration_count(facts))
     return figures.communication_figure(found[: rows.MOST_GROUPS])
 
 
-def _memory(run: Answers, rank: int | None = None, device: int = 0) -> Figure:
-    held = sorted({row["rank"] for row in run.memory().to_pylist()})
+def _memory(facts: RunFacts, rank: int | None = None, device: int = 0) -> Figure:
+    held = sorted({row["rank"] for row in facts.memory.to_pylist()})
     if not held or (rank is not None and rank not in held):
         known = f"one of {held}" if held else "a run whose memory was recorded"
         raise ProfilingConfigError("no memory of that rank was recorded", instead=f"Name {known}")
     rank = held[0] if rank is None else rank
     by_site, mine = (
         [row for row in table.to_pylist() if (row["rank"], row["device"]) == (rank, device)]
-        for table in (run.facts.memory_over_time, run.memory_timeline())
+        for table in (facts.memory_over_time, facts.memory_timeline)
     )
     return figures.memory_figure(by_site, mine)
 
 
-def _timeline(run: Answers, iteration: int | None = None, ranks: list[int] | None = None) -> Figure:
-    entries = [(info, entry) for info, entry in run.entries() if ranks is None or info.rank in ranks]
-    offsets = run.clock_offsets() if len(run.entries()) > 1 else None
-    windows = windows_of(run.iterations(), run.main_source, offsets) or whole_captures(entries, offsets)
+def _timeline(facts: RunFacts, iteration: int | None = None, ranks: list[int] | None = None) -> Figure:
+    entries = [(info, entry) for info, entry in facts.captures.entries() if ranks is None or info.rank in ranks]
+    offsets = facts.clock_offsets if len(facts.captures.entries()) > 1 else None
+    windows = windows_of(facts.iterations, facts.source, offsets) or whole_captures(entries, offsets)
     number = next(iter(windows), None) if iteration is None else iteration
     if number not in windows:
         raise ProfilingConfigError(f"iteration {iteration} was not captured", instead=f"Type one of {list(windows)}")
@@ -126,19 +126,18 @@ def _timeline(run: Answers, iteration: int | None = None, ranks: list[int] | Non
     return timeline_figure([each for found in shown for each in found])
 
 
-def _flame_graph(run: Answers, rank: int | None = None, weight: str = "host") -> Figure:
+def _flame_graph(facts: RunFacts, rank: int | None = None, weight: str = "host") -> Figure:
     require(weight in list(Weight), f"weight={weight!r} is unknown", instead="Type host or device")
-    stacks = of_source(run, run.flame_graph(least_share=LEAST_SHARE)).to_pylist()
-    ranks = sorted({row["rank"] for row in stacks})
-    require(ranks, "no stacks were captured", instead="Name a run with operators, annotations or Python stacks")
-    rank = ranks[0] if rank is None else rank
-    require(rank in ranks, f"no stacks of rank {rank} were captured", instead=f"Type one of {ranks}")
-    count = len({row["iteration"] for row in run.iterations().to_pylist() if row["rank"] == rank}) or 1
-    return flame_graph_figure([row for row in stacks if row["rank"] == rank], Weight(weight), f"rank {rank}", count)
+    ranks = [info.rank for info in facts.infos if rank in (None, info.rank)]
+    stacks = facts.flame_graph_of(ranks[0], LEAST_SHARE).to_pylist() if ranks else []
+    of = "" if rank is None else f" of rank {rank}"
+    require(stacks, f"no stacks{of} were captured", instead="Name a rank with operators, annotations or Python stacks")
+    count = len({row["iteration"] for row in facts.iterations.to_pylist() if row["rank"] == ranks[0]}) or 1
+    return flame_graph_figure(stacks, Weight(weight), f"rank {ranks[0]}", count)
 
 
-def _iteration_count(run: Answers) -> int:
-    return len(set(run.iterations()["iteration"].to_pylist())) or 1
+def _iteration_count(facts: RunFacts) -> int:
+    return len(set(facts.iterations["iteration"].to_pylist())) or 1
 
 
 #: The figures of `Run.figure`.
@@ -147,8 +146,8 @@ FIGURES: Mapping[str, Callable[..., Figure | None]] = {
     "iterations": _iterations,
     "waits": _waits,
     "communication": _communication,
-    "roofline": lambda run: figures.roofline_figure(run.matrix_products().to_pylist()),
-    "counters": lambda run: figures.kernel_counters_figure(run.kernel_counters().to_pylist()),
+    "roofline": lambda facts: figures.roofline_figure(facts.matrix_products.to_pylist()),
+    "counters": lambda facts: figures.kernel_counters_figure(facts.kernel_counters.to_pylist()),
     "memory": _memory,
     "timeline": _timeline,
     "flame_graph": _flame_graph,

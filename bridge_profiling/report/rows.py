@@ -12,12 +12,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from bridge_profiling.answers import Answers
 from bridge_profiling.bench.results import BUS_OPERATIONS, bus_factor
 from bridge_profiling.facts.intervals import grouped
 from bridge_profiling.facts.operators import MEMORY
 from bridge_profiling.facts.parts import BY_CAUSE, HOST_PARTS, steady
 from bridge_profiling.facts.phases import KINDS
+from bridge_profiling.facts.run import RunFacts
 from bridge_profiling.facts.sampled import MEASURES
 from bridge_profiling.report.views import Row
 
@@ -38,9 +38,9 @@ _OF_PHASES = (
 _PRODUCT = ("operator", "shapes", "precision", "flops", "flops_per_byte", "peak_tflops", "memory_tb_s", "roof_tflops")
 
 
-def of_source(run: Answers, table: pa.Table) -> pa.Table:
+def of_source(facts: RunFacts, table: pa.Table) -> pa.Table:
     """The rows by the profiler that captured the most ranks."""
-    return table.filter(pc.equal(table["source"], run.main_source))
+    return table.filter(pc.equal(table["source"], facts.source))
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Part:
 
     column: str
     time_us: float  # microseconds of an iteration
-    share: float  # of the iteration; of a run, the mean over its ranks
+    share: float  # of the iteration; of a facts, the mean over its ranks
     low: float  # the smallest share of a rank
     high: float  # the largest share of a rank
 
@@ -64,7 +64,7 @@ class Budget:
 
 
 def budget(rows: Rows, columns: Sequence[str] = BY_CAUSE) -> Budget:
-    """The budget of some ranks, from their rows of `Run.attribution` or `mean_host_iterations`, and their parts.
+    """The budget of some ranks, from their rows of `RunFacts.attribution` or `mean_host_iterations`, and their parts.
 
     Shares are averaged, not times: the parts then add up to the median iteration, however the ranks differ.
     """
@@ -81,7 +81,7 @@ def budget(rows: Rows, columns: Sequence[str] = BY_CAUSE) -> Budget:
 
 
 def mean_host_iterations(rows: Rows) -> Rows:
-    """One row per rank from rows of `Run.host_iterations`: the median duration, and means of it and its parts."""
+    """One row per rank from rows of `RunFacts.host_iterations`: the median duration, and means of it and its parts."""
     found = []
     for rank, mine in sorted(grouped(rows, "rank").items()):
         counted = steady(mine)
@@ -99,7 +99,7 @@ def shares(rows: Rows) -> Rows:
 
 
 def kernel_groups(rows: Rows) -> Rows:
-    """Rows of `Run.kernel_groups` of all ranks, with the lowest and the highest share of a rank."""
+    """Rows of `RunFacts.kernel_groups` of all ranks, with the lowest and the highest share of a rank."""
     found = [
         {
             "group": group,
@@ -115,7 +115,7 @@ def kernel_groups(rows: Rows) -> Rows:
 
 
 def operators(of_ranks: pa.Table) -> Rows:
-    """`Run.operators` of all ranks by name."""
+    """`RunFacts.operators` of all ranks by name."""
     # Without threads, which would add fractions in any order. A hundred rows of each of many ranks are slow as objects.
     summed = of_ranks.group_by("name", use_threads=False)
     added = summed.aggregate([*((name, "sum") for name in _OF_OPERATORS), ("max_us", "max"), ("module", "first")])
@@ -125,7 +125,7 @@ def operators(of_ranks: pa.Table) -> Rows:
 
 
 def kernel_counters(rows: Rows) -> Rows:
-    """Rows of `Run.kernel_counters` by kernel, most device time first: means weighted by device time."""
+    """Rows of `RunFacts.kernel_counters` by kernel, most device time first: means weighted by device time."""
     merged = []
     for mine in grouped(rows, "name").values():
         means = {name: _weighted(mine, name) for name in (*MEASURES, "memory_tb_s", "dram_tb_s", "samples_per_call")}
@@ -135,7 +135,7 @@ def kernel_counters(rows: Rows) -> Rows:
 
 
 def matrix_products(rows: Rows) -> Rows:
-    """Rows of `Run.matrix_products` by operator, shapes and precision on a kind of device, most device time first."""
+    """Rows of `RunFacts.matrix_products` by operator, shapes and precision on a kind of device, most device time first."""
     merged = []
     for mine in grouped(rows, *_PRODUCT).values():
         count, spent_us = (sum(row[name] for row in mine) for name in ("count", "device_us"))
@@ -154,7 +154,7 @@ _ROOFS = ("peak", "roof")
 
 
 def phases(rows: Rows, *, library: bool = True) -> Rows:
-    """Rows of `Run.phases` by kind and name: means over the ranks that have it, and the lowest and highest iteration of any.
+    """Rows of `RunFacts.phases` by kind and name: means over the ranks with it, and the lowest and highest iteration of any.
 
     Without `library`, of the ranges that libraries open those that take the host long are left.
     """
@@ -180,7 +180,7 @@ def _with_dram(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def by_group(rows: Rows, iterations: int) -> Rows:
-    """Rows of `Run.communication` per iteration, the most time first; of many groups, those of one name and size combined.
+    """Rows of `RunFacts.communication` per iteration, the most time first; of many groups, those of one name and size combined.
 
     `wait_us` is the mean over the ranks; combined groups have mean times and median bandwidths.
     """
@@ -212,7 +212,7 @@ def _combined(rows: Rows, iterations: int) -> dict[str, Any]:
 
 
 def by_size(rows: Rows, iterations: int) -> Rows:
-    """Rows of `Run.communication(by_size=True)` by operation, kind of group, its size and that of the message.
+    """Rows of `compare.bench.with_alone` by operation, kind of group, its size and that of the message.
 
     Times are of a rank in an iteration.
     """
@@ -264,7 +264,7 @@ class WaitMatrix:
 
 
 def wait_matrix(waits: Iterable[Row], iterations: int, everyone: Sequence[int]) -> WaitMatrix:
-    """The matrix of the ranks that wait or are waited for most, from rows of `Run.waits`."""
+    """The matrix of the ranks that wait or are waited for most, from rows of `RunFacts.waits`."""
     between: dict[tuple[int, int], float] = defaultdict(float)
     weight: dict[int, float] = defaultdict(float, dict.fromkeys(everyone, 0.0))
     for row in waits:

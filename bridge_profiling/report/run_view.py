@@ -12,11 +12,13 @@ from urllib.parse import quote
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from bridge_profiling.answers import Answers
+from bridge_profiling.compare.bench import AgainstBench, with_alone
 from bridge_profiling.facts.device import ranks_without_work
 from bridge_profiling.facts.intervals import grouped
 from bridge_profiling.facts.parts import BY_ACTIVITY, BY_CAUSE
+from bridge_profiling.facts.run import RunFacts
 from bridge_profiling.findings import Event
+from bridge_profiling.findings.scorecard import scorecard
 from bridge_profiling.printable import shell_path
 from bridge_profiling.report import bench_view, figures, measurements, rows, tables, words
 from bridge_profiling.report.findings_view import Pictures, findings_view
@@ -40,96 +42,96 @@ _MEMORY_RANKS, _MOST_ROWS = 4, 250
 _TERMINAL_ROWS, _SCREEN_PHASES = 10, 6
 
 
-def run_tables(run: Answers) -> list[TableView]:
+def run_tables(facts: RunFacts, bench: AgainstBench | None) -> list[TableView]:
     """The tables of `bridge-profiling analyze`."""
-    breakdown, hosts = run.breakdown(), rows.mean_host_iterations(run.host_iterations().to_pylist())
+    breakdown, hosts = facts.breakdown, rows.mean_host_iterations(facts.host_iterations.to_pylist())
     on_cpu = {
         (rank, source) for source in set(breakdown["source"].to_pylist()) for rank in ranks_without_work(breakdown, source)
     }
     all_on_cpu = len(on_cpu) == breakdown.num_rows > 0 and bool(hosts)
     of_device = [] if all_on_cpu else [
-        tables.view("device", breakdown.to_pylist()), tables.typical(run.typical_iteration().to_pylist(), on_cpu)
+        tables.view("device", breakdown.to_pylist()), tables.typical(facts.typical_iteration.to_pylist(), on_cpu)
     ]  # fmt: skip
-    iterations = len({row["iteration"] for row in run.iterations().to_pylist()}) or 1
-    communication = rows.by_group(run.communication().to_pylist(), iterations)
+    iterations = len({row["iteration"] for row in facts.iterations.to_pylist()}) or 1
+    communication = rows.by_group(facts.communication.to_pylist(), iterations)
     found = [
         *of_device,
         tables.host(hosts),
-        tables.phases(run.phases().to_pylist(), _TERMINAL_ROWS, of_device=not all_on_cpu),
-        tables.view("kernel-groups", rows.kernel_groups(run.kernel_groups().to_pylist())),
-        tables.kernels(run.kernels(by_rank=False).to_pylist(), _TERMINAL_ROWS),
-        tables.operators(run.operators(), _TERMINAL_ROWS),
-        tables.view("products", rows.matrix_products(run.matrix_products().to_pylist()), _TERMINAL_ROWS),
+        tables.phases(facts.phases.to_pylist(), _TERMINAL_ROWS, of_device=not all_on_cpu),
+        tables.view("kernel-groups", rows.kernel_groups(facts.kernel_groups.to_pylist())),
+        tables.kernels(facts.kernels.to_pylist(), _TERMINAL_ROWS),
+        tables.operators(facts.operators, _TERMINAL_ROWS),
+        tables.view("products", rows.matrix_products(facts.matrix_products.to_pylist()), _TERMINAL_ROWS),
         tables.view("communication-table", communication, _TERMINAL_ROWS),
-        tables.view("message-sizes", rows.by_size(run.communication(by_size=True).to_pylist(), iterations), _TERMINAL_ROWS),
-        *([] if run.against_bench is None else bench_view.alone_tables(run.against_bench)),
-        tables.view("ranks", run.ranks().to_pylist()),
-        tables.view("stragglers", run.stragglers().to_pylist()),
-        tables.view("pipeline", run.pipeline().to_pylist()),
-        tables.view("pipeline-waits", run.pipeline_waits().to_pylist()),
-        tables.view("copies", run.copies().to_pylist(), _TERMINAL_ROWS),
-        tables.view("gpu-metrics-table", run.gpu_metrics().to_pylist(), _TERMINAL_ROWS),
-        tables.kernel_counters(run.kernel_counters().to_pylist(), _TERMINAL_ROWS),
-        tables.system_calls(run.system_calls().to_pylist(), _TERMINAL_ROWS),
-        tables.view("memory-devices", run.memory().to_pylist(), len(breakdown) + 1),
-        tables.view("cuda-memory", run.cuda_memory().to_pylist(), _TERMINAL_ROWS),
+        tables.view("message-sizes", rows.by_size(with_alone(facts).to_pylist(), iterations), _TERMINAL_ROWS),
+        *([] if bench is None else bench_view.alone_tables(bench)),
+        tables.view("ranks", facts.ranks.to_pylist()),
+        tables.view("stragglers", facts.stragglers.to_pylist()),
+        tables.view("pipeline", facts.pipeline.to_pylist()),
+        tables.view("pipeline-waits", facts.pipeline_waits.to_pylist()),
+        tables.view("copies", facts.copies.to_pylist(), _TERMINAL_ROWS),
+        tables.view("gpu-metrics-table", facts.gpu_metrics.to_pylist(), _TERMINAL_ROWS),
+        tables.kernel_counters(facts.kernel_counters.to_pylist(), _TERMINAL_ROWS),
+        tables.system_calls(facts.system_calls.to_pylist(), _TERMINAL_ROWS),
+        tables.view("memory-devices", facts.memory.to_pylist(), len(breakdown) + 1),
+        tables.view("cuda-memory", facts.cuda_memory.to_pylist(), _TERMINAL_ROWS),
     ]
     return [table for table in found if table.rows]
 
 
-def screen_view(run: Answers, found: Conclusion) -> PageView:
+def screen_view(facts: RunFacts, found: Conclusion) -> PageView:
     """What a terminal shows of a run: the verdict, where the time goes, the findings, and benchmarks."""
-    shown = ranks_to_show(run, found, most=_ON_A_SCREEN, every=_ON_A_SCREEN)
-    time = _on_cpus(found) if found.on_cpus else _attribution(run, found, shown, _ON_A_SCREEN)
+    shown = ranks_to_show(facts, found, most=_ON_A_SCREEN, every=_ON_A_SCREEN)
+    time = _on_cpus(found) if found.on_cpus else _attribution(facts, found, shown, _ON_A_SCREEN)
     of_device = bool(found.on_devices) or not found.without_device
-    phases = tables.phases(of_source(run, run.phases()).to_pylist(), _SCREEN_PHASES, of_device=of_device, library=False)
-    sections = [time, _scorecard(run), section("phases", tables=[phases]), bench_view.section(run.against_bench)]
-    findings = findings_view(run, found)
-    return PageView("report", _title(run), verdict(run, found), sections, findings=findings, notices=notices(run))
+    phases = tables.phases(of_source(facts, facts.phases).to_pylist(), _SCREEN_PHASES, of_device=of_device, library=False)
+    sections = [time, _scorecard(facts), section("phases", tables=[phases]), bench_view.section(found.bench)]
+    findings = findings_view(facts, found)
+    return PageView("report", _title(facts), verdict(facts, found), sections, findings=findings, notices=notices(facts))
 
 
-def page_view(run: Answers, found: Conclusion, output: Path) -> PageView:
+def page_view(facts: RunFacts, found: Conclusion, output: Path) -> PageView:
     """A run's page, at `output`; its links to the traces are relative to that."""
-    shown = ranks_to_show(run, found)
-    timeline = timeline_of(run, shown)
-    captured, kernels = (of_source(run, table).to_pylist() for table in (run.iterations(), run.kernels(by_rank=False)))
-    memory, iterations = run.memory().to_pylist(), len({row["iteration"] for row in captured}) or 1
-    products, bench = run.matrix_products().to_pylist(), run.against_bench
-    manifests = [each for each in run.manifests if each.rank in shown]
+    shown = ranks_to_show(facts, found)
+    timeline = timeline_of(facts, shown)
+    captured, kernels = (of_source(facts, table).to_pylist() for table in (facts.iterations, facts.kernels))
+    memory, iterations = facts.memory.to_pylist(), len({row["iteration"] for row in captured}) or 1
+    products, bench = facts.matrix_products.to_pylist(), found.bench
+    manifests = [each for each in facts.manifests if each.rank in shown]
     sections = [
-        _attribution(run, found, shown, EVERY_RANK),
-        _scorecard(run),
-        _phases(run, found, shown, timeline),
-        _iterations(run.ranks().to_pylist()),
-        _waits(run),
+        _attribution(facts, found, shown, EVERY_RANK),
+        _scorecard(facts),
+        _phases(facts, found, shown, timeline),
+        _iterations(facts.ranks.to_pylist()),
+        _waits(facts),
         section("findings", kind="findings"),
         section(
             "operators" if found.on_cpus else "work",
             figures=captioned("roofline", {"roofline": figures.roofline_figure(products)}),
             tables=[
-                tables.view("kernel-groups", rows.kernel_groups(of_source(run, run.kernel_groups()).to_pylist())),
+                tables.view("kernel-groups", rows.kernel_groups(of_source(facts, facts.kernel_groups).to_pylist())),
                 tables.kernels(kernels, _MOST_ROWS),
-                tables.operators(of_source(run, run.operators()), _MOST_ROWS, _longest_calls(run, timeline)),
+                tables.operators(of_source(facts, facts.operators), _MOST_ROWS, _longest_calls(facts, timeline)),
                 tables.view("products", rows.matrix_products(products), _MOST_ROWS),
-                tables.system_calls(run.system_calls().to_pylist(), _MOST_ROWS),
+                tables.system_calls(facts.system_calls.to_pylist(), _MOST_ROWS),
                 tables.view("wall-clock", measurements.wall_clock_rows(manifests)),
                 tables.view("flops-profile", measurements.flops_rows(manifests)),
             ],
         ),
-        *flame_graph_section(run, captured),
+        *flame_graph_section(facts, captured),
         _communication(
-            rows.by_group(run.communication().to_pylist(), iterations),
-            rows.by_size(run.communication(by_size=True).to_pylist(), iterations),
+            rows.by_group(facts.communication.to_pylist(), iterations),
+            rows.by_size(with_alone(facts).to_pylist(), iterations),
             bench_view.section(bench),
         ),
-        _timeline(timeline, ranks_to_show(run, found, most=_ON_A_SCREEN, every=_ON_A_SCREEN)),
-        *_gpu_metrics(run, shown),
+        _timeline(timeline, ranks_to_show(facts, found, most=_ON_A_SCREEN, every=_ON_A_SCREEN)),
+        *_gpu_metrics(facts, shown),
         _memory(
-            run,
+            facts,
             memory,
             [
                 tables.view("phase-memory", measurements.phase_memory_rows(manifests)),
-                tables.view("cuda-memory", run.cuda_memory().to_pylist(), NAMED_RANKS),
+                tables.view("cuda-memory", facts.cuda_memory.to_pylist(), NAMED_RANKS),
             ],
         ),
     ]
@@ -137,46 +139,46 @@ def page_view(run: Answers, found: Conclusion, output: Path) -> PageView:
         without = {"budget", "iterations", "waits", "communication", "timeline", "memory"}
         sections = [_on_cpus(found), *(each for each in sections if each.id not in without or not each.empty)]
     # Last: questions add to what the captures cannot show.
-    sections += [_quality(run, captured), _raw_traces(run, shown, output)]
+    sections += [_quality(facts, captured), _raw_traces(facts, shown, output)]
     named = f", bench={bench.path!r}" if bench and not bench.found else ""
     return PageView(
         "report",
-        _title(run),
-        verdict(run, found),
+        _title(facts),
+        verdict(facts, found),
         sections,
-        facts=[*measurements.capture_facts(run, captured, memory), *measurements.training_facts(run)],
-        findings=findings_view(run, found, Pictures(run, found, timeline)),
-        notices=notices(run),
+        facts=[*measurements.capture_facts(facts, captured, memory), *measurements.training_facts(facts)],
+        findings=findings_view(facts, found, Pictures(facts, found, timeline)),
+        notices=notices(facts),
         timeline=timeline.data() if timeline.segments else None,
-        opened=f"from bridge_profiling.run import Run; Run({str(run.path.absolute())!r}{named})",
+        opened=f"from bridge_profiling.run import Run; Run({str(facts.path.absolute())!r}{named})",
     )
 
 
-def _longest_calls(run: Answers, timeline: Timeline) -> dict[str, Target]:
+def _longest_calls(facts: RunFacts, timeline: Timeline) -> dict[str, Target]:
     """Where the timeline shows the longest call of each operator; of those whose iteration is on the page."""
     found: dict[str, Target] = {}
     if not timeline.segments:
         return found
-    calls = run.facts.longest_calls
+    calls = facts.longest_calls
     shown = pc.is_in(calls["rank"], pa.array(timeline.ranks, pa.int32()))
-    rows = calls.filter(pc.and_(pc.equal(calls["source"], run.main_source), shown)).to_pylist()
+    rows = calls.filter(pc.and_(pc.equal(calls["source"], facts.source), shown)).to_pylist()
     for row in sorted(rows, key=lambda row: -row["duration_us"]):
         if row["name"] not in found and (place := timeline.target_at(row["rank"], row["start_ns"], row["duration_us"])):
             found[row["name"]] = place
     return found
 
 
-def ranks_to_show(run: Answers, found: Conclusion, most: int = NAMED_RANKS, every: int = EVERY_RANK) -> list[int]:
+def ranks_to_show(facts: RunFacts, found: Conclusion, most: int = NAMED_RANKS, every: int = EVERY_RANK) -> list[int]:
     """The ranks with a row of their own: all up to `every`, else the `most` interesting ones.
 
     Those are the responsible ones of findings about few ranks, slow and fast ones, and the first of each pipeline stage.
     """
-    everyone = [info.rank for info in run.facts.infos]
+    everyone = [info.rank for info in facts.infos]
     if len(everyone) <= every:
         return everyone
     responsible = [rank for each in found.findings if len(each.ranks) <= most // 2 for rank in each.ranks[:4]]
-    slowest = run.stragglers()["rank"].to_pylist()
-    first = [members[0] for members in stages(run.facts.infos).values()]
+    slowest = facts.stragglers["rank"].to_pylist()
+    first = [members[0] for members in stages(facts.infos).values()]
     wanted = [
         *responsible, *slowest[: most // 4], *slowest[-2:], *first[: most // 2], *slowest[most // 4 :], *everyone
     ]  # fmt: skip
@@ -193,19 +195,19 @@ def stages(infos: Iterable[RankInfo]) -> dict[str, list[int]]:
     return dict(found)
 
 
-def _title(run: Answers) -> str:
-    return run.path.absolute().name or "run"
+def _title(facts: RunFacts) -> str:
+    return facts.path.absolute().name or "run"
 
 
-def _attribution(run: Answers, found: Conclusion, shown: Sequence[int], every: int) -> SectionView:
+def _attribution(facts: RunFacts, found: Conclusion, shown: Sequence[int], every: int) -> SectionView:
     attribution = found.on_devices
     if not attribution:
         return section("budget")
     by_rank = {row["rank"]: row for row in attribution}
-    slow = {row["rank"] for row in run.stragglers().to_pylist() if row["verdict"] == "stable"}
+    slow = {row["rank"] for row in facts.stragglers.to_pylist() if row["verdict"] == "stable"}
     bars: Rows = []
     if len(by_rank) > every:
-        for stage, members in list(stages(run.facts.infos).items())[:every]:
+        for stage, members in list(stages(facts.infos).items())[:every]:
             if mine := [by_rank[rank] for rank in members if rank in by_rank]:
                 means = {part: fmean(row[part] for row in mine) for part in ("duration_us", *{*BY_CAUSE, *BY_ACTIVITY})}
                 bars.append({"label": f"{stage}, mean of {len(mine)}", **means})
@@ -223,8 +225,8 @@ def _attribution(run: Answers, found: Conclusion, shown: Sequence[int], every: i
     return section("budget", notes=notes, figures=captioned("budget", variants, labels), tables=numbers)
 
 
-def _scorecard(run: Answers) -> SectionView:
-    checks = run.scorecard().to_pylist()
+def _scorecard(facts: RunFacts) -> SectionView:
+    checks = scorecard(facts).to_pylist()
     known = any(row["value"] is not None for row in checks)
     return section("scorecard", tables=[tables.view("scorecard", checks if known else [])])
 
@@ -234,8 +236,8 @@ def _on_cpus(found: Conclusion) -> SectionView:
     return section("host", figures=captioned("host", {"cause": figures.host_figure(ranks)}), tables=[tables.host(ranks)])
 
 
-def _phases(run: Answers, found: Conclusion, shown: Sequence[int], timeline: Timeline) -> SectionView:
-    phases = [row for row in of_source(run, run.phases()).to_pylist() if row["rank"] in set(shown)]
+def _phases(facts: RunFacts, found: Conclusion, shown: Sequence[int], timeline: Timeline) -> SectionView:
+    phases = [row for row in of_source(facts, facts.phases).to_pylist() if row["rank"] in set(shown)]
     named = ("rank", "name", "longest_iteration", "longest_start_ns", "longest_us")
     places = [timeline.target(Event(*(row[name] for name in named))) for row in phases]
     view = tables.phases_of_ranks(phases, _MOST_ROWS, places, of_device=not found.on_cpus)
@@ -256,10 +258,10 @@ def _iterations(ranks: Rows) -> SectionView:
     return section("iterations", *said, notes=[words.say("rows_of_ranks", block)] if block > 1 else [], figures=drawn)
 
 
-def _waits(run: Answers) -> SectionView:
-    ranks, drawn, said, notes = [info.rank for info in run.facts.infos], [], [], []
+def _waits(facts: RunFacts) -> SectionView:
+    ranks, drawn, said, notes = [info.rank for info in facts.infos], [], [], []
     if len(ranks) > 1:
-        waits, iterations = run.waits().to_pylist(), len(set(run.ranks()["iteration"].to_pylist())) or 1
+        waits, iterations = facts.waits.to_pylist(), len(set(facts.ranks["iteration"].to_pylist())) or 1
         marked = [row for row in waits if row["iteration"] is not None]
         matrix = rows.wait_matrix(marked or waits, iterations, ranks)
         cells = zip(matrix.ranks, matrix.wait_us, strict=True)
@@ -271,9 +273,9 @@ def _waits(run: Answers) -> SectionView:
         if longest and len(matrix.ranks) < len(ranks):
             notes = [words.say("most_waiting", shown=len(matrix.ranks), all=len(ranks), share=matrix.shown)]
     found = [
-        tables.view("stragglers", run.stragglers().to_pylist() if len(ranks) > 1 else [], NAMED_RANKS),
-        tables.view("pipeline", run.pipeline().to_pylist()),
-        tables.view("pipeline-waits", run.pipeline_waits().to_pylist()),
+        tables.view("stragglers", facts.stragglers.to_pylist() if len(ranks) > 1 else [], NAMED_RANKS),
+        tables.view("pipeline", facts.pipeline.to_pylist()),
+        tables.view("pipeline-waits", facts.pipeline_waits.to_pylist()),
     ]
     return section("waits", *said, notes=notes, figures=drawn, tables=found)
 
@@ -302,18 +304,18 @@ def _timeline(timeline: Timeline, at_first: list[int]) -> SectionView:
     return section("timeline", kind="timeline", data=data)
 
 
-def _gpu_metrics(run: Answers, shown: Sequence[int]) -> list[SectionView]:
+def _gpu_metrics(facts: RunFacts, shown: Sequence[int]) -> list[SectionView]:
     """The counters that nsys sampled: all as a table, those in percent over time; nothing where none were."""
-    sampled = run.gpu_metrics().to_pylist()
+    sampled = facts.gpu_metrics.to_pylist()
     if not sampled:
         return []
-    over_time = run.facts.gpu_metrics_over_time().to_pylist()
+    over_time = facts.gpu_metrics_over_time().to_pylist()
     drawn = [row for row in over_time if row["rank"] in shown[:_ON_A_SCREEN] and "%" in row["metric"]]
     variants = {
         f"rank {rank}, device {device}": figures.counters_figure(course)
         for (rank, device), course in sorted(grouped(drawn, "rank", "device").items())
     }
-    of_kernels = run.kernel_counters().to_pylist()
+    of_kernels = facts.kernel_counters.to_pylist()
     pictures = [
         *captioned("gpu-metrics-over-time", variants),
         *captioned("kernel-counters-figure", {"counters": figures.kernel_counters_figure(of_kernels)}),
@@ -322,19 +324,19 @@ def _gpu_metrics(run: Answers, shown: Sequence[int]) -> list[SectionView]:
     return [section("gpu-metrics", figures=pictures, tables=found)]
 
 
-def _memory(run: Answers, devices: Rows, by_other_means: Sequence[TableView]) -> SectionView:
+def _memory(facts: RunFacts, devices: Rows, by_other_means: Sequence[TableView]) -> SectionView:
     peaks = [row["rank"] for row in sorted(devices, key=lambda row: -(row["peak_bytes"] or 0))]
     growing = [row["rank"] for row in sorted(devices, key=lambda row: -(row["growth_bytes_per_iteration"] or 0))]
     drawn = set(list(dict.fromkeys([*peaks[:2], *growing[:2], *peaks]))[:_MEMORY_RANKS])
-    view = memory_over_time_view(run, drawn, "memory") if drawn else []
+    view = memory_over_time_view(facts, drawn, "memory") if drawn else []
     return section("memory", figures=view, tables=[tables.view("memory-devices", devices, NAMED_RANKS), *by_other_means])
 
 
-def memory_over_time_view(run: Answers, ranks: set[int], id: str) -> list[FigureView]:
+def memory_over_time_view(facts: RunFacts, ranks: set[int], id: str) -> list[FigureView]:
     """Memory over time of the devices of some ranks; none if none was recorded."""
     by_site, timeline = (
         grouped((row for row in answer.to_pylist() if row["rank"] in ranks), "rank", "device")
-        for answer in (run.facts.memory_over_time, run.memory_timeline())
+        for answer in (facts.memory_over_time, facts.memory_timeline)
     )
     variants = {
         f"rank {rank}, device {device}": figures.memory_figure(
@@ -345,18 +347,18 @@ def memory_over_time_view(run: Answers, ranks: set[int], id: str) -> list[Figure
     return captioned("memory-by-site" if by_site else "memory-over-time", variants, shown_as=id)
 
 
-def _quality(run: Answers, iterations: Rows) -> SectionView:
-    infos = run.facts.infos
-    offsets = {row["rank"]: row for row in run.clock_offsets().to_pylist()} if len(infos) > 1 else {}
-    manifests = {manifest.rank: manifest for manifest in run.manifests}
+def _quality(facts: RunFacts, iterations: Rows) -> SectionView:
+    infos = facts.infos
+    offsets = {row["rank"]: row for row in facts.clock_offsets.to_pylist()} if len(infos) > 1 else {}
+    manifests = {manifest.rank: manifest for manifest in facts.manifests}
     table = tables.captures(infos, manifests, iterations, offsets, NAMED_RANKS if len(infos) > EVERY_RANK else None)
     versions = sorted({f"{name} {version}".replace("_", " ") for info in infos for name, version in info.versions.items()})
-    data = {"errors": run.errors, "limitations": run.limitations, "versions": " · ".join(versions[:12])}
+    data = {"errors": facts.errors, "limitations": facts.limitations, "versions": " · ".join(versions[:12])}
     return section("quality", kind="quality", tables=[table], data=data)
 
 
-def _raw_traces(run: Answers, shown: Sequence[int], output: Path) -> SectionView:
-    infos = run.facts.infos
+def _raw_traces(facts: RunFacts, shown: Sequence[int], output: Path) -> SectionView:
+    infos = facts.infos
     folder = output.absolute().parent
     files = [
         {"rank": info.rank, "copy": Cell("", copy=file), "file": Cell(file, link=_link(Path(file), folder))}
@@ -366,7 +368,7 @@ def _raw_traces(run: Answers, shown: Sequence[int], output: Path) -> SectionView
     ]
     left = len(infos) - len({row["rank"] for row in files})
     table = tables.view("files", files, note=f"{left:,} more ranks." if left else "")
-    data = {"run": shell_path(run.path), "perfetto": run.main_source == "kineto"}
+    data = {"run": shell_path(facts.path), "perfetto": facts.source == "kineto"}
     return section("raw", kind="raw", tables=[table], data=data)
 
 

@@ -180,7 +180,7 @@ def view(
 
 
 def typical(rows: Rows, without_device: Collection[tuple[int, str]]) -> TableView:
-    """Rows of `Run.typical_iteration`; ranks without a device have a duration only."""
+    """Rows of `RunFacts.typical_iteration`; ranks without a device have a duration only."""
     known = {"rank", "source", "duration_us", "iterations"}
     on_cpus = [(row["rank"], row["source"]) in without_device for row in rows]
     shown = [row | dict.fromkeys(row.keys() - known) if on_cpu else row for row, on_cpu in zip(rows, on_cpus, strict=True)]
@@ -198,7 +198,7 @@ def host(ranks: Rows) -> TableView:
 
 
 def spread(rows: Rows) -> TableView:
-    """How the ranks of a large job differ, from rows of `Run.attribution`."""
+    """How the ranks of a large job differ, from rows of `RunFacts.attribution`."""
     lines = []
     for part in ("duration_us", *visible_parts(rows), *BY_ACTIVITY[1:]):
         values = sorted(row[part] for row in rows)
@@ -210,14 +210,14 @@ def spread(rows: Rows) -> TableView:
 
 
 def kernels(rows: Rows, count: int) -> TableView:
-    """Rows of `Run.kernels(by_rank=False)`."""
+    """Rows of `RunFacts.kernels`."""
     differ = any(row["configurations"] > 1 for row in rows[:count])
     note = "A +: launches differ, and the most frequent is shown." if differ else ""
     return view("kernels", summed.shares(rows), count, note=note)
 
 
 def operators(of_ranks: pa.Table, count: int, places: Mapping[str, Target] | None = None) -> TableView:
-    """`Run.operators`; `places`: where the timeline shows the longest call of each name."""
+    """`RunFacts.operators`; `places`: where the timeline shows the longest call of each name."""
     found = summed.operators(of_ranks)
     if places:
         found = [row | {"longest": Cell("", target=places.get(row["name"]))} for row in found]
@@ -225,7 +225,7 @@ def operators(of_ranks: pa.Table, count: int, places: Mapping[str, Target] | Non
 
 
 def kernel_counters(rows: Rows, count: int) -> TableView:
-    """Rows of `Run.kernel_counters`: the kernels that take the most device time."""
+    """Rows of `RunFacts.kernel_counters`: the kernels that take the most device time."""
     merged = summed.kernel_counters(rows)
     unknown = [row for row in merged if row["samples_per_call"] < 1]
     note = ""
@@ -240,20 +240,20 @@ def kernel_counters(rows: Rows, count: int) -> TableView:
 
 
 def system_calls(rows: Rows, count: int) -> TableView:
-    """Rows of `Run.system_calls`."""
+    """Rows of `RunFacts.system_calls`."""
     when = "an iteration" if any(row["iterations"] for row in rows) else "the whole capture"
     return view("system-calls", rows, count, when=when)
 
 
 def phases(rows: Rows, count: int, *, of_device: bool, library: bool = True) -> TableView:
-    """Rows of `Run.phases`, one per name; see `rows.phases`."""
+    """Rows of `RunFacts.phases`, one per name; see `rows.phases`."""
     merged = [row | {"of_device": of_device} for row in summed.phases(rows, library=library)]
     each = "iteration" if any(row["iterations"] for row in merged) else "rank"
     return view("phases", merged, count, per=_per(merged), each=each)
 
 
 def phases_of_ranks(rows: Rows, count: int, places: Sequence[Target | None], *, of_device: bool) -> TableView:
-    """Rows of `Run.phases`, one per name and rank; `places`: for each, where the timeline shows its longest call."""
+    """Rows of `RunFacts.phases`, one per name and rank; `places`: for each, where the timeline shows its longest call."""
     shown = [
         summed.with_counters(row)
         | {"of_device": of_device, "on_host": not of_device}

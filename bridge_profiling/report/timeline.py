@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bridge_profiling.answers import Answers
+from bridge_profiling.facts.run import RunFacts
 from bridge_profiling.facts.timeline import KINDS, Segments, Window, segments, whole_captures, windows_of
 from bridge_profiling.findings import Event
 from bridge_profiling.report import words
@@ -99,14 +99,14 @@ class Timeline:
         }
 
 
-def timeline_of(run: Answers, ranks: Sequence[int]) -> Timeline:
+def timeline_of(facts: RunFacts, ranks: Sequence[int]) -> Timeline:
     """The timelines of some ranks of a run."""
-    everyone = run.entries()
+    everyone = facts.captures.entries()
     entries = [(info, entry) for info, entry in everyone if info.rank in set(ranks)]
-    offsets = run.clock_offsets() if len(everyone) > 1 else None
-    iterations = run.iterations()
-    windows = windows_of(iterations, run.main_source, offsets) or whole_captures(entries, offsets)
-    captured = {row["iteration"] for row in iterations.to_pylist() if row["source"] == run.main_source}
+    offsets = facts.clock_offsets if len(everyone) > 1 else None
+    iterations = facts.iterations
+    windows = windows_of(iterations, facts.source, offsets) or whole_captures(entries, offsets)
+    captured = {row["iteration"] for row in iterations.to_pylist() if row["source"] == facts.source}
     typical, shown = _select(windows, max(_MOST_PICTURES // max(len(entries), 1), 1))
     windows = {number: windows[number] for number in shown}
     finest = max(_FINEST * min(1.0, _MOST_FINE / max(len(entries) * len(windows), 1)), _COARSEST)

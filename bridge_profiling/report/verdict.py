@@ -10,11 +10,12 @@ from statistics import median
 
 import pyarrow as pa
 
-from bridge_profiling.answers import Answers
+from bridge_profiling.compare.bench import AgainstBench
 from bridge_profiling.facts.caveats import sentences
 from bridge_profiling.facts.device import ranks_without_work
 from bridge_profiling.facts.parts import BY_CAUSE, ENOUGH_ITERATIONS
-from bridge_profiling.findings import Confidence, Finding, Thresholds
+from bridge_profiling.facts.run import RunFacts
+from bridge_profiling.findings import Confidence, Finding
 from bridge_profiling.findings.unprofiled import Unprofiled, timed_iterations, usual_cost_us
 from bridge_profiling.report import words
 from bridge_profiling.report.figures import HOST_PARTS, PARTS
@@ -53,11 +54,12 @@ class Conclusion:
 
     outcome: Outcome
     findings: list[Finding]  # as `Run.findings` orders them
-    on_devices: Rows  # rows of `Run.attribution` by the main source, of judged ranks with device work
+    on_devices: Rows  # rows of `RunFacts.attribution` by the main source, of judged ranks with device work
     on_cpus: Rows  # `mean_host_iterations` of judged ranks, if no rank may have a device
     without_device: list[int]  # judged ranks without device work in their trace
     profiler_us: float | None  # time that profiling added to an iteration, from the manifests: the median over ranks
     unprofiled: Unprofiled | None  # the iteration without the profiler
+    bench: AgainstBench | None  # the run compared with benchmarks
 
     @property
     def typical_us(self) -> float | None:
@@ -87,18 +89,19 @@ class Conclusion:
         return time_us / whole_us if time_us is not None and whole_us else None
 
 
-def conclude(run: Answers, thresholds: Thresholds | None = None) -> Conclusion:
-    """Judge a run; None stands for the default thresholds."""
-    findings, unprofiled, source = run.findings(thresholds), run.unprofiled(thresholds), run.main_source
-    infos, unjudged = run.facts.infos, set(run.facts.unjudged)
-    without_device = [rank for rank in ranks_without_work(run.breakdown(), source) if rank not in unjudged]
+def conclude(
+    facts: RunFacts, findings: list[Finding], unprofiled: Unprofiled | None = None, bench: AgainstBench | None = None
+) -> Conclusion:
+    """What a report about a run with these findings concludes."""
+    source, infos, unjudged = facts.source, facts.infos, set(facts.unjudged)
+    without_device = [rank for rank in ranks_without_work(facts.breakdown, source) if rank not in unjudged]
 
     def judged(table: pa.Table, left_out: Container[int] = unjudged) -> Rows:
         return [row for row in table.to_pylist() if row["source"] == source and row["rank"] not in left_out]
 
-    on_devices = judged(run.attribution(), {*unjudged, *without_device})
+    on_devices = judged(facts.attribution, {*unjudged, *without_device})
     has_device = on_devices or any(info.devices or info.has_unread_events for info in infos)
-    on_cpus = [] if has_device else mean_host_iterations(judged(run.host_iterations()))
+    on_cpus = [] if has_device else mean_host_iterations(judged(facts.host_iterations))
     if any(finding.id != _OVERHEAD for finding in findings):
         outcome = Outcome.finding
     elif on_devices or on_cpus:
@@ -108,19 +111,19 @@ def conclude(run: Answers, thresholds: Thresholds | None = None) -> Conclusion:
     elif unjudged and len(unjudged) == len(infos):
         outcome = Outcome.not_judged
     else:
-        outcome = Outcome.memory_only if _snapshots(run) else Outcome.too_little
-    profiler_us = unprofiled.measured_cost_us if unprofiled else usual_cost_us(timed_iterations(run.manifests))
-    return Conclusion(outcome, findings, on_devices, on_cpus, without_device, profiler_us, unprofiled)
+        outcome = Outcome.memory_only if _snapshots(facts) else Outcome.too_little
+    profiler_us = unprofiled.measured_cost_us if unprofiled else usual_cost_us(timed_iterations(facts.manifests))
+    return Conclusion(outcome, findings, on_devices, on_cpus, without_device, profiler_us, unprofiled, bench)
 
 
-def _snapshots(run: Answers) -> list[int]:
+def _snapshots(facts: RunFacts) -> list[int]:
     """Ranks with a memory snapshot, if there is no trace."""
-    return [] if run.facts.infos else sorted({row["rank"] for row in run.memory().to_pylist()})
+    return [] if facts.infos else sorted({row["rank"] for row in facts.memory.to_pylist()})
 
 
-def notices(run: Answers) -> list[str]:
+def notices(facts: RunFacts) -> list[str]:
     """What has to be known before anything else: the window that is shown, and a few of the manifests that are not used."""
-    caveats = run.capture_caveats
+    caveats = facts.capture_caveats
     of_manifests = sentences(caveat for caveat in caveats if caveat.code in ABOUT_MANIFESTS)
     left = len(of_manifests) - _NAMED_MANIFESTS
     more = [f"{left} more sentences about manifests are in the limitations"] if left > 0 else []
@@ -128,39 +131,39 @@ def notices(run: Answers) -> list[str]:
     return [*shown, *of_manifests[:_NAMED_MANIFESTS], *more]
 
 
-def verdict(run: Answers, found: Conclusion) -> Verdict:
+def verdict(facts: RunFacts, found: Conclusion) -> Verdict:
     """The conclusion in words."""
     findings = found.findings
     headline, *sentences = words.resource("sentences")["outcomes"][found.outcome]
     match found.outcome:
         case Outcome.finding:
-            headline, sentences = words.sentence(findings[0].title), [*_iteration(run, found), *_saving(found)]
+            headline, sentences = words.sentence(findings[0].title), [*_iteration(facts, found), *_saving(found)]
         case Outcome.nothing_found:
-            sentences = [*_iteration(run, found), sentences[bool(findings)]]
+            sentences = [*_iteration(facts, found), sentences[bool(findings)]]
         case Outcome.no_device_work:
-            sentences += _on_host(run, found)
+            sentences += _on_host(facts, found)
         case Outcome.memory_only:
-            sentences.insert(0, f"Memory was recorded on {words.ranks(_snapshots(run))}.")
+            sentences.insert(0, f"Memory was recorded on {words.ranks(_snapshots(facts))}.")
         case Outcome.too_little:
-            headline, *sentences = [*_nothing_captured(run)] or [headline, *sentences]
+            headline, *sentences = [*_nothing_captured(facts)] or [headline, *sentences]
     findings = [finding for finding in findings if finding.id != _OVERHEAD]
     # A device that is not busy is a symptom of the others.
     causes = [finding for finding in findings if finding.id != "low_device_busy"] or findings
-    first = [_advice(finding, len(run.facts.infos)) for finding in causes[:_FIRST]]
-    return Verdict(headline, sentences, first, list(_caveats(run, found)))
+    first = [_advice(finding, len(facts.infos)) for finding in causes[:_FIRST]]
+    return Verdict(headline, sentences, first, list(_caveats(facts, found)))
 
 
-def _iteration(run: Answers, found: Conclusion) -> Iterator[str]:
+def _iteration(facts: RunFacts, found: Conclusion) -> Iterator[str]:
     """How long an iteration takes, and where its time goes."""
     typical_us, rows, on_cpus = found.typical_us, found.on_devices or found.on_cpus, bool(found.on_cpus)
     if typical_us is None:
-        if nothing := " ".join(_nothing_captured(run)):
+        if nothing := " ".join(_nothing_captured(facts)):
             yield nothing
-        elif run.facts.unjudged:
+        elif facts.unjudged:
             yield words.say("work_lost")
         else:
             yield words.say("no_device_work" if found.without_device else "no_iterations")
-            yield from _on_host(run, found)
+            yield from _on_host(facts, found)
         return
     durations = [row["duration_us"] for row in rows]
     counts = sorted({row["iterations"] for row in rows})
@@ -184,27 +187,27 @@ def _iteration(run: Answers, found: Conclusion) -> Iterator[str]:
     yield f"Its parts: {', '.join([*parts, *([f'{words.percent(rest)} other'] if rest >= 0.005 else [])])}."
 
 
-def _nothing_captured(run: Answers) -> Iterator[str]:
+def _nothing_captured(facts: RunFacts) -> Iterator[str]:
     """That manifests are all there is, and a sentence for each reason."""
-    if run.manifests and not run.facts.infos and not _snapshots(run):
+    if facts.manifests and not facts.infos and not _snapshots(facts):
         reasons: dict[str, list[int]] = defaultdict(list)
-        for each in run.manifests:
+        for each in facts.manifests:
             reason = "the listed files are not there" if each.artifacts else "the reason is unknown"
             reasons[each.manifest.reason or reason].append(each.rank)
-        yield "No capture was found." if any(each.artifacts for each in run.manifests) else "Nothing was captured."
+        yield "No capture was found." if any(each.artifacts for each in facts.manifests) else "Nothing was captured."
         for reason, ranks in reasons.items():
             yield words.sentence(f"{words.ranks(ranks)}: {reason}")
 
 
-def _on_host(run: Answers, found: Conclusion) -> Iterator[str]:
+def _on_host(facts: RunFacts, found: Conclusion) -> Iterator[str]:
     """The iterations of a training on CPUs, and its most expensive operators."""
-    known = [] if found.on_devices else run.attribution().to_pylist()
-    rows = [row for row in known if row["source"] == run.main_source and row["rank"] in found.without_device]
+    known = [] if found.on_devices else facts.attribution.to_pylist()
+    rows = [row for row in known if row["source"] == facts.source and row["rank"] in found.without_device]
     iterations = sum(row["iterations"] for row in rows)
     if iterations:
         typical = words.milliseconds(median(row["duration_us"] for row in rows))
         own_us: dict[str, float] = defaultdict(float)
-        for each in run.operators().to_pylist():
+        for each in facts.operators.to_pylist():
             own_us[each["name"]] += each["self_us"] / iterations
         most = [f"{name} {words.milliseconds(own_us[name])}" for name in sorted(own_us, key=own_us.__getitem__)[:-4:-1]]
         operators = f"; operators with the most own time: {', '.join(most)}" if most else ""
@@ -237,10 +240,10 @@ def _advice(finding: Finding, captured: int) -> str:
     return f"{who}{words.first_sentence(finding.action)}"
 
 
-def _overhead(run: Answers, found: Conclusion) -> Iterator[str]:
+def _overhead(facts: RunFacts, found: Conclusion) -> Iterator[str]:
     """What the profiler cost, and how that is known."""
     cost_us, typical_us = found.profiler_us, found.typical_us
-    timed = timed_iterations(run.manifests)
+    timed = timed_iterations(facts.manifests)
     if cost_us is not None:
         if timed and all(each.overlap for each in timed.values()):
             yield words.say("overhead_unclear")
@@ -256,14 +259,14 @@ def _overhead(run: Answers, found: Conclusion) -> Iterator[str]:
         yield words.say("overhead_unknown")
 
 
-def _caveats(run: Answers, found: Conclusion) -> Iterator[str]:
-    infos, first, fewest = run.facts.infos, found.first, found.fewest_iterations
+def _caveats(facts: RunFacts, found: Conclusion) -> Iterator[str]:
+    infos, first, fewest = facts.infos, found.first, found.fewest_iterations
     if first is not None and first.confidence != Confidence.high:
         reason = f": {first.confidence_reason.rstrip('.')}" if first.confidence_reason else ""
         yield f"Confidence is {first.confidence}{reason}."
     if fewest is not None and fewest < ENOUGH_ITERATIONS:
         yield f"Only {words.counted(fewest, 'iteration')} captured, which cannot show what happens only sometimes. Capture ten."
-    yield from _overhead(run, found)
+    yield from _overhead(facts, found)
     world = max((info.world_size or 0 for info in infos), default=0)
     if world > len(infos):
         yield words.say("not_captured", captured=len(infos), world=world, were="was" if len(infos) == 1 else "were")
@@ -272,6 +275,6 @@ def _caveats(run: Answers, found: Conclusion) -> Iterator[str]:
     if unjudged := [info for info in infos if not info.judged]:
         lost, of = (sum(getattr(info.lost, name) for info in unjudged) for name in ("device", "of_device"))
         are = "is" if len(unjudged) == 1 else "are"
-        yield words.sentence(words.say("not_judged", run.facts.unjudged, are=are, lost=lost, all=of))
-    if run.errors:
-        yield f"{words.counted(len(run.errors), 'capture')} could not be read, or only in part."
+        yield words.sentence(words.say("not_judged", facts.unjudged, are=are, lost=lost, all=of))
+    if facts.errors:
+        yield f"{words.counted(len(facts.errors), 'capture')} could not be read, or only in part."

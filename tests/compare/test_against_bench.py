@@ -58,7 +58,7 @@ def compared(folder, run_of, tmp_path):
 
 
 def rows_of(run, group=TENSOR):
-    return [row for row in run.against_bench.communication.to_pylist() if row["group"] == group]
+    return [row for row in run.bench.communication.to_pylist() if row["group"] == group]
 
 
 def test_times_between_measured_sizes_are_those_of_a_link_of_any_latency_and_bandwidth():
@@ -78,13 +78,13 @@ def test_each_group_is_compared_with_as_many_ranks_at_its_own_sizes(compared):
         # The link was made slow: 26 GB/s of bus bandwidth, which is algorithm bandwidth for two ranks.
         assert row["bus_bandwidth_gbs"] == pytest.approx(25.9, abs=0.1)
         assert row["alone_bus_bandwidth_gbs"] == pytest.approx(row["bus_bandwidth_gbs"] / row["reached_share"])
-    sized = [row for row in run.communication(by_size=True).to_pylist() if row["group"] == TENSOR]
+    sized = [row for row in run.communication(by="size").to_pylist() if row["group"] == TENSOR]
     assert [row["alone_bus_bandwidth_gbs"] for row in sized] == [pytest.approx(gbs_of(row["message_bytes"])) for row in sized]
     # The bus bandwidth of a gather is half of what two ranks gather.
     gathers = [row for row in rows_of(run, "DATA_PARALLEL_GROUP_WITH_CP") if row["operation"] == "all_gather"]
     assert [row["alone_bus_bandwidth_gbs"] for row in gathers] == [pytest.approx(gbs_of(75_544_576) / 2)] * 2
     fell_short = "all_reduce in group tensor model parallel on ranks 0-1 reached 27% of the benchmark's bandwidth (26 of "
-    assert [sentence.startswith(fell_short) for sentence in section(run.against_bench).paragraphs].count(True) == 1
+    assert [sentence.startswith(fell_short) for sentence in section(run.bench).paragraphs].count(True) == 1
 
 
 @pytest.mark.parametrize(
@@ -111,15 +111,15 @@ def test_sizes_outside_are_left_out_of_both_sides(compared):
 
 
 def test_a_file_next_to_the_captures_is_taken_and_one_of_something_else_is_reported(folder, run_of):
-    assert run_of(folder).against_bench is None
+    assert run_of(folder).bench is None
     path = folder / "bench.json"
     try:
         bench_results.write(path, [collectives()])
-        assert "bench.json, found next to the captures" in section(run_of(folder).against_bench).paragraphs[0]
+        assert "bench.json, found next to the captures" in section(run_of(folder).bench).paragraphs[0]
         path.write_text('{"results": "of another tool"}')
         run = run_of(folder)
-        assert run.against_bench is None
-        assert any("nothing is compared with a benchmark" in sentence for sentence in run.limitations)
+        assert run.bench is None
+        assert any("nothing is compared with a benchmark" in sentence for sentence in run.facts.limitations)
         with pytest.raises(ProfilingConfigError, match="is not a result file of bridge-profiling bench"):
             Run(folder, bench=path)
     finally:
@@ -131,7 +131,7 @@ def test_a_file_next_to_the_captures_is_taken_and_one_of_something_else_is_repor
     [(100.0, "The benchmark of this link is faster (26% of it reached)"), (26.0, "so the link itself is slow")],
 )
 def test_the_finding_about_a_slow_link_says_whether_it_is_slow_alone(compared, gbs, conclusion):
-    found = next(each for each in compared(collectives(gbs=gbs)).findings() if each.id == "exposed_communication")
+    found = next(each for each in compared(collectives(gbs=gbs)).findings if each.id == "exposed_communication")
     assert conclusion in found.action
     assert found.evidence["groups"][0]["reached_share_of_alone"] == pytest.approx(25.9 / gbs, abs=0.02)
 
@@ -145,7 +145,7 @@ def test_copies_steps_and_loaders_are_compared_too(compared):
     batches = [{"batches_per_s": {"mean": 50.0}}, {"batches_per_s": None}]
     loader = {"kind": "data_loader", "subject": "train:data", "rows": batches}
     run = compared({"kind": "copies", "device": DEVICE, "rows": copies}, step, loader)
-    bench, captured = run.against_bench, [row for row in run.copies().to_pylist() if row["direction"] in ("HtoD", "DtoH")]
+    bench, captured = run.bench, [row for row in run.facts.copies.to_pylist() if row["direction"] in ("HtoD", "DtoH")]
     assert sum(bench.copies["count"].to_pylist()) == sum(row["count"] for row in captured)
     for row in bench.copies.to_pylist():
         assert row["alone_bandwidth_gbs"] == pytest.approx(50.0)

@@ -29,7 +29,7 @@ def test_levels_are_those_of_the_marked_iterations(tmp_path, run_of):
     sample(report, (ACTIVE, READ), level)
     report.write(tmp_path / "rank-0.sqlite")
     sampled = run_of()
-    active, read = sampled.gpu_metrics().to_pylist()
+    active, read = sampled.facts.gpu_metrics.to_pylist()
     assert (active["metric"], active["samples"], active["max"], active["p95"]) == (ACTIVE, 20, 80, 80)
     assert (active["rank"], active["source"], active["device"], active["mean"]) == (0, "nsys", 0, 60)
     assert (read["metric"], read["mean"], read["p95"]) == (READ, 10, 10)
@@ -38,7 +38,7 @@ def test_levels_are_those_of_the_marked_iterations(tmp_path, run_of):
     values = [(row["metric"], round(row["time_us"], 2), row["value"]) for row in found]
     assert values == [(READ, 0.48, 10), (READ, 1.43, 10), (ACTIVE, 0.48, 80), (ACTIVE, 1.43, 40)]
     # On the terminal and in JSON.
-    (counters,) = [table for table in run_tables(sampled) if table.id == "gpu-metrics-table"]
+    (counters,) = [table for table in run_tables(sampled.facts, None) if table.id == "gpu-metrics-table"]
     assert [cell.text for cell in counters.rows[0]] == ["0", "0", "60.0", "80.0", "80.0", "20", ACTIVE]
     assert [row["metric"] for row in json.loads(sampled.to_json())["gpu_metrics"]] == [ACTIVE, READ]
 
@@ -53,12 +53,12 @@ def test_kernels_phases_and_products_have_the_counters_while_they_ran(tmp_path, 
     report.write(tmp_path / "rank-0.sqlite")
     run = run_of()
     names = ("name", "count", "samples_per_call", "sm_active", "tensor_active", "dram_read", "dram_write", "dram_tb_s")
-    found = {row["name"]: [row[name] for name in names[1:]] for row in run.kernel_counters().to_pylist()}
+    found = {row["name"]: [row[name] for name in names[1:]] for row in run.facts.kernel_counters.to_pylist()}
     expected = [1, 4, 0.75, 0.45, 0.15, 0.075, 0.225 * 3.35]
     assert found == {"gemm": pytest.approx(expected), "short": [1, 0.5, None, None, None, None, None]}
-    (product,) = run.matrix_products().to_pylist()
+    (product,) = run.facts.matrix_products.to_pylist()
     assert product["measured_flops_per_byte"] == pytest.approx(2e9 / 400e-9 / 1e12 / expected[-1])
-    shown = {table.id: table for table in run_tables(run)}
+    shown = {table.id: table for table in run_tables(run.facts, None)}
     assert "1 kernel is shorter than the time between two samples (11%" in shown["kernel-counters"].note
     assert problems("analyze", json.loads(run.to_json())) == []
 
@@ -75,7 +75,7 @@ def test_counters_are_those_of_the_gpu_that_the_process_used(tmp_path, run_of, g
     for gpu in range(2):
         sample(report, [ACTIVE], lambda *_, gpu=gpu: 10 * (gpu + 1), gpu=gpu)
     report.write(tmp_path / "rank-0.sqlite")
-    found = run_of().kernel_counters().to_pylist()
+    found = run_of().facts.kernel_counters.to_pylist()
     assert [(row["name"], round(row["sm_active"] * 100)) for row in found] == levels
 
 
@@ -91,11 +91,11 @@ def test_system_calls_of_launching_threads_and_cudas_allocations_are_those_of_th
         report.add("CUDA_GPU_MEMORY_USAGE_EVENTS", start=start, bytes=amount, **place)
     report.write(tmp_path / "rank-0.sqlite")
     run = run_of()
-    (call,) = run.system_calls().to_pylist()  # the read is inside a poll
+    (call,) = run.facts.system_calls.to_pylist()  # the read is inside a poll
     assert [call[name] for name in ("name", "iterations", "calls", "longest_us")] == ["poll", 2, 1.0, 0.3]
     assert (call["time_us"], call["share"]) == (pytest.approx(0.2), pytest.approx(400 / 1800))
     names = ("memory", "allocations", "frees", "in_iterations", "peak_bytes", "end_bytes")
-    rows = [tuple(row[name] for name in names) for row in run.cuda_memory().to_pylist()]
+    rows = [tuple(row[name] for name in names) for row in run.facts.cuda_memory.to_pylist()]
     assert rows == [("device", 2, 1, 2, 96, 64), ("pinned", 1, 0, 1, 8, 8)]
     document = json.loads(run.to_json())
     assert [(len(rank["system_calls"]), len(rank["cuda_memory"])) for rank in document["ranks"]] == [(1, 2)]

@@ -21,7 +21,7 @@ def test_device_time_and_memory_of_operators_and_ranges_are_those_of_torch_and_b
         (tmp_path / kind / f"rank-0.{kind}").write_bytes(lzma.decompress((FOLDER / f"rank-0.{kind}.xz").read_bytes()))
     runs = [run_of(tmp_path / kind) for kind in ("pt.trace.json", "sqlite")]
     theirs = json.loads((FOLDER / "key_averages.json").read_text())
-    rows = [row for category in ("operator", "annotation") for row in runs[0].operators(category=category).to_pylist()]
+    rows = [row for category in ("operator", "annotation") for row in runs[0].facts.operators_by(category=category).to_pylist()]
     assert {row["name"] for row in rows} == set(theirs)
     for row in rows:
         count, own_us, total_us, *memory = theirs[row["name"]]

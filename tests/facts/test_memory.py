@@ -161,7 +161,7 @@ def test_requests_that_failed_come_by_rank_and_time_with_the_line_that_made_them
         refusal = {"action": "oom", "device_free": 5000, "stream": 0}
         history += [refusal | {"size": size, "time_us": t0_us + at, "frames": stack} for size, at, stack in requests]
         (tmp_path / f"{name}.pickle").write_bytes(pickle.dumps({"segments": [], "device_traces": [history]}))
-    found = run_of().out_of_memory()
+    found = run_of().facts.out_of_memory
     assert values(found, "rank", "device", "time_ns", "requested_bytes", "free_bytes", "site") == [
         (0, 0, (t0_us + 5) * 1000, 1 << 30, 5000, _TRAIN),
         (1, 0, (t0_us + 2) * 1000, 7, 5000, UNRECORDED),

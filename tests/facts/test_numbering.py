@@ -24,14 +24,16 @@ def _write(folder, rank, first, count, code="iterations_inferred", late_ns=0):
 
 
 def _by_rank(run):
-    found = values(run.iterations(), "rank", "iteration")
+    found = values(run.facts.iterations, "rank", "iteration")
     return [[number for rank, number in found if rank == mine] for mine in (0, 1)]
 
 
 def test_inferred_iterations_that_end_together_have_the_same_number(tmp_path, run_of):
     _write(tmp_path, 0, 1, 4)
     _write(tmp_path, 1, 3, 3, late_ns=_MS)
-    assert _by_rank(run_of(tmp_path)) == [[0, 1, 2, 3], [2, 3, 4]]
+    run = run_of(tmp_path)
+    assert _by_rank(run) == [[0, 1, 2, 3], [2, 3, 4]]
+    assert run.events(1, iterations=[3, 4])["iteration"].to_pylist() == [3, 4]
 
 
 @pytest.mark.parametrize("known", [{"code": "else"}, {"late_ns": 4 * _MS}])

@@ -63,7 +63,7 @@ def test_modules_are_those_of_torch(tmp_path):
         model(torch.randn(32, 64)).backward(torch.ones(32, 64))
     used.export_chrome_trace(str(tmp_path / "rank-0.json"))
     with Run(tmp_path, parquet=tmp_path) as run:
-        found = values(run.operators(modules=True), "name", "module", "count")
+        found = values(run.operators(by="module"), "name", "module", "count")
     assert set(found) >= {("aten::addmm", "Linear_0", 1), ("aten::addmm", "Linear_1", 1), ("aten::relu", "ReLU_0", 1)}
 
 

@@ -160,21 +160,21 @@ def test_one_operation_that_ends_far_apart_moves_no_clock_and_shows_in_the_resid
     run = _chain({1: 5 * MS, 2: -300}, 3)
     run.operations[1][4]["end_ns"] += 800 * US
     asked = run.captured(tmp_path, host="node-7")
-    found = values(asked.clock_offsets(), "offset_ns", "residual_ns", "max_residual_ns")
+    found = values(asked.facts.clock_offsets, "offset_ns", "residual_ns", "max_residual_ns")
     assert (found[:2], found[2][0]) == ([(0, 0, 400 * US), (-5 * MS, 0, 400 * US)], 300)
     # Ranks of one host have one clock.
-    assert [(each.code, "5000 us" in each.text) for each in asked.caveats("clock_offsets")] == [("one_host_apart", True)]
+    assert [(each.code, "5000 us" in each.text) for each in asked.facts.caveats("clock_offsets")] == [("one_host_apart", True)]
 
 
 def test_ranks_that_share_no_operation_keep_their_clocks(tmp_path):
     run = SimulatedRun(5, offsets_ns={1: 1 * MS, 3: 2 * MS, 4: 3 * MS})
     run.iterate(3, lambda _: [run.meet([0, 1]), run.meet([2, 3]), run.compute(4, 1 * MS)])
     asked = run.captured(tmp_path, clock="unknown")
-    found = values(asked.clock_offsets(), "component", "reference", "offset_ns", "operations", "residual_ns")
+    found = values(asked.facts.clock_offsets, "component", "reference", "offset_ns", "operations", "residual_ns")
     related = [(0, 0, 0, 3, 0), (0, 0, -1 * MS, 3, 0), (1, 2, 0, 3, 0), (1, 2, -2 * MS, 3, 0)]
     assert found == [*related, (2, 4, 0, 0, None)]
     text = "different sets cannot"
-    assert [(each.code, text in each.text) for each in asked.caveats("clock_offsets")] == [("clocks_unrelated", True)]
+    assert [(each.code, text in each.text) for each in asked.facts.caveats("clock_offsets")] == [("clocks_unrelated", True)]
 
 
 def test_bus_bandwidth_is_that_of_nccl_tests(tmp_path):
@@ -182,7 +182,7 @@ def test_bus_bandwidth_is_that_of_nccl_tests(tmp_path):
     shares |= dict.fromkeys(("all_gather", "reduce_scatter", "all_to_all"), 3 / 4)
     run = SimulatedRun(4, transfer_ns=100 * US)
     run.iterate(3, lambda _: [run.meet(range(4), operation, 20_000_000) for operation in (*shares, "dispatch")])
-    found = run.captured(tmp_path).communication()
+    found = run.captured(tmp_path).facts.communication
     counts = values(found, "count", "bytes", "group_size", "matched_count", "algorithm_bandwidth_gbs")
     assert set(counts) == {(3, 60_000_000, 4, 3, 200.0)}
     # No such bandwidth is defined for a dispatch.
@@ -199,11 +199,11 @@ def test_sizes_of_messages_have_rows_of_their_own_that_add_up_to_the_groups(tmp_
             run.meet([0, 1], "all_gather", size)
 
     asked = run.iterate(3, step).captured(tmp_path)
-    rows = asked.communication(by_size=True)
+    rows = asked.communication(by="size")
     names = ("message_bytes", "count", "captured_ranks", "transfer_us", "algorithm_bandwidth_gbs", "bus_bandwidth_gbs")
     assert sorted(values(rows, *names)) == [(1_000_000, 3, 2, 300, 10.0, 5.0), (20_000_000, 6, 2, 600, 200.0, 100.0)]
     assert dict(values(rows, "message_bytes", "wait_us")) == {1_000_000: 3000, 20_000_000: 0}
-    by_rank = asked.communication(by_rank=True)
+    by_rank = asked.facts.communication_by_rank
     assert values(by_rank, "rank", "duration_us", "transfer_us", "wait_us") == [(0, 900, 900, 0), (1, 3900, 900, 3000)]
     for name in ("duration_us", "exposed_us", "overlapped_us"):
         assert sum(rows[name].to_pylist()) == pytest.approx(sum(by_rank[name].to_pylist())), name
@@ -245,7 +245,7 @@ def _pipelines(stages, microbatches, *, last=1.0):
 
 @pytest.mark.parametrize(("stages", "microbatches"), [(2, 4), (4, 2), (3, 12)])
 def test_even_stages_have_the_schedules_bubble_and_no_more(tmp_path, stages, microbatches):
-    found = _pipelines(stages, microbatches).captured(tmp_path).pipeline().to_pylist()
+    found = _pipelines(stages, microbatches).captured(tmp_path).facts.pipeline.to_pylist()
     ideal = (stages - 1) / (microbatches + stages - 1)
     assert [(row["stage"], row["microbatches"]) for row in found] == [(stage, microbatches) for stage in range(stages)]
     for row in found:
@@ -259,19 +259,19 @@ def test_even_stages_have_the_schedules_bubble_and_no_more(tmp_path, stages, mic
 
 def test_a_stage_with_more_work_is_the_uneven_one_and_the_others_wait_in_the_steady_phase(tmp_path):
     asked = _pipelines(2, 8, last=1.5).captured(tmp_path)
-    light, heavy = asked.pipeline().to_pylist()
+    light, heavy = asked.facts.pipeline.to_pylist()
     assert heavy["excess_compute_us"] == pytest.approx(6000, rel=0.01)
     assert heavy["steady_us"] < 100 < 6000 < light["steady_us"]
-    waits = {(row["stage"], row["waits_for_stage"]): row for row in asked.pipeline_waits().to_pylist()}
-    direct = [row for row in asked.waits().to_pylist() if row["rank"] % 2 != row["waits_for"] % 2]
+    waits = {(row["stage"], row["waits_for_stage"]): row for row in asked.facts.pipeline_waits.to_pylist()}
+    direct = [row for row in asked.facts.waits.to_pylist() if row["rank"] % 2 != row["waits_for"] % 2]
     assert sum(row["wait_us"] for row in waits.values()) * 2 * 3 == pytest.approx(sum(row["wait_us"] for row in direct))
     assert (waits[0, 1]["ranks"], waits[0, 1]["wait_us"] > 6000) == ([0, 2], True)
 
 
 def test_stages_that_are_not_captured_are_named(tmp_path):
     asked = _pipelines(3, 6).captured(tmp_path, ranks=[0, 3])
-    assert values(asked.pipeline(), "stage", "stages", "ranks") == [(0, 3, [0, 3])]
-    assert any(each.code == "stages_not_captured" and "stages 1, 2" in each.text for each in asked.caveats("pipeline"))
+    assert values(asked.facts.pipeline, "stage", "stages", "ranks") == [(0, 3, [0, 3])]
+    assert any(each.code == "stages_not_captured" and "stages 1, 2" in each.text for each in asked.facts.caveats("pipeline"))
 
 
 def _training(slow, *, count=10, ranks=4, **how):
@@ -291,7 +291,7 @@ def _training(slow, *, count=10, ranks=4, **how):
 def test_the_matrix_names_the_rank_that_came_last(tmp_path):
     run = SimulatedRun(3, offsets_ns={0: -900 * MS, 2: 44 * MS})
     run.iterate(1, lambda _: [*(run.compute(rank, each * MS) for rank, each in enumerate((1, 5, 2))), run.meet(range(3))])
-    found = values(run.captured(tmp_path).waits(), "iteration", "rank", "waits_for", "wait_us", "operations")
+    found = values(run.captured(tmp_path).facts.waits, "iteration", "rank", "waits_for", "wait_us", "operations")
     assert found == [(10, 0, 1, 4000.0, 1), (10, 2, 1, 3000.0, 1)]
 
 
@@ -313,14 +313,14 @@ def test_the_matrix_names_the_rank_that_came_last(tmp_path):
 )
 def test_a_slow_rank_is_stable_if_it_is_slow_in_most_iterations(tmp_path, slow, how, word, rows):
     asked = _training(slow, **how).captured(tmp_path)
-    found = asked.stragglers()
+    found = asked.facts.stragglers
     judged = values(found, "rank", "verdict", "confidence", "times_slow")
     assert (verdict(found), sorted(row for row in judged if row[1] != "no")) == (word, rows)
     assert {row[2:] for row in judged if row[1] == "no"} <= {(None, 0)}
     count = how.get("count", 10)
     assert set(found["iterations"].to_pylist()) == {count}
     assert [sum(found[times].to_pylist()) for times in ("times_slowest", "times_fastest")] == [count, count]
-    assert ("few_iterations_of_ranks" in [each.code for each in asked.caveats("stragglers")]) == (count < 3)
+    assert ("few_iterations_of_ranks" in [each.code for each in asked.facts.caveats("stragglers")]) == (count < 3)
     if word == "stable":
         (slowest, *excesses), *_ = values(found, "rank", "excess_own_us", "excess_compute_us")
         assert (slowest, excesses) == (rows[0][0], pytest.approx([3000, 3000], abs=100))
@@ -329,18 +329,20 @@ def test_a_slow_rank_is_stable_if_it_is_slow_in_most_iterations(tmp_path, slow, 
 def test_one_rank_or_ranks_whose_communication_cannot_be_matched_are_not_called_slow(tmp_path):
     run = _training(lambda _: {2: 3 * MS})
     alone = run.captured(tmp_path / "alone", ranks=[2])
-    assert verdict(alone.stragglers()) == "unknown"
-    assert "ranks_not_comparable" in [each.code for each in alone.caveats("stragglers")]
+    assert verdict(alone.facts.stragglers) == "unknown"
+    assert "ranks_not_comparable" in [each.code for each in alone.facts.caveats("stragglers")]
     run.change_operations(group_name=None, group_ranks=None, group=None)
     asked = run.captured(tmp_path / "unmatched")
-    assert set(values(asked.ranks(), "own_us", "place")) == {(None, None)}
-    assert min(asked.ranks()["compute_us"].to_pylist()) > 19_000
-    assert verdict(asked.stragglers()) == "unknown"
-    assert "waiting_of_rank_unknown" in [each.code for each in asked.caveats("ranks")]
+    assert set(values(asked.facts.ranks, "own_us", "place")) == {(None, None)}
+    assert min(asked.facts.ranks["compute_us"].to_pylist()) > 19_000
+    assert verdict(asked.facts.stragglers) == "unknown"
+    assert "waiting_of_rank_unknown" in [each.code for each in asked.facts.caveats("ranks")]
 
 
 def test_a_capture_that_starts_late_is_not_a_late_rank(tmp_path):
-    rows = _training(lambda _: {2: 3 * MS}, offsets_ns={1: 77 * MS}).captured(tmp_path, skip={3: 8}).start_skew().to_pylist()
+    rows = (
+        _training(lambda _: {2: 3 * MS}, offsets_ns={1: 77 * MS}).captured(tmp_path, skip={3: 8}).facts.start_skew.to_pylist()
+    )
     assert rows[1]["capture_start_us"] < 1000 < 80_000 < rows[3]["capture_start_us"]
     assert rows[1]["clock_offset_us"] == pytest.approx(-77_000, abs=1)
     assert max(rows, key=lambda row: row["median_late_us"])["rank"] == 2
@@ -348,8 +350,8 @@ def test_a_capture_that_starts_late_is_not_a_late_rank(tmp_path):
 
 def test_captures_without_iterations_are_compared_as_wholes(tmp_path):
     asked = _training(lambda _: {0: 3 * MS}).captured(tmp_path, marked=False)
-    assert values(asked.ranks(), "rank", "iteration", "place")[0] == (0, None, "slowest")
-    assert "iterations_not_marked" in [each.code for each in asked.caveats("ranks")]
+    assert values(asked.facts.ranks, "rank", "iteration", "place")[0] == (0, None, "slowest")
+    assert "iterations_not_marked" in [each.code for each in asked.facts.caveats("ranks")]
 
 
 def test_waiting_during_compute_is_own_time(tmp_path):
@@ -361,7 +363,7 @@ def test_waiting_during_compute_is_own_time(tmp_path):
         run.meet([0, 1])
         run.ran(0, "compute", begin, begin + 6 * MS)
 
-    found = values(run.iterate(3, step).captured(tmp_path).ranks(), "rank", "waiting_us", "compute_us")
+    found = values(run.iterate(3, step).captured(tmp_path).facts.ranks, "rank", "waiting_us", "compute_us")
     assert set(found) == {(0, 4000, 6000), (1, 0, 10_000)}
 
 

@@ -14,7 +14,7 @@ from tests.facts.ranks_in_hand import values
 from tests.findings.simulated_jobs import Here
 from tests.traces.kineto_files import call, complete, kernel, steps
 
-PER_RANK = ("breakdown", "iterations", "idle_gaps", "copies", "kernels", "operators", "typical_iteration")
+PER_RANK = ("breakdown", "iterations", "idle_gaps", "copies", "kernels_by_rank", "operators", "typical_iteration")
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def write_ranks(write_trace):
 
 
 def answers(run):
-    return {question: getattr(run, question)().to_pylist() for question in PER_RANK}
+    return {question: getattr(run.facts, question).to_pylist() for question in PER_RANK}
 
 
 class _Elsewhere(Here):
@@ -48,8 +48,8 @@ class _Elsewhere(Here):
 def test_a_rank_whose_tables_are_elsewhere_is_in_all_facts(write_ranks, run_of, tmp_path):
     write_ranks(3)
     run = run_of(parquet=tmp_path / "tables", engine=_Elsewhere())
-    assert set(run.ranks()["rank"].to_pylist()) == set(run.iterations()["rank"].to_pylist()) == {0, 1, 2}
-    assert any("1 captures are not accessible from this machine" in text for text in run.limitations)
+    assert set(run.facts.ranks["rank"].to_pylist()) == set(run.facts.iterations["rank"].to_pylist()) == {0, 1, 2}
+    assert any("1 captures are not accessible from this machine" in text for text in run.facts.limitations)
 
 
 @pytest.mark.parametrize(("recorded", "counted"), [(True, {"gemm": 3}), (False, {"gemm": 3, "queued": 1})])
@@ -58,7 +58,7 @@ def test_kernels_are_those_of_the_capture_and_not_what_was_queued_before_it(writ
     launched = [kernel("gemm", 120 + place, 1, correlation=place + 1) for place in range(3)]
     calls = [call("cudaLaunchKernel", 105 + place, 1, place + 1) for place in range(3)]
     write_trace([complete("user_annotation", "ProfilerStep#7", 100, 50), queued, *launched, *(calls if recorded else [])])
-    assert dict(values(run_of().kernels(), "name", "count")) == counted
+    assert dict(values(run_of().facts.kernels_by_rank, "name", "count")) == counted
 
 
 def test_a_kernels_launch_is_the_most_frequent_and_others_are_counted(write_trace, run_of):
@@ -69,28 +69,28 @@ def test_a_kernels_launch_is_the_most_frequent_and_others_are_counted(write_trac
         write_trace(events, f"rank-{rank}.json.gz", distributedInfo={"rank": rank})
     names = ("grid", "block", "registers_per_thread", "shared_memory_bytes", "configurations", "count")
     of_ranks = [("16x4x1", "64x1x1", 32, 0, 1, 3), ("8x4x1", "64x1x1", 32, 0, 2, 3), (None, None, None, None, 0, 1)]
-    assert sorted(values(run_of().kernels(), *names), key=str) == sorted(of_ranks, key=str)
-    assert values(run_of().kernels(by_rank=False), *names) == [("16x4x1", "64x1x1", 32, 0, 2, 7)]
+    assert sorted(values(run_of().facts.kernels_by_rank, *names), key=str) == sorted(of_ranks, key=str)
+    assert values(run_of().facts.kernels, *names) == [("16x4x1", "64x1x1", 32, 0, 2, 7)]
 
 
 def test_every_rank_is_answered_for_in_order_with_units_in_the_names_of_columns(write_ranks, run_of):
     write_ranks(3)
     seen = []
     run = run_of(on_progress=lambda *done: seen.append(done))
-    assert run.breakdown()["compute_us"].to_pylist() == [300, 302, 304]
+    assert run.facts.breakdown["compute_us"].to_pylist() == [300, 302, 304]
     assert seen == [(0, 3), (1, 3), (2, 3), (3, 3)]
-    assert [info.rank for info in run.infos] == [0, 1, 2]
+    assert [info.rank for info in run.facts.every_info] == [0, 1, 2]
     expected = [(rank, place, 100 * (place + 1) + rank) for rank in range(3) for place in range(2)]
-    assert values(run.iterations(), "rank", "iteration", "compute_us") == expected
-    assert run.operators()["count"].to_pylist() == [2, 2, 2]
-    assert run.kernels(by_rank=False)["count"].to_pylist() == [6]
+    assert values(run.facts.iterations, "rank", "iteration", "compute_us") == expected
+    assert run.facts.operators["count"].to_pylist() == [2, 2, 2]
+    assert run.facts.kernels["count"].to_pylist() == [6]
     # Said once, though it is so for each rank.
-    assert [caveat.ranks for caveat in run.caveats() if caveat.code == "few_iterations"] == [(0, 1, 2)]
-    assert len([sentence for sentence in run.limitations if sentence.startswith("ranks 0-2: only 2 iterations")]) == 1
+    assert [caveat.ranks for caveat in run.caveats if caveat.code == "few_iterations"] == [(0, 1, 2)]
+    assert len([sentence for sentence in run.facts.limitations if sentence.startswith("ranks 0-2: only 2 iterations")]) == 1
     counts = {"rank", "iteration", "iterations", "count", "kernel_count", "communication_kernel_count", "bytes"}
     counts |= {"configurations", "registers_per_thread"}
     for question in PER_RANK:
-        table = getattr(run, question)()
+        table = getattr(run.facts, question)
         assert table.column_names[:2] == ["rank", "source"]
         numbers = [each.name for each in table.schema if pa.types.is_integer(each.type) or pa.types.is_floating(each.type)]
         assert not [each for each in numbers if each not in counts and not each.endswith(("_us", "_ns", "_gbs", "_bytes"))]
@@ -114,14 +114,14 @@ def test_answers_are_kept_until_something_that_they_depend_on_changes(write_rank
         assert answers(again) == expected
     change(monkeypatch, tmp_path)
     with run_of() as changed, pytest.raises(TypeError):
-        changed.kernels()
+        _ = changed.facts.kernels_by_rank
 
 
 def test_kept_tables_begin_where_arrow_wants_them(write_ranks, run_of):
     write_ranks(2)
     for _ in range(2):
         with run_of() as run:
-            tables = [run.iterations(), run.kernels()]
+            tables = [run.facts.iterations, run.facts.kernels_by_rank]
     chunks = [chunk for table in tables for column in table.columns for chunk in column.chunks]
     assert {buffer.address % 8 for chunk in chunks for buffer in chunk.buffers() if buffer is not None} == {0}
 
@@ -130,16 +130,16 @@ def test_a_second_run_reads_only_parquet_which_alone_is_a_run_too(write_ranks, r
     write_ranks(2, suffix=".json")
     kept, moved = tmp_path / "kept", tmp_path / "elsewhere"
     first = run_of(parquet=kept)
-    expected, limitations = answers(first), first.limitations
+    expected, limitations = answers(first), first.facts.limitations
     monkeypatch.setattr(kineto, "read", None)
     again = run_of(parquet=kept)
     assert answers(again) == expected
     shutil.move(kept, moved)
     alone = run_of(moved)
     # The question across ranks first: nothing was loaded for it.
-    assert alone.kernels().to_pylist() == expected["kernels"]
+    assert alone.facts.kernels_by_rank.to_pylist() == expected["kernels_by_rank"]
     assert answers(alone) == expected
-    assert alone.limitations == limitations
+    assert alone.facts.limitations == limitations
 
 
 def test_where_nothing_can_be_kept_everything_is_answered(write_ranks, run_of, tmp_path):
@@ -148,7 +148,7 @@ def test_where_nothing_can_be_kept_everything_is_answered(write_ranks, run_of, t
     run = run_of(parquet=tmp_path / "blocked")
     ranks = {question: {row["rank"] for row in rows} for question, rows in answers(run).items()}
     assert ranks == {question: set() if question == "copies" else {0, 1} for question in PER_RANK}
-    scratch = run.entries()[0][1]
+    scratch = run.facts.captures.entries()[0][1]
     assert scratch.is_dir()
     run.close()
     assert not scratch.exists()
@@ -158,19 +158,19 @@ def test_of_two_files_of_one_rank_the_whole_one_counts(write_trace, run_of, tmp_
     """Parquet of a rank and of a damaged copy of its file, in one folder."""
     for folder, events in (("damaged", [*steps(100), kernel("bad", 5, -1)]), ("good", steps(100, 200))):
         path = write_trace(events, f"{folder}/rank-0.json.gz", distributedInfo={"rank": 0})
-        run_of(path, parquet=tmp_path / "kept").breakdown()
+        run_of(path, parquet=tmp_path / "kept").facts.captures.entries()
     run, damaged = run_of(tmp_path / "kept"), str(tmp_path / "damaged" / "rank-0.json.gz")
-    assert run.breakdown()["compute_us"].to_pylist() == [300]
-    assert run.kernels()["count"].to_pylist() == [2]
-    assert [damaged in error for error in run.errors] == [True]
-    assert any(damaged in sentence and "left out" in sentence for sentence in run.limitations)
+    assert run.facts.breakdown["compute_us"].to_pylist() == [300]
+    assert run.facts.kernels_by_rank["count"].to_pylist() == [2]
+    assert [damaged in error for error in run.facts.errors] == [True]
+    assert any(damaged in sentence and "left out" in sentence for sentence in run.facts.limitations)
 
 
 def test_kineto_and_nsys_captures_of_a_rank_are_of_one_rank(real, tmp_path, run_of):
     for folder, count in (("kineto/pp2_dp2", 2), ("nsys/tp2_dp2", 1)):
-        for _, entry in real(folder).entries()[:count]:
+        for _, entry in real(folder).facts.captures.entries()[:count]:
             (tmp_path / f"{folder[:4]}-{entry.name}").symlink_to(entry)
     run = run_of()
-    assert sorted(set(values(run.kernels(), "rank", "source"))) == [(0, "kineto"), (0, "nsys"), (1, "kineto")]
-    assert [info.source for info, _ in run.entries()] == ["kineto", "kineto"]
-    assert "there are Kineto and nsys captures: answers across ranks are from the kineto ones" in run.limitations
+    assert sorted(set(values(run.facts.kernels_by_rank, "rank", "source"))) == [(0, "kineto"), (0, "nsys"), (1, "kineto")]
+    assert [info.source for info, _ in run.facts.captures.entries()] == ["kineto", "kineto"]
+    assert "there are Kineto and nsys captures: answers across ranks are from the kineto ones" in run.facts.limitations

@@ -15,7 +15,9 @@ def open_job(monkeypatch, tmp_path_factory, run_of):
     monkeypatch.setattr(
         profiler_cost, "rates", lambda _: profiler_cost.Rates(*[0.0] * 6, launch_us=5.0, gap_us=0.0, entry_us=0.0)
     )
-    return lambda job, **written: run_of(job.write(tmp_path_factory.mktemp("job"), **written))
+    return lambda job, thresholds=None, **written: run_of(
+        job.write(tmp_path_factory.mktemp("job"), **written), thresholds=thresholds
+    )
 
 
 @pytest.fixture
@@ -23,8 +25,8 @@ def find(open_job):
     """Findings of a simulated job, by id: all, or those that some find."""
 
     def found(job, *finds, thresholds=None, **written):
-        run = open_job(job, **written)
-        findings = found_by(run, *finds, thresholds=thresholds) if finds else run.findings(thresholds)
+        run = open_job(job, thresholds=thresholds, **written)
+        findings = found_by(run, *finds, thresholds=thresholds) if finds else run.findings
         return {finding.id: finding for finding in findings}
 
     return found

@@ -33,7 +33,7 @@ class Here:
 def found_by(run, *finds, thresholds=None):
     """What some findings find in a run, without those that come before them."""
     rules = [replace(rule, about=~About(0)) for rule in RULES if rule.detect in finds]
-    return diagnose(run.grids(thresholds), thresholds, rules)
+    return diagnose(run.grids, thresholds, rules)
 
 
 class SimulatedJob:

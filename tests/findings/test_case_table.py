@@ -37,10 +37,10 @@ def judge(request, tmp_path_factory):
         folder = CASES[name].folder if name in CASES else request.getfixturevalue("captures") / name
         with Run(folder, parquet=tmp_path_factory.mktemp("tables"), engine=Here()) as run:
             durations: dict[int, list[float]] = {}
-            for row in run.iterations().to_pylist():
+            for row in run.facts.iterations.to_pylist():
                 durations.setdefault(row["rank"], []).append(row["duration_us"])
             iteration_ms = median(median(each) for each in durations.values()) / 1e3
-            return SimpleNamespace(findings=run.findings(), iteration_ms=iteration_ms)
+            return SimpleNamespace(findings=run.findings, iteration_ms=iteration_ms)
 
     return judged
 

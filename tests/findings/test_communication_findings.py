@@ -123,9 +123,9 @@ def test_the_dimension_of_a_group_follows_from_megatrons_name_or_its_ranks(tmp_p
         "7": "dp",  # by the coordinates of its ranks
     }
     run = run_of(SimulatedJob(lambda job, _: [job.meet(1 * MS, group=name) for name in dimensions], 2).write(tmp_path))
-    for info in run.infos:
+    for info in run.facts.every_info:
         info.coordinates = {"tp": (0, 1), "dp": (info.rank, 2)}
-    assert {each.group: each.dimension for each in finds.transfers(run.grids())} == dimensions
+    assert {each.group: each.dimension for each in finds.transfers(run.grids)} == dimensions
 
 
 def _accumulating(job, _, sync=True, group="default_pg"):

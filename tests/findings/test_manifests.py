@@ -29,7 +29,7 @@ def find(tmp_path, run_of):
             ]
         durations = {"iteration": [*durations_ms], "duration_ns": [round(each * 1e6) for each in durations_ms.values()]}
         write_capture(tmp_path, events, range(5, 9), **{"durations_ns": durations} | changed)
-        return {finding.id: finding for finding in run_of().findings()}
+        return {finding.id: finding for finding in run_of().findings}
 
     return found
 
@@ -137,7 +137,7 @@ def test_a_collection_of_garbage_that_few_iterations_have_is_no_finding(find, ot
 
 def test_pauses_in_and_outside_the_window_are_saved_once(find, run_of):
     find(_EVERY_TENTH)
-    grids = run_of().grids()
+    grids = run_of().grids
     slow = [dict(row, iteration=9, boundary=True, duration_us=3e6) for row in grids.facts.iterations.to_pylist()[:1]]
     grids.facts.iterations = pa.concat_tables(
         [grids.facts.iterations, pa.Table.from_pylist(slow, grids.facts.iterations.schema)]
@@ -151,6 +151,8 @@ def test_manifests_alone_show_slow_iterations_and_the_profilers_cost(find, tmp_p
     find(_EVERY_TENTH, status="failed", reason="the disk was full")
     next(tmp_path.rglob("*.gz")).unlink()
     run = run_of()
-    assert {finding.id for finding in run.findings()} == {"slow_iterations", "profiler_overhead"}
-    assert any("no capture" in sentence and sentence.endswith("; rank 0: the disk was full") for sentence in run.limitations)
+    assert {finding.id for finding in run.findings} == {"slow_iterations", "profiler_overhead"}
+    assert any(
+        "no capture" in sentence and sentence.endswith("; rank 0: the disk was full") for sentence in run.facts.limitations
+    )
     assert json.loads(run.to_json())["ranks"] == []

@@ -38,9 +38,9 @@ def _kernels(took_ns, count=100):
 def test_a_device_that_waits_for_recording_alone_is_not_launch_bound(run_job):
     # A launch takes 40 µs with recording and 20 without, as long as a kernel.
     run = run_job(_job(_kernels(20 * US)))
-    assert run.grids().profiler.estimated_us == approx(100 * _COST_US, rel=0.05)
-    assert all(run.grids().is_doubtful(cause) for cause in LAUNCHING)  # which of them is uncertain
-    found = {finding.id: finding for finding in run.findings()}
+    assert run.grids.profiler.estimated_us == approx(100 * _COST_US, rel=0.05)
+    assert all(run.grids.is_doubtful(cause) for cause in LAUNCHING)  # which of them is uncertain
+    found = {finding.id: finding for finding in run.findings}
     assert found.keys() == {"profiler_overhead", "dominant_kernel"}
     overhead = found["profiler_overhead"]
     assert overhead.evidence["unprofiled_iteration_us"] == {"0": approx(2_000, rel=0.05)}
@@ -55,7 +55,7 @@ def test_waits_that_recording_does_not_prolong_are_in_no_doubt(run_job):
             job.be_in(0, "thinking", 190 * US)
             job.launch(0, 10 * US, None)
 
-    assert "host_sync" in {finding.id for finding in run_job(_job(step)).findings()}
+    assert "host_sync" in {finding.id for finding in run_job(_job(step)).findings}
 
 
 @pytest.mark.parametrize("iterations", [1, 4])
@@ -68,7 +68,7 @@ def test_without_waits_a_host_is_ahead_in_the_first_captured_iteration_as_in_any
 
     job = SimulatedJob(step, iterations=iterations, pause_ns=60 * US - LAUNCH_NS)
     lost_us = {}
-    for row in run_job(job).idle_causes().to_pylist():
+    for row in run_job(job).facts.idle_causes.to_pylist():
         if row["cause"] == "host_sync":
             lost_us[row["iteration"]] = lost_us.get(row["iteration"], 0) + row["lost_us"]
     first, *others = lost_us.values()
@@ -80,9 +80,9 @@ def test_without_waits_a_host_is_ahead_in_the_first_captured_iteration_as_in_any
 def test_what_recording_does_not_explain_is_a_finding(run_job):
     # A launch takes 90 µs with recording and 70 without.
     run = run_job(_job(_kernels(10 * US), own_ns=70 * US))
-    found = {finding.id: finding for finding in run.findings()}
+    found = {finding.id: finding for finding in run.findings}
     assert found["host_launch_bound"].recoverable_us_per_iteration == approx(100 * 60, rel=0.05)
-    assert run.unprofiled().iteration_us == approx(100 * 70, rel=0.05)
+    assert run.conclusion.unprofiled.iteration_us == approx(100 * 70, rel=0.05)
     assert "(85%)" in found["host_launch_bound"].title
 
 
@@ -134,7 +134,7 @@ def _reading_after_each_kernel(job, _):
     ],
 )
 def test_recording_costs_what_it_delays_the_device(run_job, step, how, launch_us, estimated_us):
-    assert run_job(_job(step, **how), launch_us=launch_us).grids().profiler.estimated_us == estimated_us
+    assert run_job(_job(step, **how), launch_us=launch_us).grids.profiler.estimated_us == estimated_us
 
 
 @pytest.mark.parametrize("slow", [[10], [10, 11]])
@@ -145,8 +145,8 @@ def test_a_first_iteration_that_launches_slowly_is_the_profilers(run_job, slow):
 
     run = run_job(SimulatedJob(step))
     bound = {"host_launch_bound", "low_device_busy"} if len(slow) > 1 else set()
-    assert {finding.id for finding in run.findings()} == {"profiler_overhead", "dominant_kernel"} | bound
-    assert bound or run.unprofiled().iteration_us == approx(2_000, rel=0.05)
+    assert {finding.id for finding in run.findings} == {"profiler_overhead", "dominant_kernel"} | bound
+    assert bound or run.conclusion.unprofiled.iteration_us == approx(2_000, rel=0.05)
 
 
 def test_faster_kernels_do_not_make_an_iteration_shorter_than_its_host_needs(run_job):
@@ -154,7 +154,7 @@ def test_faster_kernels_do_not_make_an_iteration_shorter_than_its_host_needs(run
         job.launch(0, 75 * US, count=100, name="ampere_sgemm_128x64_tn")
 
     # In bf16 the device needs 0.5 ms, and the host 7 without the profiler.
-    (finding,) = (each for each in run_job(_job(step, own_ns=70 * US)).findings() if each.id == "full_precision_matmul")
+    (finding,) = (each for each in run_job(_job(step, own_ns=70 * US)).findings if each.id == "full_precision_matmul")
     assert finding.recoverable_us_per_iteration < 0.2 * finding.evidence["matrix_products_us"]["FP32"]
 
 
@@ -163,8 +163,8 @@ def test_shapes_cost_more(run_job):
     for row in job.rows[0]["host_events"]:
         row["shapes"] = "[[16, 16]]" if row["category"] == "operator" else None
     run = run_job(job, shapes_us=30)
-    assert run.grids().profiler.estimated_us == approx(100 * (_COST_US + 30), rel=0.05)
-    found = {finding.id: finding for finding in run.findings()}
+    assert run.grids.profiler.estimated_us == approx(100 * (_COST_US + 30), rel=0.05)
+    found = {finding.id: finding for finding in run.findings}
     assert found["profiler_overhead"].evidence["host_cost_us"] == {"operators": 2_000, "shapes": 3_000}
 
 
@@ -176,7 +176,7 @@ def test_a_host_that_recording_slows_is_no_straggler(run_job):
         job.launch(1, 10 * US, count=300)
         job.meet()
 
-    assert "straggler_host" not in {finding.id for finding in run_job(SimulatedJob(step, 2)).findings()}
+    assert "straggler_host" not in {finding.id for finding in run_job(SimulatedJob(step, 2)).findings}
 
 
 def test_savings_are_less_than_the_unprofiled_iteration_has_besides_compute(run_job):
@@ -190,10 +190,10 @@ def test_savings_are_less_than_the_unprofiled_iteration_has_besides_compute(run_
         job.meet(1 * MS)
 
     run = run_job(_job(step, ranks=2))
-    compute_us = min(run.iterations()["compute_us"].to_pylist())
-    savings = [finding.recoverable_us_per_iteration or 0.0 for finding in run.findings()]
+    compute_us = min(run.facts.iterations["compute_us"].to_pylist())
+    savings = [finding.recoverable_us_per_iteration or 0.0 for finding in run.findings]
     assert sum(savings) > 0.9 * 500_000 / 4
-    assert sum(savings) <= run.unprofiled().iteration_us - compute_us + 1e-6
+    assert sum(savings) <= run.conclusion.unprofiled.iteration_us - compute_us + 1e-6
 
 
 @pytest.mark.parametrize(

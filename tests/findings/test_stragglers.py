@@ -93,7 +93,7 @@ def test_compute_that_communication_slows_on_a_waiting_rank_is_not_its_fault(fin
 
 def test_stages_of_a_pipeline_do_different_work(tmp_path, run_of):
     run = run_of(_job(lambda job, _: job.launch((2, 3), 5 * MS)).write(tmp_path))
-    for info in run.infos:
+    for info in run.facts.every_info:
         info.coordinates = {"pp": (info.rank // 2, 2), "dp": (info.rank % 2, 2)}
     assert found_by(run, straggler_compute) == []
 

@@ -54,7 +54,7 @@ def test_a_number_is_a_finding_from_its_threshold_on(open_job, find, step, on, t
     (finding,) = found_by(run, find)
     if isinstance(number, str):
         us = finding.recoverable_us_per_iteration if number == "saving" else finding.evidence[number]["1"]
-        number = run.grids().share(us) / times
+        number = run.grids.share(us) / times
     assert default < number < 2 * default
     for factor, is_one in ((1 - 1e-12, True), (1, at_it), (1 + 1e-12, False)):
         found = found_by(run, find, thresholds=Thresholds(**{threshold: number * factor}))

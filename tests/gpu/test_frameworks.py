@@ -95,7 +95,7 @@ def test_memory_of_phases_is_measured(run):
 def test_a_shard_of_a_model_is_gathered_and_reduced_by_the_unit(run):
     if run.parent.name.rstrip("0") not in ("fsdp", "fully_shard"):
         pytest.skip("only FSDP has units")
-    units = Run(run).units().to_pylist()
+    units = Run(run).facts.units.to_pylist()
     assert {row["step"] for row in units} == {"all_gather", "reduce"}
     for row in units:
         # Two iterations: gathered for the forward and for the backward pass, reduced once.

@@ -46,8 +46,8 @@ for _ in range(10):
 def test_every_dominant_kernels_command_reports_that_kernel_and_no_other(tmp_path):
     (tmp_path / "train.py").write_text(SCRIPT)
     subprocess.run([sys.executable, "train.py", "traced"], cwd=tmp_path, env=ENVIRONMENT, check=True, timeout=300)
-    with Run(tmp_path / "run") as run:
-        found = [one for one in run.findings(Thresholds(dominant_kernel=0.01)) if one.id == "dominant_kernel"]
+    with Run(tmp_path / "run", thresholds=Thresholds(dominant_kernel=0.01)) as run:
+        found = [one for one in run.findings if one.id == "dominant_kernel"]
     assert len(found) >= 2
     templates = 0
     for place, finding in enumerate(found):

@@ -197,7 +197,7 @@ def test_an_entry_that_comes_with_a_run_is_read_from_the_capture(tmp_path, monke
 
     def names():
         with Run(tmp_path / "run") as run:
-            return run.kernels()["name"].to_pylist()
+            return run.facts.kernels_by_rank["name"].to_pylist()
 
     (real,) = set(names())
     (found,) = find_run(tmp_path / "run").captures
@@ -234,7 +234,7 @@ def test_tables_of_other_columns_are_refused(capture, tmp_path):
     seal = json.loads((entry / SEAL).read_text())
     write_seal(entry, sorted(seal["files"]), engine=seal["engine"], capture="", origin=None)
     with Run(tmp_path / "tables") as run:
-        assert run.errors == [f"{entry} holds no tables that this version can read"]
+        assert run.facts.errors == [f"{entry} holds no tables that this version can read"]
 
 
 def test_a_run_that_is_a_link_has_its_cache_in_it(tmp_path):
@@ -291,7 +291,7 @@ GOES = {
 def test_a_cache_that_disappears_while_it_is_used_changes_no_answer(folder, monkeypatch, goes, after):
     monkeypatch.setenv("BRIDGE_PROFILING_CACHE", "cache")
     write(folder / "run" / "rank-1.json.gz", 1)
-    names = ("kernels", "ranks", "clock_offsets", "idle_causes")
+    names = ("kernels_by_rank", "ranks", "clock_offsets", "idle_causes")
 
     def answers(goes=lambda entry: None):
         with Run("run") as run:
@@ -301,8 +301,8 @@ def test_a_cache_that_disappears_while_it_is_used_changes_no_answer(folder, monk
             return [
                 count,
                 (folder / "merged.json").read_text(),
-                run.errors,
-                run.capture_caveats,
+                run.facts.errors,
+                run.facts.capture_caveats,
                 *(getattr(run.facts, name) for name in names),
             ]
 
@@ -341,17 +341,17 @@ def test_a_question_that_fails_about_one_rank_is_answered_about_the_others(typed
     for kept in (*(folder / "tables").glob("facts-*"), *(folder / "tables").glob("*.facts")):
         kept.unlink()
     with Run(path, parquet="tables") as run:
-        assert [info.rank for info in run.infos] == [0, 1]
+        assert [info.rank for info in run.facts.every_info] == [0, 1]
         assert set(run.facts.breakdown["rank"].to_pylist()) == {0}
-        assert ["ZeroDivisionError" in error and "rank-1" in error for error in run.errors] == [True]
+        assert ["ZeroDivisionError" in error and "rank-1" in error for error in run.facts.errors] == [True]
         assert asked == [0, 1], "nothing was read again"
-        assert (1,) in [each.ranks for each in run.caveats() if each.code == "rank_unreadable"]
+        assert (1,) in [each.ranks for each in run.caveats if each.code == "rank_unreadable"]
 
 
 def test_tables_that_a_user_names_and_removes_meanwhile_are_one_error(typed, folder):
     typed("analyze", "run", "--parquet", "tables")
     run = Run("tables")
-    assert len(run.infos) == 1
+    assert len(run.facts.every_info) == 1
     shutil.rmtree("tables")
     with pytest.raises(TraceError, match="changed while it was read"):
         run.to_json()

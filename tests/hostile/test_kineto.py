@@ -88,8 +88,8 @@ def test_numbers_that_no_training_has_count_as_unknown_and_every_rank_is_answere
         write_trace(events, f"rank-{number}.json", distributedInfo={"rank": number, "world_size": 2})
     with Run(tmp_path, engine=Here()) as run:
         found = json.loads(run.to_json())
-        assert (run.errors, [each["rank"] for each in found["ranks"]]) == ([], [0, 1])
-        assert run.communication(by_size=True).num_rows
+        assert (run.facts.errors, [each["rank"] for each in found["ranks"]]) == ([], [0, 1])
+        assert run.communication(by="size").num_rows
     assert caveats(kineto.read(tmp_path / "rank-1.json"))["numbers_impossible"].startswith("3 sizes or ranks")
 
 

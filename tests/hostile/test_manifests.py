@@ -74,7 +74,7 @@ def test_a_manifest_that_contradicts_the_captures_is_named(typed, run, change, s
         assert said in done.stdout
         assert "two/manifest/iter-0-2/rank-1.json" in done.stdout
     with Run(run) as read:
-        assert [manifest.rank for manifest in read.manifests] == ([0, 1] if used else [0])
+        assert [manifest.rank for manifest in read.facts.manifests] == ([0, 1] if used else [0])
 
 
 def test_a_rank_that_captured_nothing_is_named_with_its_reason(typed, run):

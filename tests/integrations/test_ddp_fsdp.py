@@ -45,7 +45,7 @@ def test_ranges_name_each_unit_in_the_order_of_both_passes_and_the_analysis_dist
         assert (framework["mesh"], framework["sharded_over"]) == ({"dp": 2}, {"dp": 2})
         assert framework["reshard_after_forward"] == {"units": 2, "of": 2}
     with Run(example.root) as run:
-        rows = [row for row in run.units().to_pylist() if row["rank"] == 1]
+        rows = [row for row in run.facts.units.to_pylist() if row["rank"] == 1]
     counts = {(row["unit"], row["step"]): row["count"] for row in rows}
     assert counts == {(unit, "all_gather"): 4 for unit in UNITS[name]} | {(unit, "reduce"): 2 for unit in UNITS[name]}
     assert all(row["host_us"] > 0 and row["device_us"] is None for row in rows)

@@ -3,7 +3,7 @@
 import io
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 from rich.console import Console
@@ -13,7 +13,7 @@ from bridge_profiling.findings import Confidence, Finding
 from bridge_profiling.manifest import Manifest, RankCapture
 from bridge_profiling.report.run_view import screen_view
 from bridge_profiling.report.terminal import print_report
-from bridge_profiling.report.verdict import conclude
+from bridge_profiling.report.verdict import Conclusion, conclude
 from bridge_profiling.traces.types import RankInfo
 from bridge_profiling.typed_json import read_typed
 
@@ -38,38 +38,45 @@ def finding(**known: Any) -> Finding:
     return Finding(**(usual | known))
 
 
-class Known:
-    """Answers about a run whose ranks have these budgets; `known` are others, tables as rows."""
+_READ = ("kind", "name", "group", "total_us", "role", "device_us")
 
-    path, main_source, against_bench = Path("run7"), "kineto", None
+#: A table without rows, with the columns that are read of tables besides their rows.
+_NOTHING = pa.table(
+    {name: pa.array([], pa.float64() if name.endswith("us") else pa.string()) for name in ("rank", "source", *_READ)}
+)
+
+
+class Known:
+    """Facts about a run whose ranks have these budgets; `known` are others, tables as rows."""
+
+    path, source, captures = Path("run7"), "kineto", SimpleNamespace(bench=None)
 
     def __init__(self, rows: list[dict[str, Any]], findings: list[Finding] | None = None, **known: Any) -> None:
         world, without_device = known.pop("world_size", len(rows)), known.pop("without_device", [])
-        shared = {"rank_source": "trace", "source": self.main_source, "world_size": world}
+        shared = {"rank_source": "trace", "source": self.source, "world_size": world}
         ranks = [each["rank"] for each in rows]
-        infos = known.pop("infos", [RankInfo(rank=rank, files=[f"rank-{rank}.json"], **shared) for rank in ranks])
-        self.facts = SimpleNamespace(infos=infos, unjudged=[])
-        self.manifests = known.pop("manifests", [])
+        self.infos = known.pop("infos", [RankInfo(rank=rank, files=[f"rank-{rank}.json"], **shared) for rank in ranks])
+        self.unjudged, self.manifests = [], known.pop("manifests", [])
         self.errors, self.capture_caveats = known.pop("errors", []), []
         self._findings = findings or []
-        busy = [{"rank": rank, "source": self.main_source, "busy_us": float(rank not in without_device)} for rank in ranks]
+        busy = [{"rank": rank, "source": self.source, "busy_us": float(rank not in without_device)} for rank in ranks]
         self._rows = known | {"attribution": rows, "breakdown": busy}
 
-    def findings(self, thresholds: None = None) -> list[Finding]:
-        return self._findings
+    @property
+    def conclusion(self) -> Conclusion:
+        return conclude(cast("Any", self), self._findings)
 
-    def unprofiled(self, thresholds: None = None) -> None:
-        """Unknown: no iteration was judged."""
-
-    def __getattr__(self, name: str) -> Any:
-        nothing = pa.schema([("rank", pa.int32()), ("source", pa.string())]).empty_table()
-        return lambda: pa.Table.from_pylist(rows) if (rows := self._rows.get(name)) else nothing
+    def __getattr__(self, name: str) -> pa.Table:
+        return pa.Table.from_pylist(rows) if (rows := self._rows.get(name)) else _NOTHING
 
 
 def printed(run: Any, width: int = 80, **options: Any) -> str:
     """What `bridge-profiling report` prints, by default in a pipe; `options` are Rich's."""
     out = io.StringIO()
-    print_report(screen_view(run, conclude(run)), Console(file=out, highlight=False, width=width, **options))
+    print_report(
+        screen_view(run if isinstance(run, Known) else run.facts, run.conclusion),
+        Console(file=out, highlight=False, width=width, **options),
+    )
     return out.getvalue()
 
 

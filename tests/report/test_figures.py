@@ -100,7 +100,9 @@ def cells():
     how_to = Path(__file__).parents[2] / "docs" / "how-to"
     for name in ("analyze", "read-the-page"):
         (block,) = re.findall(r"## In a notebook\n\n```python\n(.*?)```", (how_to / f"{name}.md").read_text("utf-8"), re.DOTALL)
-        yield from filter(None, block.replace("iteration=10", "iteration=7").splitlines())
+        yield from filter(
+            None, block.replace("iteration=10", "iteration=7").replace("iterations=[10]", "iterations=[7]").splitlines()
+        )
 
 
 @pytest.mark.integration
@@ -130,6 +132,6 @@ def test_the_documents_notebooks_run_in_a_kernel_that_has_nothing_to_show_progre
         client.stop_channels()
         manager.shutdown_kernel(now=True)
     assert said == []
-    assert "text/html" in shown["run.attribution()  # notebooks display tables as tables"]
+    assert "text/html" in shown["run.facts.attribution  # notebooks display tables as tables"]
     assert {"text/html", "application/vnd.plotly.v1+json"} <= shown['run.figure("attribution")  # figures are Plotly figures']
-    assert "text/html" in shown["run.breakdown().to_pandas()  # a row per rank"]
+    assert "text/html" in shown["run.facts.breakdown.to_pandas()  # a row per rank"]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bridge_profiling.errors import ProfilingConfigError
-from bridge_profiling.report.flame_graph import Weight, flame_graph_figure
+from bridge_profiling.report.flame_graph import Weight, flame_graph_figure, write_flame_graph
 from tests.traces.kineto_files import call, complete, kernel
 
 jsonschema = pytest.importorskip("jsonschema")
@@ -27,7 +27,7 @@ EVENTS = [
 
 def test_a_speedscope_file_has_a_profile_of_each_thread_and_folded_text_a_line_of_nanoseconds_for_each_stack(made, tmp_path):
     run = made(events=EVENTS)
-    run.write_flame_graph(tmp_path / "host.json")
+    write_flame_graph(run.facts, tmp_path / "host.json")
     document = json.loads((tmp_path / "host.json").read_text())
     jsonschema.validate(document, SCHEMA)
     frames = document["shared"]["frames"]
@@ -38,7 +38,7 @@ def test_a_speedscope_file_has_a_profile_of_each_thread_and_folded_text_a_line_o
         ["rank 0, thread 2, host time", [[4]], [10], 10],
     ]
     output = tmp_path / "stacks.txt"
-    assert run.write_flame_graph(output, folded=True) == 5
+    assert write_flame_graph(run.facts, output, folded=True) == 5
     first, *_, last = output.read_text().splitlines()
     assert (first, last) == ("rank 0;thread 1;lib/train.py(3): <module> 50000", "rank 0;thread 2;a:b c 10000")
 
@@ -52,7 +52,7 @@ def test_a_speedscope_file_has_a_profile_of_each_thread_and_folded_text_a_line_o
 )
 def test_what_was_not_captured_is_refused(made, tmp_path, options, message):
     with pytest.raises(ProfilingConfigError, match=message):
-        made(events=EVENTS[:4]).write_flame_graph(tmp_path / "flame.json", **options)
+        write_flame_graph(made(events=EVENTS[:4]).facts, tmp_path / "flame.json", **options)
     assert not (tmp_path / "flame.json").exists()
 
 
@@ -65,7 +65,7 @@ def _boxes(figure):
 
 
 def test_the_pictures_boxes_are_the_stacks_without_frames_that_all_have_in_common(made):
-    rows = made(events=EVENTS).flame_graph().to_pylist()
+    rows = made(events=EVENTS).facts.flame_graph.to_pylist()
     boxes = _boxes(flame_graph_figure(rows, Weight.host, "rank 0"))
     assert list(boxes)[:3] == ["rank 0", "thread 1", "<module> (train.py:3)"]
     assert boxes["rank 0"] == ("", 110_000)

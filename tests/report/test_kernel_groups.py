@@ -39,7 +39,7 @@ def test_a_name_says_what_a_kernel_does(name, group):
 
 def test_groups_of_all_ranks_add_up_and_a_reader_can_name_more(made, monkeypatch, tmp_path):
     run = made()
-    (row,) = run.kernel_groups().to_pylist()
+    (row,) = run.facts.kernel_groups.to_pylist()
     assert (row["group"], row["count"], row["total_us"], row["share"]) == ("matrix product", 2, 500, 1)
     more = tmp_path / "groups.toml"
     monkeypatch.setenv(VARIABLE, str(more))

@@ -14,14 +14,14 @@ from tests.report.known import finding
 def merge(made, tmp_path):
     """The events of two merged ranks with findings, whose own events are named by a rank and two times in microseconds."""
     run = made(ranks=2)
-    begins = run.iterations()["start_ns"][0].as_py()
+    begins = run.facts.iterations["start_ns"][0].as_py()
 
     def merged(*findings):
         placed = [
             replace(each, events=[replace(event, start_ns=event.start_ns + begins) for event in each.events])
             for each in findings
         ]
-        write_merged_trace(run.entries(), tmp_path / "all.json", findings=placed)
+        write_merged_trace(run.facts.captures.entries(), tmp_path / "all.json", findings=placed)
         return json.loads((tmp_path / "all.json").read_text())["traceEvents"]
 
     return merged

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from bridge_profiling.report.verdict import conclude, verdict
+from bridge_profiling.report.verdict import verdict
 from tests.traces.kineto_files import complete
 
 STEP, LOADER = 100_000, "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
@@ -44,11 +44,11 @@ def test_the_late_rank_and_its_cause_are_named(tmp_path, write_trace, run_of, ti
         trace = _rank(*times, max(map(sum, times_us)), "save_checkpoint" if "Saving" in headline else LOADER)
         write_trace(trace, f"run/rank-{rank}.json.gz", distributedInfo={"rank": rank})
     opened = run_of(tmp_path / "run")
-    conclusion = conclude(opened)
-    assert verdict(opened, conclusion).headline.startswith(headline)
+    conclusion = opened.conclusion
+    assert verdict(opened.facts, conclusion).headline.startswith(headline)
     assert [(each.id, each.ranks) for each in conclusion.findings] == ([finding] if finding else [])
     waited = abs(sum(times_us[0]) - sum(times_us[1]))
-    rows = opened.host_iterations().to_pylist()
+    rows = opened.facts.host_iterations.to_pylist()
     assert sorted({round(row["waiting_us"]) for row in rows}) == sorted({0, waited})
     parts = ("data_loading_us", "checkpoint_us", "communication_us", "waiting_us", "operators_us", "other_us")
     assert all(sum(row[part] for part in parts) == pytest.approx(row["duration_us"]) for row in rows)

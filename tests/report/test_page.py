@@ -11,7 +11,6 @@ import pytest
 from bridge_profiling.report.findings_view import Pictures
 from bridge_profiling.report.run_view import NAMED_RANKS, ranks_to_show
 from bridge_profiling.report.timeline import Timeline
-from bridge_profiling.report.verdict import conclude
 from bridge_profiling.traces.types import RankInfo
 from tests.report.known import Known, finding, row
 from tests.traces.kineto_files import call, kernel, write_ranks_called
@@ -27,10 +26,10 @@ def _page(run, folder):
 def test_numbers_on_the_page_are_the_analysis_and_it_asks_no_network_for_anything(real, tmp_path):
     run = real("kineto/tp2_dp2")
     text, data = _page(run, tmp_path)
-    budget = {row["rank"]: row["host_launch_us"] / 1e3 for row in run.attribution().to_pylist()}
+    budget = {row["rank"]: row["host_launch_us"] / 1e3 for row in run.facts.attribution.to_pylist()}
     (delays,) = (each for each in data["figures"]["budget"]["cause"]["data"] if each["name"] == "host launch delay")
     assert delays["x"] == [pytest.approx(budget[rank], abs=1e-3) for rank in range(4)]
-    assert all(found.title.replace("'", "&#39;") in text for found in run.findings())
+    assert all(found.title.replace("'", "&#39;") in text for found in run.findings)
     (own,) = data["figures"]["iterations"]["own_us"]["data"]
     assert own["z"][3][1] == pytest.approx(249.0, abs=0.1)
     assert not re.search(r"""(?:src|href)\s*=\s*["']?(?:https?:)?//""", text)
@@ -77,7 +76,7 @@ def test_ranks_in_a_picture_have_the_median_of_the_table():
     values = [(0, 1), (0, 9), (1, 6), (1, 6)]
     rows = [{"rank": rank, "compute_us": value * 1_000.0, "own_us": 0.0} for rank, value in values]
     run = Known([row(0), row(1)], ranks=rows)
-    pictures = Pictures(run, conclude(run), Timeline({}, {}, None, {}, 0))
+    pictures = Pictures(run, run.conclusion, Timeline({}, {}, None, {}, 0))
     drawn = pictures.of(finding(id="straggler_compute", ranks=[1]))
     assert drawn is not None
     assert drawn[0]["data"][0]["x"] == [5.0, 6.0]
@@ -87,10 +86,10 @@ def test_few_ranks_all_have_rows_and_of_many_the_slow_and_one_of_each_stage():
     shared = {"rank_source": "trace", "source": "kineto", "files": []}
     infos = [RankInfo(rank=rank, coordinates={"pp": (rank // 256, 4)}, **shared) for rank in range(1024)]
     few = Known([], infos=infos[:64])
-    assert ranks_to_show(few, conclude(few)) == list(range(64))
+    assert ranks_to_show(few, few.conclusion) == list(range(64))
     stragglers = [{"rank": rank} for rank in sorted(range(1024), key=lambda rank: rank not in (700, 701))]
     findings = [finding(ranks=[333]), finding(ranks=list(range(1024)))]
     many = Known([], findings, infos=infos, stragglers=stragglers)
-    found = ranks_to_show(many, conclude(many))
+    found = ranks_to_show(many, many.conclusion)
     assert {333, 700, 701, 0, 256, 512, 768} <= set(found)
     assert len(found) == NAMED_RANKS

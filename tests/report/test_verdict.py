@@ -2,7 +2,7 @@
 
 import pytest
 
-from bridge_profiling.report.verdict import conclude, verdict
+from bridge_profiling.report.verdict import verdict
 from tests.report.known import MS, Known, finding, manifest, row
 
 
@@ -11,7 +11,7 @@ def test_it_is_a_headline_three_sentences_and_what_to_do_first():
     unknown = finding(id="memory_growth", recoverable_us_per_iteration=None)
     loading = [row(rank, data_loading_us=30 * MS) for rank in range(4)]
     run = Known(loading, [first, other, unknown, other, unknown])
-    found = verdict(run, conclude(run))
+    found = verdict(run, run.conclusion)
     assert found.headline == f"{first.title}."
     assert found.sentences == [
         "An iteration takes 100 ms (median of 10 on 4 ranks).",
@@ -64,7 +64,7 @@ _MANIFESTS = [manifest(0, [150, 152], [100, 100, 102]), manifest(1, [151, 151], 
     ],
 )
 def test_what_is_known_and_what_limits_it_is_said(run, said):
-    found = conclude(run)
+    found = run.conclusion
     answer = verdict(run, found)
     text = " ".join((answer.headline, *answer.sentences, *answer.first, *answer.caveats))
     assert [sentence for sentence in said if sentence not in text] == []
@@ -80,5 +80,5 @@ def test_the_profilers_own_cost_is_never_the_first_advice(others):
     overhead = finding(id="profiler_overhead", title="Profiling makes an iteration 72 ms longer", **_NO_SAVING)
     for rows in (_TWO, []):
         run = Known(rows, [*others, overhead])
-        found = verdict(run, conclude(run))
+        found = verdict(run, run.conclusion)
         assert ("Profiling" in found.headline, len(found.first)) == (False, len(others))

@@ -182,7 +182,7 @@ def test_torch_profiler_class(tmp_path, monkeypatch, capsys):
     theirs.optimizer, theirs.compute_loss = loop.optimizer, lambda outputs, batch: outputs.square().mean()
     profile = theirs.profile_model(loop.model, loop.dataloader, num_steps=3)
     with Run(tmp_path / theirs.analyze_profiler_results(profile)["trace_file"]) as found:
-        operators, ranges = found.operators(), found.operators(category="annotation")["name"].to_pylist()
+        operators, ranges = found.facts.operators, found.facts.operators_by(category="annotation")["name"].to_pylist()
     assert {"model_forward", "backward_pass", "optimizer_step"} <= {*ranges}
     memory = dict(zip(operators["name"].to_pylist(), operators["cpu_memory_self_bytes"].to_pylist(), strict=True))
     expected = {each.key: each.self_cpu_memory_usage for each in profile.key_averages() if each.key in memory}

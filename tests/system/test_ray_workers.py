@@ -149,7 +149,7 @@ def test_the_example_is_short_runs_and_its_capture_is_read(ray_cluster, tmp_path
     ended_well([sys.executable, EXAMPLE])
     assert iterations(tmp_path / "policy_worker") == {0: [2, 3], 1: [2, 3]}
     with Run(tmp_path / "policy_worker") as run:
-        assert set(run.host_iterations()["rank"].to_pylist()) == {0, 1}
+        assert set(run.facts.host_iterations["rank"].to_pylist()) == {0, 1}
 
 
 # -- the analysis on a Ray cluster: the same code, the same answers ---------------------------------------------------
@@ -176,8 +176,8 @@ def test_answers_are_those_of_processes(ray_cluster, captures, tmp_path):
         Run(captures / "kineto" / "tp2_dp2", engine="ray", parquet=tmp_path / "ray") as there,
     ):
         assert there.to_json() == here.to_json()
-        assert there.operators(shapes=True).equals(here.operators(shapes=True))
-        assert there.errors == []
+        assert there.operators(by="shapes").equals(here.operators(by="shapes"))
+        assert there.facts.errors == []
 
 
 def test_the_command_finds_a_running_cluster_by_its_address(ray_cluster, captures, tmp_path):

@@ -147,9 +147,9 @@ def test_no_finding_is_sure_of_times_that_contradict_each_other(tmp_path, us):
         events = moved(us * rank, lambda event: event["cat"] == "kernel")
         written(tmp_path / f"rank-{rank}.json.gz", events, distributedInfo={"rank": rank, "world_size": 2})
     with opened(tmp_path) as run:
-        assert {caveat.ranks for caveat in run.caveats() if caveat.code == "device_clock_apart"} == {(1,)}
-        assert run.findings()
-        for finding in run.findings():
+        assert {caveat.ranks for caveat in run.caveats if caveat.code == "device_clock_apart"} == {(1,)}
+        assert run.findings
+        for finding in run.findings:
             assert finding.confidence is Confidence.low
             assert finding.confidence_reason.endswith("the device's clock disagrees with the host's (rank 1)")
 
@@ -170,19 +170,19 @@ def test_one_content_under_the_names_of_two_ranks_is_one_rank(tmp_path, names, k
     if 1 in ranks:
         written(tmp_path / "rank-1.json.gz", moved(3), **keys)
     with opened(tmp_path) as run:
-        said = {caveat.code: caveat for caveat in run.caveats()}
-        assert [info.rank for info in run.infos] == ranks
+        said = {caveat.code: caveat for caveat in run.caveats}
+        assert [info.rank for info in run.facts.every_info] == ranks
         assert "the same content" in said["same_content" if same else "several_captures_of_a_rank"].text
         assert said["same_content"].ranks == same if same else "same_content" not in said
-        assert not same or Confidence.high not in {finding.confidence for finding in run.findings()}
+        assert not same or Confidence.high not in {finding.confidence for finding in run.findings}
 
 
 def test_a_copied_nsys_report_is_one_rank(tmp_path):
     first = report_of(waiting_steps()).write(tmp_path / "rank-0.sqlite")
     shutil.copy(first, tmp_path / "rank-1.sqlite")
     with opened(tmp_path) as run:
-        assert [info.rank for info in run.infos] == [0]
-        assert [caveat.ranks for caveat in run.caveats() if caveat.code == "same_content"] == [(0, 1)]
+        assert [info.rank for info in run.facts.every_info] == [0]
+        assert [caveat.ranks for caveat in run.caveats if caveat.code == "same_content"] == [(0, 1)]
 
 
 PACKINGS = ("zst", "lz4", "br", "7z", "tar", "Z", "gz.gpg")
@@ -210,13 +210,11 @@ def test_a_rank_that_cannot_be_read_is_named_and_the_others_are_answered(tmp_pat
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(content)
     with opened(tmp_path) as run:
-        assert run.breakdown()["rank"].to_pylist() == [0, 2]
-        (error,) = run.errors
+        assert run.facts.breakdown["rank"].to_pylist() == [0, 2]
+        (error,) = run.facts.errors
         assert str(tmp_path / name.partition("/")[0]) in error
         assert ("UTF-16" in error) == content.startswith(b"\xff\xfe")
-        assert [
-            (caveat.ranks, caveat.file) for caveat in run.caveats() if caveat.code == "rank_unreadable"
-        ] or "rank 1" in error
+        assert [(caveat.ranks, caveat.file) for caveat in run.caveats if caveat.code == "rank_unreadable"] or "rank 1" in error
 
 
 def test_a_folder_of_packed_captures_alone_names_one(tmp_path):
