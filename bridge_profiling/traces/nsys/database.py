@@ -13,13 +13,13 @@ import struct
 import subprocess
 import sys
 import tempfile
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from bridge_profiling.errors import CaptureError, TraceError
@@ -27,23 +27,17 @@ from bridge_profiling.nsys.command import export_command, find_nsys, without_inj
 from bridge_profiling.processes import run_owned
 from bridge_profiling.traces.bounds import MAX_NAME, NSYS, open_regular, unpack
 from bridge_profiling.traces.nsys.packed import Packed
-from bridge_profiling.traces.nsys.pages import Bytes, TableFile, TableRows, UnusualError, bytes_of, slices_of
-from bridge_profiling.traces.tables import NULL, Integers
+from bridge_profiling.traces.nsys.pages import Bytes, TableFile, TableRows, UnusualError, slices_of
+from bridge_profiling.traces.tables import NULL, Integers, to_int64
 
-#: Rows that SQLite joins at a time: a few MB of text.
-_ROWS = 1 << 16
-
-#: What SQLite writes for null: shorter than NULL, which numpy parses.
-_NOTHING = "n"
+#: Rows that SQLite gives at a time: a few MB of Python's objects.
+_ROWS = 1 << 14
 
 _MAGIC = b"SQLite format 3\0"
 
-#: After each text of a piece; replaced by a space in texts that contain it.
-SEPARATOR = "\x1f"
-
 _EXPORT_SECONDS = 3600
 
-#: Bytes of a value in SQLite, such as the texts of 65,536 rows.
+#: Bytes of a value in SQLite.
 _MAX_VALUE_BYTES = 1 << 28
 
 #: SQLite's steps per byte of the file and query; a real report takes 2. Damaged pages can list each other in circles.
@@ -86,7 +80,7 @@ class Piece:
 
     rows: int
     integers: Mapping[str, Integers]
-    texts: Bytes  # of the column of texts, if one was asked for: a SEPARATOR after each
+    texts: pa.Array | None  # of the column of texts, if one was asked for, as bytes
     without: int = 0  # rows of this part of the table, chosen or not, that lack an integer: as from `not_integers`
     pages: Bytes | None = None  # all that this part of the table holds; None where SQLite read it
     share: float = 1  # of the table that is read so far
@@ -190,7 +184,7 @@ class Database:
                 last = rows.last
         except UnusualError:
             if without := self.not_integers(table, needed, after=last):
-                yield Piece(0, {name: np.empty(0, np.int64) for name in names}, np.empty(0, np.uint8), without)
+                yield Piece(0, {name: np.empty(0, np.int64) for name in names}, pa.array([], pa.binary()), without)
             yield from self._from_sqlite(table, names, where, text, last)
 
     def _from_pages(self, table: str, names: set[str], text: str | None) -> Iterator[TableRows]:
@@ -208,44 +202,23 @@ class Database:
     def _from_sqlite(
         self, table: str, names: Sequence[str], where: Sequence[Among], text: str | None, last: int
     ) -> Iterator[Piece]:
-        """The rows after one. SQLite joins each column's values into one text, which takes half as long as Python's tuples."""
-        numbers = [f"ifnull({quoted(name)}, '{_NOTHING}')" for name in names]
-        texts = [] if text is None else [f"replace(substr(ifnull({quoted(text)}, ''), 1, {MAX_NAME}), char(31), ' ')"]
-        named = ", ".join(f"{expression} AS c{place}" for place, expression in enumerate([*numbers, *texts]))
-        separators = [*"," * len(numbers), *(SEPARATOR for _ in texts)]
-        joined = ", ".join(f"group_concat(c{place}, '{separator}')" for place, separator in enumerate(separators))
+        """The rows after one. Functions of SQLite end a text at a zero, and count characters."""
+        texts = [] if text is None else [f"CAST(substr(ifnull({quoted(text)}, ''), 1, {MAX_NAME}) AS BLOB)"]
         query = (
-            f"SELECT count(*), max(row), {joined} FROM (SELECT rowid AS row, {named} FROM {quoted(table)}"
-            f" WHERE rowid > ? AND {sql_of(where)} ORDER BY rowid LIMIT {_ROWS})"
+            f"SELECT rowid, {', '.join([*map(quoted, names), *texts])} FROM {quoted(table)}"
+            f" WHERE rowid > ? AND {sql_of(where)} ORDER BY rowid LIMIT {_ROWS}"
         )
-        count = _ROWS
-        while count == _ROWS:
-            ((count, last, *found),) = self.rows(query, (last,))
-            if not count:
-                return
-            integers = {
-                name: self._integers(f"{table}.{name}", values, count) for name, values in zip(names, found, strict=False)
-            }
-            written = (str(found[-1]) + SEPARATOR).encode("utf-8", "surrogatepass") if texts else b""
-            if texts and written.count(SEPARATOR.encode()) != count:
-                raise TraceError(f"{self.name} cannot be read: the texts of {table} are damaged")
-            yield Piece(count, integers, np.frombuffer(written, np.uint8))
-
-    def _integers(self, column: str, text: Any, count: int) -> Integers:
-        text = str(text)
-        first = text.partition(",")[0]
-        is_constant = text == ",".join([first] * count)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            try:
-                found = np.fromstring((first if is_constant else text).replace(_NOTHING, str(NULL)), np.int64, sep=",")
-            except (DeprecationWarning, ValueError):
-                found = np.empty(0, np.int64)
-        if is_constant and len(found) == 1:
-            return np.full(count, found[0])
-        if len(found) != count:
-            raise TraceError(f"{self.name} cannot be read: {column} holds something other than integers")
-        return found
+        while rows := self.rows(query, (last,)):
+            found = dict(zip(("", *names, text), zip(*rows, strict=True), strict=False))
+            last = rows[-1][0]
+            integers = {}
+            for name in names:
+                try:
+                    integers[name] = to_int64(pa.array(found[name], pa.int64()))
+                except (pa.ArrowInvalid, TypeError) as error:
+                    problem = f"{table}.{name} holds something other than integers"
+                    raise TraceError(f"{self.name} cannot be read: {problem}") from error
+            yield Piece(len(rows), integers, None if text is None else pa.array(found[text], pa.binary()))
 
     def not_integers(self, table: str, needed: Needed, *, after: int) -> int:
         """How many rows after one meet the conditions of a column, and have no integer in it; each row counts once."""
@@ -285,18 +258,13 @@ def _chosen(rows: TableRows, names: Sequence[str], where: Sequence[Among], neede
     without = int(np.logical_or.reduce(lacking_here).sum()) if lacking_here else 0
     integers = {name: rows.integers[name][chosen] for name in names}
     if not with_texts:
-        return Piece(len(next(iter(integers.values()))), integers, np.empty(0, np.uint8), without, rows.data, rows.share)
-    length = rows.text_bytes[chosen] + 1
-    ends = np.cumsum(length)
-    # With the byte after each text, in whose place the SEPARATOR will be.
-    texts = bytes_of(slices_of(rows.data, rows.text_start[chosen], length)).copy()
-    texts[ends - 1] = ord(" ")
-    # SQLite's functions end a text at a zero, and count characters.
-    if (texts == 0).any() or (length > MAX_NAME).any():
+        return Piece(len(next(iter(integers.values()))), integers, None, without, rows.data, rows.share)
+    length = rows.text_bytes[chosen]
+    texts = slices_of(rows.data, rows.text_start[chosen], length)
+    # Functions of SQLite end a text at a zero, and count characters.
+    if (length > MAX_NAME).any() or not np.frombuffer(texts.buffers()[2] or b"", np.uint8).all():
         raise UnusualError
-    texts[texts == ord(SEPARATOR)] = ord(" ")
-    texts[ends - 1] = ord(SEPARATOR)
-    return Piece(len(length), integers, texts, without, rows.data, rows.share)
+    return Piece(len(texts), integers, texts, without, rows.data, rows.share)
 
 
 def _pending(path: Path, file: BinaryIO) -> str | None:
