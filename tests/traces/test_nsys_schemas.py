@@ -2,9 +2,9 @@
 
 import pytest
 
+from bridge_profiling.traces import nsys
 from bridge_profiling.traces.cache import load
 from bridge_profiling.traces.discover import find_run
-from bridge_profiling.traces.nsys import tables as nsys
 from bridge_profiling.traces.nsys.report import ranks_in_report
 from tests.traces import nsys_files as files
 from tests.traces.conftest import caveats, values

@@ -10,7 +10,7 @@ import json
 import re
 import struct
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,11 +19,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from bridge_profiling.traces.joins import Operation, batch, carried_out_by, distinct, rows_by_start
+from bridge_profiling.traces.joins import Operation, batch, carried_out_by, distinct, places, rows_by_start
 from bridge_profiling.traces.kinds import torch_operation
-from bridge_profiling.traces.nsys.database import Among, Database, Needed, sql_of
-from bridge_profiling.traces.nsys.nesting import Nesting, groups
-from bridge_profiling.traces.nsys.packed import Packed, difference, where
+from bridge_profiling.traces.nsys.database import Among, Database, Needed, Packed, difference, sql_of, where
 from bridge_profiling.traces.nsys.report import NVTX, Process
 from bridge_profiling.traces.tables import NULL, Integers, to_int64
 
@@ -113,10 +111,10 @@ class Ranges:
             self._add(nestings, some)
             next_row = None if end == count else end if rows is None else rows[end]
             last = len(time_ns) if next_row is None else int(time_ns.searchsorted(self.start_ns[next_row]))
-            for places in groups(thread.kept[done:last]):
-                places = places + done
-                if (one := int(thread[places[:1]][0])) in nestings:
-                    found[places] = nestings[one].innermost(time_ns[places])
+            for group in groups(thread.kept[done:last]):
+                times = group + done
+                if (one := int(thread[times[:1]][0])) in nestings:
+                    found[times] = nestings[one].innermost(time_ns[times])
             done = last
         if order is None:
             return found
@@ -129,10 +127,10 @@ class Ranges:
         start, duration = self.start_ns[rows], self.duration_ns[rows]
         usable = np.flatnonzero(self.nested[rows] & (duration > 0))
         for group in groups(self.thread.kept[rows[usable]]):
-            places = usable[group]
-            one = int(self.thread[rows[places[:1]]][0])
+            some = usable[group]
+            one = int(self.thread[rows[some[:1]]][0])
             if one != NULL:
-                nestings[one].add(rows[places], start[places], start[places] + duration[places], int(start[0]))
+                nestings[one].add(rows[some], start[some], start[some] + duration[some], int(start[0]))
 
 
 def read_ranges(process: Process, end_ns: int | None) -> Ranges:
@@ -390,3 +388,51 @@ def _parsed(text: Any) -> dict[str, int]:
     if not isinstance(found, dict):
         return {}
     return {name: value for name, value in found.items() if name in _FIELDS and type(value) is int}
+
+
+class Nesting:
+    """The nested ranges of one thread, added in blocks by start."""
+
+    def __init__(self) -> None:
+        self._row = self._start = self._end = self._depth = np.empty(0, np.int64)
+        self._ends = self._end  # ascending
+
+    def add(self, row: Integers, start_ns: Integers, end_ns: Integers, since_ns: int) -> None:
+        """Add a block of ranges by start, each of which ends after it. No earlier time than `since_ns` is asked for later."""
+        kept = self._end > since_ns
+        # The last one of each depth stays, too: it says that no earlier one of that depth is the innermost.
+        last = len(kept) - 1 - np.unique(self._depth[::-1], return_index=True)[1]
+        kept[last] = True
+        self._end = np.append(self._end[kept], end_ns)
+        self._ends = np.sort(self._end)
+        # How many were open when each began.
+        depth = np.arange(len(self._end) - len(row), len(self._end)) - places(self._ends, start_ns, "right")
+        self._depth = np.append(self._depth[kept], depth)
+        self._row = np.append(self._row[kept], row)
+        self._start = np.append(self._start[kept], start_ns)
+
+    def innermost(self, time_ns: Integers) -> Integers:
+        """The row of the innermost range that contains each time; -1 where none does.
+
+        It is the last to start among those as deep as the number of ranges that are open at the time.
+        """
+        opened = places(self._start, time_ns, "right") - places(self._ends, time_ns, "right")
+        found = np.full(len(time_ns), -1)
+        # Clocks that went backwards could give less than 0.
+        levels = np.flatnonzero(np.bincount(np.maximum(opened, 0)))
+        for level in levels[levels > 0].tolist():
+            times = np.flatnonzero(opened == level)
+            candidates = np.flatnonzero(self._depth == level - 1)
+            if len(candidates):
+                before = places(self._start[candidates], time_ns[times], "right") - 1
+                place = candidates[np.maximum(before, 0)]
+                found[times] = np.where((before >= 0) & (self._end[place] > time_ns[times]), self._row[place], -1)
+        return found
+
+
+def groups(keys: NDArray[Any]) -> Iterator[Integers]:
+    """The places of each distinct key, ascending."""
+    # A sort of 8 or 16 bits is a radix sort, and does not grow with the number of keys.
+    order = np.argsort(keys, kind="stable")
+    ordered = keys[order]
+    return iter(np.split(order, np.flatnonzero(ordered[1:] != ordered[:-1]) + 1) if len(keys) else ())
