@@ -33,10 +33,9 @@ from bridge_profiling.errors import ProfilingConfigError, TraceError
 from bridge_profiling.manifest import RankCapture, read_manifest
 from bridge_profiling.overrides import apply_overrides
 from bridge_profiling.run import Run
-from bridge_profiling.traces import kineto
+from bridge_profiling.traces import kineto, nsys
+from bridge_profiling.traces import memory as snapshot
 from bridge_profiling.traces.discover import find_run
-from bridge_profiling.traces.memory import snapshot
-from bridge_profiling.traces.nsys import tables as nsys
 from tests.findings.simulated_jobs import Here
 from tests.hostile.runs import manifest_with_everything
 from tests.hostile.test_kineto import EVENTS

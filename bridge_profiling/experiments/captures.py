@@ -24,7 +24,7 @@ from bridge_profiling.errors import ProfilingConfigError, TraceError, require
 from bridge_profiling.experiments.jobs import Built, locate_captures
 from bridge_profiling.manifest import read_manifest
 from bridge_profiling.printable import shell_path
-from bridge_profiling.traces.run_files import RunFiles
+from bridge_profiling.traces.files import RunFiles
 
 #: Called with the number of files done and the number of files in all.
 OnProgress = Callable[[int, int], None]

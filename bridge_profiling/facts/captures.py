@@ -33,7 +33,7 @@ from bridge_profiling.regular_files import modified_ns, size_bytes
 from bridge_profiling.traces import cache
 from bridge_profiling.traces.cache import is_whole
 from bridge_profiling.traces.discover import Capture, differences, find_run
-from bridge_profiling.traces.run_files import RunFiles
+from bridge_profiling.traces.files import RunFiles
 from bridge_profiling.traces.types import Caveat, RankInfo, RankTables
 
 T = TypeVar("T")

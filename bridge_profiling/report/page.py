@@ -27,7 +27,7 @@ from bridge_profiling.report.figures import COLORS, KIND_NAMES
 from bridge_profiling.report.json import as_text
 from bridge_profiling.report.views import PageView
 from bridge_profiling.report.words import sentence
-from bridge_profiling.traces.capture_files import is_capture
+from bridge_profiling.traces.files import is_capture
 
 _TEMPLATES = Path(__file__).parent / "templates"
 

@@ -44,13 +44,6 @@ FOLDER, DIRECTORY_VARIABLE = ".bridge_profiling", "BRIDGE_PROFILING_CACHE"
 #: Rows of a Parquet row group: what a query reads at a time.
 ROW_GROUP_ROWS = 1 << 17
 
-#: Each has `read(path, *, rank, rank_source)`. Imported on use: reading a Kineto trace needs no SQLite.
-_READERS = {
-    "kineto": "bridge_profiling.traces.kineto",
-    "nsys": "bridge_profiling.traces.nsys.tables",
-    "memory": "bridge_profiling.traces.memory.snapshot",
-}
-
 #: Files of an entry: the RankInfo, and the seal, which names ten files and has no more bytes.
 INFO, SEAL, _MAX_SEAL_BYTES = "info.json", "seal.json", 1 << 20
 
@@ -124,7 +117,8 @@ def places(capture: Capture, directory: Path | None = None) -> list[Path]:
 
 
 def _read(capture: Capture) -> RankTables:
-    reader = importlib.import_module(_READERS[capture.source])
+    # Imported on use: reading a Kineto trace needs no SQLite.
+    reader = importlib.import_module(f"bridge_profiling.traces.{capture.source}")
     tables: RankTables = reader.read(capture.path, rank=capture.rank, rank_source=capture.rank_source)
     return tables
 

@@ -14,17 +14,17 @@ from bridge_profiling.errors import TraceError, require
 from bridge_profiling.manifest import RankCapture, find_captures, read_manifest
 from bridge_profiling.printable import shell_path
 from bridge_profiling.regular_files import modified_ns
-from bridge_profiling.traces.capture_files import (
+from bridge_profiling.traces.files import (
     NAMED_RANK,
     SUFFIXES,
     CaptureFile,
+    RunFiles,
     listed_files,
     named_file,
     resolved,
     split,
     unknown_formats,
 )
-from bridge_profiling.traces.run_files import RunFiles
 from bridge_profiling.traces.types import Caveat, RankSource, Source, caveat
 
 #: Codes of caveats that say which of several windows is shown.

@@ -154,7 +154,7 @@ def integer_column(values: Integers, plus: int = 0) -> pa.Array:
     return pa.Array.from_buffers(pa.int64(), len(values), [valid, pa.py_buffer(np.ascontiguousarray(values, np.int64))])
 
 
-def to_int64(column: pa.ChunkedArray, null: int = NULL) -> Integers:
+def to_int64(column: pa.ChunkedArray | pa.Array, null: int = NULL) -> Integers:
     """A column of integers as an array."""
     integers = column if column.type == pa.int64() else column.cast(pa.int64())
     return (integers.fill_null(null) if integers.null_count else integers).to_numpy()

@@ -10,7 +10,7 @@ from bridge_profiling.findings.memory import (
     memory_growth,
     memory_headroom,
 )
-from bridge_profiling.traces.kineto import tables as kineto
+from bridge_profiling.traces import kineto
 from tests.facts.ranks_in_hand import write_rank
 from tests.traces.kineto_files import kernel
 

@@ -3,7 +3,7 @@
 import pytest
 
 from bridge_profiling.facts.memory_series import site
-from bridge_profiling.traces.memory import snapshot as memory_snapshot
+from bridge_profiling.traces import memory as memory_snapshot
 
 pytestmark = [pytest.mark.needs("cuda", "megatron", "nemo_run"), pytest.mark.timeout(900)]
 

@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from bridge_profiling.traces import run_files
+from bridge_profiling.traces import files
 from bridge_profiling.traces.discover import find_run
 from tests.cli.conftest import write
 from tests.traces.kineto_files import packed, steps
@@ -116,7 +116,7 @@ LINKS = [
 
 @pytest.mark.parametrize(("links", "ranks", "said"), LINKS, ids=lambda one: repr(one)[:60])
 def test_a_linked_folder_is_read_once_or_named(typed, folder, monkeypatch, links, ranks, said):
-    monkeypatch.setattr(run_files, "_MAX_LINKED_NAMES", 40)
+    monkeypatch.setattr(files, "_MAX_LINKED_NAMES", 40)
     write(folder / "far" / "rank-1.json.gz", 1)
     write(folder / "farther" / "rank-2.json.gz", 2)
     (folder / "many").mkdir()

@@ -15,10 +15,9 @@ import pytest
 from bridge_profiling.bench import results
 from bridge_profiling.errors import ProfilingConfigError, TraceError
 from bridge_profiling.manifest import read_manifest
-from bridge_profiling.traces import bounds, kineto
+from bridge_profiling.traces import bounds, kineto, nsys
+from bridge_profiling.traces import memory as snapshot
 from bridge_profiling.traces.kineto import stream
-from bridge_profiling.traces.memory import snapshot
-from bridge_profiling.traces.nsys import tables as nsys
 from tests.traces.conftest import values
 from tests.traces.kineto_files import call, complete, document, kernel, steps
 

@@ -8,8 +8,9 @@ import sys
 import pytest
 
 from bridge_profiling.errors import TraceError
+from bridge_profiling.traces import nsys
 from bridge_profiling.traces.nsys import database
-from bridge_profiling.traces.nsys import tables as nsys
+from bridge_profiling.traces.nsys import report as reports
 from tests.traces.conftest import caveats
 from tests.traces.nsys_files import KERNEL, THREAD, Report, nccl_report
 
@@ -119,5 +120,5 @@ def test_a_query_that_does_not_end_is_given_up(report, monkeypatch):
     monkeypatch.setattr(database, "_FREE_STEPS", 2_000_000)
     path = report(f"CREATE VIEW endless AS {ENDLESS}")
     said = pytest.raises(TraceError, match=r"rank-1.sqlite cannot be read: .*interrupted")
-    with database.open_report(path) as found, said:
+    with reports.open_report(path) as found, said:
         found.rows("SELECT max(id) FROM endless")

@@ -9,7 +9,7 @@ import pytest
 
 from bridge_profiling.capture import manifest_file
 from bridge_profiling.manifest import find_captures, read_manifest
-from bridge_profiling.traces.run_files import RunFiles
+from bridge_profiling.traces.files import RunFiles
 from tests.capture.conftest import at, raising, run
 from tests.hostile.runs import manifest_of, write_run
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bridge_profiling.traces import kineto
-from bridge_profiling.traces.nsys import tables as nsys
+from bridge_profiling.traces import kineto, nsys
 from tests.traces.kineto_files import document
 
 

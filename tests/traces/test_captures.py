@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from bridge_profiling.errors import TraceError
-from bridge_profiling.traces import kineto
-from bridge_profiling.traces.nsys import tables as nsys
+from bridge_profiling.traces import kineto, nsys
 from tests.system.nsys_install import working_nsys
 from tests.traces.conftest import values
 

@@ -8,9 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from bridge_profiling.traces import cache
+from bridge_profiling.traces import cache, nsys
 from bridge_profiling.traces.discover import Capture
-from bridge_profiling.traces.nsys import tables as nsys
 from bridge_profiling.traces.nsys.database import MAX_NAME, Among, Database
 from bridge_profiling.traces.nsys.pages import TableFile, UnusualError
 from tests.traces.nsys_files import small_report

@@ -2,9 +2,9 @@
 
 import pytest
 
+from bridge_profiling.traces import nsys
 from bridge_profiling.traces.cache import load
 from bridge_profiling.traces.discover import find_run
-from bridge_profiling.traces.nsys import tables as nsys
 from bridge_profiling.traces.nsys.report import ranks_in_report
 from tests.traces import nsys_files as files
 from tests.traces.conftest import caveats, values
@@ -78,7 +78,16 @@ def test_a_ranges_text_is_one_name_and_what_emit_nvtx_appends_is_taken_off(read_
     report.add("NVTX_EVENTS", start=100, end=120, eventType=59, textId=report.string("among the strings"), globalTid=THREAD)
     report.add("NVTX_EVENTS", start=130, end=None, eventType=34, text="a mark", globalTid=THREAD)
     found = values(read_report(report)["host_events"], "name", "category", "shapes", "sequence")
-    assert [row[0] for row in found] == ["a, seq = b", "x y", "line\nbreak", "", "東京", "f", "aten::mm", "among the strings"]
+    assert [row[0] for row in found] == [
+        "a, seq = b",
+        "x\x1fy",
+        "line\nbreak",
+        "",
+        "東京",
+        "f",
+        "aten::mm",
+        "among the strings",
+    ]
     operators = [("f", "operator", None, None), ("aten::mm", "operator", "[[32],[4,8],[]]", 12)]
     assert [row for row in found if row[1] == "operator"] == operators
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import struct
 import sys
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from decimal import Decimal, DecimalException
 from typing import Any
 
@@ -90,6 +90,25 @@ class Columns:
 
     def __len__(self) -> int:
         return self._rows
+
+
+class Names:
+    """The file's names, and what each says, determined once per name."""
+
+    def __init__(self, names: list[str]) -> None:
+        self.all = names
+
+    def say(self, codes: NDArray[np.int32], what: Callable[[str], Any]) -> tuple[list[Any], NDArray[np.int32]]:
+        """`what` of the names that a column uses, and each row's place among them."""
+        used = np.flatnonzero(np.bincount(codes, minlength=len(self.all))) if len(codes) else np.empty(0, np.int64)
+        place = np.zeros(len(self.all), np.int32)
+        place[used] = np.arange(len(used))
+        return [what(self.all[code]) for code in used.tolist()], place[codes]
+
+    def which(self, codes: NDArray[np.int32], what: Callable[[str], bool]) -> NDArray[np.bool_]:
+        """The rows of a column for whose name `what` is true."""
+        said, place = self.say(codes, what)
+        return np.array(said, bool)[place]
 
 
 def _array(values: Sequence[Any], kind: type[np.int64 | np.float64]) -> NDArray[Any]:

@@ -7,43 +7,160 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import sqlite3
 import struct
-import subprocess
 import sys
-import tempfile
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
-from bridge_profiling.errors import CaptureError, TraceError
-from bridge_profiling.nsys.command import export_command, find_nsys, without_injection
-from bridge_profiling.processes import run_owned
-from bridge_profiling.traces.bounds import MAX_NAME, NSYS, open_regular, unpack
-from bridge_profiling.traces.nsys.packed import Packed
-from bridge_profiling.traces.nsys.pages import Bytes, TableFile, TableRows, UnusualError, bytes_of, slices_of
-from bridge_profiling.traces.tables import NULL, Integers
+from bridge_profiling.errors import TraceError
+from bridge_profiling.traces.bounds import MAX_NAME, open_regular
+from bridge_profiling.traces.nsys.pages import Bytes, TableFile, TableRows, UnusualError, slices_of
+from bridge_profiling.traces.tables import NULL, Integers, to_int64
 
-#: Rows that SQLite joins at a time: a few MB of text.
-_ROWS = 1 << 16
+#: Rows that are unpacked at a time.
+PART_ROWS = 1 << 17
 
-#: What SQLite writes for null: shorter than NULL, which numpy parses.
-_NOTHING = "n"
+_Type = np.dtype[np.signedinteger[Any]]
+
+_SMALL: tuple[_Type, ...] = (np.dtype(np.int8), np.dtype(np.int16), np.dtype(np.int32))
+_WHOLE: _Type = np.dtype(np.int64)
+
+#: An array of so many integers grows to its expected length: one that grew in steps would leave freed memory behind.
+_LARGE = 1 << 17
+_GROWTH = 1 / 8
+
+
+class Packed:
+    """Integers that are appended in parts. Indexing by rows unpacks them.
+
+    Each is kept as its difference from the least of the first part, in the smallest type that fits all; the type's own least
+    number stands for NULL. Where 32 bits do not fit, the integers themselves are kept.
+    """
+
+    def __init__(self, parts: Iterable[Integers] = (), expected: int = 0) -> None:
+        """`expected` is as in `append`."""
+        self._kept: NDArray[np.signedinteger[Any]] = np.empty(0, _SMALL[0])
+        self._rows = 0
+        self._base: int | None = None
+        for part in parts:
+            self.append(part, expected)
+
+    def __len__(self) -> int:
+        return self._rows
+
+    @property
+    def kept(self) -> NDArray[np.signedinteger[Any]]:
+        """The integers as they are kept: in the same order as their values."""
+        return self._kept[: self._rows]
+
+    @property
+    def has_values(self) -> bool:
+        """Whether one of them is not NULL."""
+        return self._base is not None
+
+    def __getitem__(self, rows: slice | Integers) -> Integers:
+        return self._unpacked(self.kept[rows])
+
+    def parts(self) -> Iterator[Integers]:
+        """The integers, some rows at a time."""
+        return (self[begin : begin + PART_ROWS] for begin in range(0, self._rows, PART_ROWS))
+
+    def append(self, values: Integers, expected: int = 0) -> None:
+        """Add integers at the end.
+
+        Args:
+            expected: about how many there will be in all; where that is unknown, 0 or how many there are so far.
+        """
+        rows = self._rows + len(values)
+        self._make_room(values, rows, expected)
+        self._put(slice(self._rows, rows), values)
+        self._rows = rows
+
+    def replace(self, rows: Integers, values: Integers) -> None:
+        """Set the integers of some rows."""
+        self._make_room(values, self._rows)
+        self._put(rows, values)
+
+    def select(self, rows: slice | Integers) -> Packed:
+        """The integers of some rows, in their order."""
+        found = Packed()
+        found._kept, found._base = self.kept[rows], self._base
+        found._rows = len(found._kept)
+        return found
+
+    def _put(self, rows: slice | Integers, values: Integers) -> None:
+        if self._kept.dtype == _WHOLE:
+            self._kept[rows] = values
+            return
+        kept = (values - (self._base or 0)).astype(self._kept.dtype)
+        if len(values) and values.min() == NULL:
+            kept[values == NULL] = np.iinfo(self._kept.dtype).min
+        self._kept[rows] = kept
+
+    def _unpacked(self, kept: NDArray[np.signedinteger[Any]]) -> Integers:
+        if kept.dtype == _WHOLE:
+            return kept
+        missing = kept == np.iinfo(kept.dtype).min
+        found = kept.astype(np.int64)
+        found += self._base or 0
+        if missing.any():
+            found[missing] = NULL
+        return found
+
+    def _make_room(self, values: Integers, rows: int, expected: int = 0) -> None:
+        """Make the array long enough for some rows, and its type large enough for some values."""
+        needed = max(self._kept.dtype, self._type_of(values))
+        if needed != self._kept.dtype:
+            wide = self[:] if needed == _WHOLE else self.kept.astype(needed)
+            if needed != _WHOLE:
+                wide[self.kept == np.iinfo(self._kept.dtype).min] = np.iinfo(needed).min
+            self._kept = wide
+        if rows > len(self._kept):
+            grown = int(rows * (1 + _GROWTH)) if rows < _LARGE or rows > expected else expected
+            self._kept.resize(grown, refcheck=False)
+
+    def _type_of(self, values: Integers) -> _Type:
+        known = values
+        if len(values) and values.min() == NULL:
+            known = values[values != NULL]
+        if not len(known):
+            return _SMALL[0]
+        least, most = int(known.min()), int(known.max())
+        if self._base is None:
+            self._base = least
+        fits = (kind for kind in _SMALL if np.iinfo(kind).min < least - self._base and most - self._base <= np.iinfo(kind).max)
+        return next(fits, _WHOLE)
+
+
+def where(values: Packed, holds: Callable[[Integers], NDArray[np.bool_]]) -> NDArray[np.bool_]:
+    """Which integers meet a condition."""
+    return np.concatenate([np.empty(0, bool), *map(holds, values.parts())])
+
+
+def durations(start: Packed, end: Packed) -> Packed:
+    """Ends less starts; NULL where one of them is."""
+    pairs = zip(start.parts(), end.parts(), strict=True)
+    return Packed((difference(begin, last) for begin, last in pairs), len(start))
+
+
+def difference(start: Integers, end: Integers) -> Integers:
+    """End less start; NULL where one of them is, and -1 where it is negative: times of damaged rows exceed 64 bits together."""
+    return np.where((start == NULL) | (end == NULL), NULL, np.where(end < start, -1, end - start))
+
+
+#: Rows that SQLite gives at a time: a few MB of Python's objects.
+_ROWS = 1 << 14
 
 _MAGIC = b"SQLite format 3\0"
 
-#: After each text of a piece; replaced by a space in texts that contain it.
-SEPARATOR = "\x1f"
-
-_EXPORT_SECONDS = 3600
-
-#: Bytes of a value in SQLite, such as the texts of 65,536 rows.
+#: Bytes of a value in SQLite.
 _MAX_VALUE_BYTES = 1 << 28
 
 #: SQLite's steps per byte of the file and query; a real report takes 2. Damaged pages can list each other in circles.
@@ -86,7 +203,7 @@ class Piece:
 
     rows: int
     integers: Mapping[str, Integers]
-    texts: Bytes  # of the column of texts, if one was asked for: a SEPARATOR after each
+    texts: pa.Array | None  # of the column of texts, if one was asked for, as bytes
     without: int = 0  # rows of this part of the table, chosen or not, that lack an integer: as from `not_integers`
     pages: Bytes | None = None  # all that this part of the table holds; None where SQLite read it
     share: float = 1  # of the table that is read so far
@@ -190,7 +307,7 @@ class Database:
                 last = rows.last
         except UnusualError:
             if without := self.not_integers(table, needed, after=last):
-                yield Piece(0, {name: np.empty(0, np.int64) for name in names}, np.empty(0, np.uint8), without)
+                yield Piece(0, {name: np.empty(0, np.int64) for name in names}, pa.array([], pa.binary()), without)
             yield from self._from_sqlite(table, names, where, text, last)
 
     def _from_pages(self, table: str, names: set[str], text: str | None) -> Iterator[TableRows]:
@@ -208,44 +325,23 @@ class Database:
     def _from_sqlite(
         self, table: str, names: Sequence[str], where: Sequence[Among], text: str | None, last: int
     ) -> Iterator[Piece]:
-        """The rows after one. SQLite joins each column's values into one text, which takes half as long as Python's tuples."""
-        numbers = [f"ifnull({quoted(name)}, '{_NOTHING}')" for name in names]
-        texts = [] if text is None else [f"replace(substr(ifnull({quoted(text)}, ''), 1, {MAX_NAME}), char(31), ' ')"]
-        named = ", ".join(f"{expression} AS c{place}" for place, expression in enumerate([*numbers, *texts]))
-        separators = [*"," * len(numbers), *(SEPARATOR for _ in texts)]
-        joined = ", ".join(f"group_concat(c{place}, '{separator}')" for place, separator in enumerate(separators))
+        """The rows after one. Functions of SQLite end a text at a zero, and count characters."""
+        texts = [] if text is None else [f"CAST(substr(ifnull({quoted(text)}, ''), 1, {MAX_NAME}) AS BLOB)"]
         query = (
-            f"SELECT count(*), max(row), {joined} FROM (SELECT rowid AS row, {named} FROM {quoted(table)}"
-            f" WHERE rowid > ? AND {sql_of(where)} ORDER BY rowid LIMIT {_ROWS})"
+            f"SELECT rowid, {', '.join([*map(quoted, names), *texts])} FROM {quoted(table)}"
+            f" WHERE rowid > ? AND {sql_of(where)} ORDER BY rowid LIMIT {_ROWS}"
         )
-        count = _ROWS
-        while count == _ROWS:
-            ((count, last, *found),) = self.rows(query, (last,))
-            if not count:
-                return
-            integers = {
-                name: self._integers(f"{table}.{name}", values, count) for name, values in zip(names, found, strict=False)
-            }
-            written = (str(found[-1]) + SEPARATOR).encode("utf-8", "surrogatepass") if texts else b""
-            if texts and written.count(SEPARATOR.encode()) != count:
-                raise TraceError(f"{self.name} cannot be read: the texts of {table} are damaged")
-            yield Piece(count, integers, np.frombuffer(written, np.uint8))
-
-    def _integers(self, column: str, text: Any, count: int) -> Integers:
-        text = str(text)
-        first = text.partition(",")[0]
-        is_constant = text == ",".join([first] * count)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            try:
-                found = np.fromstring((first if is_constant else text).replace(_NOTHING, str(NULL)), np.int64, sep=",")
-            except (DeprecationWarning, ValueError):
-                found = np.empty(0, np.int64)
-        if is_constant and len(found) == 1:
-            return np.full(count, found[0])
-        if len(found) != count:
-            raise TraceError(f"{self.name} cannot be read: {column} holds something other than integers")
-        return found
+        while rows := self.rows(query, (last,)):
+            found = dict(zip(("", *names, text), zip(*rows, strict=True), strict=False))
+            last = rows[-1][0]
+            integers = {}
+            for name in names:
+                try:
+                    integers[name] = to_int64(pa.array(found[name], pa.int64()))
+                except (pa.ArrowInvalid, TypeError) as error:
+                    problem = f"{table}.{name} holds something other than integers"
+                    raise TraceError(f"{self.name} cannot be read: {problem}") from error
+            yield Piece(len(rows), integers, None if text is None else pa.array(found[text], pa.binary()))
 
     def not_integers(self, table: str, needed: Needed, *, after: int) -> int:
         """How many rows after one meet the conditions of a column, and have no integer in it; each row counts once."""
@@ -285,18 +381,13 @@ def _chosen(rows: TableRows, names: Sequence[str], where: Sequence[Among], neede
     without = int(np.logical_or.reduce(lacking_here).sum()) if lacking_here else 0
     integers = {name: rows.integers[name][chosen] for name in names}
     if not with_texts:
-        return Piece(len(next(iter(integers.values()))), integers, np.empty(0, np.uint8), without, rows.data, rows.share)
-    length = rows.text_bytes[chosen] + 1
-    ends = np.cumsum(length)
-    # With the byte after each text, in whose place the SEPARATOR will be.
-    texts = bytes_of(slices_of(rows.data, rows.text_start[chosen], length)).copy()
-    texts[ends - 1] = ord(" ")
-    # SQLite's functions end a text at a zero, and count characters.
-    if (texts == 0).any() or (length > MAX_NAME).any():
+        return Piece(len(next(iter(integers.values()))), integers, None, without, rows.data, rows.share)
+    length = rows.text_bytes[chosen]
+    texts = slices_of(rows.data, rows.text_start[chosen], length)
+    # Functions of SQLite end a text at a zero, and count characters.
+    if (length > MAX_NAME).any() or not np.frombuffer(texts.buffers()[2] or b"", np.uint8).all():
         raise UnusualError
-    texts[texts == ord(SEPARATOR)] = ord(" ")
-    texts[ends - 1] = ord(SEPARATOR)
-    return Piece(len(length), integers, texts, without, rows.data, rows.share)
+    return Piece(len(texts), integers, texts, without, rows.data, rows.share)
 
 
 def _pending(path: Path, file: BinaryIO) -> str | None:
@@ -320,46 +411,3 @@ def _pending(path: Path, file: BinaryIO) -> str | None:
 def quoted(name: str) -> str:
     """A table's or column's name for SQL."""
     return '"' + name.replace('"', '""') + '"'
-
-
-@contextlib.contextmanager
-def open_report(path: Path) -> Iterator[Database]:
-    """The database of a report: an SQLite export, or an `.nsys-rep` that is exported first; either may be packed as `.xz`."""
-    open_regular(path).close()
-    with tempfile.TemporaryDirectory(prefix="bridge_profiling-", ignore_cleanup_errors=True) as temporary:
-        plain = path
-        if path.suffix == ".xz":
-            plain = Path(temporary, path.name.removesuffix(".xz"))
-            with plain.open("wb") as target:
-                target.writelines(unpack(path, NSYS))
-        if plain.suffix == ".nsys-rep":
-            plain = _export(path, plain, Path(temporary, "report.sqlite"))
-        with contextlib.closing(Database(plain, path)) as database:
-            yield database
-
-
-def _export(path: Path, report: Path, to: Path) -> Path:
-    """Export a report with the nsys of this machine."""
-    try:
-        nsys = find_nsys().executable
-    except CaptureError as error:
-        raise TraceError(
-            f"{path} is an nsys report, which only nsys can read, and nsys was not found here ({error}); install Nsight"
-            " Systems, or record with NsysPlugin(export_sqlite=True)"
-        ) from error
-    # nsys names its export after the report and looks for one next to it: a link leaves the report's folder alone.
-    link = to.with_suffix(".nsys-rep")
-    if not link.exists():
-        try:
-            os.symlink(report.absolute(), link)
-        except OSError:
-            shutil.copyfile(report, link)
-    try:
-        done = run_owned(export_command(nsys, link, to), seconds=_EXPORT_SECONDS, environment=without_injection(os.environ))
-    except (OSError, CaptureError, subprocess.TimeoutExpired) as error:
-        raise TraceError(f"{path} cannot be exported: {error}") from error
-    if done.returncode or not to.exists():
-        lines = [line.strip() for line in (done.stderr + done.stdout).splitlines() if line.strip() and "[" not in line]
-        reason = " ".join(lines)[:500] or f"exit code {done.returncode}, no message"
-        raise TraceError(f"{path} cannot be exported by nsys: {reason}")
-    return to

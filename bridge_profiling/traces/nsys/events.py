@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from bridge_profiling.errors import TraceError
 from bridge_profiling.traces.joins import distinct, rows_by_key, rows_by_start, taken
 from bridge_profiling.traces.kinds import COMPUTE, MEMCPY, MEMSET, Copy, configuration, kernel_kind, memory_kind
-from bridge_profiling.traces.nsys.database import Database
-from bridge_profiling.traces.nsys.packed import Packed, durations, where
+from bridge_profiling.traces.nsys.database import Database, Packed, durations, where
 from bridge_profiling.traces.nsys.report import COPY, GRAPH, KERNEL, Process
 from bridge_profiling.traces.nsys.report import MEMSET as MEMSETS
 from bridge_profiling.traces.tables import NULL, Integers, coded_column

@@ -271,11 +271,6 @@ def slices_of(data: Bytes, start: Integers, length: Integers) -> pa.Array:
     return parts.take(pa.array(place))
 
 
-def bytes_of(values: pa.Array) -> Bytes:
-    """Binary values one after another; they are all of their buffer."""
-    return np.frombuffer(values.buffers()[2] or b"", np.uint8)
-
-
 def _big_endian(data: Bytes, size: int) -> NDArray[Any]:
     """The number at each place."""
     kind = {2: ">u2", 4: ">u4", 8: ">i8"}[size]

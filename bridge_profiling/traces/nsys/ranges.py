@@ -10,27 +10,34 @@ import json
 import re
 import struct
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from bridge_profiling.traces.joins import Operation, batch, carried_out_by, distinct, rows_by_start
+from bridge_profiling.traces.joins import Operation, batch, carried_out_by, distinct, places, rows_by_start
 from bridge_profiling.traces.kinds import torch_operation
-from bridge_profiling.traces.nsys.database import Among, Database, Needed, sql_of
-from bridge_profiling.traces.nsys.nesting import Nesting, groups
-from bridge_profiling.traces.nsys.operator_names import MARK, OperatorNames
-from bridge_profiling.traces.nsys.packed import Packed, difference, where
+from bridge_profiling.traces.nsys.database import Among, Database, Needed, Packed, difference, sql_of, where
 from bridge_profiling.traces.nsys.report import NVTX, Process
-from bridge_profiling.traces.tables import NULL, Integers
+from bridge_profiling.traces.tables import NULL, Integers, to_int64
 
 #: NvtxPushPopRange and NvtxtPushPopRange nest on their thread; NvtxStartEndRange and NvtxtStartEndRange need not.
 _NESTED_TYPES, _FREE_TYPES = (59, 70), (60, 71)
 
 #: Ranges that torch opens around operators, and emit_nvtx numbers as if they were some. Kineto calls them annotations.
 _ANNOTATION = re.compile(r"Optimizer\.\w+#|enumerate\(DataLoader\)#|DistributedDataParallel\.|FSDP::")
+
+#: Between an operator's name and its inputs' dimensions.
+_MARK = "\x1e"
+
+#: Appended by torch's emit_nvtx to an operator's name: autograd's sequence number, its own, its inputs' dimensions.
+_NUMBERED = ", op_id = "
+_APPENDED = r"(?s), (?:seq = -?\d+(?:, op_id = \d*)?|op_id = \d*)(?:, sizes = (\[.*?\]))?(?:, input_op_ids = .*)?$"
+_SEQUENCE = r", seq = (?P<number>-?\d{1,18})"
 
 _CALL = re.compile(r"p?nccl(?=[A-Z])")
 _GROUPING = ("ncclGroupStart", "ncclGroupEnd")
@@ -104,10 +111,10 @@ class Ranges:
             self._add(nestings, some)
             next_row = None if end == count else end if rows is None else rows[end]
             last = len(time_ns) if next_row is None else int(time_ns.searchsorted(self.start_ns[next_row]))
-            for places in groups(thread.kept[done:last]):
-                places = places + done
-                if (one := int(thread[places[:1]][0])) in nestings:
-                    found[places] = nestings[one].innermost(time_ns[places])
+            for group in groups(thread.kept[done:last]):
+                times = group + done
+                if (one := int(thread[times[:1]][0])) in nestings:
+                    found[times] = nestings[one].innermost(time_ns[times])
             done = last
         if order is None:
             return found
@@ -120,10 +127,10 @@ class Ranges:
         start, duration = self.start_ns[rows], self.duration_ns[rows]
         usable = np.flatnonzero(self.nested[rows] & (duration > 0))
         for group in groups(self.thread.kept[rows[usable]]):
-            places = usable[group]
-            one = int(self.thread[rows[places[:1]]][0])
+            some = usable[group]
+            one = int(self.thread[rows[some[:1]]][0])
             if one != NULL:
-                nestings[one].add(rows[places], start[places], start[places] + duration[places], int(start[0]))
+                nestings[one].add(rows[some], start[some], start[some] + duration[some], int(start[0]))
 
 
 def read_ranges(process: Process, end_ns: int | None) -> Ranges:
@@ -146,7 +153,7 @@ def read_ranges(process: Process, end_ns: int | None) -> Ranges:
     # Neither with nor without an end do those left out end later.
     lost = written.lost + int((~usable).sum()) - (len(still_open) if end_ns is None else 0)
     rows = rows_by_start(start, duration.kept, usable)
-    parts = [text.partition(MARK) for text in names]
+    parts = [text.partition(_MARK) for text in names]
     operator = np.array([bool(mark) and _ANNOTATION.match(name) is None for name, mark, _ in parts], bool)
     codes = codes.select(rows)
     numbers = zip(written.sequence.select(rows).parts(), codes.parts(), strict=True)
@@ -182,7 +189,7 @@ def _registered(database: Database, written: _Written) -> tuple[Packed, list[str
 
 @dataclass(frozen=True)
 class _Written:
-    """Rows of ranges as they are written. `names` have MARK between a name and torch's additions."""
+    """Rows of ranges as they are written. `names` have _MARK between a name and torch's additions."""
 
     start: Packed
     duration: Packed  # NULL without an end
@@ -200,20 +207,36 @@ def _read(database: Database, conditions: Sequence[Among], needed: Needed) -> _W
     present = [name for name in ("start", "end", "globalTid", "textId", "eventType") if database.has(NVTX, name)]
     text = "text" if database.has(NVTX, "text") else None
     columns = {name: Packed() for name in ("start", "duration", "thread", "text_id", "sequence", "code")}
-    names, nested = OperatorNames(), [np.empty(0, bool)]
+    codes: dict[str, int] = {}
+    nested = [np.empty(0, bool)]
     lost, described = 0, False
     for piece in database.pieces(NVTX, present, conditions, text, needed):
         unknown = np.full(piece.rows, NULL)
         read = {name: piece.integers.get(name, unknown) for name in ("start", "end", "globalTid", "textId", "eventType")}
-        codes, numbers = (np.zeros(piece.rows, np.int64), unknown) if text is None else names.add(piece.texts, piece.rows)
+        name, number = (np.zeros(piece.rows, np.int64), unknown) if piece.texts is None else _named(piece.texts, codes)
         expected = int((len(columns["start"]) + piece.rows) / piece.share)
-        fresh = (read["start"], difference(read["start"], read["end"]), read["globalTid"], read["textId"], numbers, codes)
+        fresh = (read["start"], difference(read["start"], read["end"]), read["globalTid"], read["textId"], number, name)
         for column, values in zip(columns.values(), fresh, strict=True):
             column.append(values, expected)
         nested.append(np.isin(read["eventType"], _NESTED_TYPES))
         lost += piece.without
         described = described or piece.pages is None or _COMMUNICATOR.encode() in piece.pages.tobytes()
-    return _Written(**columns, nested=np.concatenate(nested), names=names.names or [""], lost=lost, described=described)
+    return _Written(**columns, nested=np.concatenate(nested), names=list(codes) or [""], lost=lost, described=described)
+
+
+def _named(texts: pa.Array, codes: dict[str, int]) -> tuple[Integers, Integers]:
+    """The code of each text's name with _MARK, known or new, and autograd's number in the text; NULL where there is none."""
+    # Most texts differ only in the number at their end, without which a regular expression is needed for few.
+    texts = texts.view(pa.string())
+    shortened = pc.ascii_rtrim(texts, "0123456789")
+    texts = pc.if_else(pc.ends_with(shortened, _NUMBERED), shortened, texts).dictionary_encode()
+    written = texts.dictionary.view(pa.binary())  # which need not be UTF-8 in a damaged report
+    names = pc.replace_substring_regex(written, _APPENDED, rf"{_MARK}\1").dictionary_encode()
+    decoded = [name.decode("utf-8", "replace") for name in names.dictionary.to_pylist()]
+    known = np.array([codes.setdefault(name, len(codes)) for name in decoded], np.int64)
+    number = pc.extract_regex(written, _SEQUENCE).flatten()[0].cast(pa.string()).cast(pa.int64())
+    place = texts.indices.to_numpy()
+    return known[names.indices.to_numpy()][place], to_int64(number)[place]
 
 
 def operations(
@@ -365,3 +388,51 @@ def _parsed(text: Any) -> dict[str, int]:
     if not isinstance(found, dict):
         return {}
     return {name: value for name, value in found.items() if name in _FIELDS and type(value) is int}
+
+
+class Nesting:
+    """The nested ranges of one thread, added in blocks by start."""
+
+    def __init__(self) -> None:
+        self._row = self._start = self._end = self._depth = np.empty(0, np.int64)
+        self._ends = self._end  # ascending
+
+    def add(self, row: Integers, start_ns: Integers, end_ns: Integers, since_ns: int) -> None:
+        """Add a block of ranges by start, each of which ends after it. No earlier time than `since_ns` is asked for later."""
+        kept = self._end > since_ns
+        # The last one of each depth stays, too: it says that no earlier one of that depth is the innermost.
+        last = len(kept) - 1 - np.unique(self._depth[::-1], return_index=True)[1]
+        kept[last] = True
+        self._end = np.append(self._end[kept], end_ns)
+        self._ends = np.sort(self._end)
+        # How many were open when each began.
+        depth = np.arange(len(self._end) - len(row), len(self._end)) - places(self._ends, start_ns, "right")
+        self._depth = np.append(self._depth[kept], depth)
+        self._row = np.append(self._row[kept], row)
+        self._start = np.append(self._start[kept], start_ns)
+
+    def innermost(self, time_ns: Integers) -> Integers:
+        """The row of the innermost range that contains each time; -1 where none does.
+
+        It is the last to start among those as deep as the number of ranges that are open at the time.
+        """
+        opened = places(self._start, time_ns, "right") - places(self._ends, time_ns, "right")
+        found = np.full(len(time_ns), -1)
+        # Clocks that went backwards could give less than 0.
+        levels = np.flatnonzero(np.bincount(np.maximum(opened, 0)))
+        for level in levels[levels > 0].tolist():
+            times = np.flatnonzero(opened == level)
+            candidates = np.flatnonzero(self._depth == level - 1)
+            if len(candidates):
+                before = places(self._start[candidates], time_ns[times], "right") - 1
+                place = candidates[np.maximum(before, 0)]
+                found[times] = np.where((before >= 0) & (self._end[place] > time_ns[times]), self._row[place], -1)
+        return found
+
+
+def groups(keys: NDArray[Any]) -> Iterator[Integers]:
+    """The places of each distinct key, ascending."""
+    # A sort of 8 or 16 bits is a radix sort, and does not grow with the number of keys.
+    order = np.argsort(keys, kind="stable")
+    ordered = keys[order]
+    return iter(np.split(order, np.flatnonzero(ordered[1:] != ordered[:-1]) + 1) if len(keys) else ())

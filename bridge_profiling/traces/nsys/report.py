@@ -5,15 +5,23 @@ One nsys around torchrun records all of its ranks in one report.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from bridge_profiling.traces.bounds import MAX_BASE_NS
+from bridge_profiling.errors import CaptureError, TraceError
+from bridge_profiling.nsys.command import export_command, find_nsys, without_injection
+from bridge_profiling.processes import run_owned
+from bridge_profiling.traces.bounds import MAX_BASE_NS, NSYS, open_regular, unpack
 from bridge_profiling.traces.joins import MAX_RANKS
-from bridge_profiling.traces.nsys.database import Among, Database, open_report, quoted
-from bridge_profiling.traces.nsys.packed import Packed
+from bridge_profiling.traces.nsys.database import Among, Database, Packed, quoted
 from bridge_profiling.traces.tables import Integers
 from bridge_profiling.traces.types import RankInfo
 
@@ -29,7 +37,52 @@ SYSTEM = "OSRT_API"
 
 _VARIABLE = re.compile(r'(RANK|WORLD_SIZE)="(\d{1,7})"$')
 
+_EXPORT_SECONDS = 3600
+
 Value = TypeVar("Value")
+
+
+@contextlib.contextmanager
+def open_report(path: Path) -> Iterator[Database]:
+    """The database of a report: an SQLite export, or an `.nsys-rep` that is exported first; either may be packed as `.xz`."""
+    open_regular(path).close()
+    with tempfile.TemporaryDirectory(prefix="bridge_profiling-", ignore_cleanup_errors=True) as temporary:
+        plain = path
+        if path.suffix == ".xz":
+            plain = Path(temporary, path.name.removesuffix(".xz"))
+            with plain.open("wb") as target:
+                target.writelines(unpack(path, NSYS))
+        if plain.suffix == ".nsys-rep":
+            plain = _export(path, plain, Path(temporary, "report.sqlite"))
+        with contextlib.closing(Database(plain, path)) as database:
+            yield database
+
+
+def _export(path: Path, report: Path, to: Path) -> Path:
+    """Export a report with the nsys of this machine."""
+    try:
+        nsys = find_nsys().executable
+    except CaptureError as error:
+        raise TraceError(
+            f"{path} is an nsys report, which only nsys can read, and nsys was not found here ({error}); install Nsight"
+            " Systems, or record with NsysPlugin(export_sqlite=True)"
+        ) from error
+    # nsys names its export after the report and looks for one next to it: a link leaves the report's folder alone.
+    link = to.with_suffix(".nsys-rep")
+    if not link.exists():
+        try:
+            os.symlink(report.absolute(), link)
+        except OSError:
+            shutil.copyfile(report, link)
+    try:
+        done = run_owned(export_command(nsys, link, to), seconds=_EXPORT_SECONDS, environment=without_injection(os.environ))
+    except (OSError, CaptureError, subprocess.TimeoutExpired) as error:
+        raise TraceError(f"{path} cannot be exported: {error}") from error
+    if done.returncode or not to.exists():
+        lines = [line.strip() for line in (done.stderr + done.stdout).splitlines() if line.strip() and "[" not in line]
+        reason = " ".join(lines)[:500] or f"exit code {done.returncode}, no message"
+        raise TraceError(f"{path} cannot be exported by nsys: {reason}")
+    return to
 
 
 @dataclass(frozen=True)
