@@ -20,14 +20,13 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from bridge_profiling.facts.caveats import caveat
-from bridge_profiling.facts.columns import HostIteration
 from bridge_profiling.facts.database import Connection, queried
 from bridge_profiling.facts.device import until_next
 from bridge_profiling.facts.idle import Cause
 from bridge_profiling.facts.intervals import Intervals, coded, judged, parents, rows_named, rows_of, totals, union
 from bridge_profiling.facts.names import CHECKPOINT, DATA_LOADING
 from bridge_profiling.facts.operators import unit_rows
-from bridge_profiling.facts.types import Answer, schema
+from bridge_profiling.facts.types import Answer, declared, schema
 from bridge_profiling.traces.tables import to_int64
 
 #: With fewer iterations than this, boundary ones count too, since few or none would be left.
@@ -198,7 +197,7 @@ _ISSUING = re.compile("|".join(ISSUING))
 #: Parts of an iteration, in the order in which a time that fits several is attributed.
 HOST_PARTS = ("data_loading_us", "checkpoint_us", "communication_us", "operators_us", "other_us")
 
-_HOST_STEPS = HostIteration.schema("iteration", "boundary", "duration_us", *HOST_PARTS, "collectives_us")
+_HOST_STEPS = declared("HostIteration").schema("iteration", "boundary", "duration_us", *HOST_PARTS, "collectives_us")
 
 
 def host_steps(host_blocks: Callable[[], Iterable[pa.Table]], device_events: pa.Table, iterations: pa.Table) -> pa.Table:

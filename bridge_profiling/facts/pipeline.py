@@ -25,10 +25,9 @@ from numpy.typing import NDArray
 
 from bridge_profiling.facts.activity import POINT_TO_POINT
 from bridge_profiling.facts.caveats import caveat
-from bridge_profiling.facts.columns import Stage, StageWait
 from bridge_profiling.facts.database import Connection, queried
 from bridge_profiling.facts.intervals import EMPTY, Intervals, grouped, runs, union, window
-from bridge_profiling.facts.types import Answer, schema
+from bridge_profiling.facts.types import Answer, declared, schema
 from bridge_profiling.traces.joins import ranks_of
 from bridge_profiling.traces.types import RankInfo
 
@@ -165,7 +164,7 @@ def pipeline(by_rank: pa.Table) -> Answer:
         row["excess_compute_us"] = row["compute_us"] - even
     missing = ", ".join(str(stage) for stage in range(count) if found and stage not in stages)
     caveats = (caveat("stages_not_captured", missing=missing),) if missing else ()
-    return Answer(pa.Table.from_pylist(found, schema=Stage.schema()), caveats)
+    return Answer(pa.Table.from_pylist(found, schema=declared("Stage").schema()), caveats)
 
 
 def pipeline_waits(by_rank: pa.Table, connection: Connection) -> pa.Table:
@@ -192,7 +191,7 @@ def pipeline_waits(by_rank: pa.Table, connection: Connection) -> pa.Table:
         times = sum(each == stage for each in steady.values())
         amounts = {"count": count / times, "wait_us": wait_ns / 1e3 / times}
         found.append({"stage": stage, "waits_for_stage": other, "ranks": ranks, **amounts})
-    return pa.Table.from_pylist(found, schema=StageWait.schema())
+    return pa.Table.from_pylist(found, schema=declared("StageWait").schema())
 
 
 def pipeline_by_rank(

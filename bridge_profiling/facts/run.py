@@ -25,12 +25,11 @@ from bridge_profiling.facts import (
 )
 from bridge_profiling.facts.captures import Captures
 from bridge_profiling.facts.caveats import merged, sentences
-from bridge_profiling.facts.columns import StageWait
 from bridge_profiling.facts.database import Connection
 from bridge_profiling.facts.intervals import totals
 from bridge_profiling.facts.rank import OF_TRACE, counters_over_time, operators_by, stacks_of
 from bridge_profiling.facts.store import DEFAULT_OPTIONS, FactOptions
-from bridge_profiling.facts.types import Answer
+from bridge_profiling.facts.types import Answer, declared
 from bridge_profiling.manifest import RankCapture
 from bridge_profiling.traces.types import Caveat, RankInfo
 
@@ -236,7 +235,7 @@ class RunFacts:
         tables = map(self._of_source, (self.kernel_times, self.activity, self.marks))
         return pipeline.pipeline_by_rank(self._waiting, self.infos, self.clock_offsets, *tables)
 
-    pipeline_waits = Fact(pipeline.pipeline_waits, "pipeline_by_rank", "_waiting", without=StageWait.schema())
+    pipeline_waits = Fact(pipeline.pipeline_waits, "pipeline_by_rank", "_waiting", without=declared("StageWait").schema())
     pipeline = Fact(pipeline.pipeline, "pipeline_by_rank")
 
     def event_cells(self, **options: Any) -> pa.Table:

@@ -1,8 +1,11 @@
-"""Types of facts: an answer, what collects a table block by block, and the columns of tables and documents."""
+"""Types of facts: an answer, what collects a table block by block, and the columns of tables and documents.
+
+`columns.toml` declares the columns of the tables that documents contain.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol
 
@@ -10,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from bridge_profiling.traces.types import Caveat
+from bridge_profiling.traces.types import Caveat, texts
 
 
 @dataclass(frozen=True)
@@ -171,14 +174,79 @@ def mapping(of: Kind | type[Row], keys: str | None = None) -> Kind:
     return Kind({"type": "object", "additionalProperties": inner.json} | names, row=inner.row)
 
 
+#: Types of declarations by name.
+_KINDS = {name: kind for name, kind in dict(globals()).items() if isinstance(kind, Kind)} | {
+    "Profiler": choice("kineto", "nsys"),
+    "Pair": Kind({"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 2}),
+    "Object": Kind({"type": "object"}),
+}
+
+#: Regular expressions of keys: of any, of global ranks, and of parts of an iteration.
+_KEYS = {"name": None, "rank": "^[0-9]+$", "part": "_us$"}
+
 #: Changes of rows that are on both sides: what the names and the descriptions of amounts begin and end with.
 _SIDES = {"base": "before", "other": "after", "change": "the change"}
 
 
-def changes(**amounts: Column) -> dict[str, Column]:
-    """Columns of each amount on both sides, and of its change: `base_us`, `other_us`, `change_us`."""
-    return {
-        f"{side}_{name}": Column(f"{column.about}: {when}", column.kind)
-        for name, column in amounts.items()
-        for side, when in _SIDES.items()
-    }
+class Declarations:
+    """Rows that TOML files declare, by name; run_document.toml of `report` says how. A file is read when a name needs it.
+
+    Args:
+        files: the package and the name of each.
+        known: other types and rows by name.
+        parts: names that "{part}" stands for.
+    """
+
+    def __init__(
+        self, *files: tuple[str, str], known: Mapping[str, Kind | type[Row]] | None = None, parts: Sequence[str] = ()
+    ) -> None:
+        self._files, self._parts = files, parts
+        self._known: dict[str, Kind | type[Row]] = {**_KINDS, **(known or {})}
+
+    def __call__(self, name: str) -> type[Row]:
+        """The rows of a name."""
+        found = self._known.get(name)
+        if not isinstance(found, type):
+            found = self._known[name] = self._row(name)
+        return found
+
+    def _row(self, name: str) -> type[Row]:
+        declared = next(found[name] for file in self._files if name in (found := texts(*file)))
+        keys: dict[str, Column] = {}
+        for key, value in declared.items():
+            if isinstance(value, list):
+                keys[key] = self._column(value)
+            elif isinstance(value, dict):
+                each = {part: pair for end, pair in value.items() for part in (self._parts if end == "{part}" else [end])}
+                keys |= {
+                    f"{side}_{end}": Column(f"{pair[1]}: {when}", self._kind(pair[0]))
+                    for end, pair in each.items()
+                    for side, when in _SIDES.items()
+                }
+            elif key != "about":
+                keys |= self(value).columns
+        return type(name, (Row,), {"__doc__": declared["about"], "keys": keys})
+
+    def _column(self, pair: Sequence[str]) -> Column:
+        return Column(pair[1], self._kind(pair[0]))
+
+    def _kind(self, text: str) -> Kind:
+        if text.endswith(", optional"):
+            return replace(self._kind(text.removesuffix(", optional")), optional=True)
+        if text.endswith(" or null"):
+            return self._kind(text.removesuffix(" or null")).or_null
+        if text.startswith("one of "):
+            values = text.removeprefix("one of ").split(", ")
+            return choice(*(int(value) if value.isdecimal() else value for value in values))
+        if text.startswith("list of "):
+            return many(self._kind(text.removeprefix("list of ")))
+        of, by, keys = text.rpartition(" by ")
+        if by:
+            return mapping(self._kind(of), _KEYS[keys])
+        known = self._known.get(text)
+        return known if isinstance(known, Kind) else one(self(text))
+
+
+#: The rows of tables.
+COLUMNS = (__package__, "columns.toml")
+declared = Declarations(COLUMNS)

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from bridge_profiling.facts.columns import Device, SizedCollective
 from bridge_profiling.facts.parts import BY_CAUSE
 from bridge_profiling.facts.types import Row
 from bridge_profiling.report import measurements
@@ -50,7 +49,8 @@ def document(run: Answers, thresholds: Thresholds | None = None) -> dict[str, An
         "ranks": _ranks(run),
         "collectives": _collectives(run),
         "collectives_by_size": [
-            _chosen(SizedCollective, row | {"ranks": _members(row)}) for row in run.communication(by_size=True).to_pylist()
+            _chosen(declared("SizedCollective"), row | {"ranks": _members(row)})
+            for row in run.communication(by_size=True).to_pylist()
         ],
         "memory": run.memory().to_pylist(),
         "pipeline": run.pipeline().to_pylist(),
@@ -76,7 +76,7 @@ def _chosen(row: type[Row], found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _ranks(run: Answers) -> list[dict[str, Any]]:
-    breakdowns = _by_capture(run.breakdown(), Device)
+    breakdowns = _by_capture(run.breakdown(), declared("Device"))
     # A list of objects is the answer of the question of its name.
     lists = {
         name: _by_capture(getattr(run, name)(), column.kind.row)
