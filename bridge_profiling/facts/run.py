@@ -214,7 +214,7 @@ class RunFacts:
 
     communication_by_rank = Fact(communication.communication_by_rank, "_exposed", without=communication.BY_RANK)
     communication_by_size = Fact(communication.communication_by_size, "_exposed", "infos", without=communication.BY_SIZE)
-    communication = Fact(communication.communication, "_waiting", "infos", without=communication.BY_GROUP)
+    communication = Fact(communication.communication, "_exposed", "infos", without=communication.BY_GROUP)
     waits = Fact(ranks.waits, "_waiting", without=ranks.WAITS)
     stragglers = Fact(ranks.stragglers, "ranks", "infos")
 
