@@ -32,29 +32,11 @@ from bridge_profiling.traces.tables import to_int64
 #: With fewer iterations than this, boundary ones count too, since few or none would be left.
 ENOUGH_ITERATIONS = 3
 
-#: The part that each idle cause belongs to.
-PART_OF_CAUSE = {
-    Cause.starved_beside_communication: "communication_us",
-    Cause.blocked_by_communication: "communication_us",
-    Cause.data_loading: "data_loading_us",
-    Cause.garbage_collection: "host_launch_us",
-    Cause.recompilation: "host_launch_us",
-    Cause.initialization: "host_launch_us",
-    Cause.host_pause: "host_launch_us",
-    Cause.host_launch: "host_launch_us",
-    Cause.small_kernels: "small_kernels_us",
-    Cause.host_sync: "host_sync_us",
-    Cause.allocator_churn: "host_sync_us",
-    Cause.pageable_copy: "pageable_copy_us",
-    Cause.blocked_by_copy: "copy_us",
-    Cause.blocked_by_device_copy: "copy_us",
-    Cause.checkpoint_stall: "checkpoint_us",
-    Cause.profiler: "profiler_us",
-    Cause.dependency_stalled: "dependency_stalled_us",
-}
-
-#: Parts by cause. `communication_us` is without waiting for other ranks, as far as that is known.
-BY_CAUSE = tuple(dict.fromkeys(("compute_us", "communication_us", "waiting_us", *PART_OF_CAUSE.values())))
+#: Parts by cause: see `Cause.part`. `communication_us` is without waiting for other ranks, as far as that is known.
+BY_CAUSE = (
+    *("compute_us", "communication_us", "waiting_us", "data_loading_us", "host_launch_us", "small_kernels_us", "host_sync_us"),
+    *("pageable_copy_us", "copy_us", "checkpoint_us", "profiler_us", "dependency_stalled_us"),
+)
 
 #: Parts by what ran on the device; `copying_us`: copies and memsets, and nothing else.
 BY_ACTIVITY = ("compute_us", "exposed_communication_us", "copying_us", "idle_us")
@@ -130,7 +112,7 @@ def parts_of_iterations(iterations: pa.Table, idle_causes: pa.Table, ranks: pa.T
     # Time between two iterations belongs to neither of them.
     inside = idle_causes.filter(pc.invert(idle_causes["between"]))
     for row in totals(inside, ("rank", "source", "iteration", "cause"), lost_us=("lost_us", "sum")).to_pylist():
-        lost[row["rank"], row["source"], row["iteration"]][PART_OF_CAUSE[Cause(row["cause"])]] += row["lost_us"]
+        lost[row["rank"], row["source"], row["iteration"]][Cause(row["cause"]).part] += row["lost_us"]
     waiting = {(row["rank"], row["iteration"]): row["waiting_us"] for row in ranks.to_pylist()}
     rows = []
     for row in iterations.to_pylist():
