@@ -67,7 +67,6 @@ _OFFSETS = schema(
     *("rank", "component", "reference", "offset_ns", "residual_ns", "max_residual_ns", "operations"),
     **dict.fromkeys(("component", "reference"), pa.int32()),
     **dict.fromkeys(("residual_ns", "max_residual_ns"), pa.float64()),
-    operations=pa.int64(),
 )
 
 

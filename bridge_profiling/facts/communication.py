@@ -25,33 +25,25 @@ from bridge_profiling.traces.joins import ranks_of
 from bridge_profiling.traces.types import RankInfo
 
 _GROUP = ("operation", "group", "group_name", "group_ranks")
-_SIZES = dict.fromkeys(("group_size", "captured_ranks"), pa.int32())
-_BANDWIDTHS = dict.fromkeys(("algorithm_bandwidth_gbs", "bus_bandwidth_gbs", "link_gbs"), pa.float64())
+_SIZES = ("group_size", "captured_ranks")
 _OF_LINK = ("algorithm_bandwidth_gbs", "bus_bandwidth_gbs", "dimension", "link_gbs")
 
 #: Columns of `communication`, `communication_by_rank`, `communication_by_size` and the table `waiting`.
 BY_GROUP = schema(
     *(*_GROUP, *_SIZES, "count", "matched_count", "smallest_message_bytes", "largest_message_bytes", "bytes"),
     *("mean_duration_us", "transfer_us", "wait_us", *_OF_LINK),
-    **{**_SIZES, **_BANDWIDTHS, "bytes": pa.int64()},
 )
 BY_RANK = schema(
     *(*_GROUP, "rank", "count", "matched_count", "bytes", "duration_us", "shortest_us", "transfer_us", "wait_us"),
     *("exposed_us", "overlapped_us"),
-    bytes=pa.int64(),
 )
 BY_SIZE = schema(
     *(*_GROUP, *_SIZES, "message_bytes", "count", "matched_count", "mean_us", "duration_us", "transfer_us", "wait_us"),
     *("exposed_us", "overlapped_us", *_OF_LINK),
-    **{**_SIZES, **_BANDWIDTHS},
 )
 WAITING = schema(
     *("rank", "collective", "match", "group_id", "point_to_point", "operation", "message_bytes", "iteration", "start_ns"),
     *("end_ns", "participants", "transfer_ns", "wait_ns", "waits_for", "late_ns"),
-    **dict.fromkeys(("collective", "participants"), pa.int64()),
-    **dict.fromkeys(("match", "group_id"), pa.uint64()),
-    waits_for=pa.int32(),
-    point_to_point=pa.bool_(),
 )
 
 _WAITING = """

@@ -173,7 +173,7 @@ def idle_causes(
 _IDLE_CAUSES = schema(
     *("iteration", "between", "cause", "name", "count", "start_ns"),
     *("lost_us", "calls", "host_us", "lost_each_us", "profiler_us"),
-    **{"between": pa.bool_(), "calls": pa.int64(), "lost_each_us": pa.list_(pa.float32())},
+    lost_each_us=pa.list_(pa.float32()),
 )
 
 

@@ -55,10 +55,8 @@ SCHEMAS: dict[str, pa.Schema] = {
     "memory_growth": declared("IterationEnd").schema(),
     "memory_sites": declared("Site").schema(),
     "memory_timeline": schema("rank", "device", "time_ns", "allocated_bytes", "reserved_bytes"),
-    "memory_at_peak": schema(
-        *("rank", "device", "bytes", "allocated_ns", "freed_ns", "site", "stack"), bytes=pa.int64(), **_STACK
-    ),
-    "memory_over_time": schema("rank", "device", "site", "time_ns", "bytes", bytes=pa.int64()),
+    "memory_at_peak": schema("rank", "device", "bytes", "allocated_ns", "freed_ns", "site", "stack", **_STACK),
+    "memory_over_time": schema("rank", "device", "site", "time_ns", "bytes"),
     "out_of_memory": schema("rank", "device", "time_ns", "requested_bytes", "free_bytes", "site", "stack"),
 }
 

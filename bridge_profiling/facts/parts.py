@@ -43,9 +43,7 @@ BY_ACTIVITY = ("compute_us", "exposed_communication_us", "copying_us", "idle_us"
 
 _COLUMNS = ("duration_us", *dict.fromkeys((*BY_CAUSE, *BY_ACTIVITY)))
 
-_ATTRIBUTION = schema(
-    *("rank", "source", "iterations", "waiting_known"), *_COLUMNS, iterations=pa.int32(), waiting_known=pa.bool_()
-)
+_ATTRIBUTION = schema(*("rank", "source", "iterations", "waiting_known"), *_COLUMNS, iterations=pa.int32())
 
 
 def steady(iterations: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:

@@ -37,7 +37,7 @@ where operation in {POINT_TO_POINT} and group_ranks is not null and iteration is
 """
 
 #: `partner`: the other rank of a group of two.
-_PIPELINES = schema("group_name", "group_ranks", "rank", "stage", "last", "partner", last=pa.int32(), partner=pa.int32())
+_PIPELINES = schema("group_name", "group_ranks", "rank", "stage", "last", "partner")
 
 #: Sends and receipts within a pipeline, of ranks with a place in it.
 _EXCHANGES = f"""
@@ -125,7 +125,7 @@ where operations.operation in {POINT_TO_POINT} order by operations.rank
 _TIMES = ("pipeline_us", "compute_us", "bubble_us", "warm_up_us", "steady_us", "cool_down_us", "other_idle_us")
 
 
-_RANKS = schema("iteration", "rank", "stage", "pipeline", "boundary", "microbatches", *_TIMES, microbatches=pa.int32())
+_RANKS = schema("iteration", "rank", "stage", "pipeline", "boundary", "microbatches", *_TIMES)
 
 
 def pipeline(by_rank: pa.Table) -> Answer:

@@ -84,12 +84,11 @@ from began join offsets using (rank) left join lateness using (rank) order by be
 """
 
 #: Columns of `waits`.
-WAITS = schema("iteration", "rank", "waits_for", "wait_us", "operations", waits_for=pa.int32(), operations=pa.int64())
+WAITS = schema("iteration", "rank", "waits_for", "wait_us", "operations")
 
 _STRAGGLERS = schema(
     *("rank", "verdict", "confidence", "chance", "iterations", "times_slow", "times_slowest", "times_fastest"),
     *("excess_own_us", "excess_compute_us", "waited_for_us"),
-    chance=pa.float64(),
     **dict.fromkeys(("iterations", "times_slow", "times_slowest", "times_fastest"), pa.int32()),
 )
 

@@ -30,11 +30,9 @@ MEASURES: dict[str, re.Pattern[str]] = {
 #: A longer time between samples, in multiples of the usual one, was not sampled.
 _GAP = 4
 
-_STATISTICS = ("samples", "mean", "p95", "max")
+_METRICS = schema("device", "metric", "samples", "mean", "p95", "max")
 
-_METRICS = schema("device", "metric", *_STATISTICS, samples=pa.int64(), **dict.fromkeys(_STATISTICS[1:], pa.float64()))
-
-_OVER_TIME = schema("device", "metric", "time_us", "value", value=pa.float64())
+_OVER_TIME = schema("device", "metric", "time_us", "value")
 
 _BY_KERNEL = declared("KernelCounters").schema("name", "group", "count", "device_us", "samples_per_call", *MEASURES)
 

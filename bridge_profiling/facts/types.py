@@ -31,10 +31,12 @@ class Answer:
 
 #: Types of columns by name, or by the end of the name.
 _TYPES = {
-    **dict.fromkeys(("iteration", "rank", "stage", "device"), pa.int32()),
-    **dict.fromkeys(("_ns", "_bytes", "count"), pa.int64()),
-    "_us": pa.float64(),
-    "boundary": pa.bool_(),
+    **dict.fromkeys(("iteration", "rank", "stage", "device", "partner", "last", "microbatches", "waits_for"), pa.int32()),
+    **dict.fromkeys(("group_size", "captured_ranks"), pa.int32()),
+    **dict.fromkeys(("_ns", "bytes", "count", "operations", "collective", "participants", "calls", "samples"), pa.int64()),
+    **dict.fromkeys(("_us", "_gbs", "chance", "mean", "p95", "max", "value"), pa.float64()),
+    **dict.fromkeys(("match", "group_id"), pa.uint64()),
+    **dict.fromkeys(("boundary", "between", "point_to_point", "waiting_known"), pa.bool_()),
 }
 
 
