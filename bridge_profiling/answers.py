@@ -14,10 +14,10 @@ from bridge_profiling.bench import results
 from bridge_profiling.engines import Engine, engine_named
 from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.facts.captures import Captures, OnProgress
-from bridge_profiling.facts.caveats import caveat
 from bridge_profiling.facts.memory import difference
 from bridge_profiling.facts.run import RunFacts
 from bridge_profiling.facts.store import DEFAULT_OPTIONS, FactOptions
+from bridge_profiling.facts.types import caveat
 from bridge_profiling.findings import Finding, Grids, JudgedFacts, Thresholds, diagnose
 from bridge_profiling.findings.scorecard import scorecard
 from bridge_profiling.findings.unprofiled import Unprofiled, usual_cost_us

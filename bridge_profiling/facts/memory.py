@@ -19,10 +19,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from bridge_profiling.facts import memory_series
-from bridge_profiling.facts.caveats import caveat
 from bridge_profiling.facts.intervals import totals
 from bridge_profiling.facts.memory_series import Amounts, Integers, Series, live, site
-from bridge_profiling.facts.types import Answer, declared, schema
+from bridge_profiling.facts.types import Answer, caveat, declared, schema
 from bridge_profiling.traces.types import RankTables
 
 #: Name of all sites beyond the `MOST_SITES` largest in `memory_over_time`.

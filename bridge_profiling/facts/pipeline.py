@@ -23,11 +23,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from bridge_profiling.facts.activity import POINT_TO_POINT
-from bridge_profiling.facts.caveats import caveat
 from bridge_profiling.facts.database import Connection, queried
 from bridge_profiling.facts.intervals import EMPTY, Intervals, grouped, runs, union, window
-from bridge_profiling.facts.types import Answer, declared, schema
+from bridge_profiling.facts.matching import POINT_TO_POINT
+from bridge_profiling.facts.types import Answer, caveat, declared, schema
 from bridge_profiling.traces.joins import ranks_of
 from bridge_profiling.traces.types import RankInfo
 

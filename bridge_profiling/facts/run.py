@@ -11,7 +11,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from bridge_profiling.facts import (
-    cells,
     clocks,
     communication,
     kernels,
@@ -24,12 +23,11 @@ from bridge_profiling.facts import (
     sampled,
 )
 from bridge_profiling.facts.captures import Captures
-from bridge_profiling.facts.caveats import merged, sentences
 from bridge_profiling.facts.database import Connection
 from bridge_profiling.facts.intervals import totals
 from bridge_profiling.facts.rank import OF_TRACE, counters_over_time, operators_by, stacks_of
 from bridge_profiling.facts.store import DEFAULT_OPTIONS, FactOptions
-from bridge_profiling.facts.types import Answer, declared
+from bridge_profiling.facts.types import Answer, declared, merged, sentences
 from bridge_profiling.manifest import RankCapture
 from bridge_profiling.traces.types import Caveat, RankInfo
 
@@ -189,6 +187,7 @@ class RunFacts:
     host_iterations = Fact(parts.host_iterations, "_database", "host_steps")
     kernels_by_rank = Fact(kernels.kernels, "_database", "device_sums")
     copies = Fact(kernels.copies, "_database", "device_sums")
+    copies_by_size = Fact(kernels.copies_by_size, "_database", "copy_sizes", "source")
     kernel_groups = Fact(kernels.kernel_groups, "kernels_by_rank", "copies")
     kernel_counters = Fact(sampled.kernel_counters, "counters_by_kernel", "infos")
     kernels = Fact(
@@ -239,15 +238,13 @@ class RunFacts:
     pipeline = Fact(pipeline.pipeline, "pipeline_by_rank")
 
     def event_cells(self, **options: Any) -> pa.Table:
-        """Events of all ranks, for comparisons: the options are those of `facts.cells.event_cells`."""
+        """Events of all ranks, for comparisons: the options are those of `facts.kernels.event_cells`."""
         name = f"event_cells {sorted(options.items())}"
 
         def compute(facts: RunFacts) -> pa.Table:
-            return cells.event_cells(facts._waiting, facts.device_sums, source=facts.source, **options)
+            return kernels.event_cells(facts._waiting, facts.device_sums, source=facts.source, **options)
 
         return self.answer(name, compute).table
-
-    copies_by_size = Fact(cells.copies_by_size, "_database", "copy_sizes", "source")
 
     # Memory.
 

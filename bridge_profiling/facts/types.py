@@ -1,11 +1,11 @@
-"""Types of facts: an answer, what collects a table block by block, and the columns of tables and documents.
+"""Types of facts: an answer and its caveats, what collects a table block by block, and the columns of tables and documents.
 
 `columns.toml` declares the columns of the tables that documents contain.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol
 
@@ -13,7 +13,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from bridge_profiling.traces.types import Caveat, texts
+from bridge_profiling.layout import name_ranks
+from bridge_profiling.traces.types import Caveat, filled, texts
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,28 @@ class Answer:
 
     table: pa.Table
     caveats: tuple[Caveat, ...] = ()
+
+
+def caveat(code: str, ranks: Iterable[int] = (), file: str | None = None, **values: object) -> Caveat:
+    """An entry of caveats.toml with values filled in."""
+    text = filled(__package__, "caveats.toml", code, **values)
+    return Caveat(code, text, tuple(sorted(ranks)), file)
+
+
+def merged(caveats: Iterable[Caveat]) -> list[Caveat]:
+    """Caveats in order of first appearance; those that differ only in their ranks become one."""
+    found: dict[tuple[str, str, str | None], Caveat] = {}
+    for caveat in caveats:
+        key = caveat.code, caveat.text, caveat.file
+        first = found.get(key)
+        ranks = caveat.ranks if first is None else tuple(sorted({*first.ranks, *caveat.ranks}))
+        found[key] = replace(caveat, ranks=ranks)
+    return list(found.values())
+
+
+def sentences(caveats: Iterable[Caveat]) -> list[str]:
+    """Each caveat as text that starts with its ranks, if it applies to some ranks only."""
+    return [f"{name_ranks(caveat.ranks)}: {caveat.text}" if caveat.ranks else caveat.text for caveat in merged(caveats)]
 
 
 #: Types of columns by name, or by the end of the name.

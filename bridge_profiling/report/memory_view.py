@@ -9,8 +9,8 @@ from dataclasses import replace
 from itertools import accumulate
 
 from bridge_profiling.answers import Answers
-from bridge_profiling.facts.caveats import sentences
 from bridge_profiling.facts.intervals import grouped
+from bridge_profiling.facts.types import sentences
 from bridge_profiling.report import tables, words
 from bridge_profiling.report.rows import Rows
 from bridge_profiling.report.run_view import memory_over_time_view

@@ -11,9 +11,9 @@ from statistics import median
 import pyarrow as pa
 
 from bridge_profiling.answers import Answers
-from bridge_profiling.facts.caveats import sentences
 from bridge_profiling.facts.device import ranks_without_work
 from bridge_profiling.facts.parts import BY_CAUSE, ENOUGH_ITERATIONS
+from bridge_profiling.facts.types import sentences
 from bridge_profiling.findings import Confidence, Finding, Thresholds
 from bridge_profiling.findings.unprofiled import Unprofiled, timed_iterations, usual_cost_us
 from bridge_profiling.report import words
