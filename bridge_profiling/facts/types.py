@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -100,7 +100,7 @@ class Chosen:
 
 @dataclass(frozen=True)
 class Kind:
-    """The type of a column or of a key of a document; called with a description, a column of that type.
+    """The type of a column or of a key of a document.
 
     Args:
         json: its JSON Schema, with its unit as `x-unit`.
@@ -111,12 +111,8 @@ class Kind:
 
     json: dict[str, Any]
     arrow: pa.DataType | None = None
-    row: type[Row] | None = None
+    row: Row | None = None
     optional: bool = False
-
-    def __call__(self, about: str) -> Column:
-        """A column of this type."""
-        return Column(about, self)
 
     @property
     def or_null(self) -> Kind:
@@ -137,25 +133,17 @@ class Column:
     kind: Kind
 
 
+@dataclass(frozen=True)
 class Row:
-    """The rows of a table, or the objects of a document: a subclass declares their columns in order, and describes them.
+    """The rows of a table, or the objects of a document, with their columns in order."""
 
-    An attribute is a column, or several by name.
-    """
+    name: str
+    about: str
+    columns: dict[str, Column]
 
-    columns: ClassVar[dict[str, Column]] = {}
-
-    def __init_subclass__(cls) -> None:
-        """Collect the columns, inherited ones first."""
-        found = dict(cls.columns)
-        for name, value in vars(cls).items():
-            found |= value if isinstance(value, dict) else {name: value} if isinstance(value, Column) else {}
-        cls.columns = found
-
-    @classmethod
-    def schema(cls, *names: str) -> pa.Schema:
+    def schema(self, *names: str) -> pa.Schema:
         """The schema of a table with such rows, or with some of their columns."""
-        return pa.schema([(name, cls.columns[name].kind.arrow) for name in names or cls.columns])
+        return pa.schema([(name, self.columns[name].kind.arrow) for name in names or self.columns])
 
 
 def _number(arrow: pa.DataType, unit: str | None = None, **limits: int) -> Kind:
@@ -181,22 +169,9 @@ def choice(*values: str | int) -> Kind:
     return Kind({"enum": list(values)}, pa.string())
 
 
-def one(row: type[Row]) -> Kind:
+def one(row: Row) -> Kind:
     """An object."""
-    return Kind({"$ref": f"#/$defs/{row.__name__}"}, row=row)
-
-
-def many(of: Kind | type[Row]) -> Kind:
-    """A list of values or objects."""
-    inner = of if isinstance(of, Kind) else one(of)
-    return Kind({"type": "array", "items": inner.json}, inner.arrow and pa.list_(inner.arrow), inner.row)
-
-
-def mapping(of: Kind | type[Row], keys: str | None = None) -> Kind:
-    """Values or objects by name; `keys`: a regular expression for the names."""
-    inner = of if isinstance(of, Kind) else one(of)
-    names = {} if keys is None else {"propertyNames": {"pattern": keys}}
-    return Kind({"type": "object", "additionalProperties": inner.json} | names, row=inner.row)
+    return Kind({"$ref": f"#/$defs/{row.name}"}, row=row)
 
 
 #: Types of declarations by name.
@@ -207,7 +182,11 @@ _KINDS = {name: kind for name, kind in dict(globals()).items() if isinstance(kin
 }
 
 #: Regular expressions of keys: of any, of global ranks, and of parts of an iteration.
-_KEYS = {"name": None, "rank": "^[0-9]+$", "part": "_us$"}
+_KEYS: dict[str, dict[str, Any]] = {
+    "name": {},
+    "rank": {"propertyNames": {"pattern": "^[0-9]+$"}},
+    "part": {"propertyNames": {"pattern": "_us$"}},
+}
 
 #: Changes of rows that are on both sides: what the names and the descriptions of amounts begin and end with.
 _SIDES = {"base": "before", "other": "after", "change": "the change"}
@@ -218,29 +197,26 @@ class Declarations:
 
     Args:
         files: the package and the name of each.
-        known: other types and rows by name.
+        known: other types by name.
         parts: names that "{part}" stands for.
     """
 
-    def __init__(
-        self, *files: tuple[str, str], known: Mapping[str, Kind | type[Row]] | None = None, parts: Sequence[str] = ()
-    ) -> None:
-        self._files, self._parts = files, parts
-        self._known: dict[str, Kind | type[Row]] = {**_KINDS, **(known or {})}
+    def __init__(self, *files: tuple[str, str], known: Mapping[str, Kind] | None = None, parts: Sequence[str] = ()) -> None:
+        self._files, self._parts, self._kinds = files, parts, {**_KINDS, **(known or {})}
+        self._rows: dict[str, Row] = {}
 
-    def __call__(self, name: str) -> type[Row]:
+    def __call__(self, name: str) -> Row:
         """The rows of a name."""
-        found = self._known.get(name)
-        if not isinstance(found, type):
-            found = self._known[name] = self._row(name)
-        return found
+        if name not in self._rows:
+            self._rows[name] = self._row(name)
+        return self._rows[name]
 
-    def _row(self, name: str) -> type[Row]:
+    def _row(self, name: str) -> Row:
         declared = next(found[name] for file in self._files if name in (found := texts(*file)))
         keys: dict[str, Column] = {}
         for key, value in declared.items():
             if isinstance(value, list):
-                keys[key] = self._column(value)
+                keys[key] = Column(value[1], self._kind(value[0]))
             elif isinstance(value, dict):
                 each = {part: pair for end, pair in value.items() for part in (self._parts if end == "{part}" else [end])}
                 keys |= {
@@ -250,10 +226,7 @@ class Declarations:
                 }
             elif key != "about":
                 keys |= self(value).columns
-        return type(name, (Row,), {"__doc__": declared["about"], "keys": keys})
-
-    def _column(self, pair: Sequence[str]) -> Column:
-        return Column(pair[1], self._kind(pair[0]))
+        return Row(name, declared["about"], keys)
 
     def _kind(self, text: str) -> Kind:
         if text.endswith(", optional"):
@@ -264,12 +237,13 @@ class Declarations:
             values = text.removeprefix("one of ").split(", ")
             return choice(*(int(value) if value.isdecimal() else value for value in values))
         if text.startswith("list of "):
-            return many(self._kind(text.removeprefix("list of ")))
+            inner = self._kind(text.removeprefix("list of "))
+            return Kind({"type": "array", "items": inner.json}, inner.arrow and pa.list_(inner.arrow), inner.row)
         of, by, keys = text.rpartition(" by ")
         if by:
-            return mapping(self._kind(of), _KEYS[keys])
-        known = self._known.get(text)
-        return known if isinstance(known, Kind) else one(self(text))
+            inner = self._kind(of)
+            return Kind({"type": "object", "additionalProperties": inner.json} | _KEYS[keys], row=inner.row)
+        return self._kinds.get(text) or one(self(text))
 
 
 #: The rows of tables.

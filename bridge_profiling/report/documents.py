@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from bridge_profiling.compare.bench import ComparedCommunication, ComparedCopies
 from bridge_profiling.facts.parts import BY_CAUSE
 from bridge_profiling.facts.types import COLUMNS, Declarations, Row, choice, one
 from bridge_profiling.findings import Confidence
-from bridge_profiling.findings.scorecard import Check
 from bridge_profiling.report.verdict import Outcome
 
 #: The documents of each command: one of these objects.
@@ -26,7 +24,6 @@ row = Declarations(
     COLUMNS,
     (__package__, "documents.toml"),
     known={
-        **{row.__name__: row for row in (Check, ComparedCommunication, ComparedCopies)},
         "Cause": choice(*(each.removesuffix("_us") for each in BY_CAUSE)),
         "Confidence": choice(*Confidence),
         "Outcome": choice(*Outcome),
@@ -55,11 +52,11 @@ def schema_text(command: str) -> str:
     return json.dumps(found, indent=1, ensure_ascii=False) + "\n"
 
 
-def _define(row: type[Row], definitions: dict[str, Any]) -> None:
+def _define(row: Row, definitions: dict[str, Any]) -> None:
     """Add the schemas of such objects, and of those inside."""
-    if row.__name__ not in definitions:
-        definitions[row.__name__] = {
-            "description": row.__doc__,
+    if row.name not in definitions:
+        definitions[row.name] = {
+            "description": row.about,
             "type": "object",
             "properties": {name: {"description": column.about, **column.kind.json} for name, column in row.columns.items()},
             "required": [name for name, column in row.columns.items() if not column.kind.optional],

@@ -70,7 +70,7 @@ def dumps(run: Answers, thresholds: Thresholds | None = None) -> str:
     return as_text(document(run, thresholds), indent=1)
 
 
-def _chosen(row: type[Row], found: Mapping[str, Any]) -> dict[str, Any]:
+def _chosen(row: Row, found: Mapping[str, Any]) -> dict[str, Any]:
     """The columns of a row."""
     return {name: found[name] for name in row.columns}
 
@@ -98,7 +98,7 @@ def _ranks(run: Answers) -> list[dict[str, Any]]:
     ]
 
 
-def _by_capture(table: pa.Table, row: type[Row]) -> dict[tuple[int, str], list[dict[str, Any]]]:
+def _by_capture(table: pa.Table, row: Row) -> dict[tuple[int, str], list[dict[str, Any]]]:
     """Rows of each rank and source, without these two columns."""
     found: dict[tuple[int, str], list[dict[str, Any]]] = defaultdict(list)
     for each in table.select(["rank", "source", *row.columns]).to_pylist():
