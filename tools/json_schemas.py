@@ -30,7 +30,7 @@ def keys(name: str) -> Iterator[tuple[str, str, str, str]]:
         yield from _keys(row(each), "")
 
 
-def _keys(row: type[Row], path: str) -> Iterator[tuple[str, str, str, str]]:
+def _keys(row: Row, path: str) -> Iterator[tuple[str, str, str, str]]:
     for key, column in row.columns.items():
         about = column.about
         if about.endswith((": after", ": the change")):

@@ -30,7 +30,7 @@ def merge(
     Exit code 1: a capture could not be read, or only in part; the others are merged. 2: invalid request.
     """
     with common.open_runs(run, output=output, workers=workers, fetch=fetch) as (found,):
-        from bridge_profiling.facts.caveats import sentences
+        from bridge_profiling.facts.types import sentences
         from bridge_profiling.report import words
 
         # Findings first: one pass over the captures then reads everything that is needed.
@@ -75,7 +75,7 @@ def flamegraph(
     output = output or Path(files.FOLDED_NAME if folded else files.SPEEDSCOPE_NAME)
     files.check_replaceable(output, folded=folded)
     with common.open_runs(run, output=output, workers=workers, fetch=fetch) as (found,):
-        from bridge_profiling.facts.caveats import sentences
+        from bridge_profiling.facts.types import sentences
 
         # Everything is computed before anything is printed: a progress bar would overwrite the answer.
         limitations = sentences(found.facts.caveats("flame_graph"))

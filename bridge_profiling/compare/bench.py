@@ -21,7 +21,7 @@ import pyarrow as pa
 from bridge_profiling.bench.results import BenchDocument, bus_factor
 from bridge_profiling.facts.intervals import grouped
 from bridge_profiling.facts.run import RunFacts
-from bridge_profiling.facts.types import Count, Gbs, Number, Row, Share, Text, Us, choice
+from bridge_profiling.facts.types import declared
 from bridge_profiling.traces.types import RankInfo
 
 #: Captured operations that are compared with a measured operation of another name.
@@ -31,39 +31,6 @@ _MEASURED_AS = {"recv": "send"}
 _PAIRWISE = ("send", "send_recv")
 
 _GROUP = ("operation", "group", "group_name", "group_ranks")
-
-
-class ComparedCommunication(Row):
-    """Communication of one operation in one group compared with what `bench collectives` measured."""
-
-    operation = Text.or_null("As in `collectives`")
-    group = Text.or_null("As in `collectives`")
-    group_name = Text.or_null("torch's name of the process group; null if unknown")
-    group_ranks = Text.or_null("JSON text of the group's global ranks; null if unknown")
-    group_size = Number.or_null("Number of ranks in the group; null if unknown")
-    count = Count("Number captured")
-    compared_count = Count("Number compared")
-    transfer_us = Us.or_null("Transfer time in the run of those compared")
-    alone_us = Us.or_null("Time that the compared ones take alone; null if none is compared")
-    reached_share = Share.or_null("Time alone over time in the run: 1 is as fast as alone")
-    bus_bandwidth_gbs = Gbs.or_null("Bus bandwidth in the run of those compared")
-    alone_bus_bandwidth_gbs = Gbs.or_null("Bus bandwidth of the same transfers alone")
-    reason = Text.or_null("Why some or all are not compared; null if all are")
-
-
-class ComparedCopies(Row):
-    """Copies between host and device compared with what `bench copies` measured."""
-
-    direction = choice("HtoD", "DtoH")("From host to device, or from device to host")
-    host_memory = Text.or_null("The host's memory: `pinned`, `pageable`, …; null if unknown")
-    count = ComparedCommunication.count
-    compared_count = ComparedCommunication.compared_count
-    copy_us = Us.or_null("Time in the run of those compared")
-    alone_us = ComparedCommunication.alone_us
-    reached_share = ComparedCommunication.reached_share
-    bandwidth_gbs = Gbs.or_null("Bandwidth in the run of those compared")
-    alone_bandwidth_gbs = Gbs.or_null("Bandwidth of the same copies alone")
-    reason = ComparedCommunication.reason
 
 
 @dataclass(frozen=True)
@@ -118,8 +85,8 @@ def against_bench(facts: RunFacts) -> AgainstBench | None:
     return AgainstBench(
         path=str(document.path),
         found=facts.captures.bench_found,
-        communication=pa.Table.from_pylist(list(_communication(document, facts)), ComparedCommunication.schema()),
-        copies=pa.Table.from_pylist(list(_copies(document, facts.copies_by_size, device)), ComparedCopies.schema()),
+        communication=pa.Table.from_pylist(list(_communication(document, facts)), declared("ComparedCommunication").schema()),
+        copies=pa.Table.from_pylist(list(_copies(document, facts.copies_by_size, device)), declared("ComparedCopies").schema()),
         step=_step(document, device, iteration),
         data_loader=_data_loader(document, iteration),
     )

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from bridge_profiling.compare.steps import Comparable, RunSteps, Side, amounts, captured_iterations
-from bridge_profiling.facts import cells
+from bridge_profiling.facts import kernels
 from bridge_profiling.facts.intervals import grouped
 from bridge_profiling.facts.statistics import ENOUGH_SAMPLES, welch_p
 
@@ -74,7 +74,7 @@ Key = tuple[Any, ...]
 Events = dict[Key, EventSide]
 
 #: Columns that tell kinds of events apart.
-KEYS = cells.KEYS | {"operators": ("name",)}
+KEYS = kernels.KEYS | {"operators": ("name",)}
 
 #: Amounts of each kind.
 _AMOUNTS: dict[str, tuple[str, ...]] = {

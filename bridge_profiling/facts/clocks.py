@@ -18,9 +18,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from bridge_profiling.facts.caveats import caveat
 from bridge_profiling.facts.database import Connection, queried
-from bridge_profiling.facts.types import Answer, schema
+from bridge_profiling.facts.types import Answer, caveat, schema
 from bridge_profiling.traces.types import Caveat, RankInfo
 
 #: Operations that end together on all participants. A sender or a root can end before the others.
@@ -67,7 +66,6 @@ _OFFSETS = schema(
     *("rank", "component", "reference", "offset_ns", "residual_ns", "max_residual_ns", "operations"),
     **dict.fromkeys(("component", "reference"), pa.int32()),
     **dict.fromkeys(("residual_ns", "max_residual_ns"), pa.float64()),
-    operations=pa.int64(),
 )
 
 

@@ -17,41 +17,32 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from bridge_profiling.bench.results import BUS_OPERATIONS, bus_factor
-from bridge_profiling.facts.caveats import caveat
 from bridge_profiling.facts.database import Connection
-from bridge_profiling.facts.types import Answer, schema
+from bridge_profiling.facts.types import Answer, caveat, schema
 from bridge_profiling.peaks import link_gbs
 from bridge_profiling.traces.joins import ranks_of
 from bridge_profiling.traces.types import RankInfo
 
 _GROUP = ("operation", "group", "group_name", "group_ranks")
-_SIZES = dict.fromkeys(("group_size", "captured_ranks"), pa.int32())
-_BANDWIDTHS = dict.fromkeys(("algorithm_bandwidth_gbs", "bus_bandwidth_gbs", "link_gbs"), pa.float64())
+_SIZES = ("group_size", "captured_ranks")
 _OF_LINK = ("algorithm_bandwidth_gbs", "bus_bandwidth_gbs", "dimension", "link_gbs")
 
 #: Columns of `communication`, `communication_by_rank`, `communication_by_size` and the table `waiting`.
 BY_GROUP = schema(
     *(*_GROUP, *_SIZES, "count", "matched_count", "smallest_message_bytes", "largest_message_bytes", "bytes"),
     *("mean_duration_us", "transfer_us", "wait_us", *_OF_LINK),
-    **{**_SIZES, **_BANDWIDTHS, "bytes": pa.int64()},
 )
 BY_RANK = schema(
     *(*_GROUP, "rank", "count", "matched_count", "bytes", "duration_us", "shortest_us", "transfer_us", "wait_us"),
     *("exposed_us", "overlapped_us"),
-    bytes=pa.int64(),
 )
 BY_SIZE = schema(
     *(*_GROUP, *_SIZES, "message_bytes", "count", "matched_count", "mean_us", "duration_us", "transfer_us", "wait_us"),
     *("exposed_us", "overlapped_us", *_OF_LINK),
-    **{**_SIZES, **_BANDWIDTHS},
 )
 WAITING = schema(
     *("rank", "collective", "match", "group_id", "point_to_point", "operation", "message_bytes", "iteration", "start_ns"),
     *("end_ns", "participants", "transfer_ns", "wait_ns", "waits_for", "late_ns"),
-    **dict.fromkeys(("collective", "participants"), pa.int64()),
-    **dict.fromkeys(("match", "group_id"), pa.uint64()),
-    waits_for=pa.int32(),
-    point_to_point=pa.bool_(),
 )
 
 _WAITING = """
@@ -77,58 +68,53 @@ _NAMED = 'any_value("group") as "group", any_value(group_name) as group_name, an
 _OF_GROUP = """case when operation in ('send', 'recv') then sum({0})
     when operation = 'send_recv' then (sum({0}) + {1}) // 2 else max({0}) end"""
 
-_MATCHES = """
-select group_id, operation, match, max(message_bytes) as message_bytes, any_value(transfer_ns) as transfer_ns,
-    sum(wait_ns) as wait_ns
-from waiting group by all
-"""
-
-_BY_GROUP = f"""
-with per_rank as (
-    select group_id, operation, rank, count(*) as operations, sum(message_bytes) as bytes,
-        min(message_bytes) as smallest, max(message_bytes) as largest, max(group_size) as size,
-        sum(end_ns - start_ns) / 1e3 as duration_us
-    from operations group by all
-), named as (
-    select group_id, {_NAMED} from operations group by all
-), seen as (
-    select group_id, operation, max(size) as size, count(*) as ranks, min(smallest) as smallest, max(largest) as largest,
-        {_OF_GROUP.format("operations", 1)} as operations, {_OF_GROUP.format("bytes", 0)} as bytes,
-        avg(duration_us / operations order by rank) as mean_duration_us
-    from per_rank group by group_id, operation
-), matched_groups as (
-    select group_id, operation, count(*) as matched, sum(message_bytes) as matched_bytes, sum(transfer_ns) / 1e3 as transfer_us,
-        sum(wait_ns) / 1e3 as wait_us
-    from ({_MATCHES}) group by all
-)
-select operation, "group", group_name, group_ranks, size::integer as group_size, ranks::integer as captured_ranks,
-    operations::bigint as count, coalesce(matched, 0)::bigint as matched_count, smallest::bigint as smallest_message_bytes,
-    largest::bigint as largest_message_bytes, bytes::bigint as bytes, mean_duration_us, transfer_us, wait_us,
-    matched_bytes / nullif(transfer_us, 0) / 1e3 as algorithm_bandwidth_gbs
-from seen join named using (group_id) left join matched_groups using (group_id, operation)
-order by "group", group_name, group_ranks, operation
-"""
-
 #: Among fewer operations of one size, the shortest can contain waiting as well.
 _ENOUGH_OF_A_SIZE = 8
 
+# Sums of fractions are in the order of ranks or sizes: threads would add them in any order, and the last digit would differ.
+_PER_RANK = f"""
+select {{keys}}, rank, {_NAMED}, sum(operations)::bigint as operations, sum(message_bytes * operations)::bigint as bytes,
+    min(message_bytes) as smallest, max(message_bytes) as largest, max(size) as size, sum(duration_ns) / 1e3 as duration_us,
+    sum(exposed_us order by message_bytes) as exposed_us, sum(overlapped_us order by message_bytes) as overlapped_us,
+    sum(shortest_ns * operations / 1e3 order by message_bytes)
+        filter (operations >= {_ENOUGH_OF_A_SIZE} and message_bytes is not null) as shortest_us
+from sized group by {{keys}}, rank
+"""
+
 _BY_RANK = f"""
-with rows as (
-    select group_id, operation, rank, sum(operations)::bigint as count, sum(message_bytes * operations)::bigint as bytes,
-        sum(duration_ns) / 1e3 as duration_us, {_NAMED}, sum(exposed_us order by message_bytes) as exposed_us,
-        sum(overlapped_us order by message_bytes) as overlapped_us,
-        sum(shortest_ns * operations / 1e3 order by message_bytes)
-            filter (operations >= {_ENOUGH_OF_A_SIZE} and message_bytes is not null) as shortest_us
-    from sized group by all
-), waits as (
+with rows as ({_PER_RANK.format(keys="group_id, operation")}), waits as (
     select group_id, operation, rank, count(*) as matched_count, sum(transfer_ns) / 1e3 as transfer_us,
         sum(wait_ns) / 1e3 as wait_us
     from waiting group by all
 )
-select operation, "group", group_name, group_ranks, rank, count, coalesce(matched_count, 0)::bigint as matched_count, bytes,
-    duration_us, shortest_us, transfer_us, wait_us, exposed_us, overlapped_us
+select operation, "group", group_name, group_ranks, rank, operations as count,
+    coalesce(matched_count, 0)::bigint as matched_count, bytes, duration_us, shortest_us, transfer_us, wait_us, exposed_us,
+    overlapped_us
 from rows left join waits using (group_id, operation, rank)
 order by "group", group_name, group_ranks, operation, rank
+"""
+
+# Of a group, each rank has a row for an operation. Sends and receipts are operations of their own.
+_OF_RANKS = f"""
+with per_rank as ({_PER_RANK}), seen as (
+    select {{keys}}, {_NAMED}, max(size)::integer as group_size, count(*)::integer as captured_ranks,
+        min(smallest)::bigint as smallest_message_bytes, max(largest)::bigint as largest_message_bytes,
+        ({_OF_GROUP.format("operations", 1)})::bigint as count, ({_OF_GROUP.format("bytes", 0)})::bigint as bytes,
+        avg(duration_us / operations order by rank) as mean_duration_us, sum(duration_us order by rank) as duration_us,
+        sum(duration_us order by rank) / sum(operations) as mean_us, sum(exposed_us order by rank) as exposed_us,
+        sum(overlapped_us order by rank) as overlapped_us
+    from per_rank group by {{keys}}
+), matches as (
+    select group_id, operation, match, max(message_bytes) as message_bytes, any_value(transfer_ns) as transfer_ns,
+        sum(wait_ns) as wait_ns
+    from waiting group by all
+), matched as (
+    select {{keys}}, count(*) as matches, sum(message_bytes) as matched_bytes, sum(transfer_ns) / 1e3 as transfer_us,
+        sum(wait_ns) / 1e3 as wait_us
+    from matches group by {{keys}}
+)
+select {{columns}}, matched_bytes / nullif(transfer_us, 0) / 1e3 as algorithm_bandwidth_gbs
+from (select *, coalesce(matches, 0)::bigint as matched_count from seen left join matched using ({{keys}})) order by {{order}}
 """
 
 
@@ -145,7 +131,7 @@ def measure_waiting(connection: Connection, clock_offsets: pa.Table) -> None:
 
 
 def communication(connection: Connection, infos: Sequence[RankInfo]) -> Answer:
-    """Operations of every group, from the table `waiting`.
+    """Operations of every group, from the tables `waiting` and `sized`.
 
     Returns:
         A row per operation and group: operation, group, group_name, group_ranks, group_size, captured_ranks, count,
@@ -155,7 +141,8 @@ def communication(connection: Connection, infos: Sequence[RankInfo]) -> Answer:
         where nothing is matched: one rank alone does not show which part is waiting. dimension and link_gbs: the
         group's parallel dimensions, and the stated bandwidth of its link.
     """
-    found = _with_bus_bandwidth(connection.sql(_BY_GROUP).to_arrow_table(), infos)
+    order = '"group", group_name, group_ranks, operation'
+    found = _of_ranks(connection, infos, BY_GROUP, keys="group_id, operation", order=order)
     unmatched = found["matched_count"].to_pylist().count(0)
     return Answer(found, (caveat("waiting_unknown", unmatched=unmatched, total=len(found)),) if unmatched else ())
 
@@ -202,28 +189,6 @@ def measure_exposure(connection: Connection, exposure: pa.Table) -> None:
     connection.unregister("exposure")
 
 
-# Sums of fractions are in the order of ranks: threads would add them in any order, and the last digit would differ.
-# Of a group, each rank has a row for an operation. Sends and receipts are operations of their own.
-_BY_SIZE = f"""
-with seen as (
-    select group_id, operation, message_bytes, {_NAMED},
-        max(size)::integer as group_size, count(*)::integer as captured_ranks, {_OF_GROUP.format("operations", 1)} as count,
-        sum(duration_ns / 1e3 order by rank) as duration_us, duration_us / sum(operations) as mean_us,
-        sum(exposed_us order by rank) as exposed_us, sum(overlapped_us order by rank) as overlapped_us
-    from sized group by group_id, operation, message_bytes
-), matched as (
-    select group_id, operation, message_bytes, count(*) as matched_count, sum(transfer_ns) / 1e3 as transfer_us,
-        sum(wait_ns) / 1e3 as wait_us
-    from ({_MATCHES}) group by all
-)
-select operation, "group", group_name, group_ranks, group_size, captured_ranks, message_bytes::bigint as message_bytes,
-    count::bigint as count, coalesce(matched_count, 0)::bigint as matched_count, mean_us, duration_us, transfer_us, wait_us,
-    exposed_us, overlapped_us, matched_count * message_bytes / nullif(transfer_us, 0) / 1e3 as algorithm_bandwidth_gbs
-from seen left join matched using (group_id, operation, message_bytes)
-order by duration_us desc, "group", group_name, group_ranks, operation, message_bytes, seen.group_id
-"""
-
-
 def communication_by_size(connection: Connection, infos: Sequence[RankInfo]) -> pa.Table:
     """Operations of every group by size of message, most time first, from the tables `waiting` and `sized`.
 
@@ -234,12 +199,15 @@ def communication_by_size(connection: Connection, infos: Sequence[RankInfo]) -> 
         bus_bandwidth_gbs. Waiting, transfer and bandwidths are null where nothing is matched. dimension and link_gbs: the
         group's parallel dimensions, and the stated bandwidth of its link.
     """
-    return _with_bus_bandwidth(connection.sql(_BY_SIZE).to_arrow_table(), infos)
+    order = 'duration_us desc, "group", group_name, group_ranks, operation, message_bytes, group_id'
+    return _of_ranks(connection, infos, BY_SIZE, keys="group_id, operation, message_bytes", order=order)
 
 
-def _with_bus_bandwidth(found: pa.Table, infos: Sequence[RankInfo]) -> pa.Table:
-    columns = (found[name].to_pylist() for name in ("operation", "group_size", "algorithm_bandwidth_gbs"))
-    bus_gbs = [bus_bandwidth(*row) for row in zip(*columns, strict=True)]
+def _of_ranks(connection: Connection, infos: Sequence[RankInfo], columns: pa.Schema, *, keys: str, order: str) -> pa.Table:
+    named = ", ".join(f'"{name}"' for name in columns.names if name not in _OF_LINK)
+    found = connection.sql(_OF_RANKS.format(keys=keys, columns=named, order=order)).to_arrow_table()
+    measured = (found[name].to_pylist() for name in ("operation", "group_size", "algorithm_bandwidth_gbs"))
+    bus_gbs = [bus_bandwidth(*row) for row in zip(*measured, strict=True)]
     return with_dimensions(found.append_column("bus_bandwidth_gbs", pa.array(bus_gbs, pa.float64())), infos)
 
 

@@ -29,9 +29,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from bridge_profiling.facts.caveats import caveat
 from bridge_profiling.facts.intervals import EMPTY, Intervals, Nanoseconds, rows_of, union, window
-from bridge_profiling.facts.types import Answer
+from bridge_profiling.facts.types import Answer, caveat
 from bridge_profiling.traces.joins import taken
 from bridge_profiling.traces.tables import NULL, to_int64
 

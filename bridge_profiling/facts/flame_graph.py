@@ -15,9 +15,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from bridge_profiling.facts.caveats import caveat
 from bridge_profiling.facts.intervals import Nanoseconds, coded, depths, parents, rows_of, run_starts, self_times_ns
-from bridge_profiling.facts.types import Answer
+from bridge_profiling.facts.types import Answer, caveat
 from bridge_profiling.traces.joins import places, rows_by_key, taken
 from bridge_profiling.traces.tables import NULL, Integers, coded_column, integer_column, to_int64
 

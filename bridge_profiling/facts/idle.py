@@ -15,7 +15,7 @@
   nothing for long does something else: that time does not belong to the call. After a call that waits for the device, the next
   launch takes its time however short the wait was: host_sync also has up to `_GET_GOING_NS` of a gap in which such a call ends.
   Calls to the allocator, and waits that come `SEVERAL` times, also have the time that would not be lost without them:
-  `profiler_cost.Replay` shows how far ahead the host would be.
+  `profiler_cost.ProfilerCost` shows how far ahead the host would be.
 - small_kernels: the kernel that ends the gap is in a run of kernels that on average take the device less time than launching
   one takes the host. Dependency-stalled time before such a kernel belongs here too.
 - host_pause: the host recorded nothing for at least `host.SILENT_NS`.
@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -73,25 +73,33 @@ _RANGES = 256
 
 
 class Cause(StrEnum):
-    """Why a device did not compute."""
+    """Why a device did not compute, and the part of an iteration that such time is in."""
 
-    data_loading = "data_loading"
-    host_sync = "host_sync"
-    pageable_copy = "pageable_copy"
-    checkpoint_stall = "checkpoint_stall"
-    profiler = "profiler"
-    garbage_collection = "garbage_collection"
-    recompilation = "recompilation"
-    initialization = "initialization"
-    allocator_churn = "allocator_churn"
-    small_kernels = "small_kernels"
-    host_pause = "host_pause"
-    host_launch = "host_launch"
-    starved_beside_communication = "starved_beside_communication"
-    blocked_by_communication = "blocked_by_communication"
-    blocked_by_copy = "blocked_by_copy"
-    blocked_by_device_copy = "blocked_by_device_copy"
-    dependency_stalled = "dependency_stalled"
+    part: str
+
+    data_loading = "data_loading", "data_loading_us"
+    host_sync = "host_sync", "host_sync_us"
+    pageable_copy = "pageable_copy", "pageable_copy_us"
+    checkpoint_stall = "checkpoint_stall", "checkpoint_us"
+    profiler = "profiler", "profiler_us"
+    garbage_collection = "garbage_collection", "host_launch_us"
+    recompilation = "recompilation", "host_launch_us"
+    initialization = "initialization", "host_launch_us"
+    allocator_churn = "allocator_churn", "host_sync_us"
+    small_kernels = "small_kernels", "small_kernels_us"
+    host_pause = "host_pause", "host_launch_us"
+    host_launch = "host_launch", "host_launch_us"
+    starved_beside_communication = "starved_beside_communication", "communication_us"
+    blocked_by_communication = "blocked_by_communication", "communication_us"
+    blocked_by_copy = "blocked_by_copy", "copy_us"
+    blocked_by_device_copy = "blocked_by_device_copy", "copy_us"
+    dependency_stalled = "dependency_stalled", "dependency_stalled_us"
+
+    def __new__(cls, name: str, part: str = "") -> Self:
+        """A cause with its part of an iteration."""
+        found = str.__new__(cls, name)
+        found._value_, found.part = name, part
+        return found
 
 
 #: Causes that ranks can lose time to in turns: one rank in one range, another in the next.
@@ -165,7 +173,7 @@ def idle_causes(
 _IDLE_CAUSES = schema(
     *("iteration", "between", "cause", "name", "count", "start_ns"),
     *("lost_us", "calls", "host_us", "lost_each_us", "profiler_us"),
-    **{"between": pa.bool_(), "calls": pa.int64(), "lost_each_us": pa.list_(pa.float32())},
+    lost_each_us=pa.list_(pa.float32()),
 )
 
 
@@ -207,7 +215,7 @@ def _times_by_cause(
     take(Cause.host_sync, _opened_by(gaps.gaps, evidence[Cause.host_sync].end_ns) - host.silent)
     for cause in (Cause.allocator_churn, *([Cause.host_sync] if often else [])):
         if len(evidence[cause].name):
-            take(cause, profiler.replay.explained(spent[cause], repeats=repeats) - profiler.explained - host.silent)
+            take(cause, profiler.ended_earlier(spent[cause], repeats=repeats) - profiler.explained - host.silent)
     take(Cause.small_kernels, before_small)
     stops = {cause: evidence[cause].lasting(HELD_NS) for cause in _DELAYING}
     inside = times[Cause.allocator_churn]

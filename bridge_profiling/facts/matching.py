@@ -1,4 +1,4 @@
-"""Matches each communication operation with the same operation on the other ranks.
+"""Each rank's communication operations, and which of them are the same operation on several ranks.
 
 Operations of a group are matched by their position in the iteration if all of the group's captures hold the same operations of
 that iteration. Otherwise, for example if a capture begins in the middle, they are matched by the offset at which the captures
@@ -18,13 +18,23 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from bridge_profiling.facts.activity import POINT_TO_POINT
-from bridge_profiling.facts.caveats import caveat
 from bridge_profiling.facts.database import Connection
-from bridge_profiling.facts.intervals import runs
+from bridge_profiling.facts.device import DeviceWork
+from bridge_profiling.facts.intervals import EMPTY, plain, rows_of, runs, union
+from bridge_profiling.facts.types import caveat
+from bridge_profiling.traces.tables import to_int64
 from bridge_profiling.traces.types import Caveat
 
 Integers = NDArray[np.int64]
+
+#: Operations between two ranks.
+POINT_TO_POINT = ("send", "recv", "send_recv")
+
+#: Columns of the table `collectives` that facts across ranks read.
+COLUMNS = (
+    *("iteration", "collective", "operation", "group", "group_name", "group_ranks", "group_size"),
+    *("sequence", "message_bytes", "peer", "start_ns", "end_ns"),
+)
 
 #: Ends of the same operations scatter by less: 1 to 10 us on NVLink (measured on H200), more between hosts.
 _SAME_NS = 50_000
@@ -117,6 +127,35 @@ select group_id, any_value("group") as "group", any_value(group_name) as group_n
 from operations where group_name is not null or group_ranks is not null
 group by group_id
 """
+
+
+def operations(collectives: pa.Table) -> pa.Table:
+    """One row per communication operation, in the columns of `COLUMNS`; `operation` is `unknown` where it is."""
+    found = plain(collectives)  # text in dictionaries would be of another type to DuckDB
+    place = found.column_names.index("operation")
+    return found.set_column(place, "operation", found["operation"].fill_null("unknown"))
+
+
+def activity(device_events: pa.Table, operations: pa.Table, work: DeviceWork) -> pa.Table:
+    """When the device worked, as far as other ranks' facts depend on it: start_ns, end_ns, computes, in merged intervals.
+
+    A rank that sends or receives may be a stage of a pipeline: all of its compute, and in intervals of their own all other work
+    except its sends and receipts. Of other ranks, compute during communication.
+    """
+    exchanges = rows_of(operations["operation"], *POINT_TO_POINT)
+    computing, other = work.compute & work.communication, EMPTY
+    if exchanges.any():
+        start, end = (device_events[name].to_numpy() for name in ("start_ns", "end_ns"))
+        exchanging = np.isin(to_int64(device_events["collective"], -1), operations["collective"].to_numpy()[exchanges])
+        rest = ~exchanging & ~rows_of(device_events["kind"], "compute")
+        computing, other = work.compute, union(start[rest], end[rest])
+    return pa.table(
+        {
+            "start_ns": np.concatenate([computing.start_ns, other.start_ns]),
+            "end_ns": np.concatenate([computing.end_ns, other.end_ns]),
+            "computes": np.repeat([True, False], [len(computing), len(other)]),
+        }
+    )
 
 
 def match(connection: Connection, operations: pa.Table) -> list[Caveat]:

@@ -19,11 +19,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from bridge_profiling.facts import memory_series
-from bridge_profiling.facts.caveats import caveat
-from bridge_profiling.facts.columns import DeviceMemory, IterationEnd, Site, SiteChange
 from bridge_profiling.facts.intervals import totals
 from bridge_profiling.facts.memory_series import Amounts, Integers, Series, live, site
-from bridge_profiling.facts.types import Answer, schema
+from bridge_profiling.facts.types import Answer, caveat, declared, schema
 from bridge_profiling.traces.types import RankTables
 
 #: Name of all sites beyond the `MOST_SITES` largest in `memory_over_time`.
@@ -52,14 +50,12 @@ _STACK = dict.fromkeys(("site", "stack"), pa.dictionary(pa.int32(), pa.string())
 #: - `out_of_memory`: requests that the allocator could not serve, by time (null if not recorded), with the bytes free on the
 #:   device outside what the allocator held.
 SCHEMAS: dict[str, pa.Schema] = {
-    "memory": DeviceMemory.schema(),
-    "memory_growth": IterationEnd.schema(),
-    "memory_sites": Site.schema(),
+    "memory": declared("DeviceMemory").schema(),
+    "memory_growth": declared("IterationEnd").schema(),
+    "memory_sites": declared("Site").schema(),
     "memory_timeline": schema("rank", "device", "time_ns", "allocated_bytes", "reserved_bytes"),
-    "memory_at_peak": schema(
-        *("rank", "device", "bytes", "allocated_ns", "freed_ns", "site", "stack"), bytes=pa.int64(), **_STACK
-    ),
-    "memory_over_time": schema("rank", "device", "site", "time_ns", "bytes", bytes=pa.int64()),
+    "memory_at_peak": schema("rank", "device", "bytes", "allocated_ns", "freed_ns", "site", "stack", **_STACK),
+    "memory_over_time": schema("rank", "device", "site", "time_ns", "bytes"),
     "out_of_memory": schema("rank", "device", "time_ns", "requested_bytes", "free_bytes", "site", "stack"),
 }
 
@@ -164,7 +160,7 @@ def difference(before: pa.Table, after: pa.Table) -> pa.Table:
     for row in rows:
         row |= {f"change_{name}": row[f"after_{name}"] - row[f"before_{name}"] for name in measured}
     rows.sort(key=lambda row: (-abs(row["change_bytes_at_peak"]), -abs(row["change_end_bytes"]), row["site"]))
-    return pa.Table.from_pylist(rows, schema=SiteChange.schema())
+    return pa.Table.from_pylist(rows, schema=declared("SiteChange").schema())
 
 
 def _free_blocks(tables: RankTables) -> dict[int, dict[str, Any]]:

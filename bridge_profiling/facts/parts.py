@@ -19,52 +19,30 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from bridge_profiling.facts.caveats import caveat
-from bridge_profiling.facts.columns import HostIteration
 from bridge_profiling.facts.database import Connection, queried
 from bridge_profiling.facts.device import until_next
 from bridge_profiling.facts.idle import Cause
 from bridge_profiling.facts.intervals import Intervals, coded, judged, parents, rows_named, rows_of, totals, union
 from bridge_profiling.facts.names import CHECKPOINT, DATA_LOADING
 from bridge_profiling.facts.operators import unit_rows
-from bridge_profiling.facts.types import Answer, schema
+from bridge_profiling.facts.types import Answer, caveat, declared, schema
 from bridge_profiling.traces.tables import to_int64
 
 #: With fewer iterations than this, boundary ones count too, since few or none would be left.
 ENOUGH_ITERATIONS = 3
 
-#: The part that each idle cause belongs to.
-PART_OF_CAUSE = {
-    Cause.starved_beside_communication: "communication_us",
-    Cause.blocked_by_communication: "communication_us",
-    Cause.data_loading: "data_loading_us",
-    Cause.garbage_collection: "host_launch_us",
-    Cause.recompilation: "host_launch_us",
-    Cause.initialization: "host_launch_us",
-    Cause.host_pause: "host_launch_us",
-    Cause.host_launch: "host_launch_us",
-    Cause.small_kernels: "small_kernels_us",
-    Cause.host_sync: "host_sync_us",
-    Cause.allocator_churn: "host_sync_us",
-    Cause.pageable_copy: "pageable_copy_us",
-    Cause.blocked_by_copy: "copy_us",
-    Cause.blocked_by_device_copy: "copy_us",
-    Cause.checkpoint_stall: "checkpoint_us",
-    Cause.profiler: "profiler_us",
-    Cause.dependency_stalled: "dependency_stalled_us",
-}
-
-#: Parts by cause. `communication_us` is without waiting for other ranks, as far as that is known.
-BY_CAUSE = tuple(dict.fromkeys(("compute_us", "communication_us", "waiting_us", *PART_OF_CAUSE.values())))
+#: Parts by cause: see `Cause.part`. `communication_us` is without waiting for other ranks, as far as that is known.
+BY_CAUSE = (
+    *("compute_us", "communication_us", "waiting_us", "data_loading_us", "host_launch_us", "small_kernels_us", "host_sync_us"),
+    *("pageable_copy_us", "copy_us", "checkpoint_us", "profiler_us", "dependency_stalled_us"),
+)
 
 #: Parts by what ran on the device; `copying_us`: copies and memsets, and nothing else.
 BY_ACTIVITY = ("compute_us", "exposed_communication_us", "copying_us", "idle_us")
 
 _COLUMNS = ("duration_us", *dict.fromkeys((*BY_CAUSE, *BY_ACTIVITY)))
 
-_ATTRIBUTION = schema(
-    *("rank", "source", "iterations", "waiting_known"), *_COLUMNS, iterations=pa.int32(), waiting_known=pa.bool_()
-)
+_ATTRIBUTION = schema(*("rank", "source", "iterations", "waiting_known"), *_COLUMNS, iterations=pa.int32())
 
 
 def steady(iterations: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
@@ -131,7 +109,7 @@ def parts_of_iterations(iterations: pa.Table, idle_causes: pa.Table, ranks: pa.T
     # Time between two iterations belongs to neither of them.
     inside = idle_causes.filter(pc.invert(idle_causes["between"]))
     for row in totals(inside, ("rank", "source", "iteration", "cause"), lost_us=("lost_us", "sum")).to_pylist():
-        lost[row["rank"], row["source"], row["iteration"]][PART_OF_CAUSE[Cause(row["cause"])]] += row["lost_us"]
+        lost[row["rank"], row["source"], row["iteration"]][Cause(row["cause"]).part] += row["lost_us"]
     waiting = {(row["rank"], row["iteration"]): row["waiting_us"] for row in ranks.to_pylist()}
     rows = []
     for row in iterations.to_pylist():
@@ -198,7 +176,7 @@ _ISSUING = re.compile("|".join(ISSUING))
 #: Parts of an iteration, in the order in which a time that fits several is attributed.
 HOST_PARTS = ("data_loading_us", "checkpoint_us", "communication_us", "operators_us", "other_us")
 
-_HOST_STEPS = HostIteration.schema("iteration", "boundary", "duration_us", *HOST_PARTS, "collectives_us")
+_HOST_STEPS = declared("HostIteration").schema("iteration", "boundary", "duration_us", *HOST_PARTS, "collectives_us")
 
 
 def host_steps(host_blocks: Callable[[], Iterable[pa.Table]], device_events: pa.Table, iterations: pa.Table) -> pa.Table:

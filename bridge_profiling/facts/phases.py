@@ -14,7 +14,6 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from bridge_profiling.facts.columns import Phase
 from bridge_profiling.facts.device import until_next
 from bridge_profiling.facts.intervals import (
     Nanoseconds,
@@ -29,7 +28,7 @@ from bridge_profiling.facts.intervals import (
 )
 from bridge_profiling.facts.parts import counted_iterations
 from bridge_profiling.facts.sampled import Counted, means
-from bridge_profiling.facts.types import schema
+from bridge_profiling.facts.types import declared, schema
 from bridge_profiling.traces.joins import distinct
 from bridge_profiling.traces.tables import NULL, to_int64
 
@@ -66,7 +65,7 @@ _NODE = re.compile(r"autograd::engine::evaluate_function(?:: (.+))?")
 #: Operators that have that number because they run the node.
 _OF_NODE = re.compile(r"autograd::|.*Backward\d*$")
 
-_SCHEMA = pa.schema([*Phase.schema(), *schema("longest_iteration", "longest_start_ns", "longest_us")])
+_SCHEMA = pa.schema([*declared("Phase").schema(), *schema("longest_iteration", "longest_start_ns", "longest_us")])
 
 
 class HostRows:

@@ -23,12 +23,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from bridge_profiling.facts.activity import POINT_TO_POINT
-from bridge_profiling.facts.caveats import caveat
-from bridge_profiling.facts.columns import Stage, StageWait
 from bridge_profiling.facts.database import Connection, queried
 from bridge_profiling.facts.intervals import EMPTY, Intervals, grouped, runs, union, window
-from bridge_profiling.facts.types import Answer, schema
+from bridge_profiling.facts.matching import POINT_TO_POINT
+from bridge_profiling.facts.types import Answer, caveat, declared, schema
 from bridge_profiling.traces.joins import ranks_of
 from bridge_profiling.traces.types import RankInfo
 
@@ -38,7 +36,7 @@ where operation in {POINT_TO_POINT} and group_ranks is not null and iteration is
 """
 
 #: `partner`: the other rank of a group of two.
-_PIPELINES = schema("group_name", "group_ranks", "rank", "stage", "last", "partner", last=pa.int32(), partner=pa.int32())
+_PIPELINES = schema("group_name", "group_ranks", "rank", "stage", "last", "partner")
 
 #: Sends and receipts within a pipeline, of ranks with a place in it.
 _EXCHANGES = f"""
@@ -126,7 +124,7 @@ where operations.operation in {POINT_TO_POINT} order by operations.rank
 _TIMES = ("pipeline_us", "compute_us", "bubble_us", "warm_up_us", "steady_us", "cool_down_us", "other_idle_us")
 
 
-_RANKS = schema("iteration", "rank", "stage", "pipeline", "boundary", "microbatches", *_TIMES, microbatches=pa.int32())
+_RANKS = schema("iteration", "rank", "stage", "pipeline", "boundary", "microbatches", *_TIMES)
 
 
 def pipeline(by_rank: pa.Table) -> Answer:
@@ -165,7 +163,7 @@ def pipeline(by_rank: pa.Table) -> Answer:
         row["excess_compute_us"] = row["compute_us"] - even
     missing = ", ".join(str(stage) for stage in range(count) if found and stage not in stages)
     caveats = (caveat("stages_not_captured", missing=missing),) if missing else ()
-    return Answer(pa.Table.from_pylist(found, schema=Stage.schema()), caveats)
+    return Answer(pa.Table.from_pylist(found, schema=declared("Stage").schema()), caveats)
 
 
 def pipeline_waits(by_rank: pa.Table, connection: Connection) -> pa.Table:
@@ -192,7 +190,7 @@ def pipeline_waits(by_rank: pa.Table, connection: Connection) -> pa.Table:
         times = sum(each == stage for each in steady.values())
         amounts = {"count": count / times, "wait_us": wait_ns / 1e3 / times}
         found.append({"stage": stage, "waits_for_stage": other, "ranks": ranks, **amounts})
-    return pa.Table.from_pylist(found, schema=StageWait.schema())
+    return pa.Table.from_pylist(found, schema=declared("StageWait").schema())
 
 
 def pipeline_by_rank(

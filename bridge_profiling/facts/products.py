@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from bridge_profiling.facts.columns import MatrixProduct
 from bridge_profiling.facts.intervals import Nanoseconds, Threads, coded, inside, judged, launched_inside, rows_of, totals
 from bridge_profiling.facts.names import is_product_or_attention, product_precision
 from bridge_profiling.facts.sampled import Counted, means, memory_tb_s, traffic
+from bridge_profiling.facts.types import declared
 from bridge_profiling.peaks import peaks
 from bridge_profiling.traces.tables import to_int64
 from bridge_profiling.traces.types import RankInfo
@@ -135,7 +135,7 @@ def products(host_events: pa.Table, device_events: pa.Table, kernel_names: pa.Ta
     long = [row["device_ns"] >= counted.interval_ns * row["count"] for row in found]
     spent = np.array([[row[name] * enough for name in amounts] for row, enough in zip(found, long, strict=True)], np.int64)
     spent = spent.reshape(len(found), len(amounts))
-    table = pa.Table.from_pylist(rows_found, schema=MatrixProduct.schema(*_COLUMNS))
+    table = pa.Table.from_pylist(rows_found, schema=declared("MatrixProduct").schema(*_COLUMNS))
     return pa.table({name: table[name] for name in table.column_names} | means(spent))
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -228,11 +228,12 @@ def rates(source: str = "kineto") -> Rates:
 
 
 @dataclass(frozen=True)
-class Replay:
-    """What is needed to launch one rank's work earlier.
+class ProfilerCost:
+    """The profiler's cost on one rank, and what is needed to launch its work earlier.
 
     Args:
         recording: events that cost the host time.
+        rates: of this host.
         cost_ns: of an event, by its kind.
         ends_ns: of the device's events, ascending.
         idle: the device's idle time for want of launches.
@@ -242,6 +243,7 @@ class Replay:
     """
 
     recording: Recording
+    rates: Rates
     cost_ns: _Float
     ends_ns: Nanoseconds
     idle: Intervals
@@ -249,7 +251,12 @@ class Replay:
     end_ns: Nanoseconds
     launched_ns: Nanoseconds
 
-    def explained(self, without: Intervals = EMPTY, *, repeats: bool = False) -> Intervals:
+    @cached_property
+    def explained(self) -> Intervals:
+        """Idle time of the device that the cost explains."""
+        return self.ended_earlier(EMPTY)
+
+    def ended_earlier(self, without: Intervals, *, repeats: bool = False) -> Intervals:
         """Idle time that ends earlier without the cost: at the end of each gap, as much as the device's lead grows there.
 
         Args:
@@ -271,21 +278,6 @@ class Replay:
         return self.idle & union(self.idle.when(until - np.rint(gained).astype(np.int64)), self.launched_ns)
 
 
-@dataclass(frozen=True)
-class ProfilerCost:
-    """The profiler's cost on one rank.
-
-    Args:
-        replay: of the launches without the cost.
-        explained: idle time of the device that the cost explains.
-        rates: of this host.
-    """
-
-    replay: Replay
-    explained: Intervals
-    rates: Rates
-
-
 def replay(recording: Recording, device_events: pa.Table, gaps: IdleGaps, work: DeviceWork, source: str) -> ProfilerCost:
     """What the profiler cost one rank.
 
@@ -301,8 +293,15 @@ def replay(recording: Recording, device_events: pa.Table, gaps: IdleGaps, work: 
     # The last one is of the profiler's own work, which costs as long as it took.
     cost_us = np.array([operator_us, each.call_us, each.annotation_us, each.python_us, each.runtime_us, 0.0])
     idle = gaps.launch_starved - (work.communication - _beside_compute(device_events)) - work.memcpy - work.memset
-    earlier = _replay(recording, 1e3 * cost_us, device_events, gaps, idle)
-    return ProfilerCost(earlier, earlier.explained(), each)
+    begin, end, event = _parts(gaps, device_events)
+    length = idle.within_ns(begin, end)
+    starved = np.flatnonzero(length)
+    begin, end, event = begin[starved], end[starved], event[starved]
+    launched = np.append(to_int64(device_events["launch_end_ns"]), NULL)[event]
+    # What was launched before waited for something else, until it started.
+    launched = np.where((launched > begin) & (launched < end), launched, end)
+    ends = np.sort(device_events["end_ns"].to_numpy())
+    return ProfilerCost(recording, each, 1e3 * cost_us, ends, idle, length[starved], end, launched)
 
 
 def recorded(cost: ProfilerCost, spans: Windows, iterations: pa.Table) -> pa.Table:
@@ -311,7 +310,7 @@ def recorded(cost: ProfilerCost, spans: Windows, iterations: pa.Table) -> pa.Tab
     `host_cost_us`: of all events, and of each kind a column of its own; `explained_us`: idle time of the device that the cost
     explains; `host_own_us`: time of the host in the iteration, without that cost and without waiting for the device.
     """
-    recording, cost_ns, each = cost.replay.recording, cost.replay.cost_ns, cost.rates
+    recording, cost_ns, each = cost.recording, cost.cost_ns, cost.rates
     first, last = (np.searchsorted(recording.start_ns, time_ns) for time_ns in (spans.start_ns, spans.end_ns))
     by_kind = recording.counts(first, last)
     calls = np.isin(np.arange(len(cost_ns) - 1), (CATEGORIES.index("runtime"), ENQUEUES))
@@ -328,37 +327,25 @@ def recorded(cost: ProfilerCost, spans: Windows, iterations: pa.Table) -> pa.Tab
             "python_frames_cost_us": counts["python_frames"] * each.python_us,
             "host_cost_us": _cost_between(recording, cost_ns, first, last) / 1e3,
             "explained_us": cost.explained.within_ns(spans.start_ns, spans.end_ns) / 1e3,
-            "host_own_us": _host_own_us(cost.replay, spans, iterations),
+            "host_own_us": _host_own_us(cost, spans, iterations),
         }
     )
 
 
-def _host_own_us(replay: Replay, spans: Windows, iterations: pa.Table) -> pa.Array:
+def _host_own_us(cost: ProfilerCost, spans: Windows, iterations: pa.Table) -> pa.Array:
     """From an iteration's begin on the host to the next one's, without waits and the cost of recording; null where unknown."""
     if not iterations.num_rows:  # the span is that of the capture
         return pa.nulls(len(spans.start_ns), pa.float64())
     begin, until = until_next(iterations)
-    first, last = (np.searchsorted(replay.recording.start_ns, time_ns) for time_ns in (begin, until))
-    cost_ns = _cost_between(replay.recording, replay.cost_ns, first, last)
-    own_ns = until - begin - replay.recording.waits.within_ns(begin, until) - cost_ns
+    first, last = (np.searchsorted(cost.recording.start_ns, time_ns) for time_ns in (begin, until))
+    cost_ns = _cost_between(cost.recording, cost.cost_ns, first, last)
+    own_ns = until - begin - cost.recording.waits.within_ns(begin, until) - cost_ns
     return pa.array(own_ns / 1e3)
 
 
 def _cost_between(recording: Recording, cost_ns: _Float, first: NDArray[np.int64], last: NDArray[np.int64]) -> _Float:
     until = recording.cost_before(np.concatenate((first, last)), cost_ns)
     return until[len(first) :] - until[: len(first)]
-
-
-def _replay(recording: Recording, cost_ns: _Float, device_events: pa.Table, gaps: IdleGaps, idle: Intervals) -> Replay:
-    begin, end, event = _parts(gaps, device_events)
-    length = idle.within_ns(begin, end)
-    starved = np.flatnonzero(length)
-    begin, end, event = begin[starved], end[starved], event[starved]
-    launched = np.append(to_int64(device_events["launch_end_ns"]), NULL)[event]
-    # What was launched before waited for something else, until it started.
-    launched = np.where((launched > begin) & (launched < end), launched, end)
-    ends = np.sort(device_events["end_ns"].to_numpy())
-    return Replay(recording, cost_ns, ends, idle, length[starved], end, launched)
 
 
 def _parts(gaps: IdleGaps, device_events: pa.Table) -> tuple[Nanoseconds, Nanoseconds, NDArray[np.int64]]:
@@ -397,7 +384,7 @@ def _beside_compute(device_events: pa.Table) -> Intervals:
 
 
 def _gained(
-    replay: Replay, spent_at_launch: _Float, waits: Intervals, spent_at_wait: _Float, ahead_ns: float = 0.0
+    cost: ProfilerCost, spent_at_launch: _Float, waits: Intervals, spent_at_wait: _Float, ahead_ns: float = 0.0
 ) -> tuple[_Float, float]:
     """By how much the device's lead grows in each gap, from what the host had spent at its launch and at the end of each wait.
 
@@ -406,7 +393,7 @@ def _gained(
     Between two waits, lead[n] = min(lead[n - 1] + length[n], host's lead at launch n). With `total`, the sum of lengths, that
     is a running minimum of the host's lead minus `total`.
     """
-    length, end, launched, ends = replay.length_ns, replay.end_ns, replay.launched_ns, replay.ends_ns
+    length, end, launched, ends = cost.length_ns, cost.end_ns, cost.launched_ns, cost.ends_ns
     lead = np.zeros(len(length))
     total = np.concatenate(([0.0], np.cumsum(length)))
     # What each wait waited for, as far as the capture shows: the last event on the device that ended before the wait did.

@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 
 from bridge_profiling.errors import TraceError, shortage
 from bridge_profiling.facts import (
-    activity,
     device,
     flame_graph,
     host,
     idle,
     kernels,
+    matching,
     memory,
     operators,
     parts,
@@ -205,9 +205,9 @@ def rank_facts(tables: RankTables, options: FactOptions) -> dict[str, Answer]:
     found["host_steps"] = parts.host_steps(host_events, events, iterations)
     found["units"] = operators.units(hosts.pop("annotations"), events)
     found["loop_counts"] = parts.loop_counts(hosts.pop("ranges"), iterations)
-    collectives = tables.columns("collectives", activity.COLUMNS)
-    found["operations"] = operations = activity.operations(collectives)
-    found["activity"] = activity.activity(events, operations, work)
+    collectives = tables.columns("collectives", matching.COLUMNS)
+    found["operations"] = operations = matching.operations(collectives)
+    found["activity"] = matching.activity(events, operations, work)
     found["first_event"] = events.select(["start_ns"]).slice(0, 1)
     found["marks"] = iterations
     found["exposure"] = kernels.exposure(events, collectives, work)

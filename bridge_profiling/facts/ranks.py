@@ -15,12 +15,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from bridge_profiling.facts.caveats import caveat
 from bridge_profiling.facts.database import Connection, queried
 from bridge_profiling.facts.device import WHOLE_CAPTURE
 from bridge_profiling.facts.intervals import Lanes, grid, run_starts, totals
 from bridge_profiling.facts.parts import ENOUGH_ITERATIONS, steady_iterations
-from bridge_profiling.facts.types import Answer, schema
+from bridge_profiling.facts.types import Answer, caveat, schema
 from bridge_profiling.traces.tables import to_int64
 from bridge_profiling.traces.types import RankInfo
 
@@ -84,12 +83,11 @@ from began join offsets using (rank) left join lateness using (rank) order by be
 """
 
 #: Columns of `waits`.
-WAITS = schema("iteration", "rank", "waits_for", "wait_us", "operations", waits_for=pa.int32(), operations=pa.int64())
+WAITS = schema("iteration", "rank", "waits_for", "wait_us", "operations")
 
 _STRAGGLERS = schema(
     *("rank", "verdict", "confidence", "chance", "iterations", "times_slow", "times_slowest", "times_fastest"),
     *("excess_own_us", "excess_compute_us", "waited_for_us"),
-    chance=pa.float64(),
     **dict.fromkeys(("iterations", "times_slow", "times_slowest", "times_fastest"), pa.int32()),
 )
 

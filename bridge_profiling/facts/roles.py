@@ -42,6 +42,7 @@ from bridge_profiling.facts.names import (
     is_fp64_elementwise,
     is_product,
     is_softmax,
+    operators_of,
     product_precision,
     update_parameters,
 )
@@ -51,22 +52,8 @@ from bridge_profiling.traces.tables import NULL, to_int64
 #: Kernels in a row that make a sweep over parameters. A block of a transformer has at most 20 between two matrix products.
 SWEEP = 64
 
-#: Operators on one tensor that a sweep outside of an optimizer consists of.
-_ELEMENTWISE = tuple(
-    f"aten::{name}"
-    for name in (
-        "add", "add_", "sub", "sub_", "mul", "mul_", "div", "div_", "neg", "pow", "pow_", "square", "sqrt", "sqrt_",
-        "rsqrt", "reciprocal", "exp", "log", "abs", "sign", "addcmul", "addcmul_", "addcdiv", "addcdiv_",
-        "lerp", "lerp_", "copy_", "zero_", "fill_", "clamp", "clamp_", "clamp_min", "clamp_max", "maximum", "minimum",
-        "norm", "linalg_vector_norm", "sum", "mean", "amax", "max", "std", "var",
-        "isfinite", "isnan", "isinf", "all", "any", "eq", "ne", "gt", "ge", "lt", "le", "where",
-    )
-)  # fmt: skip
-
-#: Operators that update or measure a parameter. A sweep of others, outside an optimizer, is what the model computes.
-_OF_PARAMETERS = frozenset(
-    f"aten::{name}" for name in ("lerp", "lerp_", "addcmul", "addcmul_", "addcdiv", "addcdiv_", "linalg_vector_norm", "norm")
-)
+#: Operators on one tensor that a sweep outside of an optimizer consists of, and those of them that show that it is one.
+_ELEMENTWISE, _OF_PARAMETERS = operators_of("elementwise"), frozenset(operators_of("of_parameters"))
 
 #: Of a moving average: `average.mul_(decay).add_(parameter, alpha=1 - decay)`.
 _SCALES, _ADDS = frozenset(["aten::mul", "aten::mul_"]), frozenset(["aten::add", "aten::add_"])
@@ -181,16 +168,7 @@ _BACKWARD = "autograd::engine::evaluate_function"
 _COMPILED = "CompiledFunction"
 
 #: Operators of forward passes that no formula of a backward pass calls.
-_FORWARD = (
-    _COMPILED,
-    *(
-        f"aten::{name}"
-        for name in (
-            *("linear", "conv1d", "conv2d", "conv3d", "layer_norm", "rms_norm", "group_norm", "batch_norm", "embedding"),
-            *("gelu", "silu", "relu", "relu_", "dropout", "softmax", "scaled_dot_product_attention"),
-        )
-    ),
-)
+_FORWARD = (_COMPILED, *operators_of("forward"))
 
 #: Roles that cost nothing by themselves.
 _DESCRIBE = ("reduced", "layout_norm")

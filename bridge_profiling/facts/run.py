@@ -12,7 +12,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from bridge_profiling.facts import (
-    cells,
     clocks,
     communication,
     kernels,
@@ -25,12 +24,10 @@ from bridge_profiling.facts import (
     sampled,
 )
 from bridge_profiling.facts.captures import Captures
-from bridge_profiling.facts.caveats import merged, sentences
-from bridge_profiling.facts.columns import StageWait
 from bridge_profiling.facts.database import Connection
 from bridge_profiling.facts.intervals import totals
 from bridge_profiling.facts.rank import OF_TRACE, counters_over_time, operators_by, stacks_of
-from bridge_profiling.facts.types import Answer
+from bridge_profiling.facts.types import Answer, declared, merged, sentences
 from bridge_profiling.manifest import RankCapture
 from bridge_profiling.traces.types import Caveat, RankInfo
 
@@ -197,6 +194,7 @@ class RunFacts:
     host_iterations = Fact(parts.host_iterations, "_database", "host_steps")
     kernels_by_rank = Fact(kernels.kernels, "_database", "device_sums")
     copies = Fact(kernels.copies, "_database", "device_sums")
+    copies_by_size = Fact(kernels.copies_by_size, "_database", "copy_sizes", "source")
     kernel_groups = Fact(kernels.kernel_groups, "kernels_by_rank", "copies")
     kernel_counters = Fact(sampled.kernel_counters, "counters_by_kernel", "infos")
     kernels = Fact(
@@ -222,7 +220,7 @@ class RunFacts:
 
     communication_by_rank = Fact(communication.communication_by_rank, "_exposed", without=communication.BY_RANK)
     communication_by_size = Fact(communication.communication_by_size, "_exposed", "infos", without=communication.BY_SIZE)
-    communication = Fact(communication.communication, "_waiting", "infos", without=communication.BY_GROUP)
+    communication = Fact(communication.communication, "_exposed", "infos", without=communication.BY_GROUP)
     waits = Fact(ranks.waits, "_waiting", without=ranks.WAITS)
     stragglers = Fact(ranks.stragglers, "ranks", "infos")
 
@@ -243,19 +241,17 @@ class RunFacts:
         tables = map(self._of_source, (self.kernel_times, self.activity, self.marks))
         return pipeline.pipeline_by_rank(self._waiting, self.infos, self.clock_offsets, *tables)
 
-    pipeline_waits = Fact(pipeline.pipeline_waits, "pipeline_by_rank", "_waiting", without=StageWait.schema())
+    pipeline_waits = Fact(pipeline.pipeline_waits, "pipeline_by_rank", "_waiting", without=declared("StageWait").schema())
     pipeline = Fact(pipeline.pipeline, "pipeline_by_rank")
 
     def event_cells(self, **options: Any) -> pa.Table:
-        """Events of all ranks, for comparisons: the options are those of `facts.cells.event_cells`."""
+        """Events of all ranks, for comparisons: the options are those of `facts.kernels.event_cells`."""
         name = f"event_cells {sorted(options.items())}"
 
         def compute(facts: RunFacts) -> pa.Table:
-            return cells.event_cells(facts._waiting, facts.device_sums, source=facts.source, **options)
+            return kernels.event_cells(facts._waiting, facts.device_sums, source=facts.source, **options)
 
         return self.answer(name, compute).table
-
-    copies_by_size = Fact(cells.copies_by_size, "_database", "copy_sizes", "source")
 
     # Memory.
 

@@ -11,11 +11,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from bridge_profiling.facts.columns import CudaMemory, KernelCounters, SystemCall
 from bridge_profiling.facts.intervals import Intervals, coded, outermost, rows_of, run_starts, totals, union
 from bridge_profiling.facts.names import group_of
 from bridge_profiling.facts.parts import counted_iterations
-from bridge_profiling.facts.types import schema
+from bridge_profiling.facts.types import declared, schema
 from bridge_profiling.peaks import memory_gbs
 from bridge_profiling.traces.tables import NULL, to_int64
 from bridge_profiling.traces.types import RankInfo
@@ -31,13 +30,11 @@ MEASURES: dict[str, re.Pattern[str]] = {
 #: A longer time between samples, in multiples of the usual one, was not sampled.
 _GAP = 4
 
-_STATISTICS = ("samples", "mean", "p95", "max")
+_METRICS = schema("device", "metric", "samples", "mean", "p95", "max")
 
-_METRICS = schema("device", "metric", *_STATISTICS, samples=pa.int64(), **dict.fromkeys(_STATISTICS[1:], pa.float64()))
+_OVER_TIME = schema("device", "metric", "time_us", "value")
 
-_OVER_TIME = schema("device", "metric", "time_us", "value", value=pa.float64())
-
-_BY_KERNEL = KernelCounters.schema("name", "group", "count", "device_us", "samples_per_call", *MEASURES)
+_BY_KERNEL = declared("KernelCounters").schema("name", "group", "count", "device_us", "samples_per_call", *MEASURES)
 
 
 @dataclass(frozen=True)
@@ -153,7 +150,7 @@ def system_calls(calls: pa.Table, device_events: pa.Table, iterations: pa.Table)
         call. Empty unless recorded.
     """
     if not calls.num_rows:
-        return SystemCall.schema().empty_table()
+        return declared("SystemCall").schema().empty_table()
     launching = np.setdiff1d(to_int64(device_events["launch_thread"]), [NULL])
     thread, start, end = (to_int64(calls[name]) for name in ("thread", "start_ns", "end_ns"))
     mine = np.isin(thread, launching) if len(launching) else np.ones(len(thread), bool)
@@ -179,7 +176,7 @@ def system_calls(calls: pa.Table, device_events: pa.Table, iterations: pa.Table)
         "longest_us": (end - start)[longest] / 1e3,
         "longest_start_ns": start[longest],
     }
-    return pa.table(columns, schema=SystemCall.schema()).sort_by([("time_us", "descending"), ("name", "ascending")])
+    return pa.table(columns, schema=declared("SystemCall").schema()).sort_by([("time_us", "descending"), ("name", "ascending")])
 
 
 def cuda_memory(events: pa.Table, iterations: pa.Table) -> pa.Table:
@@ -192,7 +189,7 @@ def cuda_memory(events: pa.Table, iterations: pa.Table) -> pa.Table:
         `end_bytes`: allocated less freed, as far as reported. Empty unless recorded.
     """
     if not events.num_rows:
-        return CudaMemory.schema().empty_table()
+        return declared("CudaMemory").schema().empty_table()
     marked, count = _counted(iterations)
     time, device, amount = (to_int64(events[name]) for name in ("time_ns", "device", "bytes"))
     code, names = coded(events["memory"])
@@ -215,7 +212,7 @@ def cuda_memory(events: pa.Table, iterations: pa.Table) -> pa.Table:
             }
         )
     found.sort(key=lambda row: -row["peak_bytes"])
-    return pa.Table.from_pylist(found, schema=CudaMemory.schema())
+    return pa.Table.from_pylist(found, schema=declared("CudaMemory").schema())
 
 
 def _counted(iterations: pa.Table) -> tuple[Intervals, int]:

@@ -1,16 +1,20 @@
-"""Types of facts: an answer, what collects a table block by block, and the columns of tables and documents."""
+"""Types of facts: an answer and its caveats, what collects a table block by block, and the columns of tables and documents.
+
+`columns.toml` declares the columns of the tables that documents contain.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from bridge_profiling.traces.types import Caveat
+from bridge_profiling.layout import name_ranks
+from bridge_profiling.traces.types import Caveat, filled, texts
 
 
 @dataclass(frozen=True)
@@ -26,12 +30,36 @@ class Answer:
     caveats: tuple[Caveat, ...] = ()
 
 
+def caveat(code: str, ranks: Iterable[int] = (), file: str | None = None, **values: object) -> Caveat:
+    """An entry of caveats.toml with values filled in."""
+    text = filled(__package__, "caveats.toml", code, **values)
+    return Caveat(code, text, tuple(sorted(ranks)), file)
+
+
+def merged(caveats: Iterable[Caveat]) -> list[Caveat]:
+    """Caveats in order of first appearance; those that differ only in their ranks become one."""
+    found: dict[tuple[str, str, str | None], Caveat] = {}
+    for caveat in caveats:
+        key = caveat.code, caveat.text, caveat.file
+        first = found.get(key)
+        ranks = caveat.ranks if first is None else tuple(sorted({*first.ranks, *caveat.ranks}))
+        found[key] = replace(caveat, ranks=ranks)
+    return list(found.values())
+
+
+def sentences(caveats: Iterable[Caveat]) -> list[str]:
+    """Each caveat as text that starts with its ranks, if it applies to some ranks only."""
+    return [f"{name_ranks(caveat.ranks)}: {caveat.text}" if caveat.ranks else caveat.text for caveat in merged(caveats)]
+
+
 #: Types of columns by name, or by the end of the name.
 _TYPES = {
-    **dict.fromkeys(("iteration", "rank", "stage", "device"), pa.int32()),
-    **dict.fromkeys(("_ns", "_bytes", "count"), pa.int64()),
-    "_us": pa.float64(),
-    "boundary": pa.bool_(),
+    **dict.fromkeys(("iteration", "rank", "stage", "device", "partner", "last", "microbatches", "waits_for"), pa.int32()),
+    **dict.fromkeys(("group_size", "captured_ranks"), pa.int32()),
+    **dict.fromkeys(("_ns", "bytes", "count", "operations", "collective", "participants", "calls", "samples"), pa.int64()),
+    **dict.fromkeys(("_us", "_gbs", "chance", "mean", "p95", "max", "value"), pa.float64()),
+    **dict.fromkeys(("match", "group_id"), pa.uint64()),
+    **dict.fromkeys(("boundary", "between", "point_to_point", "waiting_known"), pa.bool_()),
 }
 
 
@@ -72,7 +100,7 @@ class Chosen:
 
 @dataclass(frozen=True)
 class Kind:
-    """The type of a column or of a key of a document; called with a description, a column of that type.
+    """The type of a column or of a key of a document.
 
     Args:
         json: its JSON Schema, with its unit as `x-unit`.
@@ -83,12 +111,8 @@ class Kind:
 
     json: dict[str, Any]
     arrow: pa.DataType | None = None
-    row: type[Row] | None = None
+    row: Row | None = None
     optional: bool = False
-
-    def __call__(self, about: str) -> Column:
-        """A column of this type."""
-        return Column(about, self)
 
     @property
     def or_null(self) -> Kind:
@@ -109,25 +133,17 @@ class Column:
     kind: Kind
 
 
+@dataclass(frozen=True)
 class Row:
-    """The rows of a table, or the objects of a document: a subclass declares their columns in order, and describes them.
+    """The rows of a table, or the objects of a document, with their columns in order."""
 
-    An attribute is a column, or several by name.
-    """
+    name: str
+    about: str
+    columns: dict[str, Column]
 
-    columns: ClassVar[dict[str, Column]] = {}
-
-    def __init_subclass__(cls) -> None:
-        """Collect the columns, inherited ones first."""
-        found = dict(cls.columns)
-        for name, value in vars(cls).items():
-            found |= value if isinstance(value, dict) else {name: value} if isinstance(value, Column) else {}
-        cls.columns = found
-
-    @classmethod
-    def schema(cls, *names: str) -> pa.Schema:
+    def schema(self, *names: str) -> pa.Schema:
         """The schema of a table with such rows, or with some of their columns."""
-        return pa.schema([(name, cls.columns[name].kind.arrow) for name in names or cls.columns])
+        return pa.schema([(name, self.columns[name].kind.arrow) for name in names or self.columns])
 
 
 def _number(arrow: pa.DataType, unit: str | None = None, **limits: int) -> Kind:
@@ -153,32 +169,83 @@ def choice(*values: str | int) -> Kind:
     return Kind({"enum": list(values)}, pa.string())
 
 
-def one(row: type[Row]) -> Kind:
+def one(row: Row) -> Kind:
     """An object."""
-    return Kind({"$ref": f"#/$defs/{row.__name__}"}, row=row)
+    return Kind({"$ref": f"#/$defs/{row.name}"}, row=row)
 
 
-def many(of: Kind | type[Row]) -> Kind:
-    """A list of values or objects."""
-    inner = of if isinstance(of, Kind) else one(of)
-    return Kind({"type": "array", "items": inner.json}, inner.arrow and pa.list_(inner.arrow), inner.row)
+#: Types of declarations by name.
+_KINDS = {name: kind for name, kind in dict(globals()).items() if isinstance(kind, Kind)} | {
+    "Profiler": choice("kineto", "nsys"),
+    "Pair": Kind({"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 2}),
+    "Object": Kind({"type": "object"}),
+}
 
-
-def mapping(of: Kind | type[Row], keys: str | None = None) -> Kind:
-    """Values or objects by name; `keys`: a regular expression for the names."""
-    inner = of if isinstance(of, Kind) else one(of)
-    names = {} if keys is None else {"propertyNames": {"pattern": keys}}
-    return Kind({"type": "object", "additionalProperties": inner.json} | names, row=inner.row)
-
+#: Regular expressions of keys: of any, of global ranks, and of parts of an iteration.
+_KEYS: dict[str, dict[str, Any]] = {
+    "name": {},
+    "rank": {"propertyNames": {"pattern": "^[0-9]+$"}},
+    "part": {"propertyNames": {"pattern": "_us$"}},
+}
 
 #: Changes of rows that are on both sides: what the names and the descriptions of amounts begin and end with.
 _SIDES = {"base": "before", "other": "after", "change": "the change"}
 
 
-def changes(**amounts: Column) -> dict[str, Column]:
-    """Columns of each amount on both sides, and of its change: `base_us`, `other_us`, `change_us`."""
-    return {
-        f"{side}_{name}": Column(f"{column.about}: {when}", column.kind)
-        for name, column in amounts.items()
-        for side, when in _SIDES.items()
-    }
+class Declarations:
+    """Rows that TOML files declare, by name; run_document.toml of `report` says how. A file is read when a name needs it.
+
+    Args:
+        files: the package and the name of each.
+        known: other types by name.
+        parts: names that "{part}" stands for.
+    """
+
+    def __init__(self, *files: tuple[str, str], known: Mapping[str, Kind] | None = None, parts: Sequence[str] = ()) -> None:
+        self._files, self._parts, self._kinds = files, parts, {**_KINDS, **(known or {})}
+        self._rows: dict[str, Row] = {}
+
+    def __call__(self, name: str) -> Row:
+        """The rows of a name."""
+        if name not in self._rows:
+            self._rows[name] = self._row(name)
+        return self._rows[name]
+
+    def _row(self, name: str) -> Row:
+        declared = next(found[name] for file in self._files if name in (found := texts(*file)))
+        keys: dict[str, Column] = {}
+        for key, value in declared.items():
+            if isinstance(value, list):
+                keys[key] = Column(value[1], self._kind(value[0]))
+            elif isinstance(value, dict):
+                each = {part: pair for end, pair in value.items() for part in (self._parts if end == "{part}" else [end])}
+                keys |= {
+                    f"{side}_{end}": Column(f"{pair[1]}: {when}", self._kind(pair[0]))
+                    for end, pair in each.items()
+                    for side, when in _SIDES.items()
+                }
+            elif key != "about":
+                keys |= self(value).columns
+        return Row(name, declared["about"], keys)
+
+    def _kind(self, text: str) -> Kind:
+        if text.endswith(", optional"):
+            return replace(self._kind(text.removesuffix(", optional")), optional=True)
+        if text.endswith(" or null"):
+            return self._kind(text.removesuffix(" or null")).or_null
+        if text.startswith("one of "):
+            values = text.removeprefix("one of ").split(", ")
+            return choice(*(int(value) if value.isdecimal() else value for value in values))
+        if text.startswith("list of "):
+            inner = self._kind(text.removeprefix("list of "))
+            return Kind({"type": "array", "items": inner.json}, inner.arrow and pa.list_(inner.arrow), inner.row)
+        of, by, keys = text.rpartition(" by ")
+        if by:
+            inner = self._kind(of)
+            return Kind({"type": "object", "additionalProperties": inner.json} | _KEYS[keys], row=inner.row)
+        return self._kinds.get(text) or one(self(text))
+
+
+#: The rows of tables.
+COLUMNS = (__package__, "columns.toml")
+declared = Declarations(COLUMNS)

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from bridge_profiling.facts.intervals import summed
 from bridge_profiling.facts.names import FULL_PRECISIONS, FUSED_ATTENTION
 from bridge_profiling.facts.run import RunFacts
-from bridge_profiling.facts.types import Number, Row, Share, Text, choice
+from bridge_profiling.facts.types import declared
 from bridge_profiling.findings.memory import free_at_peak
 from bridge_profiling.traces.types import RankInfo
 
@@ -34,19 +34,6 @@ CHECKS: dict[str, tuple[float, bool, str]] = {
 _NEGLIGIBLE = 0.01
 
 
-class Check(Row):
-    """One question of the checklist of a fast training."""
-
-    check = choice(*CHECKS)(
-        "The question. docs/concepts/scorecard.md defines each; of a training on CPUs there is `data_loading` alone"
-    )
-    answer = choice("yes", "no", "unknown")("`yes` is good")
-    value = Share.or_null("The number behind the answer, of the rank that does worst; null if unknown")
-    limit = Share("What it is compared with")
-    rank = Number.or_null("That rank; null if unknown, and of a share of the whole run")
-    reason = Text("Why the answer is unknown; empty if it is known")
-
-
 def scorecard(facts: RunFacts) -> pa.Table:
     """One row per check of `CHECKS`; of a training on CPUs, data loading alone."""
     infos, judged = facts.infos, {info.rank for info in facts.infos if info.judged}
@@ -62,9 +49,8 @@ def scorecard(facts: RunFacts) -> pa.Table:
     role_us = summed((row["role"], row["device_us_sum"]) for row in of_roles.aggregate([("device_us", "sum")]).to_pylist())
     hosts = facts.host_iterations.to_pylist()
     if hosts and not kernels:
-        return pa.Table.from_pylist(
-            [_row("data_loading", *_worst("data_loading", _shares(hosts, "data_loading_us")))], schema=Check.schema()
-        )
+        found = _row("data_loading", *_worst("data_loading", _shares(hosts, "data_loading_us")))
+        return pa.Table.from_pylist([found], schema=declared("Check").schema())
     working = [row for row in attribution if row["idle_us"] < row["duration_us"]]
     compute = [row for row in kernels if row["kind"] == "compute"]
     # Each distinct name is searched once: every rank has the same ones.
@@ -91,7 +77,7 @@ def scorecard(facts: RunFacts) -> pa.Table:
     answers = {check: (value, None) for check, value in of_run.items()} | {
         check: _worst(check, values) for check, values in by_rank.items()
     }
-    return pa.Table.from_pylist([_row(check, *answers[check]) for check in CHECKS], schema=Check.schema())
+    return pa.Table.from_pylist([_row(check, *answers[check]) for check in CHECKS], schema=declared("Check").schema())
 
 
 def _row(check: str, value: float | None, rank: int | None) -> dict[str, Any]:

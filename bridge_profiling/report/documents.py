@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import replace
-from functools import cache
 from typing import Any
 
-from bridge_profiling.compare.bench import ComparedCommunication, ComparedCopies
-from bridge_profiling.facts import columns
 from bridge_profiling.facts.parts import BY_CAUSE
-from bridge_profiling.facts.types import Column, Kind, Row, changes, choice, many, mapping, one
+from bridge_profiling.facts.types import COLUMNS, Declarations, Row, choice, one
 from bridge_profiling.findings import Confidence
-from bridge_profiling.findings.scorecard import Check
 from bridge_profiling.report.verdict import Outcome
-from bridge_profiling.report.words import resource
 
 #: The documents of each command: one of these objects.
 DOCUMENTS = {
@@ -25,59 +18,18 @@ DOCUMENTS = {
     "bench": ("CollectivesResult", "CopiesResult", "DataLoaderResult", "StepResult"),
 }
 
-#: Types and rows that are declared in Python; `facts.columns` knows all types of `facts.types`.
-_KNOWN: dict[str, Any] = {
-    **vars(columns),
-    **{row.__name__: row for row in (Check, ComparedCommunication, ComparedCopies)},
-    "Cause": choice(*(each.removesuffix("_us") for each in BY_CAUSE)),
-    "Confidence": choice(*Confidence),
-    "Outcome": choice(*Outcome),
-    "Profiler": columns.PROFILER,
-    "Pair": Kind({"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 2}),
-    "Object": Kind({"type": "object"}),
-}
-
-#: Regular expressions of keys: of any, of global ranks, and of parts of an iteration.
-_KEYS = {"name": None, "rank": "^[0-9]+$", "part": "_us$"}
-
-
-@cache
-def row(name: str) -> type[Row]:
-    """The objects of a name, with their keys as columns."""
-    if name in _KNOWN:
-        return _KNOWN[name]
-    declared = next(found[name] for file in ("run_document", "documents") if name in (found := resource(file)))
-    keys: dict[str, Column] = {}
-    for key, value in declared.items():
-        if isinstance(value, list):
-            keys[key] = _column(value)
-        elif isinstance(value, dict):
-            each = {part: pair for name, pair in value.items() for part in (BY_CAUSE if name == "{part}" else [name])}
-            keys |= changes(**{name: _column(pair) for name, pair in each.items()})
-        elif key != "about":
-            keys |= row(value).columns
-    return type(name, (Row,), {"__doc__": declared["about"], "keys": keys})
-
-
-def _column(pair: Sequence[str]) -> Column:
-    return Column(pair[1], _kind(pair[0]))
-
-
-def _kind(text: str) -> Kind:
-    if text.endswith(", optional"):
-        return replace(_kind(text.removesuffix(", optional")), optional=True)
-    if text.endswith(" or null"):
-        return _kind(text.removesuffix(" or null")).or_null
-    if text.startswith("one of "):
-        values = text.removeprefix("one of ").split(", ")
-        return choice(*(int(value) if value.isdecimal() else value for value in values))
-    if text.startswith("list of "):
-        return many(_kind(text.removeprefix("list of ")))
-    of, by, keys = text.rpartition(" by ")
-    if by:
-        return mapping(_kind(of), _KEYS[keys])
-    known = _KNOWN.get(text)
-    return known if isinstance(known, Kind) else one(row(text))
+#: The objects of a name, with their keys as columns.
+row = Declarations(
+    (__package__, "run_document.toml"),
+    COLUMNS,
+    (__package__, "documents.toml"),
+    known={
+        "Cause": choice(*(each.removesuffix("_us") for each in BY_CAUSE)),
+        "Confidence": choice(*Confidence),
+        "Outcome": choice(*Outcome),
+    },
+    parts=BY_CAUSE,
+)
 
 
 def schema_text(command: str) -> str:
@@ -100,11 +52,11 @@ def schema_text(command: str) -> str:
     return json.dumps(found, indent=1, ensure_ascii=False) + "\n"
 
 
-def _define(row: type[Row], definitions: dict[str, Any]) -> None:
+def _define(row: Row, definitions: dict[str, Any]) -> None:
     """Add the schemas of such objects, and of those inside."""
-    if row.__name__ not in definitions:
-        definitions[row.__name__] = {
-            "description": row.__doc__,
+    if row.name not in definitions:
+        definitions[row.name] = {
+            "description": row.about,
             "type": "object",
             "properties": {name: {"description": column.about, **column.kind.json} for name, column in row.columns.items()},
             "required": [name for name, column in row.columns.items() if not column.kind.optional],

@@ -20,8 +20,8 @@ import pyarrow.compute as pc
 
 from bridge_profiling import __version__
 from bridge_profiling.errors import ProfilingConfigError, require
-from bridge_profiling.facts.caveats import caveat
 from bridge_profiling.facts.run import RunFacts
+from bridge_profiling.facts.types import caveat
 from bridge_profiling.layout import number_ranges
 from bridge_profiling.printable import printable, shell_path
 from bridge_profiling.report import words

@@ -16,7 +16,6 @@ from typing import Any
 import pyarrow as pa
 
 from bridge_profiling.compare.bench import with_alone
-from bridge_profiling.facts.columns import Device, SizedCollective
 from bridge_profiling.facts.parts import BY_CAUSE
 from bridge_profiling.facts.run import RunFacts
 from bridge_profiling.facts.types import Row
@@ -47,7 +46,7 @@ def document(facts: RunFacts, found: Conclusion) -> dict[str, Any]:
         "ranks": _ranks(facts),
         "collectives": _collectives(facts),
         "collectives_by_size": [
-            _chosen(SizedCollective, row | {"ranks": _members(row)}) for row in with_alone(facts).to_pylist()
+            _chosen(declared("SizedCollective"), row | {"ranks": _members(row)}) for row in with_alone(facts).to_pylist()
         ],
         "memory": facts.memory.to_pylist(),
         "pipeline": facts.pipeline.to_pylist(),
@@ -67,13 +66,13 @@ def dumps(facts: RunFacts, found: Conclusion) -> str:
     return as_text(document(facts, found), indent=1)
 
 
-def _chosen(row: type[Row], found: Mapping[str, Any]) -> dict[str, Any]:
+def _chosen(row: Row, found: Mapping[str, Any]) -> dict[str, Any]:
     """The columns of a row."""
     return {name: found[name] for name in row.columns}
 
 
 def _ranks(facts: RunFacts) -> list[dict[str, Any]]:
-    breakdowns = _by_capture(facts.breakdown, Device)
+    breakdowns = _by_capture(facts.breakdown, declared("Device"))
     # A list of objects is the fact of its name.
     lists = {
         name: _by_capture(getattr(facts, "kernels_by_rank" if name == "kernels" else name), column.kind.row)
@@ -95,7 +94,7 @@ def _ranks(facts: RunFacts) -> list[dict[str, Any]]:
     ]
 
 
-def _by_capture(table: pa.Table, row: type[Row]) -> dict[tuple[int, str], list[dict[str, Any]]]:
+def _by_capture(table: pa.Table, row: Row) -> dict[tuple[int, str], list[dict[str, Any]]]:
     """Rows of each rank and source, without these two columns."""
     found: dict[tuple[int, str], list[dict[str, Any]]] = defaultdict(list)
     for each in table.select(["rank", "source", *row.columns]).to_pylist():

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
 
-from bridge_profiling.facts.caveats import sentences
 from bridge_profiling.facts.intervals import grouped
 from bridge_profiling.facts.memory import difference
 from bridge_profiling.facts.run import RunFacts
+from bridge_profiling.facts.types import sentences
 from bridge_profiling.report import tables, words
 from bridge_profiling.report.rows import Rows
 from bridge_profiling.report.run_view import memory_over_time_view

@@ -11,10 +11,10 @@ from statistics import median
 import pyarrow as pa
 
 from bridge_profiling.compare.bench import AgainstBench
-from bridge_profiling.facts.caveats import sentences
 from bridge_profiling.facts.device import ranks_without_work
 from bridge_profiling.facts.parts import BY_CAUSE, ENOUGH_ITERATIONS
 from bridge_profiling.facts.run import RunFacts
+from bridge_profiling.facts.types import sentences
 from bridge_profiling.findings import Confidence, Finding
 from bridge_profiling.findings.unprofiled import Unprofiled, timed_iterations, usual_cost_us
 from bridge_profiling.report import words
