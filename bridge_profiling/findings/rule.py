@@ -17,9 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bridge_profiling.facts.idle import Cause
+from bridge_profiling.facts.words import fill
 from bridge_profiling.findings.grids import Grids
 from bridge_profiling.findings.ledger import Ledger
-from bridge_profiling.findings.types import Confidence, Event, Finding, Grid, Occurrence, Thresholds, by_rank, ms, text
+from bridge_profiling.findings.types import Confidence, Event, Finding, Grid, Occurrence, Thresholds, by_rank, text
 
 #: A rank that loses at least this share of what the worst rank loses is responsible too.
 _ALIKE = 0.5
@@ -161,10 +162,11 @@ def occurrence(numbers: Sequence[int | None], lost_us: NDArray[np.float64]) -> O
 
 def cost_in_words(grids: Grids, saving_us: float, struck: Occurrence | None) -> str:
     """What a cause costs: "4 ms of each iteration (17%)" or "360 ms in 3 of 7 iterations (mean 154 ms, 75%)"."""
-    share = f"{grids.share(saving_us):.0%}"
+    share = grids.share(saving_us)
     if struck is None:
-        return f"{ms(saving_us)} of each {grids.per} ({share})"
-    return f"{ms(struck.each_us)} in {len(struck.iterations)} of {struck.of} iterations (mean {ms(saving_us)}, {share})"
+        return fill("{0:ms} of each {1} ({2:.0%})", saving_us, grids.per, share)
+    known = (struck.each_us, len(struck.iterations), struck.of, saving_us, share)
+    return fill("{0:ms} in {1} of {2} iterations (mean {3:ms}, {4:.0%})", *known)
 
 
 # Rules about a cause of non-compute time.

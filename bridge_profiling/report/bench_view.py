@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from bridge_profiling.compare.bench import AgainstBench
+from bridge_profiling.facts.words import named_ranks
 from bridge_profiling.report import tables, words
 from bridge_profiling.report.rows import group_name
 from bridge_profiling.report.views import Row, SectionView, TableView
@@ -66,7 +67,7 @@ def _by_time(bench: AgainstBench) -> list[dict[str, Any]]:
 def _group(row: Row, separator: str) -> str:
     """A group, and its ranks if they are few."""
     members = json.loads(row["group_ranks"] or "[]")
-    return separator.join(filter(None, (group_name(row["group"]), words.ranks(members) if 0 < len(members) <= 8 else "")))
+    return separator.join(filter(None, (group_name(row["group"]), named_ranks(members) if 0 < len(members) <= 8 else "")))
 
 
 def result_table(result: dict[str, Any]) -> TableView:

@@ -9,6 +9,7 @@ from bridge_profiling.compare import Comparison, Series, SeriesRun, changed
 from bridge_profiling.compare.steps import OUTLIERS
 from bridge_profiling.facts.parts import BY_CAUSE
 from bridge_profiling.facts.statistics import LEVEL, Change, Estimate
+from bridge_profiling.facts.words import UNKNOWN, written
 from bridge_profiling.report import figures, tables, words
 from bridge_profiling.report.rows import Rows
 from bridge_profiling.report.views import PageView, Row, SectionView, TableView, Verdict, captioned, section
@@ -118,9 +119,9 @@ def _parts(parts: dict[str, Change], comparison: Comparison) -> Rows:
             "base_us": part.base,
             "other_us": part.other,
             "change_us": part.change,
-            "interval": words.UNKNOWN
+            "interval": UNKNOWN
             if part.low is None
-            else f"{words.ms(part.low, signed=True)} to {words.ms(part.high, signed=True)}",
+            else f"{written('signed bare_ms', part.low)} to {written('signed bare_ms', part.high)}",
         }
         for name, part in shown.items()
     ]
@@ -128,7 +129,7 @@ def _parts(parts: dict[str, Change], comparison: Comparison) -> Rows:
 
 def _changed_most(row: Row) -> str:
     changed_us = row[f"change_{row['largest']}"]
-    return f"{PARTS[row['largest']]} {words.ms(changed_us, signed=True)}" if row["change_duration_us"] else ""
+    return f"{PARTS[row['largest']]} {written('signed bare_ms', changed_us)}" if row["change_duration_us"] else ""
 
 
 def _events(id: str, what: str, rows: Rows) -> TableView:
@@ -199,7 +200,7 @@ def _against(number: int, base: int, found: Comparison | None) -> str:
     us, explains, more = found.step.us, found.explains_most, ""
     # A part whose change may be chance explains nothing, nor does one that changed in the other direction.
     if explains is not None and explains[1].significant is not False and explains[1].change * us.change > 0:
-        more = f": {PARTS[explains[0]]} {words.change(explains[1].change)}"
+        more = f": {PARTS[explains[0]]} {written('change', explains[1].change)}"
     if found.different_work:
         more += f"; the runs are not comparable ({'; '.join(found.different_work)})"
     return words.say("against_changed", run=number, base=base, step=found.step, share=abs(us.relative or 0.0), more=more)
@@ -234,13 +235,13 @@ def _shown_parts(runs: Sequence[SeriesRun]) -> list[str]:
 
 def _median(found: Estimate | None) -> str:
     if found is None:
-        return words.UNKNOWN
-    reach = "" if found.high is None else f" ± {words.ms(found.high - found.value)}"
-    return f"{words.ms(found.value)}{reach}"
+        return UNKNOWN
+    reach = "" if found.high is None else f" ± {words.bare_ms(found.high - found.value)}"
+    return f"{words.bare_ms(found.value)}{reach}"
 
 
 def _change(found: Comparison | None) -> str:
     if found is None or found.step is None:
-        return words.UNKNOWN
+        return UNKNOWN
     us, verdict = found.step.us, "no difference" if found.step.verdict == "unchanged" else found.step.verdict
-    return f"{words.percent(us.relative, signed=True)}, {words.speedup(us.speedup)}, {verdict}"
+    return f"{written('signed percent', us.relative)}, {written('speedup', us.speedup)}, {verdict}"

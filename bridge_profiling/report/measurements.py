@@ -11,8 +11,8 @@ from statistics import fmean, pstdev
 from typing import Any, TypeVar
 
 from bridge_profiling.answers import Answers
+from bridge_profiling.facts.words import written
 from bridge_profiling.manifest import RankCapture
-from bridge_profiling.report import words
 from bridge_profiling.report.figures import GROUPS, SIZES
 from bridge_profiling.report.rows import Rows
 from bridge_profiling.traces.types import RankInfo
@@ -139,7 +139,7 @@ def capture_facts(run: Answers, iterations: Rows, memory: Rows) -> list[tuple[st
         "devices": ", ".join(devices[:3]),
         "iterations": marked,
         "captured by": {"kineto": "torch.profiler", "nsys": "nsys"}.get(run.main_source, ""),
-        "captured at": words.date(first) if first else "",
+        "captured at": written("date", first) if first else "",
     }
     if not infos:
         found = {"ranks": str(len({row["rank"] for row in memory})), "captured by": "memory snapshot"}

@@ -14,6 +14,7 @@ from bridge_profiling.answers import Answers
 from bridge_profiling.facts.caveats import sentences
 from bridge_profiling.facts.device import ranks_without_work
 from bridge_profiling.facts.parts import BY_CAUSE, ENOUGH_ITERATIONS
+from bridge_profiling.facts.words import named_ranks
 from bridge_profiling.findings import Confidence, Finding, Thresholds
 from bridge_profiling.findings.unprofiled import Unprofiled, timed_iterations, usual_cost_us
 from bridge_profiling.report import words
@@ -140,7 +141,7 @@ def verdict(run: Answers, found: Conclusion) -> Verdict:
         case Outcome.no_device_work:
             sentences += _on_host(run, found)
         case Outcome.memory_only:
-            sentences.insert(0, f"Memory was recorded on {words.ranks(_snapshots(run))}.")
+            sentences.insert(0, f"Memory was recorded on {named_ranks(_snapshots(run))}.")
         case Outcome.too_little:
             headline, *sentences = [*_nothing_captured(run)] or [headline, *sentences]
     findings = [finding for finding in findings if finding.id != _OVERHEAD]
@@ -193,7 +194,7 @@ def _nothing_captured(run: Answers) -> Iterator[str]:
             reasons[each.manifest.reason or reason].append(each.rank)
         yield "No capture was found." if any(each.artifacts for each in run.manifests) else "Nothing was captured."
         for reason, ranks in reasons.items():
-            yield words.sentence(f"{words.ranks(ranks)}: {reason}")
+            yield words.sentence(f"{named_ranks(ranks)}: {reason}")
 
 
 def _on_host(run: Answers, found: Conclusion) -> Iterator[str]:
@@ -233,7 +234,7 @@ def _saving(found: Conclusion) -> Iterator[str]:
 
 def _advice(finding: Finding, captured: int) -> str:
     """The first sentence of a finding's advice, for the responsible ranks."""
-    who = f"{words.sentence(words.ranks(finding.ranks))[:-1]}: " if finding.ranks and len(finding.ranks) < captured else ""
+    who = f"{words.sentence(named_ranks(finding.ranks))[:-1]}: " if finding.ranks and len(finding.ranks) < captured else ""
     return f"{who}{words.first_sentence(finding.action)}"
 
 
