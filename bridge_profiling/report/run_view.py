@@ -215,12 +215,11 @@ def _attribution(run: Answers, found: Conclusion, shown: Sequence[int], every: i
         notes.append(words.say("with_waiting"))
     if len(by_rank) > every:
         notes.append(words.say("means", len(by_rank)))
-    labels = {view: f"by {view}" for view in figures.VIEWS}
-    variants = {view: figures.attribution_figure(bars, view) for view in figures.VIEWS}
+    variants = {f"by {view}": figures.attribution_figure(bars, view) for view in figures.VIEWS}
     numbers = [tables.attribution(bars, view) for view in figures.VIEWS]
     if len(by_rank) > every:
         numbers.insert(0, tables.spread(attribution))
-    return section("budget", notes=notes, figures=captioned("budget", variants, labels), tables=numbers)
+    return section("budget", notes=notes, figures=captioned("budget", variants), tables=numbers)
 
 
 def _scorecard(run: Answers) -> SectionView:
@@ -231,7 +230,7 @@ def _scorecard(run: Answers) -> SectionView:
 
 def _on_cpus(found: Conclusion) -> SectionView:
     ranks = found.on_cpus[:EVERY_RANK]
-    return section("host", figures=captioned("host", {"cause": figures.host_figure(ranks)}), tables=[tables.host(ranks)])
+    return section("host", figures=captioned("host", {"by cause": figures.host_figure(ranks)}), tables=[tables.host(ranks)])
 
 
 def _phases(run: Answers, found: Conclusion, shown: Sequence[int], timeline: Timeline) -> SectionView:
@@ -251,8 +250,7 @@ def _iterations(ranks: Rows) -> SectionView:
     often = [f"rank {rank} in {count} of {slowest.total()}" for rank, count in slowest.most_common(4)]
     more = f", and {len(slowest) - 4} other ranks in the rest" if len(slowest) > 4 else ""
     said = [f"Slowest by own time: {', '.join(often)} iterations{more}."] if often else []
-    variants = {name: figures.iterations_figure(ranks, name) for name in measures}
-    drawn = captioned("iterations", variants, measures)
+    drawn = captioned("iterations", {text: figures.iterations_figure(ranks, name) for name, text in measures.items()})
     return section("iterations", *said, notes=[words.say("rows_of_ranks", block)] if block > 1 else [], figures=drawn)
 
 

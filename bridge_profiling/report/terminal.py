@@ -44,7 +44,7 @@ def print_report(view: PageView, console: Console) -> None:
     for figure, numbers in zip(time.figures, time.tables[-2:], strict=False):
         console.print()
         if console.color_system:
-            _print_bars(figure.variants["cause"], console)
+            _print_bars(figure.variants["by cause"], console)
         else:
             _print_plain(numbers, console)
     for ranges in (*phases.tables, *checklist.tables):
