@@ -24,7 +24,7 @@ def section(bench: AgainstBench | None) -> SectionView:
     title = "Comparison with benchmarks"
     if bench is None:
         return SectionView("bench", title)
-    text = words.say("bench", path=bench.path, found=", found next to the captures" if bench.found else "")
+    text = words.say("bench", path=bench.file, found=", found next to the captures" if bench.found_beside_captures else "")
     said = list(_sentences(bench)) or [words.say("bench_nothing")]
     return SectionView("bench", title, [text, *said], tables=alone_tables(bench))
 
@@ -54,7 +54,7 @@ def alone_tables(bench: AgainstBench) -> list[TableView]:
     """Communication and copies compared with the benchmark."""
     communication = [row | {"group": _group(row, ", ")} for row in _by_time(bench)]
     found = [
-        tables.view("bench-communication", communication, _SHOWN, path=str(bench.path)),
+        tables.view("bench-communication", communication, _SHOWN, path=bench.file),
         tables.view("bench-copies", bench.copies.to_pylist()),
     ]
     return [each for each in found if each.rows]

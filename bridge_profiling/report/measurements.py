@@ -11,9 +11,10 @@ from statistics import fmean, pstdev
 from typing import Any, TypeVar
 
 from bridge_profiling.answers import Answers
+from bridge_profiling.compare.comparability import parallel_sizes
 from bridge_profiling.facts.words import written
 from bridge_profiling.manifest import RankCapture
-from bridge_profiling.report.figures import GROUPS, SIZES
+from bridge_profiling.report.figures import SIZES
 from bridge_profiling.report.rows import Rows
 from bridge_profiling.traces.types import RankInfo
 from bridge_profiling.typed_json import read_typed
@@ -147,8 +148,6 @@ def training_facts(run: Answers) -> list[tuple[str, str]]:
 
 
 def _layout(infos: Sequence[RankInfo]) -> str:
-    coordinates = next((info.coordinates for info in infos if info.coordinates), None)
-    if coordinates:
-        return " ".join(f"{name}={count}" for name, (_, count) in coordinates.items() if count > 1) or "one rank per group"
-    sizes = {group.description: len(group.ranks) for info in infos[:1] for group in info.groups if len(group.ranks) > 1}
-    return " ".join(f"{short}={sizes[name]}" for name, short in GROUPS.items() if name in sizes)
+    known = [info for info in infos if info.coordinates]
+    sizes = next(map(parallel_sizes, known or infos), {})
+    return " ".join(f"{name}={size}" for name, size in sizes.items() if size > 1) or ("one rank per group" if known else "")

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from bridge_profiling.answers import Answers
 from bridge_profiling.bench.results import BUS_OPERATIONS, bus_factor
-from bridge_profiling.facts.intervals import grouped
+from bridge_profiling.facts.intervals import grouped, totals
 from bridge_profiling.facts.operators import MEMORY
 from bridge_profiling.facts.parts import BY_CAUSE, HOST_PARTS, steady
 from bridge_profiling.facts.phases import KINDS
@@ -110,12 +110,10 @@ def kernel_groups(rows: Rows) -> Rows:
 
 def operators(of_ranks: pa.Table) -> Rows:
     """`Run.operators` of all ranks by name."""
-    # Without threads, which would add fractions in any order. A hundred rows of each of many ranks are slow as objects.
-    summed = of_ranks.group_by("name", use_threads=False)
-    added = summed.aggregate([*((name, "sum") for name in _OF_OPERATORS), ("max_us", "max"), ("module", "first")])
-    names = {**{f"{name}_sum": name for name in _OF_OPERATORS}, "max_us_max": "max_us", "module_first": "module"}
-    rows = added.rename_columns([names.get(name, name) for name in added.column_names]).sort_by("name").to_pylist()
-    return [row | {name: row[name] or 0 for name in _OF_OPERATORS} for row in rows]
+    # A hundred rows of each of many ranks are slow as objects.
+    sums = {name: (name, "sum") for name in _OF_OPERATORS}
+    added = totals(of_ranks, ("name",), **sums, max_us=("max_us", "max"), module=("module", "first"))
+    return [row | {name: row[name] or 0 for name in _OF_OPERATORS} for row in added.sort_by("name").to_pylist()]
 
 
 def kernel_counters(rows: Rows) -> Rows:
@@ -216,7 +214,8 @@ def _of_size(rows: Rows, iterations: int) -> dict[str, Any]:
     sums = _added(rows, *_SUMS)
     # Of each group, the captured ranks have a kernel of each operation.
     by = max(sums["captured_ranks"], 1) * iterations
-    speed = _ratio(sums["matched_count"] * (message_bytes or 0) / 1e3, sums["transfer_us"])
+    bytes_per_us = _ratio(sums["matched_count"] * (message_bytes or 0), sums["transfer_us"])
+    speed = bytes_per_us and bytes_per_us / 1e3
     bus_gbs = speed * bus_factor(operation, size) if speed and size and operation in BUS_OPERATIONS else None
 
     def share(name: str) -> float | None:

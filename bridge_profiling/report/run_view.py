@@ -138,7 +138,7 @@ def page_view(run: Answers, found: Conclusion, output: Path) -> PageView:
         sections = [_on_cpus(found), *(each for each in sections if each.id not in without or not each.empty)]
     # Last: questions add to what the captures cannot show.
     sections += [_quality(run, captured), _raw_traces(run, shown, output)]
-    named = f", bench={bench.path!r}" if bench and not bench.found else ""
+    named = f", bench={bench.file!r}" if bench and not bench.found_beside_captures else ""
     return PageView(
         "report",
         _title(run),
