@@ -19,10 +19,10 @@ from bridge_profiling.capture.control.protocol import MAX_ITERATIONS, SETTINGS, 
 from bridge_profiling.cli.common import FAILURE, JsonOption, ProfilerName, closed, echo, print_error
 from bridge_profiling.config import ProfilingConfig, parse_ranks
 from bridge_profiling.errors import ProfilingConfigError, TraceError, require
+from bridge_profiling.facts.words import named_ranks
 from bridge_profiling.manifest import find_captures
 from bridge_profiling.printable import shell_path
 from bridge_profiling.recording import FLAGS, apply, check_flags, to_overrides
-from bridge_profiling.report import words
 
 if TYPE_CHECKING:
     from bridge_profiling.capture.control.client import TriggerResult
@@ -157,13 +157,13 @@ def _in_words(result: TriggerResult, root: Path, *, captured: bool) -> str:
         return f"request {result.request.id} is in {root}; did not wait for an answer"
     seconds = (accepted.start - accepted.accepted_at_iteration) * (status.median_ns or 0) / 1e9
     lines = [
-        f"accepted: iterations {accepted.start} to {accepted.window.last} of {words.ranks(accepted.ranks)}"
+        f"accepted: iterations {accepted.start} to {accepted.window.last} of {named_ranks(accepted.ranks)}"
         f" with {' and '.join(accepted.profilers)}",
         f"the job was at iteration {accepted.accepted_at_iteration}, and captures in about {seconds:.0f} s",
     ]
     lines += [f"rank {rank} cannot capture: {reason}" for rank, reason in result.refusals.items()]
     if result.silent:
-        lines.append(f"no answer yet from {words.ranks(result.silent)}: {root / 'on-demand' / 'answers' / accepted.id}")
+        lines.append(f"no answer yet from {named_ranks(result.silent)}: {root / 'on-demand' / 'answers' / accepted.id}")
     if len(result.refusals) < len(accepted.ranks) and not captured:
         folder = root / accepted.profilers[0] / accepted.folder
         lines.append(f"then type: bridge-profiling report {shell_path(folder)}")

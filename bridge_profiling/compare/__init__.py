@@ -24,7 +24,7 @@ from bridge_profiling.compare.comparability import WORK, Difference, differences
 from bridge_profiling.compare.events import KEYS, Noise
 from bridge_profiling.compare.steps import Comparable, Side, StepChange, amounts
 from bridge_profiling.errors import ProfilingConfigError, require
-from bridge_profiling.facts.intervals import grouped
+from bridge_profiling.facts.intervals import grouped, totals
 from bridge_profiling.facts.memory import difference
 from bridge_profiling.facts.parts import BY_ACTIVITY, BY_CAUSE
 from bridge_profiling.facts.statistics import LEVEL, Change, Estimate, Spread, median_of, spread_of, trend_of
@@ -37,6 +37,9 @@ _LEAST_BYTES = 1 << 20
 
 #: Dataclasses as dictionaries; NumPy's numbers as Python's.
 _plain = partial(msgspec.to_builtins, enc_hook=float)
+
+#: Attributes of a run of a series that are comparisons.
+_AGAINST = ("against_first", "against_previous")
 
 _MEMORY = ("peak_bytes", "peak_reserved_bytes", "growth_bytes_per_iteration")
 
@@ -106,6 +109,11 @@ class Comparison:
         still = self.step is None or self.step.verdict == "unchanged" or not self.step.us.change
         return quiet and still and not self.differences and not self.findings_came and not self.findings_went
 
+    @property
+    def changed_sites(self) -> list[dict[str, Any]]:
+        """Rows of `memory_sites` with a change beyond rounding."""
+        return [row for row in self.memory_sites.to_pylist() if abs(row["change_bytes_at_peak"]) >= _LEAST_BYTES]
+
     def regressed(self, limit: float) -> bool:
         """Whether iterations are certainly slower by more than a share of the base."""
         return self.step is not None and self.step.regressed(limit)
@@ -143,7 +151,7 @@ class Comparison:
             "ranks": self.ranks.to_pylist(),
             **{name: changed(getattr(self, name)) for name in KEYS},
             "memory": self.memory.to_pylist(),
-            "memory_sites": [row for row in self.memory_sites.to_pylist() if abs(row["change_bytes_at_peak"]) >= _LEAST_BYTES],
+            "memory_sites": self.changed_sites,
             "findings_came": [_finding(each) for each in self.findings_came],
             "findings_went": [_finding(each) for each in self.findings_went],
             "limitations": self.limitations,
@@ -167,7 +175,7 @@ class SeriesRun:
 
     Args:
         name: path of the run.
-        captured_ns: when its manifests were written, by their clock, nanoseconds since 1970; None without one.
+        captured_unix_ns: when its manifests were written, by their clock, nanoseconds since 1970; None without one.
         step_us: median iteration in microseconds; None without iterations.
         samples: number of iterations that the median is of.
         spread_us: how much these iterations differ, in microseconds; None without iterations.
@@ -179,7 +187,7 @@ class SeriesRun:
     """
 
     name: str
-    captured_ns: int | None
+    captured_unix_ns: int | None
     step_us: Estimate | None
     samples: int
     spread_us: Spread | None
@@ -215,7 +223,9 @@ class Series:
             "schema_version": SCHEMA_VERSION,
             "evidence": self.evidence,
             "level": LEVEL,
-            "runs": [_run_document(run) for run in self.runs],
+            "runs": [
+                _plain(vars(run) | {name: _against_document(getattr(run, name)) for name in _AGAINST}) for run in self.runs
+            ],
             "over_runs_us": _plain(self.over_runs_us),
             "trend_us_per_run": _plain(self.trend),
             "no_trend": self.no_trend,
@@ -284,7 +294,7 @@ def compare_series(runs: Sequence[Comparable], *, noise: Noise | None = None) ->
         found.append(
             SeriesRun(
                 name=str(run.facts.path),
-                captured_ns=min((clock.unix_ns for clock in clocks if clock is not None), default=None),
+                captured_unix_ns=min((clock.unix_ns for clock in clocks if clock is not None), default=None),
                 step_us=median,
                 samples=len(times),
                 spread_us=spread_of(times) if times else None,
@@ -302,7 +312,7 @@ def compare_series(runs: Sequence[Comparable], *, noise: Noise | None = None) ->
         evidence=evidence,
         trend=trend,
         no_trend=no_trend,
-        limitations=limitations_of_series(every, [run.captured_ns for run in found], evidence),
+        limitations=limitations_of_series(every, [run.captured_unix_ns for run in found], evidence),
     )
 
 
@@ -369,18 +379,15 @@ def _table(rows: list[dict[str, Any]], *names: str) -> pa.Table:
 
 def _memory(sides: Sequence[Sequence[Comparable]]) -> pa.Table:
     """Peak and growth of each device recorded on both sides; means of several runs."""
-    base, other = (grouped((row for run in side for row in run.facts.memory.to_pylist()), "rank", "device") for side in sides)
-    rows = []
-    for place in sorted(base.keys() & other.keys()):
-        before, after = ({name: _mean(side[place], name) for name in _MEMORY} for side in (base, other))
-        rows.append(dict(zip(("rank", "device"), place, strict=True)) | amounts(_MEMORY, before, after))
+    means = {name: (name, "mean") for name in _MEMORY}
+    every = (pa.concat_tables([run.facts.memory for run in side]) for side in sides)
+    base, other = (grouped(totals(each, ("rank", "device"), **means).to_pylist(), "rank", "device") for each in every)
+    rows = [
+        {"rank": rank, "device": device} | amounts(_MEMORY, *base[rank, device], *other[rank, device])
+        for rank, device in sorted(base.keys() & other.keys())
+    ]
     columns = fields(pa.float64(), *amounts(_MEMORY, dict.fromkeys(_MEMORY), dict.fromkeys(_MEMORY)))
     return pa.Table.from_pylist(rows, schema=pa.schema([*fields(pa.int32(), "rank", "device"), *columns]))
-
-
-def _mean(rows: Sequence[dict[str, Any]], name: str) -> float | None:
-    known = [row[name] for row in rows if row[name] is not None]
-    return sum(known) / len(known) if known else None
 
 
 def _sites(sides: Sequence[Sequence[Comparable]]) -> pa.Table:
@@ -406,17 +413,6 @@ def _finding(finding: Any) -> dict[str, Any]:
 def _change(change: Change) -> dict[str, Any]:
     us = {f"{name}_us": getattr(change, name) for name in ("base", "other", "change", "low", "high")}
     return us | {"relative": change.relative, "speedup": change.speedup, "significant": change.significant}
-
-
-def _run_document(run: SeriesRun) -> dict[str, Any]:
-    same = ("step_us", "samples", "spread_us", "parts", "peak_bytes")
-    return {
-        "name": run.name,
-        "captured_unix_ns": run.captured_ns,
-        **{name: _plain(getattr(run, name)) for name in same},
-        "against_first": _against_document(run.against_first),
-        "against_previous": _against_document(run.against_previous),
-    }
 
 
 def _against_document(comparison: Comparison | None) -> dict[str, Any] | None:

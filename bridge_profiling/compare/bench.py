@@ -8,7 +8,6 @@ compared.
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from operator import itemgetter
 from statistics import median
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from bridge_profiling.bench.results import BenchDocument, bus_factor
@@ -37,8 +37,8 @@ _GROUP = ("operation", "group", "group_name", "group_ranks")
 class AgainstBench:
     """A run compared with benchmarks."""
 
-    path: str  # file of results
-    found: bool  # whether it was found next to the captures instead of named
+    file: str  # of results
+    found_beside_captures: bool  # whether it was found next to the captures instead of named
     communication: pa.Table  # rows of `ComparedCommunication`
     copies: pa.Table  # rows of `ComparedCopies`
     step: dict[str, Any] | None  # the step alone and a captured iteration; None without such a result
@@ -46,14 +46,7 @@ class AgainstBench:
 
     def as_plain_data(self) -> dict[str, Any]:
         """For `analyze --json`."""
-        return {
-            "file": self.path,
-            "found_beside_captures": self.found,
-            "communication": self.communication.to_pylist(),
-            "copies": self.copies.to_pylist(),
-            "step": self.step,
-            "data_loader": self.data_loader,
-        }
+        return {name: each.to_pylist() if isinstance(each, pa.Table) else each for name, each in vars(self).items()}
 
 
 def with_alone(facts: RunFacts) -> pa.Table:
@@ -83,8 +76,8 @@ def against_bench(facts: RunFacts) -> AgainstBench | None:
         "reason": None if times else "no iteration is marked",
     }
     return AgainstBench(
-        path=str(document.path),
-        found=facts.captures.bench_found,
+        file=str(document.path),
+        found_beside_captures=facts.captures.bench_found,
         communication=pa.Table.from_pylist(list(_communication(document, facts)), declared("ComparedCommunication").schema()),
         copies=pa.Table.from_pylist(list(_copies(document, facts.copies_by_size, device)), declared("ComparedCopies").schema()),
         step=_step(document, device, iteration),
@@ -99,14 +92,10 @@ def interpolated(points: Sequence[tuple[int, float]], size: int) -> float | None
         points: sizes in bytes with bandwidths in 1e9 bytes/s, in any order.
         size: in bytes.
     """
-    times = sorted((measured, measured / gbs / 1e3) for measured, gbs in points if gbs > 0)
-    for measured, time_us in times:
-        if measured == size:
-            return time_us
-    for (low, at_low), (high, at_high) in itertools.pairwise(times):
-        if low < size < high:
-            return at_low + (at_high - at_low) * (size - low) / (high - low)
-    return None
+    times_us = dict(sorted((measured, measured / gbs / 1e3) for measured, gbs in points if gbs > 0))
+    if not times_us or not min(times_us) <= size <= max(times_us):
+        return None
+    return float(np.interp(size, list(times_us), list(times_us.values())))
 
 
 def _communication(document: BenchDocument, facts: RunFacts) -> Iterator[dict[str, Any]]:

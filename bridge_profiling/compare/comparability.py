@@ -124,15 +124,17 @@ def _differs(topic: str, concerns: str, sides: Sequence[str | None], means: str)
 
 
 def _layout(infos: Sequence[RankInfo]) -> str | None:
-    """Parallel sizes from the manifests, else from the process groups: "tp=2 pp=1 dp=2"."""
-    for info in infos:
-        if info.coordinates:
-            sizes = {name: size for name, (_, size) in info.coordinates.items()}
-        else:
-            sizes = {_GROUPS[group.description]: len(group.ranks) for group in info.groups if group.description in _GROUPS}
-        if sizes:
-            return " ".join(f"{name}={sizes[name]}" for name in sorted(sizes, key=lambda name: (len(name), name)))
-    return None
+    """Parallel sizes of the first rank that knows any: "tp=2 pp=1 dp=2"."""
+    sizes = next(filter(None, map(parallel_sizes, infos)), {})
+    return " ".join(f"{name}={sizes[name]}" for name in sorted(sizes, key=lambda name: (len(name), name))) or None
+
+
+def parallel_sizes(info: RankInfo) -> dict[str, int]:
+    """The size of each parallel dimension, from the manifest, else from the process groups."""
+    if info.coordinates:
+        return {name: size for name, (_, size) in info.coordinates.items()}
+    named = {group.description: len(group.ranks) for group in info.groups}
+    return {dimension: named[group] for group, dimension in _GROUPS.items() if group in named}
 
 
 def _completeness(infos: Sequence[RankInfo]) -> str:

@@ -14,13 +14,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from bridge_profiling.facts import intervals
+from bridge_profiling.facts import intervals, words
 from bridge_profiling.facts.device import ranks_without_work
 from bridge_profiling.facts.idle import Cause
 from bridge_profiling.facts.intervals import summed
 from bridge_profiling.facts.matching import POINT_TO_POINT
 from bridge_profiling.facts.parts import ENOUGH_ITERATIONS, steady_iterations
-from bridge_profiling.findings.types import Confidence, Event, Grid, JudgedFacts, ranks_in_words, text
+from bridge_profiling.findings.types import Confidence, Event, Grid, JudgedFacts, text
 from bridge_profiling.findings.unprofiled import (
     LAUNCHING,
     ProfilerTime,
@@ -77,7 +77,7 @@ class Grids:
 
     def named(self, ranks: Sequence[int]) -> str:
         """Some of the ranks, in words."""
-        return ranks_in_words(ranks, self.ranks)
+        return words.named_ranks(ranks, len(self.ranks))
 
     @property
     def has_device(self) -> bool:

@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from bridge_profiling.facts import words
 from bridge_profiling.facts.idle import Cause
 from bridge_profiling.findings.grids import Grids
 from bridge_profiling.findings.ledger import Ledger
 from bridge_profiling.findings.rule import Evidence, occurrence, responsible
-from bridge_profiling.findings.types import Confidence, Event, Occurrence, Thresholds, by_rank, ranks_in_words, text
+from bridge_profiling.findings.types import Confidence, Event, Occurrence, Thresholds, by_rank, text
 from bridge_profiling.slow_iterations import slow_threshold
 
 #: Fewer iterations do not show the usual duration.
@@ -102,7 +103,7 @@ def _unprofiled(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Iterato
         title=["one" if len(numbers) == 1 else "several", "unprofiled", "often" if every else ""],
         advice=["default", "regular" if every else "irregular"],
         values={
-            "ranks": ranks_in_words(sorted(ranks), [manifest.rank for manifest in grids.facts.manifests]),
+            "ranks": words.named_ranks(sorted(ranks), len(grids.facts.manifests)),
             "number": len(numbers),
             "longest": longest[worst],
             "start": worst,

@@ -9,10 +9,11 @@ import numpy as np
 import pyarrow as pa
 
 from bridge_profiling.facts.intervals import grouped
+from bridge_profiling.facts.words import written
 from bridge_profiling.findings.grids import Grids
 from bridge_profiling.findings.ledger import Ledger
 from bridge_profiling.findings.rule import Evidence
-from bridge_profiling.findings.types import Confidence, Event, Thresholds, megabytes, text
+from bridge_profiling.findings.types import Confidence, Event, Thresholds, text
 from bridge_profiling.traces.types import RankInfo
 
 #: The allocator takes up to 10 MiB in pieces of 20 MiB: one piece now and then is rounding, and so are a few per stream.
@@ -253,4 +254,4 @@ def _largest_sites(grids: Grids, rank: int, device: int, column: str) -> list[Ev
         if row["rank"] == rank and row["device"] == device and (row[column] or 0) > 0
     ]
     rows.sort(key=lambda row: (-row[column], row["site"]))
-    return [Event(rank, f"{row['site']}: {megabytes(row[column])}", count=row["allocations"]) for row in rows[:_SITES]]
+    return [Event(rank, f"{row['site']}: {written('MB', row[column])}", count=row["allocations"]) for row in rows[:_SITES]]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import string
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 from bridge_profiling.facts.idle import OFTEN
 from bridge_profiling.facts.names import CHECKPOINT, DATA_LOADING
 from bridge_profiling.facts.run import RunFacts
-from bridge_profiling.layout import name_ranks
+from bridge_profiling.facts.words import fill, named_ranks, written
 from bridge_profiling.traces.types import texts
 
 #: A value for each iteration that counts (rows) and each rank (columns); NaN where a rank did not capture an iteration.
@@ -138,9 +137,10 @@ class Finding:
 
     def __repr__(self) -> str:
         saving_us, at_most_us = self.recoverable_us_per_iteration, self.at_most_us_per_iteration
-        saves = "" if saving_us is None else f"saves {ms(saving_us)} per iteration"
-        bound = "" if at_most_us is None else f"at most {ms(at_most_us)}" if not saves else f" (at most {ms(at_most_us)})"
-        on = f" on {name_ranks(self.ranks)}" if self.ranks else ""
+        saves = "" if saving_us is None else f"saves {written('ms', saving_us)} per iteration"
+        most = "" if at_most_us is None else f"at most {written('ms', at_most_us)}"
+        bound = f" ({most})" if saves and most else most
+        on = f" on {named_ranks(self.ranks)}" if self.ranks else ""
         return f"{self.id}{on}: {', '.join(filter(None, (saves + bound, f'{self.confidence} confidence')))}: {self.title}"
 
 
@@ -199,47 +199,9 @@ class Thresholds:
         return {name: expression for name, (expression, default) in chosen.items() if expression != default}
 
 
-def ms(time_us: float) -> str:
-    """A time with three digits, in milliseconds."""
-    return f"{time_us / 1e3:.3g} ms" if time_us < 1e6 else f"{time_us / 1e3:,.0f} ms"
-
-
-def gigabytes(size: float) -> str:
-    """A large number of bytes."""
-    return f"{size / 1e9:.1f} GB"
-
-
-def megabytes(size: float) -> str:
-    """A number of bytes per iteration."""
-    return f"{size / 1e6:,.1f} MB" if size < 1e9 else gigabytes(size)
-
-
-def ranks_in_words(ranks: Sequence[int], everyone: Sequence[int]) -> str:
-    """Ranks out of all captured ones: `both ranks`, `all 4 ranks`, `rank 2`, `ranks 1, 3`."""
-    if len(ranks) == len(everyone) > 1:
-        return "both ranks" if len(ranks) == 2 else f"all {len(ranks)} ranks"
-    return name_ranks(ranks)
-
-
 def by_rank(values: Mapping[int, float], digits: int = 3) -> dict[str, float]:
     """Rounded values by rank, as evidence holds them."""
     return {str(rank): round(value, digits) for rank, value in values.items()}
-
-
-class _Formatter(string.Formatter):
-    """Format strings with times and sizes: `{lost_us:ms}`, `{held:MB}`, `{peak:GB}`; of numbers by rank, the largest one.
-
-    Args:
-        iteration_us: that a time's share refers to: `{lost_us:share}`.
-    """
-
-    def __init__(self, iteration_us: float) -> None:
-        self._units = {"ms": ms, "MB": megabytes, "GB": gigabytes, "share": lambda time_us: f"{time_us / iteration_us:.0%}"}
-
-    def format_field(self, value: Any, format_spec: str) -> str:
-        value = max(value.values(), default=0.0) if isinstance(value, Mapping) else value
-        unit = self._units.get(format_spec)
-        return unit(value) if unit else str(super().format_field(value, format_spec))
 
 
 def text(finding: str, *entries: str, iteration_us: float = math.inf, **values: object) -> str:
@@ -251,5 +213,5 @@ def text(finding: str, *entries: str, iteration_us: float = math.inf, **values: 
     """
     places = [entry.rpartition(".") for entry in entries if entry]
     known = texts(__package__, "text.toml")
-    whole = " ".join(" ".join(known[other or finding][entry].split()) for other, _, entry in places)
-    return _Formatter(iteration_us or math.inf).vformat(whole.replace(" ,", ",").replace(" :", ":"), (), values)
+    whole = " ".join(known[other or finding][entry].strip() for other, _, entry in places)
+    return fill(whole.replace(" ,", ",").replace(" :", ":"), whole=iteration_us, **values)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from bridge_profiling.compare.bench import AgainstBench
+from bridge_profiling.facts.words import named_ranks
 from bridge_profiling.report import tables, words
 from bridge_profiling.report.rows import group_name
 from bridge_profiling.report.views import Row, SectionView, TableView
@@ -23,7 +24,7 @@ def section(bench: AgainstBench | None) -> SectionView:
     title = "Comparison with benchmarks"
     if bench is None:
         return SectionView("bench", title)
-    text = words.say("bench", path=bench.path, found=", found next to the captures" if bench.found else "")
+    text = words.say("bench", path=bench.file, found=", found next to the captures" if bench.found_beside_captures else "")
     said = list(_sentences(bench)) or [words.say("bench_nothing")]
     return SectionView("bench", title, [text, *said], tables=alone_tables(bench))
 
@@ -53,7 +54,7 @@ def alone_tables(bench: AgainstBench) -> list[TableView]:
     """Communication and copies compared with the benchmark."""
     communication = [row | {"group": _group(row, ", ")} for row in _by_time(bench)]
     found = [
-        tables.view("bench-communication", communication, _SHOWN, path=str(bench.path)),
+        tables.view("bench-communication", communication, _SHOWN, path=bench.file),
         tables.view("bench-copies", bench.copies.to_pylist()),
     ]
     return [each for each in found if each.rows]
@@ -66,7 +67,7 @@ def _by_time(bench: AgainstBench) -> list[dict[str, Any]]:
 def _group(row: Row, separator: str) -> str:
     """A group, and its ranks if they are few."""
     members = json.loads(row["group_ranks"] or "[]")
-    return separator.join(filter(None, (group_name(row["group"]), words.ranks(members) if 0 < len(members) <= 8 else "")))
+    return separator.join(filter(None, (group_name(row["group"]), named_ranks(members) if 0 < len(members) <= 8 else "")))
 
 
 def result_table(result: dict[str, Any]) -> TableView:

@@ -9,6 +9,7 @@ from bridge_profiling.compare import Comparison, Series, SeriesRun, changed
 from bridge_profiling.compare.steps import OUTLIERS
 from bridge_profiling.facts.parts import BY_CAUSE
 from bridge_profiling.facts.statistics import LEVEL, Change, Estimate
+from bridge_profiling.facts.words import UNKNOWN, fill, written
 from bridge_profiling.report import figures, tables, words
 from bridge_profiling.report.rows import Rows
 from bridge_profiling.report.views import PageView, Row, SectionView, TableView, Verdict, captioned, section
@@ -28,7 +29,9 @@ def comparison_view(comparison: Comparison) -> PageView:
     headline, *sentences = _sentences(comparison)
     names = _names(comparison)
     sections = [
-        SectionView(id, table.title, tables=[table], short=short) for id, short, table in _tables(comparison) if table.rows
+        SectionView(id, table.title, tables=[table], short=id.replace("-", " ").capitalize())
+        for id, table in _tables(comparison).items()
+        if table.rows
     ]
     if comparison.profiled is not None and comparison.profiled.change:
         variants = {
@@ -74,32 +77,31 @@ def _sentences(comparison: Comparison) -> Iterator[str]:
         yield words.say("largest_part", whole=profiled, name=PARTS[explains[0]], part=explains[1])
 
 
-def _tables(comparison: Comparison) -> Iterator[tuple[str, str, TableView]]:
-    """An id, a short name and a table each."""
-    yield "comparability", "Comparability", tables.view("differences", [vars(each) for each in comparison.differences])
-    yield "parts", "By cause", tables.view("parts-by-cause", _parts(comparison.by_cause, comparison))
-    yield "parts-by-activity", "By activity", tables.view("parts-by-activity", _parts(comparison.by_activity, comparison))
+def _tables(comparison: Comparison) -> dict[str, TableView]:
+    """Tables by the ids of their sections."""
     ranks = comparison.ranks.to_pylist()
     ranks = [row | {"most": _changed_most(row)} for row in ranks] if any(row["change_duration_us"] for row in ranks) else []
-    yield "ranks", "Ranks", tables.view("by-rank", ranks, _RANKS)
-    yield "kernels", "Kernels", _events("kernels", "Kernels", changed(comparison.kernels))
     copies = [row | {"name": tables.copy_kind(row)} for row in changed(comparison.copies)]
-    yield "copies", "Copies", _events("copies", "Copies", copies)
-    found = [
-        row for row in comparison.communication.to_pylist() if row["change"] is not None or abs(row["change_wait_us"]) >= 1
-    ]
-    sent = tables.view("changed-communication", found, _SHOWN, shown_as="communication")
-    yield "communication", "Communication", sent
-    title = "Host operators, own time over the whole capture, profiler overhead included,"
-    yield "operators", "Operators", _events("host", title, changed(comparison.operators))
-    devices = comparison.memory.to_pylist()
-    devices = [row for row in devices if row["change_peak_bytes"] or row["change_growth_bytes_per_iteration"]]
-    yield "memory", "Memory", tables.view("changed-memory", devices, _RANKS, shown_as="memory")
-    sites = [row for row in comparison.memory_sites.to_pylist() if abs(row["change_bytes_at_peak"]) >= 1 << 20]
-    yield "allocation-sites", "Allocation sites", tables.view("changed-sites", sites, _SHOWN, shown_as="sites")
+    communication = comparison.communication.to_pylist()
+    communication = [row for row in communication if row["change"] is not None or abs(row["change_wait_us"]) >= 1]
+    operators = "Host operators, own time over the whole capture, profiler overhead included,"
+    memory = comparison.memory.to_pylist()
+    memory = [row for row in memory if row["change_peak_bytes"] or row["change_growth_bytes_per_iteration"]]
     sides = (("new", comparison.findings_came), ("gone", comparison.findings_went))
     findings = [{"change": word, "id": each.id, "finding": each.title} for word, mine in sides for each in mine]
-    yield "findings", "Findings", tables.view("changed-findings", findings, shown_as="findings")
+    return {
+        "comparability": tables.view("differences", [vars(each) for each in comparison.differences]),
+        "by-cause": tables.view("parts-by-cause", _parts(comparison.by_cause, comparison)),
+        "by-activity": tables.view("parts-by-activity", _parts(comparison.by_activity, comparison)),
+        "ranks": tables.view("by-rank", ranks, _RANKS),
+        "kernels": _events("kernels", "Kernels", changed(comparison.kernels)),
+        "copies": _events("copies", "Copies", copies),
+        "communication": tables.view("changed-communication", communication, _SHOWN, shown_as="communication"),
+        "operators": _events("host", operators, changed(comparison.operators)),
+        "memory": tables.view("changed-memory", memory, _RANKS, shown_as="memory"),
+        "allocation-sites": tables.view("changed-sites", comparison.changed_sites, _SHOWN, shown_as="sites"),
+        "findings": tables.view("changed-findings", findings, shown_as="findings"),
+    }
 
 
 def _parts(parts: dict[str, Change], comparison: Comparison) -> Rows:
@@ -112,23 +114,17 @@ def _parts(parts: dict[str, Change], comparison: Comparison) -> Rows:
         for name, part in parts.items()
         if (abs(part.change) if name == OUTLIERS else max(abs(part.base), abs(part.other))) >= 0.5
     } | {"median iteration of the captures": whole}
+    ends = "{0.low:signed bare_ms} to {0.high:signed bare_ms}"
     return [
-        {
-            "part": name,
-            "base_us": part.base,
-            "other_us": part.other,
-            "change_us": part.change,
-            "interval": words.UNKNOWN
-            if part.low is None
-            else f"{words.ms(part.low, signed=True)} to {words.ms(part.high, signed=True)}",
-        }
+        {"part": name, "interval": UNKNOWN if part.low is None else fill(ends, part)}
+        | {f"{side}_us": getattr(part, side) for side in ("base", "other", "change")}
         for name, part in shown.items()
     ]
 
 
 def _changed_most(row: Row) -> str:
     changed_us = row[f"change_{row['largest']}"]
-    return f"{PARTS[row['largest']]} {words.ms(changed_us, signed=True)}" if row["change_duration_us"] else ""
+    return f"{PARTS[row['largest']]} {written('signed bare_ms', changed_us)}" if row["change_duration_us"] else ""
 
 
 def _events(id: str, what: str, rows: Rows) -> TableView:
@@ -199,7 +195,7 @@ def _against(number: int, base: int, found: Comparison | None) -> str:
     us, explains, more = found.step.us, found.explains_most, ""
     # A part whose change may be chance explains nothing, nor does one that changed in the other direction.
     if explains is not None and explains[1].significant is not False and explains[1].change * us.change > 0:
-        more = f": {PARTS[explains[0]]} {words.change(explains[1].change)}"
+        more = f": {PARTS[explains[0]]} {written('change', explains[1].change)}"
     if found.different_work:
         more += f"; the runs are not comparable ({'; '.join(found.different_work)})"
     return words.say("against_changed", run=number, base=base, step=found.step, share=abs(us.relative or 0.0), more=more)
@@ -234,13 +230,13 @@ def _shown_parts(runs: Sequence[SeriesRun]) -> list[str]:
 
 def _median(found: Estimate | None) -> str:
     if found is None:
-        return words.UNKNOWN
-    reach = "" if found.high is None else f" ± {words.ms(found.high - found.value)}"
-    return f"{words.ms(found.value)}{reach}"
+        return UNKNOWN
+    reach = "" if found.high is None else f" ± {words.bare_ms(found.high - found.value)}"
+    return f"{words.bare_ms(found.value)}{reach}"
 
 
 def _change(found: Comparison | None) -> str:
     if found is None or found.step is None:
-        return words.UNKNOWN
+        return UNKNOWN
     us, verdict = found.step.us, "no difference" if found.step.verdict == "unchanged" else found.step.verdict
-    return f"{words.percent(us.relative, signed=True)}, {words.speedup(us.speedup)}, {verdict}"
+    return f"{written('signed percent', us.relative)}, {written('speedup', us.speedup)}, {verdict}"

@@ -22,11 +22,11 @@ from bridge_profiling.report.views import Figure, Row
 
 #: Colors of allocation sites, the last for the rest. Colors that people with color blindness can tell apart, after Okabe and
 #: Ito (https://jfly.uni-koeln.de/color/), those of one family in one hue. Parts of an iteration, also on CPUs, measures of it,
-#: kinds of work, names of groups and of a training's sizes; properties of traces and of whole figures. The scale of heat maps
+#: kinds of work, names of a training's sizes; properties of traces and of whole figures. The scale of heat maps
 #: suits white and black.
-_SITES, COLORS, PARTS, HOST_PARTS, MEASURES, KIND_NAMES, GROUPS, SIZES, STYLES, _LAYOUTS = (
+_SITES, COLORS, PARTS, HOST_PARTS, MEASURES, KIND_NAMES, SIZES, STYLES, _LAYOUTS = (
     words.resource("theme")[name]
-    for name in ("sites", "colors", "parts", "host_parts", "measures", "kinds", "groups", "training", "styles", "layouts")
+    for name in ("sites", "colors", "parts", "host_parts", "measures", "kinds", "training", "styles", "layouts")
 )
 
 #: Two ways to divide the same bar.

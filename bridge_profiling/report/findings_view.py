@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from statistics import median
 
 from bridge_profiling.facts.run import RunFacts
+from bridge_profiling.facts.words import named_ranks
 from bridge_profiling.findings import Event, Finding
 from bridge_profiling.report import tables, words
 from bridge_profiling.report.figures import attribution_figure, bars_figure
@@ -33,7 +34,7 @@ def findings_view(facts: RunFacts, found: Conclusion, pictures: Pictures | None 
             for name, value in finding.evidence.items()
             if value not in (None, {}, [], ()) and name not in _COMMAND
         ]
-        responsible = words.ranks(finding.ranks, len(facts.infos)) if finding.ranks else ""
+        responsible = named_ranks(finding.ranks, len(facts.infos)) if finding.ranks else ""
         events = _events(number, finding.events, None if pictures is None else pictures.timeline)
         picture = None if pictures is None else pictures.of(finding)
         figure = None if picture is None else FigureView(f"finding-{number}", {"finding": picture[0]}, picture[1])

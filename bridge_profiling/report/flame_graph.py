@@ -202,13 +202,13 @@ def flame_graph_section(facts: RunFacts, iterations: Rows) -> list[SectionView]:
     count = len({row["iteration"] for row in iterations if row["rank"] == rank})
     of = f"mean of {words.counted(count, 'iteration')}" if count else "the whole capture"
     variants = {
-        str(weight): flame_graph_figure(rows, weight, f"rank {rank}", count or 1)
+        _LABELS[weight]: flame_graph_figure(rows, weight, f"rank {rank}", count or 1)
         for weight in Weight
         if any(row[OWN_US[weight]] for row in rows)
     }
     notes = [] if any(row["category"] == "python" for row in rows) else [words.sentence(caveat("no_python_stacks").text)]
     which = f"{rank}, the slowest rank" if slowest is not None else f"{rank}"
-    drawn = captioned("flame", variants, {str(weight): label for weight, label in _LABELS.items()}, rank=which, of=of)
+    drawn = captioned("flame", variants, rank=which, of=of)
     whole = f"All frames of all ranks, for speedscope: bridge-profiling flamegraph {shell_path(facts.path)}"
     return [section("flame", whole, notes=notes, figures=drawn)]
 

@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from statistics import fmean, pstdev
 from typing import Any, TypeVar
 
+from bridge_profiling.compare.comparability import parallel_sizes
 from bridge_profiling.facts.run import RunFacts
+from bridge_profiling.facts.words import written
 from bridge_profiling.manifest import RankCapture
-from bridge_profiling.report import words
-from bridge_profiling.report.figures import GROUPS, SIZES
+from bridge_profiling.report.figures import SIZES
 from bridge_profiling.report.rows import Rows
 from bridge_profiling.traces.types import RankInfo
 from bridge_profiling.typed_json import read_typed
@@ -39,13 +40,6 @@ class PhaseMemory:
 
 
 @dataclass
-class WallClock:
-    """`framework.wall_clock_breakdown`: DeepSpeed's timers, a value for each captured iteration."""
-
-    timers_ms: dict[str, list[float]] = field(default_factory=dict)
-
-
-@dataclass
 class FlopsProfile:
     """`framework.flops_profiler.result`: what DeepSpeed's FLOPs profiler counted in one forward pass of a rank."""
 
@@ -53,13 +47,6 @@ class FlopsProfile:
     forward_flops: int
     parameters: int
     timers_ms: dict[str, float] = field(default_factory=dict)
-
-
-@dataclass
-class FlopsProfiler:
-    """`framework.flops_profiler`."""
-
-    result: FlopsProfile | None = None
 
 
 def training_rows(manifests: Iterable[RankCapture]) -> list[dict[str, Any]]:
@@ -77,20 +64,18 @@ def training_rows(manifests: Iterable[RankCapture]) -> list[dict[str, Any]]:
 def flops_rows(manifests: Iterable[RankCapture]) -> list[dict[str, Any]]:
     """DeepSpeed's FLOPs profile: operations of a forward pass, and its speed where the engine timed that pass."""
     rows = []
-    for capture, found in _measured(manifests, "flops_profiler", FlopsProfiler):
-        if found.result is not None:
-            forward_ms = next((found.result.timers_ms[name] for name in _FORWARD if found.result.timers_ms.get(name)), None)
-            flops = found.result.forward_flops
-            known = {"iteration": found.result.iteration, "forward_flops": flops, "parameters": found.result.parameters}
-            timed = {"forward_us": forward_ms and forward_ms * 1e3, "tflops": forward_ms and flops / forward_ms / 1e9}
-            rows.append({"rank": capture.rank, **known, **timed})
+    for capture, found in _measured(manifests, FlopsProfile, "flops_profiler", "result"):
+        forward_ms, flops = next(filter(None, map(found.timers_ms.get, _FORWARD)), None), found.forward_flops
+        known = {"iteration": found.iteration, "forward_flops": flops, "parameters": found.parameters}
+        timed = {"forward_us": forward_ms and forward_ms * 1e3, "tflops": forward_ms and flops / forward_ms / 1e9}
+        rows.append({"rank": capture.rank, **known, **timed})
     return rows
 
 
 def phase_memory_rows(manifests: Iterable[RankCapture]) -> list[dict[str, Any]]:
     """Device memory of each rank's phases: means before and after, and the highest peak."""
     rows = []
-    for capture, found in _measured(manifests, "phase_memory", PhaseMemory):
+    for capture, found in _measured(manifests, PhaseMemory, "phase_memory"):
         for phase in dict.fromkeys(found.phase):
             columns = (found.before_bytes, found.after_bytes, found.peak_bytes)
             mine = [row for name, *row in zip(found.phase, *columns, strict=False) if name == phase]
@@ -103,9 +88,9 @@ def phase_memory_rows(manifests: Iterable[RankCapture]) -> list[dict[str, Any]]:
 def wall_clock_rows(manifests: Iterable[RankCapture]) -> list[dict[str, Any]]:
     """DeepSpeed's wall-clock breakdown: mean, deviation and share of the captured iterations."""
     rows = []
-    for capture, found in _measured(manifests, "wall_clock_breakdown", WallClock):
+    for capture, timers_ms in _measured(manifests, dict[str, list[float]], "wall_clock_breakdown", "timers_ms"):
         iterations_ns = capture.durations_ns(profiled=True)
-        for name, values_ms in found.timers_ms.items():
+        for name, values_ms in timers_ms.items():
             if values_ms:
                 mean_us = fmean(values_ms) * 1e3
                 share = mean_us * 1e3 / fmean(iterations_ns) if iterations_ns else None
@@ -114,15 +99,16 @@ def wall_clock_rows(manifests: Iterable[RankCapture]) -> list[dict[str, Any]]:
     return rows
 
 
-def _measured(manifests: Iterable[RankCapture], key: str, kind: type[Measured]) -> Iterator[tuple[RankCapture, Measured]]:
-    """What each rank measured; ranks without it, or where it is not as we write it, are left out."""
+def _measured(manifests: Iterable[RankCapture], kind: type[Measured], *keys: str) -> Iterator[tuple[RankCapture, Measured]]:
+    """What each rank measured, by its keys; ranks without it, or where it is not as we write it, are left out."""
     for capture in manifests:
-        content = (capture.manifest.framework or {}).get(key)
-        if isinstance(content, dict):
-            try:
-                yield capture, read_typed(content, kind, key)
-            except ValueError:
-                continue
+        content: Any = capture.manifest.framework
+        for key in keys:
+            content = content.get(key) if isinstance(content, dict) else None
+        try:
+            yield capture, read_typed(content, kind, keys[-1])
+        except ValueError:
+            continue
 
 
 def capture_facts(facts: RunFacts, iterations: Rows, memory: Rows) -> list[tuple[str, str]]:
@@ -139,7 +125,7 @@ def capture_facts(facts: RunFacts, iterations: Rows, memory: Rows) -> list[tuple
         "devices": ", ".join(devices[:3]),
         "iterations": marked,
         "captured by": {"kineto": "torch.profiler", "nsys": "nsys"}.get(facts.source, ""),
-        "captured at": words.date(first) if first else "",
+        "captured at": written("date", first) if first else "",
     }
     if not infos:
         found = {"ranks": str(len({row["rank"] for row in memory})), "captured by": "memory snapshot"}
@@ -162,8 +148,6 @@ def training_facts(facts: RunFacts) -> list[tuple[str, str]]:
 
 
 def _layout(infos: Sequence[RankInfo]) -> str:
-    coordinates = next((info.coordinates for info in infos if info.coordinates), None)
-    if coordinates:
-        return " ".join(f"{name}={count}" for name, (_, count) in coordinates.items() if count > 1) or "one rank per group"
-    sizes = {group.description: len(group.ranks) for info in infos[:1] for group in info.groups if len(group.ranks) > 1}
-    return " ".join(f"{short}={sizes[name]}" for name, short in GROUPS.items() if name in sizes)
+    known = [info for info in infos if info.coordinates]
+    sizes = next(map(parallel_sizes, known or infos), {})
+    return " ".join(f"{name}={size}" for name, size in sizes.items() if size > 1) or ("one rank per group" if known else "")

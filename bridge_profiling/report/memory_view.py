@@ -12,6 +12,7 @@ from bridge_profiling.facts.intervals import grouped
 from bridge_profiling.facts.memory import difference
 from bridge_profiling.facts.run import RunFacts
 from bridge_profiling.facts.types import sentences
+from bridge_profiling.facts.words import written
 from bridge_profiling.report import tables, words
 from bridge_profiling.report.rows import Rows
 from bridge_profiling.report.run_view import memory_over_time_view
@@ -142,7 +143,7 @@ def _peak(devices: Rows) -> str:
 
 def _change(before: Rows, after: Rows) -> str:
     first, second = (max(row["peak_bytes"] for row in devices) for devices in (before, after))
-    share = f" ({words.percent(second / first - 1, signed=True)})" if first else ""
+    share = f" ({written('signed percent', second / first - 1)})" if first else ""
     name = "same_peak" if first == second else "other_peak"
     return words.say(name, before=first, after=second, change=second - first, share=share)
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import io
 import itertools
-import json
 from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 from isal import igzip
@@ -21,6 +21,9 @@ from bridge_profiling.findings import Event, Finding
 from bridge_profiling.report.page import write_output
 from bridge_profiling.report.timeline import event_length_ns
 from bridge_profiling.traces.types import RankInfo
+
+#: An event of the trace, as plain data.
+_Event = dict[str, Any]
 
 #: Rows in memory at a time.
 _BATCH_ROWS = 1 << 14
@@ -84,27 +87,30 @@ def write_merged_trace(
 
     def write(temporary: Path) -> None:
         nonlocal count
-        with _opened(temporary, compressed=output.name.endswith(".gz")) as file:
+        encode = msgspec.json.Encoder().encode
+        with igzip.IGzipFile(temporary, "wb", compresslevel=1) if output.name.endswith(".gz") else temporary.open("wb") as raw:
+            file = io.BufferedWriter(raw, 1 << 20)
             # The base turns times into Unix time: as microseconds in JSON, Unix times would lose their nanoseconds.
             # By the first key, `traces.discover` knows that this is not a rank's capture.
-            file.write('{"bridge_profiling":"merged trace","schemaVersion":1,"displayTimeUnit":"ms",')
-            file.write(f'"baseTimeNanoseconds":{base_ns},"traceEvents":[\n')
-            file.write('{"ph":"M","name":"trace_name","pid":0,"tid":0,"args":{"name":"all ranks"}}')
+            file.write(b'{"bridge_profiling":"merged trace","schemaVersion":1,"displayTimeUnit":"ms",')
+            file.write(b'"baseTimeNanoseconds":%d,"traceEvents":[\n' % base_ns)
+            file.write(encode({"ph": "M", "name": "trace_name", "pid": 0, "tid": 0, "args": {"name": "all ranks"}}))
             for done, (info, entry) in enumerate(ranks, 1):
                 rank = _Rank(info, offsets[info.rank] - base_ns, tracks)
                 for event in itertools.chain(rank.annotations(entry, findings), rank.events(entry, host=host)):
-                    file.write(",\n" + event)
+                    file.write(b",\n" + encode(event))
                 count += rank.count
                 if on_progress is not None:
                     on_progress(done, len(ranks))
-            file.write("\n]}\n")
+            file.write(b"\n]}\n")
+            file.flush()
 
     write_output(output, write)
     return count
 
 
 class _Rank:
-    """One rank's events as JSON, with `shift_ns` added to its times.
+    """One rank's events, with `shift_ns` added to its times.
 
     `tracks` numbers the threads of all ranks: Perfetto treats threads of the same number as one.
     """
@@ -116,17 +122,27 @@ class _Rank:
         coordinates = "".join(f" {name} {place}" for name, (place, _) in (info.coordinates or {}).items())
         self._title = f"rank {info.rank}{coordinates}" + (f" on {info.host}" if info.host else "")
 
-    def events(self, entry: Path, *, host: bool) -> Iterator[str]:
+    def events(self, entry: Path, *, host: bool) -> Iterator[_Event]:
         """Every event; before the first one of a track, its name and place."""
         yield self._said("process_name", 0, name=self._title)
         yield self._said("process_sort_index", 0, sort_index=self._rank)
         if host:
-            for rows in _batches(entry / "host_events.parquet", _HOST_COLUMNS):
-                yield from self._host(rows)
-        for rows in _batches(entry / "device_events.parquet", _DEVICE_COLUMNS):
-            yield from self._device(rows, arrows=host)
+            for category, name, thread, start, end, correlation, shapes in _rows(entry / "host_events.parquet", _HOST_COLUMNS):
+                track = yield from self._track("thread", thread)
+                dimensions = None if shapes is None else msgspec.Raw(shapes.encode())
+                yield self._slice(category, name, track, start, end, {"correlation": correlation, "Input Dims": dimensions})
+        for kind, name, device, stream, start, end, correlation, launched, thread, iteration, size in _rows(
+            entry / "device_events.parquet", _DEVICE_COLUMNS
+        ):
+            track = yield from self._track("stream", stream or 0, device or 0)
+            values = {"device": device, "stream": stream, "correlation": correlation, "iteration": iteration, "bytes": size}
+            yield self._slice(kind, name, track, start, end, values)
+            if host and launched is not None and thread is not None and correlation is not None:
+                launching = yield from self._track("thread", thread)
+                yield self._arrow("s", correlation, launching, launched)
+                yield self._arrow("f", correlation, track, start) | {"bp": "e"}
 
-    def annotations(self, entry: Path, findings: Sequence[Finding]) -> Iterator[str]:
+    def annotations(self, entry: Path, findings: Sequence[Finding]) -> Iterator[_Event]:
         """Each finding about this rank as a track above the threads; slices of a track may not overlap."""
         for number, finding in enumerate(findings, 1):
             places = _places(finding, self._rank, entry)
@@ -140,7 +156,7 @@ class _Rank:
                 "change": finding.action,
                 "recoverable_us_per_iteration": finding.recoverable_us_per_iteration,
                 "at_most_us_per_iteration": finding.at_most_us_per_iteration,
-                "confidence": str(finding.confidence),
+                "confidence": finding.confidence,
             }
             over = -self._shift_ns
             for event in sorted(places, key=lambda place: place.start_ns or 0):
@@ -148,47 +164,30 @@ class _Rank:
                 start = max(event.start_ns or 0, over)
                 over = max(over, (event.start_ns or 0) + event_length_ns(event))
                 if over > start:
-                    said = json.dumps({"event": event.name, "count": event.count, **args})[1:-1]
-                    yield self._slice("finding", json.dumps(finding.title), track, start, over, said)
+                    said = {"event": event.name, "count": event.count, **args}
+                    yield self._at("X", "finding", finding.title, track, start) | {"dur": _us(over - start), "args": said}
 
-    def _host(self, rows: Iterator[tuple[Any, ...]]) -> Iterator[str]:
-        for category, name, thread, start, end, correlation, shapes in rows:
-            track = yield from self._track("thread", thread)
-            args = f'"correlation":{correlation}' if correlation is not None else ""
-            if shapes is not None:
-                args += f'{"," if args else ""}"Input Dims":{shapes}'
-            yield self._complete(category, name, track, start, end, args)
-
-    def _device(self, rows: Iterator[tuple[Any, ...]], *, arrows: bool) -> Iterator[str]:
-        for kind, name, device, stream, start, end, correlation, launched, thread, iteration, size in rows:
-            track = yield from self._track("stream", stream or 0, device or 0)
-            values = {"device": device, "stream": stream, "correlation": correlation, "iteration": iteration, "bytes": size}
-            args = ",".join(f'"{key}":{value}' for key, value in values.items() if value is not None)
-            yield self._complete(kind, name, track, start, end, args)
-            if arrows and launched is not None and thread is not None and correlation is not None:
-                launching = yield from self._track("thread", thread)
-                yield self._arrow("s", correlation, launching, launched)
-                yield self._arrow("f", correlation, track, start)
-
-    def _complete(self, category: str, name: str, track: int, start_ns: int, end_ns: int, args: str) -> str:
+    def _slice(self, category: str, name: str, track: int, start_ns: int, end_ns: int, values: dict[str, Any]) -> _Event:
         self.count += 1
-        return self._slice(_CATEGORIES.get(category, category), name, track, start_ns, end_ns, args)
+        args = {key: value for key, value in values.items() if value is not None}
+        begun = self._at("X", _CATEGORIES.get(category, category), name, track, start_ns)
+        return begun | {"dur": _us(end_ns - start_ns), "args": args}
 
-    def _slice(self, category: str, name: str, track: int, start_ns: int, end_ns: int, args: str) -> str:
-        return (
-            f'{{"ph":"X","cat":"{category}","name":{name},"pid":{self._rank},"tid":{track},'
-            f'"ts":{_us(start_ns + self._shift_ns)},"dur":{_us(end_ns - start_ns)},"args":{{{args}}}}}'
-        )
-
-    def _arrow(self, phase: str, correlation: int, track: int, time_ns: int) -> str:
+    def _arrow(self, phase: str, correlation: int, track: int, time_ns: int) -> _Event:
         """One end of an arrow. Ids are the ranks' own: correlations have 32 bits, and JSON's numbers hold 53."""
-        end = ',"bp":"e"' if phase == "f" else ""
-        return (
-            f'{{"ph":"{phase}","cat":"ac2g","name":"ac2g","id":{self._rank << 32 | correlation & 0xFFFFFFFF},'
-            f'"pid":{self._rank},"tid":{track},"ts":{_us(time_ns + self._shift_ns)}{end}}}'
-        )
+        return self._at(phase, "ac2g", "ac2g", track, time_ns) | {"id": self._rank << 32 | correlation & 0xFFFFFFFF}
 
-    def _track(self, kind: str, number: int, device: int = 0) -> Generator[str, None, int]:
+    def _at(self, phase: str, category: str, name: str | None, track: int, time_ns: int) -> _Event:
+        return {
+            "ph": phase,
+            "cat": category,
+            "name": name or "",
+            "pid": self._rank,
+            "tid": track,
+            "ts": _us(time_ns + self._shift_ns),
+        }
+
+    def _track(self, kind: str, number: int, device: int = 0) -> Generator[_Event, None, int]:
         """The track of a thread or a stream; before its first event, those that name and place it."""
         key = (kind, device, number)
         found = self._known.get(key)
@@ -200,8 +199,8 @@ class _Rank:
             yield self._said("thread_sort_index", found, sort_index=found + (1_000_000 if kind == "stream" else 0))
         return found
 
-    def _said(self, what: str, track: int, **args: Any) -> str:
-        return f'{{"ph":"M","name":"{what}","pid":{self._rank},"tid":{track},"args":{json.dumps(args)}}}'
+    def _said(self, what: str, track: int, **args: Any) -> _Event:
+        return {"ph": "M", "name": what, "pid": self._rank, "tid": track, "args": args}
 
 
 def _places(finding: Finding, rank: int, entry: Path) -> list[Event]:
@@ -209,31 +208,30 @@ def _places(finding: Finding, rank: int, entry: Path) -> list[Event]:
     known = [event for event in finding.events if event.rank == rank and event.start_ns is not None and event.duration_us]
     if known or rank not in finding.ranks or any(event.start_ns is not None for event in finding.events):
         return known
-    rows = (row for batch in _batches(entry / "iterations.parquet", ("iteration", "start_ns", "end_ns")) for row in batch)
+    rows = _rows(entry / "iterations.parquet", ("iteration", "start_ns", "end_ns"))
     return [Event(rank, f"iteration {number}", number, start, (end - start) / 1e3) for number, start, end in rows]
 
 
-def _us(time_ns: int) -> str:
-    """Microseconds with all digits: 1234567 is 1234.567."""
-    return f"{time_ns // 1000}.{time_ns % 1000:03d}"
+def _us(time_ns: int) -> msgspec.Raw:
+    """Microseconds with all digits, which a float of Unix time has not: 1234567 is 1234.567."""
+    return msgspec.Raw(b"%d.%03d" % (time_ns // 1000, time_ns % 1000))
 
 
-def _batches(path: Path, columns: Sequence[str]) -> Iterator[Iterator[tuple[Any, ...]]]:
-    """Rows of some columns of a table, names as JSON text; none if the table is missing."""
+def _rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+    """Rows of some columns of a table; none if the table is missing."""
     if not path.is_file():
         return
     with pq.ParquetFile(path) as file:
         for batch in file.iter_batches(_BATCH_ROWS, columns=list(columns)):
-            yield zip(*(_values(name, batch.column(name)) for name in columns), strict=True)
+            yield from zip(*(_values(batch.column(name)) for name in columns), strict=True)
 
 
-def _values(name: str, column: pa.Array) -> list[Any]:
-    if name != "name":
+def _values(column: pa.Array) -> list[Any]:
+    if not pa.types.is_dictionary(column.type):
         return column.to_pylist()
-    # A few thousand names for a million events: each is quoted once per batch.
-    encoded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
-    quoted = [json.dumps(name) for name in encoded.dictionary.to_pylist()]
-    return ['""' if place is None else quoted[place] for place in encoded.indices.to_pylist()]
+    # A few thousand names for a million events: each becomes an object once per batch.
+    names = column.dictionary.to_pylist()
+    return [None if place is None else names[place] for place in column.indices.to_pylist()]
 
 
 def _offsets_ns(
@@ -271,9 +269,3 @@ def _first_ns(entry: Path, *, host: bool) -> int | None:
             groups = [metadata.row_group(place).column(column).statistics for place in range(metadata.num_row_groups)]
             found += [group.min for group in groups if group is not None and group.has_min_max]
     return min(found, default=None)
-
-
-def _opened(path: Path, *, compressed: bool) -> IO[str]:
-    if compressed:
-        return io.TextIOWrapper(io.BufferedWriter(igzip.IGzipFile(path, "wb", compresslevel=1), 1 << 20), encoding="utf-8")
-    return path.open("w", encoding="utf-8")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import importlib.util
-import pickle
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -15,7 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from isal import igzip
-from jinja2 import BytecodeCache, Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, FileSystemBytecodeCache, PackageLoader, StrictUndefined
 from jinja2.bccache import Bucket
 from markupsafe import Markup
 
@@ -58,27 +57,18 @@ def write_output(output: Path, write: Callable[[Path], object]) -> None:
         raise ProfilingConfigError(f"{output} cannot be written", why=error.strerror or str(error), instead=_ANOTHER) from error
 
 
-class _CompiledTemplates(BytecodeCache):
+class _CompiledTemplates(FileSystemBytecodeCache):
     """Keeps compiled templates where Python keeps this package's compiled modules: compiling takes a third of a small page."""
 
-    def get_source_checksum(self, source: str) -> str:
-        own = Path(__file__).read_text(encoding="utf-8")  # has the environment's options
-        return super().get_source_checksum(f"{source}{own}{version('jinja2')}")
-
-    def load_bytecode(self, bucket: Bucket) -> None:
-        try:
-            bucket.bytecode_from_string(self._path(bucket).read_bytes())
-        except (OSError, EOFError, ValueError, pickle.UnpicklingError):
-            bucket.reset()
+    def __init__(self) -> None:
+        own = Path(__file__).stat().st_mtime_ns  # has the environment's options
+        folder = Path(importlib.util.cache_from_source(__file__)).parent
+        super().__init__(str(folder), f"%s.jinja-{version('jinja2')}-{own}")
 
     def dump_bytecode(self, bucket: Bucket) -> None:
         if not sys.dont_write_bytecode:
-            with suppress(OSError):
-                write_atomically(self._path(bucket), lambda temporary: temporary.write_bytes(bucket.bytecode_to_string()))
-
-    @staticmethod
-    def _path(bucket: Bucket) -> Path:
-        return Path(importlib.util.cache_from_source(str(_TEMPLATES / f"{bucket.key}.jinja")))
+            with suppress(OSError):  # a page needs no place for it
+                super().dump_bytecode(bucket)
 
 
 def render(view: PageView) -> str:

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from bridge_profiling.bench.results import BUS_OPERATIONS, bus_factor
-from bridge_profiling.facts.intervals import grouped
+from bridge_profiling.facts.intervals import grouped, totals
 from bridge_profiling.facts.operators import MEMORY
 from bridge_profiling.facts.parts import BY_CAUSE, HOST_PARTS, steady
 from bridge_profiling.facts.phases import KINDS
@@ -100,28 +100,20 @@ def shares(rows: Rows) -> Rows:
 
 def kernel_groups(rows: Rows) -> Rows:
     """Rows of `RunFacts.kernel_groups` of all ranks, with the lowest and the highest share of a rank."""
-    found = [
-        {
-            "group": group,
-            "count": sum(row["count"] for row in mine),
-            "total_us": sum(row["total_us"] for row in mine),
-            "low_share": min(row["share"] for row in mine),
-            "high_share": max(row["share"] for row in mine),
-            "name": mine[0]["names"][0],
-        }
-        for group, mine in grouped(rows, "group").items()
-    ]
+    found = []
+    for group, mine in grouped(rows, "group").items():
+        shares_of_ranks = [row["share"] for row in mine]
+        ends = {"low_share": min(shares_of_ranks), "high_share": max(shares_of_ranks)}
+        found.append({"group": group, "name": mine[0]["names"][0], **_added(mine, "count", "total_us"), **ends})
     return shares(found)
 
 
 def operators(of_ranks: pa.Table) -> Rows:
     """`RunFacts.operators` of all ranks by name."""
-    # Without threads, which would add fractions in any order. A hundred rows of each of many ranks are slow as objects.
-    summed = of_ranks.group_by("name", use_threads=False)
-    added = summed.aggregate([*((name, "sum") for name in _OF_OPERATORS), ("max_us", "max"), ("module", "first")])
-    names = {**{f"{name}_sum": name for name in _OF_OPERATORS}, "max_us_max": "max_us", "module_first": "module"}
-    rows = added.rename_columns([names.get(name, name) for name in added.column_names]).sort_by("name").to_pylist()
-    return [row | {name: row[name] or 0 for name in _OF_OPERATORS} for row in rows]
+    # A hundred rows of each of many ranks are slow as objects.
+    sums = {name: (name, "sum") for name in _OF_OPERATORS}
+    added = totals(of_ranks, ("name",), **sums, max_us=("max_us", "max"), module=("module", "first"))
+    return [row | {name: row[name] or 0 for name in _OF_OPERATORS} for row in added.sort_by("name").to_pylist()]
 
 
 def kernel_counters(rows: Rows) -> Rows:
@@ -129,8 +121,7 @@ def kernel_counters(rows: Rows) -> Rows:
     merged = []
     for mine in grouped(rows, "name").values():
         means = {name: _weighted(mine, name) for name in (*MEASURES, "memory_tb_s", "dram_tb_s", "samples_per_call")}
-        known = {"count": sum(row["count"] for row in mine), "device_us": sum(row["device_us"] for row in mine)}
-        merged.append(_with_dram({**mine[0], **known, **means}))
+        merged.append(_with_dram({**mine[0], **_added(mine, "count", "device_us"), **means}))
     return sorted(merged, key=lambda row: -row["device_us"])
 
 
@@ -138,19 +129,16 @@ def matrix_products(rows: Rows) -> Rows:
     """Rows of `RunFacts.matrix_products` by operator, shapes and precision on a kind of device, most device time first."""
     merged = []
     for mine in grouped(rows, *_PRODUCT).values():
-        count, spent_us = (sum(row[name] for row in mine) for name in ("count", "device_us"))
-        sums = {**mine[0], "count": count, "device_us": spent_us}
-        speed = sums["flops"] * count / spent_us / 1e6 if sums["flops"] and spent_us else None
-        of = {
-            f"share_of_{most}": speed / sums[f"{most}_tflops"] if speed and sums[f"{most}_tflops"] else None for most in _ROOFS
-        }
-        sums |= {"tflops": speed, **of, **{name: _weighted(mine, name) for name in ("tensor_active", "dram_tb_s")}}
-        sums["measured_flops_per_byte"] = speed / sums["dram_tb_s"] if speed and sums["dram_tb_s"] else None
-        merged.append(sums)
+        row = (
+            mine[0]
+            | _added(mine, "count", "device_us")
+            | {name: _weighted(mine, name) for name in ("tensor_active", "dram_tb_s")}
+        )
+        flops = row["flops"] and row["flops"] * row["count"] / 1e6
+        row["tflops"] = _ratio(flops, row["device_us"])
+        row |= {f"share_of_{most}": _ratio(row["tflops"], row[f"{most}_tflops"]) for most in ("peak", "roof")}
+        merged.append(row | {"measured_flops_per_byte": _ratio(row["tflops"], row["dram_tb_s"])})
     return sorted(merged, key=lambda row: -row["device_us"])
-
-
-_ROOFS = ("peak", "roof")
 
 
 def phases(rows: Rows, *, library: bool = True) -> Rows:
@@ -205,7 +193,7 @@ def _combined(rows: Rows, iterations: int) -> dict[str, Any]:
         "operation": operation,
         "group": group,
         "ranks": members or "?",
-        "count": sum(row["count"] for row in rows) / iterations / count,
+        "count": _added(rows, "count")["count"] / iterations / count,
         **{name: None if (total := _of_known(sum, rows, name)) is None else total / parts for name, parts in by.items()},
         **{name: _of_known(median, rows, name) for name in ("algorithm_bandwidth_gbs", "bus_bandwidth_gbs")},
     }
@@ -223,18 +211,17 @@ def by_size(rows: Rows, iterations: int) -> Rows:
 
 def _of_size(rows: Rows, iterations: int) -> dict[str, Any]:
     operation, group, size, message_bytes = (rows[0][name] for name in ("operation", "label", "group_size", "message_bytes"))
-    sums = {name: sum(row[name] or 0 for row in rows) for name in _SUMS}
+    sums = _added(rows, *_SUMS)
     # Of each group, the captured ranks have a kernel of each operation.
     by = max(sums["captured_ranks"], 1) * iterations
-    speed = None
-    if sums["transfer_us"] and message_bytes:
-        speed = sums["matched_count"] * message_bytes / sums["transfer_us"] / 1e3
+    bytes_per_us = _ratio(sums["matched_count"] * (message_bytes or 0), sums["transfer_us"])
+    speed = bytes_per_us and bytes_per_us / 1e3
     bus_gbs = speed * bus_factor(operation, size) if speed and size and operation in BUS_OPERATIONS else None
 
     def share(name: str) -> float | None:
         """Of a bandwidth that all groups have in common."""
         first, *others = {row[name] for row in rows}
-        return bus_gbs / first if bus_gbs and first and not others else None
+        return None if others else _ratio(bus_gbs, first)
 
     return {
         "operation": operation or "?",
@@ -290,6 +277,16 @@ def group_label(row: Row) -> str:
     spanned = "all ranks" if dimension == "all" else str(dimension)
     unnamed = row["group"] is None or name.isdecimal() or name in ("default pg", dimension)
     return spanned if unnamed else f"{spanned}: {name}"
+
+
+def _added(rows: Rows, *names: str) -> dict[str, Any]:
+    """The sums of some columns; unknown values count as 0."""
+    return {name: sum(row[name] or 0 for row in rows) for name in names}
+
+
+def _ratio(part: float | None, whole: float | None) -> float | None:
+    """None if either is unknown or 0."""
+    return part / whole if part and whole else None
 
 
 def _of_known(function: Callable[[list[Any]], Any], rows: Rows, name: str) -> Any:

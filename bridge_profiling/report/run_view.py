@@ -140,7 +140,7 @@ def page_view(facts: RunFacts, found: Conclusion, output: Path) -> PageView:
         sections = [_on_cpus(found), *(each for each in sections if each.id not in without or not each.empty)]
     # Last: questions add to what the captures cannot show.
     sections += [_quality(facts, captured), _raw_traces(facts, shown, output)]
-    named = f", bench={bench.path!r}" if bench and not bench.found else ""
+    named = f", bench={bench.file!r}" if bench and not bench.found_beside_captures else ""
     return PageView(
         "report",
         _title(facts),
@@ -217,12 +217,11 @@ def _attribution(facts: RunFacts, found: Conclusion, shown: Sequence[int], every
         notes.append(words.say("with_waiting"))
     if len(by_rank) > every:
         notes.append(words.say("means", len(by_rank)))
-    labels = {view: f"by {view}" for view in figures.VIEWS}
-    variants = {view: figures.attribution_figure(bars, view) for view in figures.VIEWS}
+    variants = {f"by {view}": figures.attribution_figure(bars, view) for view in figures.VIEWS}
     numbers = [tables.attribution(bars, view) for view in figures.VIEWS]
     if len(by_rank) > every:
         numbers.insert(0, tables.spread(attribution))
-    return section("budget", notes=notes, figures=captioned("budget", variants, labels), tables=numbers)
+    return section("budget", notes=notes, figures=captioned("budget", variants), tables=numbers)
 
 
 def _scorecard(facts: RunFacts) -> SectionView:
@@ -233,7 +232,7 @@ def _scorecard(facts: RunFacts) -> SectionView:
 
 def _on_cpus(found: Conclusion) -> SectionView:
     ranks = found.on_cpus[:EVERY_RANK]
-    return section("host", figures=captioned("host", {"cause": figures.host_figure(ranks)}), tables=[tables.host(ranks)])
+    return section("host", figures=captioned("host", {"by cause": figures.host_figure(ranks)}), tables=[tables.host(ranks)])
 
 
 def _phases(facts: RunFacts, found: Conclusion, shown: Sequence[int], timeline: Timeline) -> SectionView:
@@ -253,8 +252,7 @@ def _iterations(ranks: Rows) -> SectionView:
     often = [f"rank {rank} in {count} of {slowest.total()}" for rank, count in slowest.most_common(4)]
     more = f", and {len(slowest) - 4} other ranks in the rest" if len(slowest) > 4 else ""
     said = [f"Slowest by own time: {', '.join(often)} iterations{more}."] if often else []
-    variants = {name: figures.iterations_figure(ranks, name) for name in measures}
-    drawn = captioned("iterations", variants, measures)
+    drawn = captioned("iterations", {text: figures.iterations_figure(ranks, name) for name, text in measures.items()})
     return section("iterations", *said, notes=[words.say("rows_of_ranks", block)] if block > 1 else [], figures=drawn)
 
 

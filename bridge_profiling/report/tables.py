@@ -7,7 +7,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 from statistics import median
 from typing import Any
 
@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from bridge_profiling.facts.parts import BY_ACTIVITY
 from bridge_profiling.facts.phases import KINDS
-from bridge_profiling.layout import number_ranges
+from bridge_profiling.facts.words import UNKNOWN, fill, named_ranks, written
 from bridge_profiling.manifest import RankCapture
 from bridge_profiling.report import rows as summed
 from bridge_profiling.report import words
@@ -24,50 +24,8 @@ from bridge_profiling.report.rows import Rows
 from bridge_profiling.report.views import Cell, Row, TableView, Target
 from bridge_profiling.traces.types import RankInfo
 
-#: How values are written: by the unit in a column's name, and by a name in its declaration.
-_UNITS: Mapping[str, Callable[..., str]] = {**words.UNITS, "us": words.ms, "gbs": words.bandwidth}
-
-
-def _known(text: Callable[[Any], str]) -> Callable[[Any], str]:
-    return lambda value: words.UNKNOWN if value is None else text(value)
-
-
-def _part(part: str, text: Callable[[float], str]) -> Callable[[Any], str]:
-    return _known(lambda estimate: text(estimate[part]))
-
-
-def _bounds(text: Callable[[float], str], estimate: Mapping[str, Any]) -> str:
-    if estimate["low"] is None or estimate["high"] is None:
-        return f"{words.UNKNOWN} of {estimate['count']}"
-    return f"{text(estimate['low'])}–{text(estimate['high'])}"
-
-
-#: How a number of a benchmark's estimate is written.
-_OF_ESTIMATES: Mapping[str, Callable[[float], str]] = {
-    "digits": lambda value: f"{value:,.0f}" if value >= 100 else f"{value:.1f}",
-    "in_ms": lambda time_us: f"{time_us / 1e3:.4g}",
-    "number": words.number,
-}
-FORMATS: Mapping[str, Callable[[Any], str]] = {
-    **words.WRITTEN,
-    "tenths": _known("{:,.1f}".format),
-    "ungrouped": _known("{:.1f}".format),
-    "seconds": _known("{:.2f}".format),
-    "general": "{:g}".format,
-    "yes": lambda value: "yes" if value else "no",
-    "checked": lambda value: "yes" if value else "NO",
-    "hyphens": lambda name: name.replace("_", "-"),
-    "rounded": lambda value: words.number(value and round(value, 1)),
-    "hundredths": lambda value: words.number(value and round(value, 2)),
-    "microseconds": lambda time_ns: words.UNKNOWN if time_ns is None else f"{time_ns / 1e3:,.1f} µs",
-    "giga": lambda value: words.number(value and value / 1e9),
-    "ranges": number_ranges,
-    "short": words.short,
-    "example": lambda name: words.short(name, 120),
-    "optional": lambda value: "" if value is None else str(value),
-    **{f"{part} {name}": _part(part, text) for part in ("median", "mean") for name, text in _OF_ESTIMATES.items()},
-    **{f"bounds {name}": _known(partial(_bounds, text)) for name, text in _OF_ESTIMATES.items()},
-}
+#: Units in names of columns, and the formats of values with each.
+_UNITS = words.UNITS | {"us": "bare_ms", "gbs": "bandwidth"}
 
 #: Numbers that identify something: they are not grouped in thousands.
 _IDENTIFIERS = ("rank", "stage", "waits_for_stage", "device", "iteration")
@@ -92,7 +50,7 @@ class _Table:
 class _Column:
     heading: str
     name: str  # of a column of the rows, of a function, or a text with values
-    text: Callable[[Any], str]
+    form: str  # a format; of a benchmark's estimates after the part that is written: "median digits", "bounds digits"
     condition: str
 
     @classmethod
@@ -102,33 +60,30 @@ class _Column:
         name, _, form = (made, "", "") if "{" in made else made.partition(" ")
         if not equals:
             heading = " ".join(word for word in name.removesuffix("()").split("_") if word not in ("us", "bytes"))
-        units = [word for word in name.split("_") if word in _UNITS]
-        if form == "signed":
-            text: Callable[[Any], str] = partial(_UNITS[units[0]], signed=True)
-        else:
-            text = FORMATS[form] if form else _identifier if name in _IDENTIFIERS else _UNITS[units[0]] if units else _plain
-        return cls(heading, name, text, (condition or name) if asked else "")
+        unit = next((_UNITS[word] for word in name.split("_") if word in _UNITS), "plain")
+        if not form or form == "signed":
+            form = f"signed {unit}" if form else "identifier" if name in _IDENTIFIERS else unit
+        return cls(heading, name, form, (condition or name) if asked else "")
 
     def cell(self, row: Row) -> Cell:
         if "{" in self.name:
             return Cell(self.name.format_map(row))
-        value = FUNCTIONS[self.name[:-2]](row) if self.name.endswith("()") else row[self.name]
+        value: Any = FUNCTIONS[self.name[:-2]](row) if self.name.endswith("()") else row[self.name]
         if isinstance(value, Cell):
             return value
-        return Cell(self.text(value), value if isinstance(value, (int, float)) else None)
+        part, _, form = self.form.partition(" ")
+        if part == "bounds" and value is not None:
+            low, high = value["low"], value["high"]
+            known = low is not None and high is not None
+            return Cell(f"{written(form, low)}–{written(form, high)}" if known else f"{UNKNOWN} of {value['count']}")
+        if part in ("median", "mean"):
+            return Cell(written(form, value and value[part]))
+        return Cell(written(self.form, value), value if isinstance(value, (int, float)) else None)
 
 
 @cache
 def _declared() -> dict[str, _Table]:
     return {id: _Table(**table) for id, table in words.resource("tables").items()}
-
-
-def _identifier(value: int | None) -> str:
-    return words.UNKNOWN if value is None else str(value)
-
-
-def _plain(value: float | str | None) -> str:
-    return value if isinstance(value, str) else words.number(value)
 
 
 def view(
@@ -221,7 +176,7 @@ def operators(of_ranks: pa.Table, count: int, places: Mapping[str, Target] | Non
     found = summed.operators(of_ranks)
     if places:
         found = [row | {"longest": Cell("", target=places.get(row["name"]))} for row in found]
-    return view("operators", found, count, ranks=words.ranks(sorted(set(of_ranks["rank"].to_pylist()))))
+    return view("operators", found, count, ranks=named_ranks(sorted(set(of_ranks["rank"].to_pylist()))))
 
 
 def kernel_counters(rows: Rows, count: int) -> TableView:
@@ -271,15 +226,15 @@ def _per(rows: Rows) -> str:
 def _launch(row: Row) -> Cell:
     """Grid and block of the most frequent launch, without dimensions of 1 at the end; "+" where launches differ."""
     if row["grid"] is None:
-        return Cell(words.UNKNOWN)
+        return Cell(UNKNOWN)
     grid, block = (re.sub(r"(x1)+$", "", row[name]) for name in ("grid", "block"))
     return Cell(f"{grid} × {block}{'+' * (row['configurations'] > 1)}", math.prod(map(int, row["grid"].split("x"))))
 
 
 def _resources(row: Row) -> Cell:
     if row["registers_per_thread"] is None:
-        return Cell(words.UNKNOWN)
-    return Cell(f"{row['registers_per_thread']}, {words.size(row['shared_memory_bytes'])}", row["registers_per_thread"])
+        return Cell(UNKNOWN)
+    return Cell(f"{row['registers_per_thread']}, {written('size', row['shared_memory_bytes'])}", row["registers_per_thread"])
 
 
 def _slow(row: Row) -> str:
@@ -297,7 +252,8 @@ def copy_kind(row: Row) -> str:
 
 def _low_high(side: str) -> Callable[[Row], Cell]:
     low, high = f"{side}_low_us", f"{side}_high_us"
-    return lambda row: Cell(words.UNKNOWN if row[low] is None else f"{words.ms(row[low])} – {words.ms(row[high])}", row[high])
+    ends = "{0:bare_ms} – {1:bare_ms}"
+    return lambda row: Cell(UNKNOWN if row[low] is None else fill(ends, row[low], row[high]), row[high])
 
 
 def _measured(row: Row) -> str:
@@ -310,7 +266,7 @@ def _measured(row: Row) -> str:
 #: What `name()` in `tables.toml` stands for.
 FUNCTIONS: Mapping[str, Callable[[Row], Cell | str]] = {
     "copy_kind": copy_kind,
-    "device_name": lambda row: words.UNKNOWN if row["device"] is None else words.device(row["rank"], row["device"]),
+    "device_name": lambda row: UNKNOWN if row["device"] is None else words.device(row["rank"], row["device"]),
     "device_spread": _low_high("device"),
     "host_spread": _low_high("host"),
     "launch": _launch,

@@ -12,10 +12,11 @@ from rich.table import Table
 from rich.text import Text
 
 from bridge_profiling.errors import TraceError, install_command
+from bridge_profiling.facts.words import UNKNOWN
 from bridge_profiling.manifest import RankCapture
 from bridge_profiling.printable import printable
 from bridge_profiling.report.views import Cell, Figure, FindingView, PageView, TableView, Verdict
-from bridge_profiling.report.words import UNKNOWN, first_sentence, milliseconds, sentence
+from bridge_profiling.report.words import first_sentence, milliseconds, sentence
 
 #: Rows of a table of ranks, and findings, on a terminal; a pipe gets all.
 _RANKS, _FINDINGS = 16, 6
@@ -43,7 +44,7 @@ def print_report(view: PageView, console: Console) -> None:
     for figure, numbers in zip(time.figures, time.tables[-2:], strict=False):
         console.print()
         if console.color_system:
-            _print_bars(figure.variants["cause"], console)
+            _print_bars(figure.variants["by cause"], console)
         else:
             _print_plain(numbers, console)
     for ranges in (*phases.tables, *checklist.tables):

@@ -10,8 +10,8 @@ from typing import Any
 
 from bridge_profiling.facts.run import RunFacts
 from bridge_profiling.facts.timeline import KINDS, Segments, Window, segments, whole_captures, windows_of
+from bridge_profiling.facts.words import short
 from bridge_profiling.findings import Event
-from bridge_profiling.report import words
 from bridge_profiling.report.figures import COLORS, KIND_NAMES, STYLES, figure
 from bridge_profiling.report.views import Figure, Target
 
@@ -92,7 +92,7 @@ class Timeline:
             }
         return {
             "kinds": list(KINDS),
-            "names": [words.short(name) for name in names],
+            "names": [short(name) for name in names],
             "typical": iteration_name(self.typical),
             "pictures": pictures,
             "spans": {iteration_name(number): round(_length_ns(by_rank) / 1e3) for number, by_rank in self.windows.items()},

@@ -15,6 +15,7 @@ from bridge_profiling.facts.device import ranks_without_work
 from bridge_profiling.facts.parts import BY_CAUSE, ENOUGH_ITERATIONS
 from bridge_profiling.facts.run import RunFacts
 from bridge_profiling.facts.types import sentences
+from bridge_profiling.facts.words import named_ranks
 from bridge_profiling.findings import Confidence, Finding
 from bridge_profiling.findings.unprofiled import Unprofiled, timed_iterations, usual_cost_us
 from bridge_profiling.report import words
@@ -143,7 +144,7 @@ def verdict(facts: RunFacts, found: Conclusion) -> Verdict:
         case Outcome.no_device_work:
             sentences += _on_host(facts, found)
         case Outcome.memory_only:
-            sentences.insert(0, f"Memory was recorded on {words.ranks(_snapshots(facts))}.")
+            sentences.insert(0, f"Memory was recorded on {named_ranks(_snapshots(facts))}.")
         case Outcome.too_little:
             headline, *sentences = [*_nothing_captured(facts)] or [headline, *sentences]
     findings = [finding for finding in findings if finding.id != _OVERHEAD]
@@ -196,7 +197,7 @@ def _nothing_captured(facts: RunFacts) -> Iterator[str]:
             reasons[each.manifest.reason or reason].append(each.rank)
         yield "No capture was found." if any(each.artifacts for each in facts.manifests) else "Nothing was captured."
         for reason, ranks in reasons.items():
-            yield words.sentence(f"{words.ranks(ranks)}: {reason}")
+            yield words.sentence(f"{named_ranks(ranks)}: {reason}")
 
 
 def _on_host(facts: RunFacts, found: Conclusion) -> Iterator[str]:
@@ -236,7 +237,7 @@ def _saving(found: Conclusion) -> Iterator[str]:
 
 def _advice(finding: Finding, captured: int) -> str:
     """The first sentence of a finding's advice, for the responsible ranks."""
-    who = f"{words.sentence(words.ranks(finding.ranks))[:-1]}: " if finding.ranks and len(finding.ranks) < captured else ""
+    who = f"{words.sentence(named_ranks(finding.ranks))[:-1]}: " if finding.ranks and len(finding.ranks) < captured else ""
     return f"{who}{words.first_sentence(finding.action)}"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -74,22 +74,14 @@ class FigureView:
     """A figure in one or more variants, of which the reader selects one."""
 
     id: str  # in links and scripts
-    variants: Mapping[str, Figure]  # figures by name
+    variants: Mapping[str, Figure]  # figures by their names in words
     caption: str  # what it shows, in a sentence
-    labels: Mapping[str, str] = field(default_factory=dict)  # the variants' names in words, where they differ from the names
 
 
-def captioned(
-    id: str,
-    variants: Mapping[str, Figure | None],
-    labels: Mapping[str, str] | None = None,
-    *,
-    shown_as: str = "",
-    **said: object,
-) -> list[FigureView]:
+def captioned(id: str, variants: Mapping[str, Figure | None], *, shown_as: str = "", **said: object) -> list[FigureView]:
     """A figure with its caption, and what that names; none where there is nothing to draw. `shown_as`: its id on the page."""
     drawn = {name: figure for name, figure in variants.items() if figure is not None}
-    return [FigureView(shown_as or id, drawn, words.text("captions", id).format(**said), labels or {})] if drawn else []
+    return [FigureView(shown_as or id, drawn, words.text("captions", id).format(**said))] if drawn else []
 
 
 @dataclass(frozen=True)

@@ -27,10 +27,10 @@ def test_numbers_on_the_page_are_the_analysis_and_it_asks_no_network_for_anythin
     run = real("kineto/tp2_dp2")
     text, data = _page(run, tmp_path)
     budget = {row["rank"]: row["host_launch_us"] / 1e3 for row in run.facts.attribution.to_pylist()}
-    (delays,) = (each for each in data["figures"]["budget"]["cause"]["data"] if each["name"] == "host launch delay")
+    (delays,) = (each for each in data["figures"]["budget"]["by cause"]["data"] if each["name"] == "host launch delay")
     assert delays["x"] == [pytest.approx(budget[rank], abs=1e-3) for rank in range(4)]
     assert all(found.title.replace("'", "&#39;") in text for found in run.findings)
-    (own,) = data["figures"]["iterations"]["own_us"]["data"]
+    (own,) = data["figures"]["iterations"]["own time: the iteration without waiting for other ranks"]["data"]
     assert own["z"][3][1] == pytest.approx(249.0, abs=0.1)
     assert not re.search(r"""(?:src|href)\s*=\s*["']?(?:https?:)?//""", text)
     assert ("default-src 'none'" in text, "connect-src" in text, len(text) < 5_000_000) == (True, False, True)
