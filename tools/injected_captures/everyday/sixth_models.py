@@ -11,7 +11,7 @@ from tools.injected_captures.everyday.more_models import TOKENS, Gpt
 from tools.injected_captures.everyday.setting import Setting
 
 #: Waves that a coordinate is encoded by, and parts that the rays of a batch are rendered in.
-_WAVES, _PARTS = 8, 16
+_WAVES, _PARTS = 8, 8
 
 #: Half a side of the scene.
 _SCENE = 4.0

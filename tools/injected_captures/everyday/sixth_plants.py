@@ -48,8 +48,8 @@ class Epochs(Plant):
 
     def prepare(self, training: Training) -> None:
         super().prepare(training)
-        options = {"num_workers": training.setting.workers, "pin_memory": training.loader.pin_memory}
-        self.loader = partial(DataLoader, training.samples, batch_size=None, **options)
+        workers, pinned = training.setting.workers, training.loader.pin_memory
+        self.loader = partial(DataLoader, training.samples, batch_size=None, num_workers=workers, pin_memory=pinned)
         training.loader = self
 
     def __iter__(self) -> Iterator[Batch]:
@@ -83,7 +83,7 @@ class StepInBackward(Plant):
         for parameter in self.optimizers:
             parameter.register_post_accumulate_grad_hook(self._step)
 
-    def _step(self, parameter: Tensor) -> None:
+    def _step(self, parameter: nn.Parameter) -> None:
         self.optimizers[parameter].step()
         self.optimizers[parameter].zero_grad()
 
@@ -125,18 +125,18 @@ class Curriculum(PartialBatches):
         return tuple(tensor[:, : -self.short * (tensor.shape[1] // 16)] for tensor in batch)
 
 
-class AutoClip(Plant):
-    """Gradients are clipped to a percentile of the norms so far, which Python keeps."""
+class LayerClip(Plant):
+    """Gradients of each layer are clipped to a percentile of the layer's norms so far, which Python keeps."""
 
-    def __init__(self, **here: Any) -> None:
-        super().__init__(**here)
-        self.norms: list[float] = []
+    def prepare(self, training: Training) -> None:
+        super().prepare(training)
+        self.layers: list[tuple[list[Tensor], list[float]]] = [([*one.parameters()], []) for one in training.model.blocks]
 
     def before_step(self, iteration: int) -> None:
-        parameters = [parameter for parameter in self.training.model.parameters() if parameter.grad is not None]
-        norm = nn.utils.get_total_norm([parameter.grad for parameter in parameters])
-        self.norms.append(norm.item())
-        nn.utils.clip_grads_with_norm_(parameters, float(np.percentile(self.norms, 10)), norm)
+        for parameters, norms in self.layers:
+            norm = nn.utils.get_total_norm([parameter.grad for parameter in parameters])
+            norms.append(norm.item())
+            nn.utils.clip_grads_with_norm_(parameters, float(np.percentile(norms, 10)), norm)
 
 
 class RewardMetrics(Plant):
@@ -234,7 +234,7 @@ class SynchronizedNorms(Plant):
 SIXTH_PLANTS: dict[str, Callable[..., Plant]] = {
     one.__name__: one
     for one in (
-        RandomPixels, Epochs, ImageByImage, StepInBackward, MathAttention, Lists, Curriculum, AutoClip, RewardMetrics,
+        RandomPixels, Epochs, ImageByImage, StepInBackward, MathAttention, Lists, Curriculum, LayerClip, RewardMetrics,
         TurnsToCollect, MicroCache, Meter, SavedShards, Uploader, SynchronizedNorms,
     )
 }  # fmt: skip

@@ -24,7 +24,7 @@ _ONE_GPU = (
     Group(
         name="field_1",
         setting=Setting(
-            model="field", strategy="single", layers=7, width=512, batch=8192, length=96, log="iteration"
+            model="field", strategy="single", layers=7, width=512, batch=10_240, length=96, log="iteration"
         ),
         recorder="hook",
         both_recorders=False,
@@ -49,7 +49,7 @@ _ONE_GPU = (
         cases=(
             Case(name="subtitle_1_pageable", findings=(), ranks=(), change={"pinned": False}),
             Case(
-                name="subtitle_1_percentile", findings=SYNC, ranks=(0,), plant="AutoClip", change={"clipping": None}
+                name="subtitle_1_percentile", findings=SYNC, ranks=(0,), plant="LayerClip", change={"clipping": None}
             ),
             Case(
                 name="subtitle_1_curriculum", findings=("recompilation",), ranks=(0,), plant="Curriculum",
@@ -118,7 +118,7 @@ _TWO_GPUS = (
     ),
     Group(
         name="reader_2",
-        setting=Setting(model="encoder", strategy="fully_shard", layers=10, width=1280, batch=48, length=256),
+        setting=Setting(model="encoder", strategy="fully_shard", layers=6, width=2048, batch=64, length=256),
         recorder="torch.profiler",
         both_recorders=False,
         iterations=3,
@@ -144,7 +144,7 @@ _TWO_GPUS = (
         cases=(
             Case(name="photos_2_norms", findings=COLLECTIVES, ranks=(0, 1), plant="SynchronizedNorms"),
             Case(
-                name="photos_2_late", findings=_DATA, ranks=(0,), change={"data_ms": 45, "data_ranks": (0,), "decode": True}
+                name="photos_2_late", findings=_DATA, ranks=(0,), change={"data_ms": 60, "data_ranks": (0,), "decode": True}
             ),
             Case(name="photos_2_preview", findings=("straggler_compute",), ranks=(1,), plant="Preview"),
             Case(name="photos_2_shared", findings=("contended_device",), ranks=(0,), plant="Contention"),
