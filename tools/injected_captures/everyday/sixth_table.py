@@ -80,7 +80,7 @@ _ONE_GPU = (
         iterations=4,
         cases=(
             Case(name="restore_1_nchw", findings=LAYOUT, ranks=(0,), change={"channels_last": False}),
-            Case(name="restore_1_epochs", findings=_DATA, ranks=(0,), plant="Epochs", numbers={"batches": 3}),
+            Case(name="restore_1_epochs", findings=_DATA, ranks=(0,), plant="Epochs", numbers={"batches": 4}),
             Case(
                 name="restore_1_images", findings=("small_kernels", "host_launch_bound"), ranks=(0,), plant="ImageByImage"
             ),
