@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from types import TracebackType
@@ -20,7 +20,7 @@ from bridge_profiling.facts.captures import Captures, OnProgress
 from bridge_profiling.facts.clocks import renumbered
 from bridge_profiling.facts.run import RunFacts
 from bridge_profiling.facts.store import FactOptions
-from bridge_profiling.findings import Finding, Grids, JudgedFacts, Thresholds, diagnose, without_profiler
+from bridge_profiling.findings import RULES, Finding, Grids, JudgedFacts, Rule, Thresholds, diagnose, without_profiler
 from bridge_profiling.findings.scorecard import scorecard
 from bridge_profiling.layout import number_ranges
 from bridge_profiling.report.words import counted
@@ -78,6 +78,7 @@ class Run:
         cycle: of a profiler's schedule that repeats, from 1 for the oldest; None for the newest.
         thresholds: limits beyond which a number becomes a finding, and names of ranges that load data or save checkpoints;
             None for the defaults.
+        rules: that detect findings, in the order in which they attribute time.
 
     Raises:
         TraceError: the path does not exist or holds no capture.
@@ -96,8 +97,9 @@ class Run:
         bench: str | Path | None = None,
         cycle: int | None = None,
         thresholds: Thresholds | None = None,
+        rules: Sequence[Rule] = RULES,
     ) -> None:
-        self._thresholds = thresholds or Thresholds()
+        self._thresholds, self._rules = thresholds or Thresholds(), rules
         if isinstance(engine, str):
             engine = engine_named(engine, workers, ray_address)
         tables, results = (None if each is None else Path(each) for each in (parquet, bench))
@@ -142,7 +144,7 @@ class Run:
 
         The largest potential saving comes first. Empty if nothing was found.
         """
-        return diagnose(self.grids, self._thresholds)
+        return diagnose(self.grids, self._thresholds, self._rules)
 
     @property
     def verdict(self) -> Verdict:

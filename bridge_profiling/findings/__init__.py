@@ -111,7 +111,7 @@ def diagnose(grids: Grids, thresholds: Thresholds | None = None, rules: Sequence
         detected = list(rule.detect(grids, thresholds or Thresholds(), trial)) if about in rule.about else []
         if detected:
             ledger = trial
-        found += [replace(each, id=rule.id) for each in detected]
+        found += [replace(each, id=rule.id, texts=rule.texts) for each in detected]
     if any(each.id == "initialization" and each.severe for each in found):
         found = [each for each in found if each.id.startswith(("memory_", "initialization"))]
     found = _once(grids, found)

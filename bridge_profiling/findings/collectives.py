@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +10,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from bridge_profiling.facts.idle import Cause
-from bridge_profiling.facts.intervals import summed
 from bridge_profiling.findings import communication
 from bridge_profiling.findings.grids import Grids
 from bridge_profiling.findings.ledger import Ledger
@@ -30,12 +28,6 @@ _GRADIENTS_BYTES = 1 << 16
 
 #: Messages are fragments of what could be sent at once if their mean is below this: a third of DDP's bucket of 25 MiB.
 _FRAGMENT_BYTES = 8 << 20
-
-#: A layer of a sharded model may be a unit, and its experts another.
-_UNITS_PER_LAYER = 2
-
-#: A module inside of a numbered layer, as in `model.layers.3.mlp.up`; `stages.1.blocks.2` is a layer itself.
-_INSIDE_A_LAYER = re.compile(r"(.*\.\d+)\.(?:.*\.)?(?!\d+$)[^.]+")
 
 #: Groups of other dimensions reduce activations.
 _OF_GRADIENTS = ("dp", None)
@@ -80,16 +72,11 @@ def small_collectives(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> I
 
     Of the host's time, that in a sharded model's ranges counts, and that in operators which issue small ones elsewhere.
     """
-    units_per_layer = _units_per_layer(grids)
     many = {
         rank: counted
         for rank, counted in _counted(grids).items()
         if counted.every >= thresholds.collectives
-        and (
-            counted.small >= thresholds.small_collectives * counted.every
-            or counted.mean_bytes < _FRAGMENT_BYTES
-            or units_per_layer.get(rank, 0.0) > _UNITS_PER_LAYER
-        )
+        and (counted.small >= thresholds.small_collectives * counted.every or counted.mean_bytes < _FRAGMENT_BYTES)
     }
     if not many:
         return
@@ -110,21 +97,19 @@ def small_collectives(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> I
     if grids.share(of_transfers + of_host) < thresholds.cause:
         return
     worst = max(many.values(), key=lambda each: each.every)
-    units = max(units_per_layer.values(), default=0.0)
     yield Evidence(
         ranks=sorted(many),
         measures={
             "collectives": by_rank({rank: each.every for rank, each in many.items()}, 1),
             "small_collectives": by_rank({rank: each.small for rank, each in many.items()}, 1),
             "mean_message_bytes": {f"{each.operation} on rank {each.rank}": each.message_bytes for each in mine},
-            "units_per_layer": by_rank(units_per_layer, 1),
             "exposed_us": by_rank(grids.mean_us(exposed)),
             "host_us": by_rank(grids.mean_us(host)),
         },
         saving_us=of_transfers + of_host,
-        title=["title", "units_of_layers" if units > _UNITS_PER_LAYER else "", "sizes"],
+        title=["title", "sizes"],
         advice=["units" if of_units else "buckets"],
-        values={"worst": worst, "units": units, "small_mib": _SMALL_BYTES >> 20, "mean_mib": worst.mean_bytes / 2**20},
+        values={"worst": worst, "small_mib": _SMALL_BYTES >> 20, "mean_mib": worst.mean_bytes / 2**20},
         sure=grids.confidence(of_host=of_host > of_transfers),
         events=_events(mine),
     )
@@ -136,32 +121,7 @@ def _passes(grids: Grids) -> dict[int, int]:
     for row in grids.facts.loop_counts.to_pylist():
         if row["iteration"] in grids.lines and row["rank"] in grids.ranks:
             found[row["rank"]].add(row["passes"] // max(row["steps"], 1))
-    units = _units_per_step(grids)
-    times = {rank: next(iter(each)) for rank, each in found.items() if len(each) == 1 and each != {0}}
-    return units | times
-
-
-def _units_per_step(grids: Grids) -> dict[int, int]:
-    """How often each unit of a sharded model reduces its gradients for each step of the optimizer, by rank."""
-    steps = summed((row["rank"], row["steps"]) for row in grids.facts.loop_counts.to_pylist())
-    found: dict[int, set[int]] = defaultdict(set)
-    for row in grids.facts.units.to_pylist():
-        if row["step"] == "reduce" and steps[row["rank"]]:
-            found[row["rank"]].add(round(row["count"] / steps[row["rank"]]))
-    return {rank: min(each) for rank, each in found.items()}
-
-
-def _units_per_layer(grids: Grids) -> dict[int, float]:
-    """Units of a sharded model inside of each numbered layer that has any, by rank: their mean number."""
-    units: dict[int, set[str]] = defaultdict(set)
-    for row in grids.facts.units.to_pylist():
-        units[row["rank"]].add(row["unit"])
-    found = {}
-    for rank, names in units.items():
-        layers = tuple({f"{match[1]}." for name in names if (match := _INSIDE_A_LAYER.fullmatch(name))})
-        if layers:
-            found[rank] = sum(name.startswith(layers) for name in names) / len(layers)
-    return found
+    return {rank: next(iter(each)) for rank, each in found.items() if len(each) == 1 and each != {0}}
 
 
 def _repeats(grids: Grids) -> dict[int, int]:

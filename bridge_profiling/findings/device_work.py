@@ -41,9 +41,6 @@ _OF_NORMS = 0.6
 #: A fused optimizer reads and writes each value once: 7 times per parameter for Adam, where single operators do it 30 times.
 _OF_SWEEP = 0.25
 
-#: A loop that waits for each parameter launches at most so many kernels for it.
-_OF_ONE_PARAMETER = 8
-
 #: Causes of the device's idle time between kernels that the host launches one by one.
 _BETWEEN = (Cause.small_kernels, Cause.host_launch, Cause.dependency_stalled)
 
@@ -170,14 +167,6 @@ def _after_waits_us(grids: Grids, ledger: Ledger) -> Grid:
     explained_us = sum((grids.profiler.explained_us[cause] for cause in _BETWEEN), ledger.left_us(*_BETWEEN))
     idle_us = _usual_us(grids, grids.filled(grids.role("optimizer_sweep"), "idle_us"))
     return np.clip(idle_us - np.nan_to_num(explained_us), 0.0, np.nan_to_num(ledger.left_us(Cause.host_sync)))
-
-
-def in_waiting_sweeps_us(grids: Grids, ledger: Ledger, waits: float) -> Grid:
-    """Idle time between kernels for single parameters, if the host waits so often in an iteration that it waits for each."""
-    rows = grids.role("optimizer_sweep")
-    kernels = max(grids.mean_us(grids.filled(rows, "count")).values(), default=0.0)
-    idle_us = _between_us(grids, ledger, grids.filled(rows, "idle_us"))
-    return idle_us if kernels <= _OF_ONE_PARAMETER * waits else np.zeros_like(idle_us)
 
 
 def layout_conversion(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Iterator[Evidence]:

@@ -17,7 +17,6 @@ from bridge_profiling.findings.grids import Grids
 from bridge_profiling.findings.ledger import Ledger
 from bridge_profiling.findings.rule import Evidence, Loss, attributed, evidence_of, of_cause, pauses_are_short, responsible
 from bridge_profiling.findings.types import Confidence, Thresholds, by_rank, text
-from bridge_profiling.findings.unprofiled import seldom_us
 
 #: From this share of a typical iteration in initialization on, nothing else is judged: what follows the setting up is as slow
 #: as first calls are.
@@ -84,8 +83,7 @@ def host_sync(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Iterator[
         # same, it would have been ahead without the waits.
         launching_us = ledger.left_us(Cause.host_launch)
         fastest_us = np.nan_to_num(launching_us, nan=np.inf).min(axis=0)
-        looped_us = device_work.in_waiting_sweeps_us(grids, ledger, number)
-        lost_us = lost_us + np.maximum(launching_us - fastest_us, looped_us)
+        lost_us = lost_us + launching_us - fastest_us
         causes += [Cause.host_launch, Cause.small_kernels, Cause.dependency_stalled]
     loss = attributed(grids, ledger, lost_us, causes, thresholds.cause * factor)
     if loss is None:
@@ -147,11 +145,8 @@ def checkpoint_stall(grids: Grids, thresholds: Thresholds, loss: Loss) -> Eviden
 
 
 @of_cause(Cause.garbage_collection, in_ranges=True, left_out=True)
-def garbage_collection(grids: Grids, thresholds: Thresholds, loss: Loss) -> Evidence | None:
+def garbage_collection(grids: Grids, thresholds: Thresholds, loss: Loss) -> Evidence:
     """Python collects garbage on the launching thread, and the device runs out of work."""
-    seldom = seldom_us(grids.facts.manifests, loss.occurrence) if loss.occurrence else None
-    if seldom is not None and grids.share(seldom) < thresholds.cause:
-        return None  # one of the collections that every program has now and then
     measures = {
         "in_garbage_collection_us": by_rank(loss.host_us),
         "collections": by_rank(grids.mean_us(grids.of_cause(loss.cause, "calls")), 2),

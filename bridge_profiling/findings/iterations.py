@@ -57,13 +57,11 @@ def _unprofiled(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Iterato
         # What the profiler frees: of 82 healthy trainings, it was slow 13 times as often as an iteration before the window.
         if (window := manifest.manifest.window) and set(excess) == {window.end + 1}:
             continue
-        net = {number: time - _regained(durations, number, threshold.median) for number, time in excess.items()}
-        beyond = {number: time for number, time in net.items() if time > threshold.above - threshold.median}
-        if beyond:
+        if excess:
             ranks.append(manifest.rank)
-        for number, time in beyond.items():
+        for number, time in excess.items():
             slow.setdefault(number, {})[manifest.rank] = time
-        lost.append(sum(beyond.values()) / len(durations))
+        lost.append(sum(excess.values()) / len(durations))
         typical.append(threshold.median)
     # Ranks agree on durations, because a rank that is not slow waits: at once, or in the next iteration.
     if 2 * len(ranks) >= len(lost):
@@ -129,18 +127,6 @@ def _evidence(
         Event(ranks[0], text("events", "iteration", number=number), number, None, beyond_us[number]) for number in shown[:5]
     ]
     return Evidence(**{"ranks": ranks, "measures": measures, "sure": sure, "events": events, **known})
-
-
-def _regained(durations: Mapping[int, float], number: int, usual: float) -> float:
-    """By how much the iterations after a slow one are shorter than usual, up to the first that is not.
-
-    A host that was ahead of its device loses its lead in the slow iteration, and gets ahead again in those after it: what they
-    are shorter by, the device did not wait.
-    """
-    regained = 0.0
-    while (duration := durations.get(number := number + 1, usual)) < usual:
-        regained += usual - duration
-    return regained
 
 
 def _left_out(grids: Grids, thresholds: Thresholds) -> Iterator[Evidence]:

@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bridge_profiling.facts.idle import Cause
-from bridge_profiling.facts.names import is_convolution
 from bridge_profiling.findings.grids import Grids
 from bridge_profiling.findings.ledger import Ledger
 from bridge_profiling.findings.rule import Evidence
@@ -24,8 +23,8 @@ KERNELS = 5
 #: A kernel with a smaller share of a rank's excess is noise.
 _WORTH_SHOWING = 0.01
 
-#: A difference between ranks must exceed the usual change from iteration to iteration this many times, and that between peers.
-_OF_ITERATIONS, _OF_PEERS = 2.0, 3.0
+#: A difference between ranks must exceed the usual change from iteration to iteration, and that between peers, this many times.
+_NOISE = 2.0
 
 #: A process that shares a GPU interrupts whichever kernel runs, for a slice of 1 to 3 ms: the longest execution of a kernel
 #: is then this many times as long as on other ranks, and this much longer. So many different kernels rule out coincidence.
@@ -36,19 +35,8 @@ _SLICED, _SLICE_US, _SLICED_KERNELS, _STALLED = 3.0, 1_000.0, 3, 0.03
 #: Ranks that launch as many kernels, to this share, do the same on data of another size.
 _AS_MANY = 0.02
 
-#: Captures without iterations cover different parts of the training where this share of the kernels runs more often on a rank.
-#: Where they cover the same part, what a rank does in addition is of few kernels.
-_OTHER_PART = 0.1
-
-#: A rank that convolves with other kernels lacks this share of the executions that it has beyond its peers. Captures begin and
-#: end within iterations, so that the numbers differ.
-_SWAPPED = 0.5
-
 #: Communication slows compute that it overlaps by at most this share of the overlap.
 CONTENTION = 0.5
-
-#: Turns cost at most this many times their median.
-_TURNS_ALIKE = 3.0
 
 #: A rank takes turns if it is the slowest in at least this many iterations.
 _TURNS = 2
@@ -83,16 +71,6 @@ def kernels_beyond_peers(grids: Grids, rank: int) -> list[ExtraKernel]:
     return [each for each in found if each.extra_us > enough]
 
 
-def other_convolutions(grids: Grids, rank: int) -> bool:
-    """Whether a rank convolves with other kernels than its peers: it lacks some of theirs where it has more of its own."""
-    mine, others = _mine_and_others(grids, rank)
-    names, count, _ = _executions(grids)
-    count = count[[is_convolution(name) for name in names]]
-    differ = np.rint(count[:, mine] - np.median(count[:, others], axis=1))
-    more, fewer = differ[differ > 0].sum(), -differ[differ < 0].sum()
-    return bool(fewer > 0 and fewer >= _SWAPPED * more)
-
-
 def _mine_and_others(grids: Grids, rank: int) -> tuple[int, list[int]]:
     """The places of a rank and of its peers."""
     mine = grids.ranks.index(rank)
@@ -110,27 +88,18 @@ def unlike_peers(grids: Grids, excess: Grid) -> list[int]:
         for rank in ranks:
             by_iteration = excess[:, grids.ranks.index(rank)]
             change_us = float(np.nanmedian(np.abs(by_iteration - typical[rank])))
-            if typical[rank] > max(_OF_ITERATIONS * change_us, _OF_PEERS * usual_us):
+            if typical[rank] > _NOISE * max(change_us, usual_us):
                 found.append(rank)
     return sorted(found)
-
-
-def computes_more(grids: Grids, rank: int) -> bool:
-    """Whether a rank's excess is mostly of additional executions."""
-    kernels = kernels_beyond_peers(grids, rank)
-    return sum(max(each.of_count_us, 0.0) for each in kernels) > 0.5 * sum(max(each.extra_us, 0.0) for each in kernels)
 
 
 def excess_compute_us(grids: Grids) -> Grid:
     """Compute beyond the peers'.
 
     Communication of a rank that waits slows its compute: half of that overlap is not its own. Executions of kernels beyond the
-    peers' are, even where the peers compute as long because they are slowed, unless the captures differ in their part of the
-    training.
+    peers' are, even where the peers compute as long because they are slowed.
     """
     excess = grids.beyond_peers(grids.compute_us)
-    if differ_in_part(grids):
-        return excess - _of_more_executions_us(grids)
     if grids.has_device:
         overlapped = grids.overlapped_us
         mine, theirs = (CONTENTION * np.maximum(np.nan_to_num(grids.beyond_peers(sign * overlapped)), 0.0) for sign in (1, -1))
@@ -138,15 +107,6 @@ def excess_compute_us(grids: Grids) -> Grid:
         own = np.where(more, np.minimum(_of_more_executions_us(grids), excess + theirs), -np.inf)
         excess = np.maximum(excess - np.minimum(mine, np.maximum(excess, 0.0)), own)
     return excess
-
-
-def differ_in_part(grids: Grids) -> bool:
-    """Whether peers captured different parts of the training, which only captures without iterations do."""
-    if grids.per != "capture":
-        return False
-    _, count, _ = _executions(grids)
-    more = np.nan_to_num(grids.beyond_peers(count)) != 0
-    return bool(len(more)) and float(more.any(axis=1).mean()) > _OTHER_PART
 
 
 def _executions(grids: Grids) -> tuple[list[str], Grid, Grid]:
@@ -173,20 +133,18 @@ def _of_more_executions_us(grids: Grids) -> NDArray[np.float64]:
     return more_us.sum(axis=0)
 
 
-def take_turns(grids: Grids, excess_us: Grid, least_us: float, *, alike: float = 0.0, often: float = 0.5) -> dict[int, float]:
+def take_turns(grids: Grids, excess_us: Grid, least_us: float, *, often: float = 0.5) -> dict[int, float]:
     """The share of iterations in which each of two or more ranks is the slowest; empty unless two or more take turns.
 
     Args:
         least_us: a smaller excess does not make a rank slow.
-        alike: the least share of the median excess that makes a rank slow.
         often: in a larger share of iterations one must be.
     """
     if excess_us.size == 0 or grids.per == "capture":
         return {}
     filled = np.nan_to_num(excess_us)
     following, most = np.sort(filled, axis=1)[:, -2:].T
-    # Turns are alike: what strikes one of them far more is another cause.
-    struck = (most > max(least_us, alike * np.median(most))) & (most < _TURNS_ALIKE * np.median(most))
+    struck = most > least_us
     slowest = filled.argmax(axis=1)[struck]
     count = {rank: int((slowest == place).sum()) for place, rank in enumerate(grids.ranks)}
     equal = (np.abs(most - np.median(most)) < _EQUAL * np.median(most)) & (following < _ALONE * most) & struck

@@ -13,8 +13,8 @@ from bridge_profiling.facts.parts import ENOUGH_ITERATIONS
 from bridge_profiling.findings import peers
 from bridge_profiling.findings.grids import Grids
 from bridge_profiling.findings.ledger import Ledger
-from bridge_profiling.findings.rule import Evidence, occurrence, pauses_are_short
-from bridge_profiling.findings.types import Confidence, Event, Grid, Occurrence, Thresholds, by_rank, text
+from bridge_profiling.findings.rule import Evidence, pauses_are_short
+from bridge_profiling.findings.types import Confidence, Event, Thresholds, by_rank, text
 from bridge_profiling.layout import name_ranks
 
 #: A finding shows the kernels of this many slow ranks: ranks that are slow together mostly share the cause.
@@ -29,11 +29,8 @@ _LATE = (Cause.host_pause, Cause.host_launch, Cause.small_kernels)
 #: Hosts of one job are late by this share of an iteration in turns, for no cause of their own.
 _BY_CHANCE = 0.1
 
-#: Turns that only the hosts' own time shows: at least this share of the median one, in more than this share of iterations.
-_ALIKE, _ALMOST_ALWAYS = 0.5, 0.75
-
-#: An iteration that is later than so many medians is so for another reason.
-_USUAL = 2.0
+#: Turns that only the hosts' own time shows: one in more than this share of iterations.
+_ALMOST_ALWAYS = 0.75
 
 #: A host is late because it pauses if pauses have more than this share of the delay.
 _MOSTLY = 0.5
@@ -61,28 +58,25 @@ _OFTEN, _LATEST = 0.75, 0.2
 
 
 def straggler_compute(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Iterator[Evidence]:
-    """Ranks that compute longer than ranks with the same work, which wait for them."""
-    if len(grids.ranks) < 2:
+    """Ranks that compute longer than ranks with the same work, which wait for them.
+
+    Captures without iterations are not judged: they can cover different parts of the training.
+    """
+    if len(grids.ranks) < 2 or grids.per == "capture":
         return
     excess = peers.excess_compute_us(grids)
     # Found before, by what only these show.
     explained = grids.ranks if peers.differ_in_size(grids, thresholds) else peers.contended_ranks(grids)
     excess = np.where(np.isin(grids.ranks, explained), np.minimum(excess, 0.0), excess)
     typical, turns = grids.typical_us(excess), peers.take_turns(grids, excess, thresholds.cause * grids.iteration_us)
-    compute, same_part = grids.typical_us(grids.compute_us), not peers.differ_in_part(grids)
+    compute = grids.typical_us(grids.compute_us)
     slow = [
         rank
         for rank in peers.unlike_peers(grids, excess)
-        if grids.share(typical[rank]) > thresholds.cause
-        and (typical[rank] > _CLOCKS * compute[rank] or (same_part and peers.computes_more(grids, rank)))
+        if grids.share(typical[rank]) > thresholds.cause and typical[rank] > _CLOCKS * compute[rank]
     ]
-    struck = None
     if turns:
         typical, slow = grids.mean_us(np.maximum(excess, 0.0)), sorted(turns)
-    elif not slow:
-        excess, struck = _sometimes(grids, excess)
-        typical = grids.mean_us(excess)
-        slow = sorted(rank for rank, time_us in typical.items() if time_us > 0) if struck else []
     if not slow:
         return
     worst, *others = sorted(slow, key=lambda rank: -typical[rank])[:_RANKS]
@@ -90,19 +84,12 @@ def straggler_compute(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> I
     extra = sum(max(each.extra_us, 0.0) for each in kernels[worst])
     more = sum(max(each.of_count_us, 0.0) for each in kernels[worst])
     products = sum(each.extra_us for each in kernels[worst] if _MATRIX_PRODUCT.search(each.name))
-    confidence, reason = (Confidence.low, "whole_captures") if grids.per == "capture" else grids.confidence()
+    confidence, reason = grids.confidence()
     not_always = any(np.nanmin(excess[:, grids.ranks.index(rank)]) <= 0 for rank in slow)
-    if not struck and confidence is Confidence.high and not_always:
+    if confidence is Confidence.high and not_always:
         confidence, reason = Confidence.medium, "not_always"
-    why = "more_work" if more >= extra / 2 else "slower"
-    why = "other_kernels" if peers.other_convolutions(grids, worst) else why
     saving_us = min(ledger.attribute(np.where(np.isin(grids.ranks, slow), excess, 0.0)), grids.room_us)
-    if struck:
-        if grids.share(saving_us) < thresholds.cause:
-            return
-        ledger.sporadic_us += saving_us
-    title = "struck" if struck else "late"
-    title = "turns" if turns else f"several_{title}" if len(slow) > 1 else title
+    title = "turns" if turns else "several_late" if len(slow) > 1 else "late"
     yield Evidence(
         ranks=slow,
         measures={
@@ -126,27 +113,14 @@ def straggler_compute(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> I
         },
         saving_us=saving_us,
         title=[title, "products" if extra and products / extra > 0.5 else ""],
-        advice=[why],
+        advice=["more_work" if more >= extra / 2 else "slower"],
         sure=(confidence, reason),
         events=[
             Event(rank, each.name, duration_us=each.extra_us, count=max(round(each.extra_count), 1))
             for rank in kernels
             for each in kernels[rank][: max(peers.KERNELS // len(kernels), 1)]
         ],
-        occurrence=struck,
     )
-
-
-def _sometimes(grids: Grids, excess_us: Grid) -> tuple[Grid, Occurrence | None]:
-    """The compute of ranks beyond their peers in some iterations, and these iterations; 0 in the others."""
-    compute = grids.typical_us(grids.compute_us)
-    found_us = np.zeros_like(excess_us)
-    for place, rank in enumerate(grids.ranks):
-        mine_us = np.maximum(np.nan_to_num(excess_us[:, place]), 0.0)
-        found = occurrence(grids.numbers, mine_us)
-        if found and found.each_us > _BY_CHANCE * compute.get(rank, 0.0):
-            found_us[:, place] = np.where(np.isin(np.array(grids.numbers, float), found.iterations), mine_us, 0.0)
-    return found_us, occurrence(grids.numbers, found_us.max(axis=1))
 
 
 def straggler_host(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Iterator[Evidence]:
@@ -171,11 +145,7 @@ def straggler_host(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Iter
     turns = peers.take_turns(grids, late, least_us) if known else {}
     if known and not turns:
         # A pause of a host whose device waits for another rank delays nothing, until that rank is on time.
-        turns = peers.take_turns(grids, of_host, _BY_CHANCE * grids.iteration_us, alike=_ALIKE, often=_ALMOST_ALWAYS)
-    if not turns:
-        # What strikes single iterations is a pause, and no straggler.
-        usual = grids.typical_us(late)
-        late = np.minimum(late, _USUAL * np.array([usual.get(rank, 0.0) for rank in grids.ranks]))
+        turns = peers.take_turns(grids, of_host, _BY_CHANCE * grids.iteration_us, often=_ALMOST_ALWAYS)
     typical, waiting = grids.typical_us(late), grids.typical_us(grids.waiting_us)
     # In pauses nothing is recorded, so the profiler does not explain them.
     pauses_us = np.minimum(late, grids.beyond_peers(ledger.left_us(Cause.host_pause)))

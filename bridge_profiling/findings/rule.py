@@ -55,7 +55,7 @@ class Evidence:
         events: the places that show it best, most telling first.
         severe: past the threshold for trouble.
         occurrence: which iterations it strikes; None if it is about all of them.
-        id: of the rule; `diagnose` fills it in.
+        id, texts: of the rule; `diagnose` fills them in.
     """
 
     ranks: list[int]
@@ -70,6 +70,7 @@ class Evidence:
     severe: bool = False
     occurrence: Occurrence | None = None
     id: str = ""
+    texts: Mapping[str, str] | None = None
 
     def finding(self, grids: Grids, iteration_us: float, at_most_us: float | None) -> Finding:
         """The finding, in words: last, when nothing changes its saving any more.
@@ -92,7 +93,8 @@ class Evidence:
         }
 
         def say(section: str, *entries: str) -> str:
-            return text(section, *entries, iteration_us=iteration_us, **values)
+            own = {self.id: self.texts} if self.texts else {}
+            return text(section, *entries, own=own, iteration_us=iteration_us, **values)
 
         return Finding(
             id=self.id,
@@ -133,12 +135,14 @@ class Rule:
         detect: evidence from facts, given the time that earlier rules left.
         bound: the largest saving in an iteration that removing the cause can bring, or why there is none.
         about: the trainings that it judges.
+        texts: entries of its texts, for a rule from outside of this package, which has none in text.toml.
     """
 
     id: str
     detect: Detect
     bound: Bound | str
     about: About = About.devices
+    texts: Mapping[str, str] | None = None
 
 
 def responsible(by_rank_us: Mapping[int, float]) -> list[int]:
@@ -176,7 +180,7 @@ def _cost_in_words(grids: Grids, saving_us: float | None, struck: Occurrence | N
     if struck is None:
         return text("cost", "each", iteration_us=iteration_us, cost=saving_us or 0.0, per=grids.per)
     mean_us = struck.each_us * len(struck.iterations) / struck.of if saving_us is None else saving_us
-    known = {"each": struck.each_us, "struck": len(struck.iterations), "of": struck.of, "cost": mean_us}
+    known: dict[str, Any] = {"each": struck.each_us, "struck": len(struck.iterations), "of": struck.of, "cost": mean_us}
     return text("cost", "some", iteration_us=iteration_us, **known)
 
 

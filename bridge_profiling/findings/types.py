@@ -204,14 +204,21 @@ def by_rank(values: Mapping[int, float], digits: int = 3) -> dict[str, float]:
     return {str(rank): round(value, digits) for rank, value in values.items()}
 
 
-def text(finding: str, *entries: str, iteration_us: float = math.inf, **values: object) -> str:
+def text(
+    finding: str,
+    *entries: str,
+    own: Mapping[str, Mapping[str, str]] | None = None,
+    iteration_us: float = math.inf,
+    **values: object,
+) -> str:
     """Entries of text.toml about a finding with values filled in, one after the other; empty names are left out.
 
     Args:
         entries: one that starts with a comma or a colon follows without a space. Those of others are called `other.entry`.
+        own: entries of findings that text.toml does not have.
         iteration_us: that shares of times refer to.
     """
     places = [entry.rpartition(".") for entry in entries if entry]
-    known = texts(__package__, "text.toml")
+    known = {**texts(__package__, "text.toml"), **(own or {})}
     whole = " ".join(known[other or finding][entry].strip() for other, _, entry in places)
     return fill(whole.replace(" ,", ",").replace(" :", ":"), whole=iteration_us, **values)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bridge_profiling.facts.idle import Cause
-from bridge_profiling.findings.types import Grid, Occurrence
+from bridge_profiling.findings.types import Grid
 from bridge_profiling.manifest import RankCapture
 
 #: Causes that profiling inflates, most inflated first: a profiler slows operators and launches, hardly waits for storage.
@@ -113,20 +113,6 @@ def longer_than_any_us(manifests: Sequence[RankCapture]) -> dict[int, float]:
             if time_ns > above_ns:
                 found[number] = max(found.get(number, 0.0), (time_ns - usual_ns) / 1e3)
     return found
-
-
-def seldom_us(manifests: Sequence[RankCapture], struck: Occurrence) -> float | None:
-    """What a pause that strikes some captured iterations costs an iteration if the unprofiled ones count as well.
-
-    An unprofiled iteration is struck too if it is longer than usual by half of the pause. None if too few are timed.
-    """
-    costs_us = []
-    for manifest in manifests:
-        unprofiled = np.array([*manifest.durations_by_iteration(profiled=False).values()]) / 1e3
-        if len(unprofiled) >= _ENOUGH_TO_COMPARE:
-            also = int((unprofiled > np.median(unprofiled) + struck.each_us / 2).sum())
-            costs_us.append(struck.each_us * (len(struck.iterations) + also) / (struck.of + len(unprofiled)))
-    return max(costs_us, default=None)
 
 
 def usual_cost_us(timed: Mapping[int, TimedIterations]) -> float | None:

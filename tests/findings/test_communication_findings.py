@@ -153,12 +153,11 @@ def test_gradients_reduced_after_each_micro_batch_cost_all_but_the_last_and_once
         assert "accumulation_sync" not in find(SimulatedJob(step, 2))
 
 
-def _sharded(job, _, units=30, size=1 << 18, stops_ns=0, issuing="copy-in", named="FSDP", per_layer=0, within="linear_"):
+def _sharded(job, _, units=30, size=1 << 18, stops_ns=0, issuing="copy-in", named="FSDP"):
     job.be_in(job.all, "something", stops_ns)
     for number in range(units):
-        unit = f"blocks.{number // per_layer}.{within}{number}" if per_layer else f"blocks.{number}"
         for operation, step in (("all_gather", "all_gather"), ("reduce_scatter", "post_backward_reduce")):
-            with job.within(f"{named}::{step} ({unit})"):
+            with job.within(f"{named}::{step} (blocks.{number})"):
                 job.be_in(job.all, issuing, 300 * US, category="operator")
                 job.meet(30 * US, group="default_pg", operation=operation, size=size)
         job.launch(job.all, 200 * US, count=2)
@@ -183,7 +182,5 @@ def test_many_small_units_cost_their_transfers_and_their_launches_and_few_or_lar
     # Time in the ranges, however long the host stops elsewhere, else in the operators that issue collectives.
     for changed in ({"stops_ns": 200 * MS}, {"issuing": "c10d::_allgather_base_", "named": "DDP", "stops_ns": 200 * MS}):
         assert of(**changed).evidence["host_us"]["0"] == approx(60 * 305, rel=0.02)
-    assert "60 collectives per iteration (6 units in each layer)" in of(size=1 << 25, per_layer=6).title
-    large = ({}, {"per_layer": 2}, {"per_layer": 6, "within": "blocks."})  # the last are layers of a stage
-    for few_or_large in (*({"size": 1 << 25, **units} for units in large), {"units": 10}, {"units": 10, "per_layer": 5}):
+    for few_or_large in ({"size": 1 << 25}, {"units": 10}):
         assert of(**few_or_large) is None
