@@ -97,10 +97,10 @@ class _Formatter(Formatter):
         return written(format_spec, value) if is_format(format_spec) else str(super().format_field(value, format_spec))
 
 
-def fill(text: str, /, *values: object, whole: float = math.inf, **named: object) -> str:
+def fill(text: str, /, *values: object, share_of: float = math.inf, **named: object) -> str:
     """A text with values filled in, "{lost_us:ms}" in the format of that name. Line breaks count as spaces.
 
     Args:
-        whole: that "{lost_us:share}" is a share of.
+        share_of: what "{lost_us:share}" is a share of.
     """
-    return _Formatter(whole).vformat(" ".join(text.split()), values, named)
+    return _Formatter(share_of).vformat(" ".join(text.split()), values, named)

@@ -221,4 +221,4 @@ def text(
     places = [entry.rpartition(".") for entry in entries if entry]
     known = {**texts(__package__, "text.toml"), **(own or {})}
     whole = " ".join(known[other or finding][entry].strip() for other, _, entry in places)
-    return fill(whole.replace(" ,", ",").replace(" :", ":"), whole=iteration_us, **values)
+    return fill(whole.replace(" ,", ",").replace(" :", ":"), share_of=iteration_us, **values)
