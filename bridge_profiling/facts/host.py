@@ -224,7 +224,7 @@ def host_activity(
     allocating, _ = _calls(events, runtime & rows_of(events["name"], *ALLOCATING), operators)
     copies, copy_thread, on_device = _pageable_copies(device_events)
     start = calls.start_ns
-    _, first, last = inside(call_thread, start - _AFTER_COPY_NS, start + 1, at_thread=copy_thread, at_ns=copies.end_ns)
+    _, first, last = inside((call_thread, start - _AFTER_COPY_NS, start + 1), (copy_thread, copies.end_ns))
     of_copies = last > first
     loading = _matching(events, ranges, data_loading)
     prepared = host_ranges.preparing(activity.stretches, device_events) - _matching(events, ranges, OPTIMIZING).time

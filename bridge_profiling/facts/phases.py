@@ -17,12 +17,14 @@ from numpy.typing import NDArray
 from bridge_profiling.facts.device import until_next
 from bridge_profiling.facts.intervals import (
     Nanoseconds,
+    Ranged,
     Threads,
     coded,
     inside,
     judged,
     names_in,
     outermost,
+    ranged,
     rows_of,
     sums_inside,
 )
@@ -180,17 +182,20 @@ class _Ranges:
         """The ranges of a category `among` some rows, and the names that their codes stand for."""
         events = host_events.filter(pa.array(rows_of(host_events["category"], category) & among))
         code, names = coded(events["name"])
-        columns = (to_int64(events[name]) for name in ("thread", "start_ns", "end_ns", "sequence"))
         alike = [_without_hash(name or "") for name in names]
         known = {name: place for place, name in enumerate(dict.fromkeys(alike))}
         same = np.array([*(known[name] for name in alike), 0], np.int64)
-        return cls(same[code], *columns), list(known)
+        return cls(same[code], *ranged(events), to_int64(events["sequence"])), list(known)
 
     def __len__(self) -> int:
         return len(self.code)
 
     def __getitem__(self, rows: NDArray[np.bool_] | NDArray[np.int64]) -> _Ranges:
         return _Ranges(*(column[rows] for column in vars(self).values()))
+
+    @property
+    def ranged(self) -> Ranged:
+        return self.thread, self.start_ns, self.end_ns
 
     @property
     def duration_ns(self) -> Nanoseconds:
@@ -241,14 +246,7 @@ class _Launches:
 
     def inside(self, ranges: _Ranges) -> NDArray[np.int64]:
         """The amounts of what was launched in each range."""
-        return sums_inside(
-            ranges.thread,
-            ranges.start_ns,
-            ranges.end_ns,
-            at_thread=self.thread,
-            at_ns=self.at_ns,
-            amounts=self.amounts,
-        )
+        return sums_inside(ranges.ranged, (self.thread, self.at_ns), self.amounts)
 
 
 @lru_cache(maxsize=1 << 14)
@@ -268,7 +266,7 @@ def _nodes(operators: _Ranges, names: list[str]) -> _Ranges:
     functions = {match[1] for match in matches if match and match[1]}
     run = operators[judged(operators.code, names, functions.__contains__)]
     sequence = nodes.sequence.copy()
-    order, first, last = inside(nodes.thread, nodes.start_ns, nodes.end_ns + 1, at_thread=run.thread, at_ns=run.start_ns)
+    order, first, last = inside((nodes.thread, nodes.start_ns, nodes.end_ns + 1), (run.thread, run.start_ns))
     mine = np.flatnonzero(first < last)
     row = order[first[mine]]
     within = run.end_ns[row] <= nodes.end_ns[mine]
@@ -300,14 +298,8 @@ def _backward_of(ranges: _Ranges, forward: _Ranges, nodes: _Ranges, device_ns: N
     place = np.minimum(np.searchsorted(numbers, nodes.sequence), max(len(numbers) - 1, 0))
     known = numbers[place] == nodes.sequence if len(numbers) else np.zeros(len(nodes), bool)
     place = place[known]
-    return sums_inside(
-        ranges.thread,
-        ranges.start_ns,
-        ranges.end_ns,
-        at_thread=made_by.thread[place],
-        at_ns=made_by.start_ns[place],
-        amounts=np.column_stack((nodes.duration_ns, device_ns))[known],
-    )
+    at = made_by.thread[place], made_by.start_ns[place]
+    return sums_inside(ranges.ranged, at, np.column_stack((nodes.duration_ns, device_ns))[known])
 
 
 def _means(

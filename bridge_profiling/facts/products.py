@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from bridge_profiling.facts.intervals import Nanoseconds, Threads, coded, inside, judged, launched_inside, rows_of, totals
+from bridge_profiling.facts.intervals import Ranged, coded, inside, judged, launched_inside, ranged, rows_of, totals
 from bridge_profiling.facts.names import is_product_or_attention, product_precision
 from bridge_profiling.facts.sampled import Counted, means, memory_tb_s, traffic
 from bridge_profiling.facts.types import declared
@@ -97,16 +97,14 @@ def products(host_events: pa.Table, device_events: pa.Table, kernel_names: pa.Ta
     calls = host_events.filter(pa.array(host_rows(host_events)))
     compute = pa.array(rows_of(device_events["kind"], "compute"))
     events, names = device_events.filter(compute), kernel_names.filter(compute)
-    thread, start, end = (to_int64(calls[name]) for name in ("thread", "start_ns", "end_ns"))
-    launched, device_ns, *measured = launched_inside(
-        thread, start, end, events, counted.amounts[compute.to_numpy(zero_copy_only=False)]
-    )
+    at_work = counted.amounts[compute.to_numpy(zero_copy_only=False)]
+    launched, device_ns, *measured = launched_inside(ranged(calls), events, at_work)
     amounts = {f"amount_{place}": column for place, column in enumerate(measured)}
     table = pa.table(
         {
             "operator": calls["name"],
             "shapes": calls["shapes"],
-            "kernel": _first_products(thread, start, end, events, names["name"]),
+            "kernel": _first_products(ranged(calls), events, names["name"]),
             "device_ns": device_ns,
             **amounts,
         }
@@ -170,14 +168,12 @@ def matrix_products(products: pa.Table, infos: list[RankInfo]) -> pa.Table:
     return products.append_column("dram_tb_s", dram).append_column("measured_flops_per_byte", measured)
 
 
-def _first_products(
-    thread: Threads, start: Nanoseconds, end: Nanoseconds, events: pa.Table, kernels: pa.ChunkedArray
-) -> pa.Array:
+def _first_products(calls: Ranged, events: pa.Table, kernels: pa.ChunkedArray) -> pa.Array:
     """For each call, the name of the first matrix product or fused attention launched in it; null if there is none."""
     code, names = coded(kernels)
     rows = np.flatnonzero(judged(code, names, is_product_or_attention))
     at, at_thread = (to_int64(events[name])[rows] for name in ("launch_start_ns", "launch_thread"))
-    order, first, last = inside(thread, start, end, at_thread=at_thread, at_ns=at)
+    order, first, last = inside(calls, (at_thread, at))
     found = np.append(code[rows[order]], -1)[np.where(first < last, first, -1)]
     return pa.array(names, pa.string()).take(pa.array(found, mask=found < 0))
 

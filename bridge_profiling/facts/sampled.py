@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from bridge_profiling.facts.intervals import Intervals, coded, outermost, rows_of, run_starts, totals, union
+from bridge_profiling.facts.intervals import Intervals, coded, outermost, ranged, rows_of, run_starts, totals, union
 from bridge_profiling.facts.names import group_of
 from bridge_profiling.facts.parts import counted_iterations
 from bridge_profiling.facts.types import declared, schema
@@ -152,7 +152,7 @@ def system_calls(calls: pa.Table, device_events: pa.Table, iterations: pa.Table)
     if not calls.num_rows:
         return declared("SystemCall").schema().empty_table()
     launching = np.setdiff1d(to_int64(device_events["launch_thread"]), [NULL])
-    thread, start, end = (to_int64(calls[name]) for name in ("thread", "start_ns", "end_ns"))
+    thread, start, end = ranged(calls)
     mine = np.isin(thread, launching) if len(launching) else np.ones(len(thread), bool)
     code, names = coded(calls["name"])
     marked, count = _counted(iterations)
