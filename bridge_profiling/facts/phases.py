@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -26,6 +27,7 @@ from bridge_profiling.facts.intervals import (
     outermost,
     ranged,
     rows_of,
+    run_starts,
     sums_inside,
 )
 from bridge_profiling.facts.parts import counted_iterations
@@ -134,8 +136,8 @@ def phases(host_events: pa.Table, device_events: pa.Table, iterations: pa.Table,
     later = _backward_of(ranges, forward, nodes, launches.inside(nodes)[:, 0])
     amounts = np.column_stack((np.ones(len(ranges), np.int64), ranges.duration_ns, launched, later))
     step = steps.holding(ranges.start_ns)
-    named = _means(steps, ranges.code, step, amounts, names, backward_known=known)
-    found = [_with_longest(named, ranges[step >= 0], names, step[step >= 0], iterations)]
+    columns = _means(steps, ranges.code, step, amounts, names) | _longest(ranges[step >= 0], step[step >= 0], iterations)
+    found = [_table(columns, *([] if known else ["backward_"]))]
     if len(nodes) or len(threads):
         found.append(_autograd(steps, nodes, launches, threads, host_known=bool(len(nodes))))
     table = pa.concat_tables(found)
@@ -239,10 +241,9 @@ class _Launches:
 
     def also_on(self, thread: int, others: Threads) -> _Launches:
         """The same, with what some other threads launched counted for this one as well."""
-        more = self[np.isin(self.thread, others)]
-        thread_of_more = np.full(len(more.thread), thread)
-        columns = zip(vars(self).values(), (thread_of_more, *list(vars(more).values())[1:]), strict=True)
-        return _Launches(*(np.concatenate(pair) for pair in columns))
+        rows = np.isin(self.thread, others)
+        more = replace(self[rows], thread=np.full(rows.sum(), thread))
+        return _Launches(*map(np.concatenate, zip(vars(self).values(), vars(more).values(), strict=True)))
 
     def inside(self, ranges: _Ranges) -> NDArray[np.int64]:
         """The amounts of what was launched in each range."""
@@ -303,15 +304,9 @@ def _backward_of(ranges: _Ranges, forward: _Ranges, nodes: _Ranges, device_ns: N
 
 
 def _means(
-    steps: _Steps,
-    code: NDArray[np.int64],
-    step: NDArray[np.int64],
-    amounts: NDArray[np.int64],
-    names: list[str],
-    *,
-    backward_known: bool,
-) -> pa.Table:
-    """Rows by name. Amounts of a range: calls, time of the host, those of `_Launches`, host and device time of backward."""
+    steps: _Steps, code: NDArray[np.int64], step: NDArray[np.int64], amounts: NDArray[np.int64], names: list[str]
+) -> dict[str, Any]:
+    """Columns by name. Amounts of a range: calls, host time, those of `_Launches`, backward's time on host and device."""
     counted, mine = int(steps.counted.sum()), step >= 0
     cells, cell = np.unique(code[mine] * len(steps.start_ns) + step[mine], return_inverse=True)
     sums = np.column_stack([np.bincount(cell, column[mine], len(cells)) for column in amounts.T])
@@ -336,33 +331,29 @@ def _means(
     for place, name in ((1, "host"), (2, "device")):
         columns |= {f"{name}_low_us": low[:, place] / 1e3, f"{name}_high_us": high[:, place] / 1e3}
         columns |= {f"{name}_share": mean[:, place] * share, f"backward_{name}_us": mean[:, place - 3] / 1e3}
-    unknown = [] if backward_known else ["backward_host_us", "backward_device_us"]
-    unknown += ["longest_iteration", "longest_start_ns", "longest_us"]
-    return pa.table(columns | {name: pa.nulls(len(named), _SCHEMA.field(name).type) for name in unknown}, schema=_SCHEMA)
+    return columns
 
 
-def _with_longest(
-    table: pa.Table, ranges: _Ranges, names: list[str], step: NDArray[np.int64], iterations: pa.Table
-) -> pa.Table:
-    """The rows with the longest of the ranges that they were made from."""
+def _table(columns: dict[str, Any], *unknown: str) -> pa.Table:
+    """Rows of some columns, without those whose names begin as some unknown ones do; the others are null."""
+    known = {name: column for name, column in columns.items() if not name.startswith(unknown)}
+    return pa.table([known.get(each.name, pa.nulls(len(known["name"]), each.type)) for each in _SCHEMA], schema=_SCHEMA)
+
+
+def _longest(ranges: _Ranges, step: NDArray[np.int64], iterations: pa.Table) -> dict[str, Any]:
+    """The longest range of each name, in the order of `_means`."""
     order = np.lexsort((-ranges.duration_ns, ranges.code))
-    codes, first = np.unique(ranges.code[order], return_index=True)
-    longest = {names[code]: row for code, row in zip(codes.tolist(), order[first].tolist(), strict=True)}
-    rows = np.array([longest[name] for name in table["name"].to_pylist()], np.int64)
+    rows = order[run_starts(ranges.code[order])]
     numbers = iterations["iteration"].take(pa.array(step[rows])) if iterations.num_rows else pa.nulls(len(rows), pa.int32())
-    found = {
-        "longest_iteration": numbers,
-        "longest_start_ns": ranges.start_ns[rows],
-        "longest_us": ranges.duration_ns[rows] / 1e3,
-    }
-    return pa.table({name: found.get(name, table[name]) for name in table.column_names}, schema=_SCHEMA)
+    times = {"longest_start_ns": ranges.start_ns[rows], "longest_us": ranges.duration_ns[rows] / 1e3}
+    return {"longest_iteration": numbers, **times}
 
 
 def _autograd(steps: _Steps, nodes: _Ranges, launches: _Launches, threads: Threads, *, host_known: bool) -> pa.Table:
     """The row of autograd: its nodes on the host, and what they and its threads launched."""
     on_threads = np.isin(launches.thread, threads)
     elsewhere = nodes[~np.isin(nodes.thread, threads)].outermost
-    outer = _Ranges(np.zeros(len(nodes), np.int64), *list(vars(nodes).values())[1:]).outermost
+    outer = replace(nodes, code=np.zeros(len(nodes), np.int64)).outermost
     step = np.concatenate(
         (steps.holding(launches.at_ns[on_threads]), steps.holding(elsewhere.start_ns), steps.holding(outer.start_ns))
     )
@@ -372,9 +363,6 @@ def _autograd(steps: _Steps, nodes: _Ranges, launches: _Launches, threads: Threa
     amounts[first : first + len(elsewhere), 2:-2] = launches.inside(elsewhere)
     amounts[first + len(elsewhere) :, 0] = 1
     amounts[first + len(elsewhere) :, 1] = outer.duration_ns
-    table = _means(steps, np.zeros(len(step), np.int64), step, amounts, ["autograd"], backward_known=False)
-    columns = {"kind": pa.array(["autograd"] * table.num_rows)}
-    if not host_known:
-        columns |= {name: pa.nulls(table.num_rows, pa.float64()) for name in table.column_names if name.startswith("host_")}
-        columns["calls"] = pa.nulls(table.num_rows, pa.float64())
-    return pa.table({name: columns.get(name, table[name]) for name in table.column_names}, schema=_SCHEMA)
+    columns = _means(steps, np.zeros(len(step), np.int64), step, amounts, ["autograd"])
+    columns["kind"] = columns["name"]
+    return _table(columns, "backward_", *(() if host_known else ("host_", "calls")))
