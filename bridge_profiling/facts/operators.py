@@ -81,8 +81,8 @@ def operators(
     found = totals(by_module, keys, **{name: (name, "max" if name == "max_ns" else "sum") for name in sums})
     found = found.sort_by([("self_ns", "descending"), *((key, "ascending") for key in keys)])
     times = ("self", "total", "mean", "max", "device_self", "device_total")
-    us = {name: _microseconds(found["total_ns" if name == "mean" else f"{name}_ns"]) for name in times}
-    us["mean"] = pc.divide(us["mean"], found["count"].cast(pa.float64()))
+    us = {name: found["total_ns" if name == "mean" else f"{name}_ns"].to_numpy() / 1e3 for name in times}
+    us["mean"] /= found["count"].to_numpy()
     return pa.table(
         {name: found[name] for name in (*keys, "count")}
         | {f"{name}_us": column for name, column in us.items()}
@@ -180,7 +180,7 @@ def longest_rows(host_events: pa.Table) -> NDArray[np.bool_]:
 def longest_calls(host_events: pa.Table) -> pa.Table:
     """`name`, `start_ns` and `duration_us` of the longest call of each operator, by name."""
     longest = host_events.filter(pa.array(longest_rows(host_events)))
-    duration_us = _microseconds(pc.subtract(longest["end_ns"], longest["start_ns"]))
+    duration_us = pc.subtract(longest["end_ns"], longest["start_ns"]).to_numpy() / 1e3
     found = {"name": longest["name"].cast(pa.string()), "start_ns": longest["start_ns"], "duration_us": duration_us}
     return pa.table(found).sort_by("name")
 
@@ -263,12 +263,8 @@ def units(host_events: pa.Table, device_events: pa.Table) -> pa.Table:
     return pa.table(
         {
             **{name: found[name] for name in ("unit", "step", "count")},
-            "host_us": _microseconds(found["host_ns"]),
+            "host_us": found["host_ns"].to_numpy() / 1e3,
             "communication_count": found["launched"],
-            "device_us": pc.if_else(pc.greater(found["launched"], 0), _microseconds(found["device_ns"]), None),
+            "device_us": pa.array(found["device_ns"].to_numpy() / 1e3, mask=found["launched"].to_numpy() == 0),
         }
     )
-
-
-def _microseconds(time_ns: pa.ChunkedArray) -> pa.ChunkedArray:
-    return pc.divide(time_ns.cast(pa.float64()), 1e3)

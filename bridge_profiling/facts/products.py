@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from bridge_profiling.facts.intervals import Ranged, coded, inside, judged, launched_inside, ranged, rows_of, totals
 from bridge_profiling.facts.names import is_product_or_attention, product_precision
-from bridge_profiling.facts.sampled import Counted, means, memory_tb_s, traffic
+from bridge_profiling.facts.sampled import Counted, memory_tb_s, traffic
 from bridge_profiling.facts.types import declared
 from bridge_profiling.peaks import peaks
 from bridge_profiling.traces.tables import to_int64
@@ -105,36 +105,26 @@ def products(host_events: pa.Table, device_events: pa.Table, kernel_names: pa.Ta
             "operator": calls["name"],
             "shapes": calls["shapes"],
             "kernel": _first_products(ranged(calls), events, names["name"]),
-            "device_ns": device_ns,
+            "ns": device_ns,
             **amounts,
         }
     ).filter(pa.array(launched > 0))
     table = table.append_column(
         "precision", pa.array([name and product_precision(name) for name in table["kernel"].to_pylist()], pa.string())
     )
-    sums = {"count": ("device_ns", "count"), "kernel": ("kernel", "first")} | {
-        name: (name, "sum") for name in ("device_ns", *amounts)
-    }
-    found = totals(table, ("operator", "shapes", "precision"), **sums).to_pylist()
-    found.sort(key=lambda row: (-row["device_ns"], row["operator"], row["shapes"]))
-    outputs = _outputs(found)
-    rows_found = []
-    for row in found:
+    keys = ("operator", "shapes", "precision")
+    sums = {"count": ("ns", "count"), "kernel": ("kernel", "first")} | {name: (name, "sum") for name in ("ns", *amounts)}
+    found = totals(table, keys, **sums).sort_by([("ns", "descending"), *((key, "ascending") for key in keys)])
+    rows = found.to_pylist()
+    outputs = _outputs(rows)
+    for row in rows:
         work, size = _work(row["operator"], row["shapes"], outputs), _BYTES.get(row["precision"] or "")
         flops, elements = work or (None, None)
-        count, spent_ns = row["count"], row["device_ns"]
-        rows_found.append(
-            row
-            | {"device_us": spent_ns / 1e3, "flops": flops}
-            | {"tflops": flops * count / spent_ns / 1e3 if flops and spent_ns else None}
-            | {"flops_per_byte": flops / elements / size if flops and elements and size else None}
-        )
-    # A shorter call's samples also measure what ran before and after it.
-    long = [row["device_ns"] >= counted.interval_ns * row["count"] for row in found]
-    spent = np.array([[row[name] * enough for name in amounts] for row, enough in zip(found, long, strict=True)], np.int64)
-    spent = spent.reshape(len(found), len(amounts))
-    table = pa.Table.from_pylist(rows_found, schema=declared("MatrixProduct").schema(*_COLUMNS))
-    return pa.table({name: table[name] for name in table.column_names} | means(spent))
+        row |= {"device_us": row["ns"] / 1e3, "flops": flops}
+        row["tflops"] = flops * row["count"] / row["ns"] / 1e3 if flops and row["ns"] else None
+        row["flops_per_byte"] = flops / elements / size if flops and elements and size else None
+    table = pa.Table.from_pylist(rows, schema=declared("MatrixProduct").schema(*_COLUMNS))
+    return pa.table(dict(zip(_COLUMNS, table.columns, strict=True)) | counted.means_of_calls(found, list(amounts)))
 
 
 def matrix_products(products: pa.Table, infos: list[RankInfo]) -> pa.Table:
