@@ -52,9 +52,8 @@ class Counted:
         A shorter call's samples also measure what ran before and after it.
         """
         long = found["ns"].to_numpy() >= self.interval_ns * found["count"].to_numpy()
-        return means(
-            np.array([found[name].to_numpy() * long for name in amounts], np.int64).reshape(len(amounts), len(found)).T
-        )
+        spent = np.array([found[name].to_numpy() * long for name in amounts], np.int64)
+        return means(spent.reshape(len(amounts), len(found)).T)
 
 
 def means(sums: NDArray[np.int64]) -> dict[str, pa.Array]:
