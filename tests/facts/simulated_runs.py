@@ -8,7 +8,7 @@ from operator import itemgetter
 
 import pyarrow as pa
 
-from bridge_profiling.facts import activity
+from bridge_profiling.facts import matching
 from bridge_profiling.run import Run
 from tests.facts.ranks_in_hand import table, write_rank
 
@@ -116,7 +116,7 @@ class SimulatedRun:
         found = []
         for rank in range(self.ranks) if ranks is None else ranks:
             collectives = table("collectives", self._recorded(rank, skip, marked)["collectives"], rank)
-            fact = activity.operations(collectives.select(activity.COLUMNS))
+            fact = matching.operations(collectives.select(matching.COLUMNS))
             found.append(fact.add_column(0, "rank", collectives["rank"]))
         return pa.concat_tables(found)
 
