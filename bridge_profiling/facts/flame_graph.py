@@ -43,7 +43,7 @@ def flame_graph(host_events: pa.Table, device_events: pa.Table, iterations: pa.T
     stacks that extend the same one, are ordered by host time.
 
     Args:
-        host_events: columns `COLUMNS` of `attribution.host`.
+        host_events: columns `COLUMNS` of `host`.
         device_events: of the same rank.
         iterations: of the same rank.
         least_share: leave out stacks with less than this share (0 to 1) of the rank's host time and of its device time.

@@ -111,7 +111,7 @@ def phases(host_events: pa.Table, device_events: pa.Table, iterations: pa.Table,
         share of the iteration's duration. `device_us` adds up the durations of the device events launched inside, `compute_us`
         and `communication_us` those of the kernels among them. `backward_host_us`, `backward_device_us`: the backward pass of
         the operators that ran in the range; null where the capture records no sequence numbers. `host_us` of autograd is null
-        where it records no operators. The columns of `counters.MEASURES`: means of hardware counters while the device events
+        where it records no operators. The columns of `sampled.MEASURES`: means of hardware counters while the device events
         launched inside ran; null unless nsys sampled them. `longest_…`: iteration, start and duration of the longest call;
         null for autograd.
     """

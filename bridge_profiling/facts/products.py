@@ -91,7 +91,7 @@ def products(host_events: pa.Table, device_events: pa.Table, kernel_names: pa.Ta
         `count` of calls that launched compute, `device_us` of all of it, `flops` of a call, `tflops` (10¹² per second of
         device time), `flops_per_byte`: arithmetic intensity, if each input is read once and the output written once.
         `precision` (fp8, bf16, fp16, tf32, fp32, fp64) is that of `kernel`, the first product that the operator launches; null
-        if its name does not say. `flops` is null where the dimensions do not say. The columns of `counters.MEASURES`: means of
+        if its name does not say. `flops` is null where the dimensions do not say. The columns of `sampled.MEASURES`: means of
         hardware counters while its compute ran; null unless nsys sampled them, and where a call takes less than a sample.
     """
     calls = host_events.filter(pa.array(host_rows(host_events)))
