@@ -246,9 +246,9 @@ _LEFT = pytest.StashKey[list[str]]()
 
 @functools.cache
 def _database() -> Any:
-    from bridge_profiling.facts import database
+    from bridge_profiling.facts.types import connect
 
-    return database.connect()
+    return connect()
 
 
 @pytest.fixture(autouse=True)

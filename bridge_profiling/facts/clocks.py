@@ -18,8 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from bridge_profiling.facts.database import Connection, queried
-from bridge_profiling.facts.types import Answer, caveat, schema
+from bridge_profiling.facts.types import Answer, Connection, caveat, queried, schema
 from bridge_profiling.traces.types import Caveat, RankInfo
 
 #: Operations that end together on all participants. A sender or a root can end before the others.

@@ -282,7 +282,10 @@ def gaps(
     next_kernel = events.compute_starting_at(end)
     launched = np.clip(np.where(next_kernel >= 0, taken(events.launched_ns, next_kernel), end), begin, end)
     waited_until = taken(events.waited_until_ns(waits), next_kernel)
-    likely_until = events.likely_waited_until_ns(next_kernel, _unrecorded_waits_ns(wait_calls, waits))
+    # When the host made streams wait for something that the capture does not record.
+    calls = wait_calls.filter(pa.array(host_rows(wait_calls)))
+    unknown = ~np.isin(to_int64(calls["correlation"]), waits["correlation"].to_numpy())
+    likely_until = events.likely_waited_until_ns(next_kernel, np.sort(calls["start_ns"].to_numpy()[unknown]))
     blocked = np.maximum(waited_until, likely_until) > begin
     return IdleGaps(
         gaps=found,
@@ -396,10 +399,3 @@ class _Events:
         """Rows of a stream in the order in which the host enqueued them."""
         rows = np.flatnonzero((self.stream == stream) & (self.correlation != NULL))
         return rows[np.argsort(self.correlation[rows], kind="stable")]
-
-
-def _unrecorded_waits_ns(host_events: pa.Table, waits: pa.Table) -> Nanoseconds:
-    """When the host made streams wait for something that the capture does not record; ascending."""
-    calls = host_events.filter(pa.array(host_rows(host_events)))
-    recorded = np.isin(to_int64(calls["correlation"]), waits["correlation"].to_numpy())
-    return np.sort(calls["start_ns"].to_numpy()[~recorded])

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from bridge_profiling.facts.intervals import Nanoseconds, coded, depths, parents, rows_of, run_starts, self_times_ns
+from bridge_profiling.facts.intervals import Nanoseconds, coded, depths, parents, ranged, rows_of, run_starts, self_times_ns
 from bridge_profiling.facts.types import Answer, caveat
 from bridge_profiling.traces.joins import places, rows_by_key, taken
 from bridge_profiling.traces.tables import NULL, Integers, coded_column, integer_column, to_int64
@@ -43,7 +43,7 @@ def flame_graph(host_events: pa.Table, device_events: pa.Table, iterations: pa.T
     stacks that extend the same one, are ordered by host time.
 
     Args:
-        host_events: columns `COLUMNS` of `attribution.host`.
+        host_events: columns `COLUMNS` of `host`.
         device_events: of the same rank.
         iterations: of the same rank.
         least_share: leave out stacks with less than this share (0 to 1) of the rank's host time and of its device time.
@@ -89,7 +89,7 @@ def _frames(host_events: pa.Table, iterations: pa.Table) -> _Frames:
     first_ns, last_ns = _window(iterations)
     code, categories = coded(host_events["category"])
     category = np.array([*(CATEGORIES.index(each) if each in CATEGORIES else -1 for each in categories), -1], np.int8)[code]
-    thread, start, end = (to_int64(host_events[name]) for name in ("thread", "start_ns", "end_ns"))
+    thread, start, end = ranged(host_events)
     name, names, marks = _named_alike(host_events["name"])
     chosen = np.flatnonzero((category >= 0) & (start < last_ns) & (end > first_ns))
     category, name, thread = category[chosen], name[chosen], thread[chosen]

@@ -157,11 +157,9 @@ class ActivityCollector:
         self._stretches.add(start[computing], end[computing], called[computing], enqueues[computing])
         long = here & (end - start >= _STUCK_NS)
         chosen = rows_of(category, "overhead") & (here | (thread == 0))
-        chosen |= here & rows_of(category, *_RANGES) & rows_named(name, self._is_named)
+        named = rows_named(name, lambda each: any(_matches(expression, each) for expression in self._expressions))
+        chosen |= here & rows_of(category, *_RANGES) & named
         return chosen | waits | long | self._inside_of_long(start, end, thread, records, long)
-
-    def _is_named(self, name: str) -> bool:
-        return any(_matches(expression, name) for expression in self._expressions)
 
     def _add_pauses(self, start: Nanoseconds, end: Nanoseconds, here: NDArray[np.bool_], records: NDArray[np.bool_]) -> None:
         if self._last is None and here.any():
@@ -224,7 +222,7 @@ def host_activity(
     allocating, _ = _calls(events, runtime & rows_of(events["name"], *ALLOCATING), operators)
     copies, copy_thread, on_device = _pageable_copies(device_events)
     start = calls.start_ns
-    _, first, last = inside(call_thread, start - _AFTER_COPY_NS, start + 1, at_thread=copy_thread, at_ns=copies.end_ns)
+    _, first, last = inside((call_thread, start - _AFTER_COPY_NS, start + 1), (copy_thread, copies.end_ns))
     of_copies = last > first
     loading = _matching(events, ranges, data_loading)
     prepared = host_ranges.preparing(activity.stretches, device_events) - _matching(events, ranges, OPTIMIZING).time

@@ -355,54 +355,45 @@ def grid(table: pa.Table, column: str, iterations: Sequence[int | None], ranks: 
 
 Threads = NDArray[np.int64]
 
+#: Threads, starts (inclusive) and ends (exclusive) of ranges; threads and times of what can be inside them.
+Ranged = tuple[Threads, Nanoseconds, Nanoseconds]
+At = tuple[Threads, Nanoseconds]
 
-def inside(
-    thread: Threads, start_ns: Nanoseconds, end_ns: Nanoseconds, *, at_thread: Threads, at_ns: Nanoseconds
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Which times are inside each range on its thread.
 
-    Args:
-        thread: of each range.
-        start_ns: of each range, inclusive.
-        end_ns: of each range, exclusive.
-        at_thread: of each time.
-        at_ns: the times; NULL is inside no range.
+def ranged(events: pa.Table) -> Ranged:
+    """Events of the host as ranges."""
+    thread, start, end = (to_int64(events[name]) for name in ("thread", "start_ns", "end_ns"))
+    return thread, start, end
+
+
+def inside(ranges: Ranged, at: At) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Which times are inside each range on its thread; NULL is inside no range.
 
     Returns:
         Rows of the times by thread and time; for each range, the place of its first one among them, and that after its last.
     """
+    (thread, *bounds), (at_thread, at_ns) = ranges, at
     order = np.flatnonzero(at_ns != NULL)
     order = order[np.lexsort((at_ns[order], at_thread[order]))]
     at_thread, at_ns = at_thread[order], at_ns[order]
     first, last = np.zeros((2, len(thread)), np.int64)
     for one in np.unique(thread):
         rows, mine = np.flatnonzero(thread == one), slice(*at_thread.searchsorted((one, one + 1)))
-        for place, bound in ((first, start_ns), (last, end_ns)):
+        for place, bound in zip((first, last), bounds, strict=True):
             place[rows] = mine.start + places(at_ns[mine], bound[rows])
     return order, first, last
 
 
-def sums_inside(
-    thread: Threads,
-    start_ns: Nanoseconds,
-    end_ns: Nanoseconds,
-    *,
-    at_thread: Threads,
-    at_ns: Nanoseconds,
-    amounts: NDArray[np.int64],
-) -> NDArray[np.int64]:
+def sums_inside(ranges: Ranged, at: At, amounts: NDArray[np.int64]) -> NDArray[np.int64]:
     """For each range, the sum of the amounts at the times that are `inside` it: a row each, with their columns."""
-    order, first, last = inside(thread, start_ns, end_ns, at_thread=at_thread, at_ns=at_ns)
+    order, first, last = inside(ranges, at)
     before = np.zeros((len(order) + 1, amounts.shape[1]), np.int64)
     np.cumsum(amounts[order], axis=0, out=before[1:])
     return before[last] - before[first]
 
 
-def launched_inside(
-    thread: Threads, start_ns: Nanoseconds, end_ns: Nanoseconds, device_events: pa.Table, *more: NDArray[np.int64]
-) -> NDArray[np.int64]:
+def launched_inside(ranges: Ranged, device_events: pa.Table, *more: NDArray[np.int64]) -> NDArray[np.int64]:
     """How many device events were launched in each range on its thread, their durations added up, and more sums: a row each."""
     duration = device_events["end_ns"].to_numpy() - device_events["start_ns"].to_numpy()
     at_thread, at_ns = (to_int64(device_events[name]) for name in ("launch_thread", "launch_start_ns"))
-    amounts = np.column_stack((np.ones(len(duration), np.int64), duration, *more))
-    return sums_inside(thread, start_ns, end_ns, at_thread=at_thread, at_ns=at_ns, amounts=amounts).T
+    return sums_inside(ranges, (at_thread, at_ns), np.column_stack((np.ones(len(duration), np.int64), duration, *more))).T

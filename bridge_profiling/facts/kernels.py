@@ -13,12 +13,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from bridge_profiling.facts.database import Connection, queried
 from bridge_profiling.facts.device import WHOLE_CAPTURE, DeviceWork, Windows
 from bridge_profiling.facts.host import Operators
 from bridge_profiling.facts.intervals import Lanes, Nanoseconds, coded, judged, plain, rows_of, summed, totals, union
 from bridge_profiling.facts.names import COPY, group_of
-from bridge_profiling.facts.types import declared, schema
+from bridge_profiling.facts.types import Connection, declared, queried, schema
 from bridge_profiling.traces.tables import to_int64
 
 #: Least time that launching a kernel takes the host; 4.5 to 6 µs on a host of H200s.

@@ -18,10 +18,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from bridge_profiling.facts.database import Connection
 from bridge_profiling.facts.device import DeviceWork
 from bridge_profiling.facts.intervals import EMPTY, plain, rows_of, runs, union
-from bridge_profiling.facts.types import caveat
+from bridge_profiling.facts.types import Connection, caveat
 from bridge_profiling.traces.tables import to_int64
 from bridge_profiling.traces.types import Caveat
 

@@ -295,15 +295,18 @@ def _over_time(series: Series, parts: dict[str, _Site]) -> pa.Table:
 def _shown(amounts: Amounts) -> Integers:
     """Times to show: of equal parts of the recording, the time with the highest amount; and the last."""
     time_ns, size = amounts.time_ns, amounts.bytes[1:]
-    bounds = np.unique(np.searchsorted(time_ns, np.linspace(int(time_ns[0]), int(time_ns[-1]) + 1, _POINTS_OF_SITES + 1)))
-    highest = [begin + int(size[begin:end].argmax()) for begin, end in itertools.pairwise(bounds.tolist())]
-    return np.unique(time_ns[[*highest, -1]])
+    bounds = np.searchsorted(time_ns, np.linspace(int(time_ns[0]), int(time_ns[-1]) + 1, _POINTS_OF_SITES + 1))
+    return np.unique(time_ns[_highest(size, np.unique(bounds))])
 
 
 def _thinned(amounts: Integers, points: int) -> Integers:
     """Indices to keep: all, or the highest amount of each of some equal parts, and the last."""
     if len(amounts) <= points:
         return np.arange(len(amounts))
-    bounds = np.linspace(0, len(amounts), points, dtype=np.int64)
-    highest = [begin + int(amounts[begin:end].argmax()) for begin, end in itertools.pairwise(bounds)]
-    return np.array([*highest, len(amounts) - 1], np.int64)
+    return _highest(amounts, np.linspace(0, len(amounts), points, dtype=np.int64))
+
+
+def _highest(amounts: Integers, bounds: Integers) -> Integers:
+    """Index of the highest amount between each two bounds, and the last."""
+    parts = itertools.pairwise(bounds.tolist())
+    return np.array([*(begin + int(amounts[begin:end].argmax()) for begin, end in parts), len(amounts) - 1], np.int64)

@@ -15,6 +15,7 @@ from bridge_profiling.facts.intervals import (
     launched_inside,
     names_in,
     parents,
+    ranged,
     rows_named,
     rows_of,
     self_times_ns,
@@ -80,8 +81,8 @@ def operators(
     found = totals(by_module, keys, **{name: (name, "max" if name == "max_ns" else "sum") for name in sums})
     found = found.sort_by([("self_ns", "descending"), *((key, "ascending") for key in keys)])
     times = ("self", "total", "mean", "max", "device_self", "device_total")
-    us = {name: _microseconds(found["total_ns" if name == "mean" else f"{name}_ns"]) for name in times}
-    us["mean"] = pc.divide(us["mean"], found["count"].cast(pa.float64()))
+    us = {name: found["total_ns" if name == "mean" else f"{name}_ns"].to_numpy() / 1e3 for name in times}
+    us["mean"] /= found["count"].to_numpy()
     return pa.table(
         {name: found[name] for name in (*keys, "count")}
         | {f"{name}_us": column for name, column in us.items()}
@@ -129,7 +130,7 @@ def _sums(
     Args:
         own: operators, ascending, and the device time that each launched itself.
     """
-    thread, start, end = (events[name].to_numpy() for name in ("thread", "start_ns", "end_ns"))
+    thread, start, end = ranged(events)
     device_ns = np.zeros(len(start), np.int64)
     launching, spent_ns = own
     if launches_operators and len(launching):
@@ -147,7 +148,7 @@ def _sums(
             "self_ns": self_times_ns(parents(thread, start, end), start, end),
             "device_self_ns": device_ns,
             # What an operator launched counts even if the time of the launch was not recorded.
-            "device_total_ns": np.maximum(device_ns, launched_inside(thread, start, end, launched)[1]),
+            "device_total_ns": np.maximum(device_ns, launched_inside((thread, start, end), launched)[1]),
         }
         | memory
     )
@@ -179,7 +180,7 @@ def longest_rows(host_events: pa.Table) -> NDArray[np.bool_]:
 def longest_calls(host_events: pa.Table) -> pa.Table:
     """`name`, `start_ns` and `duration_us` of the longest call of each operator, by name."""
     longest = host_events.filter(pa.array(longest_rows(host_events)))
-    duration_us = _microseconds(pc.subtract(longest["end_ns"], longest["start_ns"]))
+    duration_us = pc.subtract(longest["end_ns"], longest["start_ns"]).to_numpy() / 1e3
     found = {"name": longest["name"].cast(pa.string()), "start_ns": longest["start_ns"], "duration_us": duration_us}
     return pa.table(found).sort_by("name")
 
@@ -191,7 +192,7 @@ def _modules(host_events: pa.Table, operators: NDArray[np.bool_]) -> pa.Array:
     if of_module is None or not of_module.any():
         return pa.nulls(int(operators.sum()), pa.string())
     rows = np.flatnonzero(operators | of_module)
-    parent = parents(*(host_events[name].to_numpy()[rows] for name in ("thread", "start_ns", "end_ns")))
+    parent = parents(*(times[rows] for times in ranged(host_events)))
     place, inside = parent, of_module[rows]
     while (further := (place >= 0) & ~inside[place]).any():
         place = np.where(further, parent[place], place)
@@ -215,25 +216,16 @@ def _memory_bytes(host_events: pa.Table, wanted: NDArray[np.bool_], memory_event
     if not memory_events.num_rows:
         return {}
     rows = np.flatnonzero(wanted | rows_of(host_events["category"], "operator", "annotation"))
-    thread, start, end = (host_events[name].to_numpy()[rows] for name in ("thread", "start_ns", "end_ns"))
+    thread, start, end = (times[rows] for times in ranged(host_events))
     on_cpu = rows_of(memory_events["device_type"], "cpu")
     amount = to_int64(memory_events["bytes"], null=0)
     # One thread for all: an annotation counts every thread's allocations.
     annotation = rows_of(host_events["category"], "annotation")[rows]
     at_thread, at_ns = (to_int64(memory_events[name]) for name in ("thread", "time_ns"))
-    total = np.zeros((len(rows), 2), np.int64)
-    for chosen, of_range, of_event in (
-        (~annotation, thread, at_thread),
-        (annotation, np.zeros_like(thread), np.zeros_like(at_thread)),
-    ):
-        total[chosen] = sums_inside(
-            of_range[chosen],
-            start[chosen],
-            end[chosen] + 1,  # torch counts what happens at a range's last nanosecond
-            at_thread=of_event,
-            at_ns=at_ns,
-            amounts=np.column_stack((amount * on_cpu, amount * ~on_cpu)),
-        )
+    amounts, total = np.column_stack((amount * on_cpu, amount * ~on_cpu)), np.zeros((len(rows), 2), np.int64)
+    until = end + 1  # torch counts what happens at a range's last nanosecond
+    for chosen, of_range, of_event in ((~annotation, thread, at_thread), (annotation, 0 * thread, 0 * at_thread)):
+        total[chosen] = sums_inside((of_range[chosen], start[chosen], until[chosen]), (of_event, at_ns), amounts)
     parent = parents(thread, start, end)
     own = total.copy()
     np.subtract.at(own, parent[parent >= 0], total[parent >= 0])
@@ -252,15 +244,14 @@ def units(host_events: pa.Table, device_events: pa.Table) -> pa.Table:
     annotations = host_events.filter(pa.array(rows_of(host_events["category"], "annotation")))
     steps = {name: match for name in names_in(annotations["name"]) if (match := _STEP.fullmatch(name))}
     chosen = annotations.filter(pa.array(rows_of(annotations["name"], *steps)))
-    thread, start, end = (chosen[name].to_numpy() for name in ("thread", "start_ns", "end_ns"))
     communication = device_events.filter(pa.array(rows_of(device_events["kind"], "communication")))
-    launched, device_ns = launched_inside(thread, start, end, communication)
+    launched, device_ns = launched_inside(ranged(chosen), communication)
     matches = [steps[name] for name in chosen["name"].to_pylist()]
     table = pa.table(
         {
             "unit": pa.array([match[2] or "" for match in matches], pa.string()),
             "step": pa.array(["all_gather" if match[1] == "all_gather" else "reduce" for match in matches], pa.string()),
-            "host_ns": end - start,
+            "host_ns": pc.subtract(chosen["end_ns"], chosen["start_ns"]),
             "launched": launched,
             "device_ns": device_ns,
         }
@@ -272,12 +263,8 @@ def units(host_events: pa.Table, device_events: pa.Table) -> pa.Table:
     return pa.table(
         {
             **{name: found[name] for name in ("unit", "step", "count")},
-            "host_us": _microseconds(found["host_ns"]),
+            "host_us": found["host_ns"].to_numpy() / 1e3,
             "communication_count": found["launched"],
-            "device_us": pc.if_else(pc.greater(found["launched"], 0), _microseconds(found["device_ns"]), None),
+            "device_us": pa.array(found["device_ns"].to_numpy() / 1e3, mask=found["launched"].to_numpy() == 0),
         }
     )
-
-
-def _microseconds(time_ns: pa.ChunkedArray) -> pa.ChunkedArray:
-    return pc.divide(time_ns.cast(pa.float64()), 1e3)

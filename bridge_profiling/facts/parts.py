@@ -19,13 +19,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from bridge_profiling.facts.database import Connection, queried
 from bridge_profiling.facts.device import until_next
 from bridge_profiling.facts.idle import Cause
-from bridge_profiling.facts.intervals import Intervals, coded, judged, parents, rows_named, rows_of, totals, union
+from bridge_profiling.facts.intervals import Intervals, coded, judged, parents, ranged, rows_named, rows_of, totals, union
 from bridge_profiling.facts.names import CHECKPOINT, DATA_LOADING
 from bridge_profiling.facts.operators import unit_rows
-from bridge_profiling.facts.types import Answer, caveat, declared, schema
+from bridge_profiling.facts.types import Answer, Connection, caveat, declared, queried, schema
 from bridge_profiling.traces.tables import to_int64
 
 #: With fewer iterations than this, boundary ones count too, since few or none would be left.
@@ -196,7 +195,7 @@ def host_steps(host_blocks: Callable[[], Iterable[pa.Table]], device_events: pa.
         return _HOST_STEPS.empty_table()
     host_events = pa.concat_tables(host_blocks())
     code, names = coded(host_events["name"])
-    thread, start, end = (to_int64(host_events[name]) for name in ("thread", "start_ns", "end_ns"))
+    thread, start, end = ranged(host_events)
     begin, stop = until_next(iterations)
     ranges = rows_of(host_events["category"], "annotation", "python", "operator")
     operators = rows_of(host_events["category"], "operator")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,13 +18,16 @@ from numpy.typing import NDArray
 from bridge_profiling.facts.device import until_next
 from bridge_profiling.facts.intervals import (
     Nanoseconds,
+    Ranged,
     Threads,
     coded,
     inside,
     judged,
     names_in,
     outermost,
+    ranged,
     rows_of,
+    run_starts,
     sums_inside,
 )
 from bridge_profiling.facts.parts import counted_iterations
@@ -107,7 +111,7 @@ def phases(host_events: pa.Table, device_events: pa.Table, iterations: pa.Table,
         share of the iteration's duration. `device_us` adds up the durations of the device events launched inside, `compute_us`
         and `communication_us` those of the kernels among them. `backward_host_us`, `backward_device_us`: the backward pass of
         the operators that ran in the range; null where the capture records no sequence numbers. `host_us` of autograd is null
-        where it records no operators. The columns of `counters.MEASURES`: means of hardware counters while the device events
+        where it records no operators. The columns of `sampled.MEASURES`: means of hardware counters while the device events
         launched inside ran; null unless nsys sampled them. `longest_…`: iteration, start and duration of the longest call;
         null for autograd.
     """
@@ -132,8 +136,8 @@ def phases(host_events: pa.Table, device_events: pa.Table, iterations: pa.Table,
     later = _backward_of(ranges, forward, nodes, launches.inside(nodes)[:, 0])
     amounts = np.column_stack((np.ones(len(ranges), np.int64), ranges.duration_ns, launched, later))
     step = steps.holding(ranges.start_ns)
-    named = _means(steps, ranges.code, step, amounts, names, backward_known=known)
-    found = [_with_longest(named, ranges[step >= 0], names, step[step >= 0], iterations)]
+    columns = _means(steps, ranges.code, step, amounts, names) | _longest(ranges[step >= 0], step[step >= 0], iterations)
+    found = [_table(columns, *([] if known else ["backward_"]))]
     if len(nodes) or len(threads):
         found.append(_autograd(steps, nodes, launches, threads, host_known=bool(len(nodes))))
     table = pa.concat_tables(found)
@@ -180,17 +184,20 @@ class _Ranges:
         """The ranges of a category `among` some rows, and the names that their codes stand for."""
         events = host_events.filter(pa.array(rows_of(host_events["category"], category) & among))
         code, names = coded(events["name"])
-        columns = (to_int64(events[name]) for name in ("thread", "start_ns", "end_ns", "sequence"))
         alike = [_without_hash(name or "") for name in names]
         known = {name: place for place, name in enumerate(dict.fromkeys(alike))}
         same = np.array([*(known[name] for name in alike), 0], np.int64)
-        return cls(same[code], *columns), list(known)
+        return cls(same[code], *ranged(events), to_int64(events["sequence"])), list(known)
 
     def __len__(self) -> int:
         return len(self.code)
 
     def __getitem__(self, rows: NDArray[np.bool_] | NDArray[np.int64]) -> _Ranges:
         return _Ranges(*(column[rows] for column in vars(self).values()))
+
+    @property
+    def ranged(self) -> Ranged:
+        return self.thread, self.start_ns, self.end_ns
 
     @property
     def duration_ns(self) -> Nanoseconds:
@@ -234,21 +241,13 @@ class _Launches:
 
     def also_on(self, thread: int, others: Threads) -> _Launches:
         """The same, with what some other threads launched counted for this one as well."""
-        more = self[np.isin(self.thread, others)]
-        thread_of_more = np.full(len(more.thread), thread)
-        columns = zip(vars(self).values(), (thread_of_more, *list(vars(more).values())[1:]), strict=True)
-        return _Launches(*(np.concatenate(pair) for pair in columns))
+        rows = np.isin(self.thread, others)
+        more = replace(self[rows], thread=np.full(rows.sum(), thread))
+        return _Launches(*map(np.concatenate, zip(vars(self).values(), vars(more).values(), strict=True)))
 
     def inside(self, ranges: _Ranges) -> NDArray[np.int64]:
         """The amounts of what was launched in each range."""
-        return sums_inside(
-            ranges.thread,
-            ranges.start_ns,
-            ranges.end_ns,
-            at_thread=self.thread,
-            at_ns=self.at_ns,
-            amounts=self.amounts,
-        )
+        return sums_inside(ranges.ranged, (self.thread, self.at_ns), self.amounts)
 
 
 @lru_cache(maxsize=1 << 14)
@@ -268,7 +267,7 @@ def _nodes(operators: _Ranges, names: list[str]) -> _Ranges:
     functions = {match[1] for match in matches if match and match[1]}
     run = operators[judged(operators.code, names, functions.__contains__)]
     sequence = nodes.sequence.copy()
-    order, first, last = inside(nodes.thread, nodes.start_ns, nodes.end_ns + 1, at_thread=run.thread, at_ns=run.start_ns)
+    order, first, last = inside((nodes.thread, nodes.start_ns, nodes.end_ns + 1), (run.thread, run.start_ns))
     mine = np.flatnonzero(first < last)
     row = order[first[mine]]
     within = run.end_ns[row] <= nodes.end_ns[mine]
@@ -300,26 +299,14 @@ def _backward_of(ranges: _Ranges, forward: _Ranges, nodes: _Ranges, device_ns: N
     place = np.minimum(np.searchsorted(numbers, nodes.sequence), max(len(numbers) - 1, 0))
     known = numbers[place] == nodes.sequence if len(numbers) else np.zeros(len(nodes), bool)
     place = place[known]
-    return sums_inside(
-        ranges.thread,
-        ranges.start_ns,
-        ranges.end_ns,
-        at_thread=made_by.thread[place],
-        at_ns=made_by.start_ns[place],
-        amounts=np.column_stack((nodes.duration_ns, device_ns))[known],
-    )
+    at = made_by.thread[place], made_by.start_ns[place]
+    return sums_inside(ranges.ranged, at, np.column_stack((nodes.duration_ns, device_ns))[known])
 
 
 def _means(
-    steps: _Steps,
-    code: NDArray[np.int64],
-    step: NDArray[np.int64],
-    amounts: NDArray[np.int64],
-    names: list[str],
-    *,
-    backward_known: bool,
-) -> pa.Table:
-    """Rows by name. Amounts of a range: calls, time of the host, those of `_Launches`, host and device time of backward."""
+    steps: _Steps, code: NDArray[np.int64], step: NDArray[np.int64], amounts: NDArray[np.int64], names: list[str]
+) -> dict[str, Any]:
+    """Columns by name. Amounts of a range: calls, host time, those of `_Launches`, backward's time on host and device."""
     counted, mine = int(steps.counted.sum()), step >= 0
     cells, cell = np.unique(code[mine] * len(steps.start_ns) + step[mine], return_inverse=True)
     sums = np.column_stack([np.bincount(cell, column[mine], len(cells)) for column in amounts.T])
@@ -344,33 +331,29 @@ def _means(
     for place, name in ((1, "host"), (2, "device")):
         columns |= {f"{name}_low_us": low[:, place] / 1e3, f"{name}_high_us": high[:, place] / 1e3}
         columns |= {f"{name}_share": mean[:, place] * share, f"backward_{name}_us": mean[:, place - 3] / 1e3}
-    unknown = [] if backward_known else ["backward_host_us", "backward_device_us"]
-    unknown += ["longest_iteration", "longest_start_ns", "longest_us"]
-    return pa.table(columns | {name: pa.nulls(len(named), _SCHEMA.field(name).type) for name in unknown}, schema=_SCHEMA)
+    return columns
 
 
-def _with_longest(
-    table: pa.Table, ranges: _Ranges, names: list[str], step: NDArray[np.int64], iterations: pa.Table
-) -> pa.Table:
-    """The rows with the longest of the ranges that they were made from."""
+def _table(columns: dict[str, Any], *unknown: str) -> pa.Table:
+    """Rows of some columns, without those whose names begin as some unknown ones do; the others are null."""
+    known = {name: column for name, column in columns.items() if not name.startswith(unknown)}
+    return pa.table([known.get(each.name, pa.nulls(len(known["name"]), each.type)) for each in _SCHEMA], schema=_SCHEMA)
+
+
+def _longest(ranges: _Ranges, step: NDArray[np.int64], iterations: pa.Table) -> dict[str, Any]:
+    """The longest range of each name, in the order of `_means`."""
     order = np.lexsort((-ranges.duration_ns, ranges.code))
-    codes, first = np.unique(ranges.code[order], return_index=True)
-    longest = {names[code]: row for code, row in zip(codes.tolist(), order[first].tolist(), strict=True)}
-    rows = np.array([longest[name] for name in table["name"].to_pylist()], np.int64)
+    rows = order[run_starts(ranges.code[order])]
     numbers = iterations["iteration"].take(pa.array(step[rows])) if iterations.num_rows else pa.nulls(len(rows), pa.int32())
-    found = {
-        "longest_iteration": numbers,
-        "longest_start_ns": ranges.start_ns[rows],
-        "longest_us": ranges.duration_ns[rows] / 1e3,
-    }
-    return pa.table({name: found.get(name, table[name]) for name in table.column_names}, schema=_SCHEMA)
+    times = {"longest_start_ns": ranges.start_ns[rows], "longest_us": ranges.duration_ns[rows] / 1e3}
+    return {"longest_iteration": numbers, **times}
 
 
 def _autograd(steps: _Steps, nodes: _Ranges, launches: _Launches, threads: Threads, *, host_known: bool) -> pa.Table:
     """The row of autograd: its nodes on the host, and what they and its threads launched."""
     on_threads = np.isin(launches.thread, threads)
     elsewhere = nodes[~np.isin(nodes.thread, threads)].outermost
-    outer = _Ranges(np.zeros(len(nodes), np.int64), *list(vars(nodes).values())[1:]).outermost
+    outer = replace(nodes, code=np.zeros(len(nodes), np.int64)).outermost
     step = np.concatenate(
         (steps.holding(launches.at_ns[on_threads]), steps.holding(elsewhere.start_ns), steps.holding(outer.start_ns))
     )
@@ -380,9 +363,6 @@ def _autograd(steps: _Steps, nodes: _Ranges, launches: _Launches, threads: Threa
     amounts[first : first + len(elsewhere), 2:-2] = launches.inside(elsewhere)
     amounts[first + len(elsewhere) :, 0] = 1
     amounts[first + len(elsewhere) :, 1] = outer.duration_ns
-    table = _means(steps, np.zeros(len(step), np.int64), step, amounts, ["autograd"], backward_known=False)
-    columns = {"kind": pa.array(["autograd"] * table.num_rows)}
-    if not host_known:
-        columns |= {name: pa.nulls(table.num_rows, pa.float64()) for name in table.column_names if name.startswith("host_")}
-        columns["calls"] = pa.nulls(table.num_rows, pa.float64())
-    return pa.table({name: columns.get(name, table[name]) for name in table.column_names}, schema=_SCHEMA)
+    columns = _means(steps, np.zeros(len(step), np.int64), step, amounts, ["autograd"])
+    columns["kind"] = columns["name"]
+    return _table(columns, "backward_", *(() if host_known else ("host_", "calls")))

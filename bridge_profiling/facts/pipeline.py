@@ -23,10 +23,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from bridge_profiling.facts.database import Connection, queried
 from bridge_profiling.facts.intervals import EMPTY, Intervals, grouped, runs, union, window
 from bridge_profiling.facts.matching import POINT_TO_POINT
-from bridge_profiling.facts.types import Answer, caveat, declared, schema
+from bridge_profiling.facts.types import Answer, Connection, caveat, declared, queried, schema
 from bridge_profiling.traces.joins import ranks_of
 from bridge_profiling.traces.types import RankInfo
 

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from bridge_profiling.facts.intervals import Nanoseconds, Threads, coded, inside, judged, launched_inside, rows_of, totals
+from bridge_profiling.facts.intervals import Ranged, coded, inside, judged, launched_inside, ranged, rows_of, totals
 from bridge_profiling.facts.names import is_product_or_attention, product_precision
-from bridge_profiling.facts.sampled import Counted, means, memory_tb_s, traffic
+from bridge_profiling.facts.sampled import Counted, memory_tb_s, traffic
 from bridge_profiling.facts.types import declared
 from bridge_profiling.peaks import peaks
 from bridge_profiling.traces.tables import to_int64
@@ -91,52 +91,40 @@ def products(host_events: pa.Table, device_events: pa.Table, kernel_names: pa.Ta
         `count` of calls that launched compute, `device_us` of all of it, `flops` of a call, `tflops` (10¹² per second of
         device time), `flops_per_byte`: arithmetic intensity, if each input is read once and the output written once.
         `precision` (fp8, bf16, fp16, tf32, fp32, fp64) is that of `kernel`, the first product that the operator launches; null
-        if its name does not say. `flops` is null where the dimensions do not say. The columns of `counters.MEASURES`: means of
+        if its name does not say. `flops` is null where the dimensions do not say. The columns of `sampled.MEASURES`: means of
         hardware counters while its compute ran; null unless nsys sampled them, and where a call takes less than a sample.
     """
     calls = host_events.filter(pa.array(host_rows(host_events)))
     compute = pa.array(rows_of(device_events["kind"], "compute"))
     events, names = device_events.filter(compute), kernel_names.filter(compute)
-    thread, start, end = (to_int64(calls[name]) for name in ("thread", "start_ns", "end_ns"))
-    launched, device_ns, *measured = launched_inside(
-        thread, start, end, events, counted.amounts[compute.to_numpy(zero_copy_only=False)]
-    )
+    at_work = counted.amounts[compute.to_numpy(zero_copy_only=False)]
+    launched, device_ns, *measured = launched_inside(ranged(calls), events, at_work)
     amounts = {f"amount_{place}": column for place, column in enumerate(measured)}
     table = pa.table(
         {
             "operator": calls["name"],
             "shapes": calls["shapes"],
-            "kernel": _first_products(thread, start, end, events, names["name"]),
-            "device_ns": device_ns,
+            "kernel": _first_products(ranged(calls), events, names["name"]),
+            "ns": device_ns,
             **amounts,
         }
     ).filter(pa.array(launched > 0))
     table = table.append_column(
         "precision", pa.array([name and product_precision(name) for name in table["kernel"].to_pylist()], pa.string())
     )
-    sums = {"count": ("device_ns", "count"), "kernel": ("kernel", "first")} | {
-        name: (name, "sum") for name in ("device_ns", *amounts)
-    }
-    found = totals(table, ("operator", "shapes", "precision"), **sums).to_pylist()
-    found.sort(key=lambda row: (-row["device_ns"], row["operator"], row["shapes"]))
-    outputs = _outputs(found)
-    rows_found = []
-    for row in found:
+    keys = ("operator", "shapes", "precision")
+    sums = {"count": ("ns", "count"), "kernel": ("kernel", "first")} | {name: (name, "sum") for name in ("ns", *amounts)}
+    found = totals(table, keys, **sums).sort_by([("ns", "descending"), *((key, "ascending") for key in keys)])
+    rows = found.to_pylist()
+    outputs = _outputs(rows)
+    for row in rows:
         work, size = _work(row["operator"], row["shapes"], outputs), _BYTES.get(row["precision"] or "")
         flops, elements = work or (None, None)
-        count, spent_ns = row["count"], row["device_ns"]
-        rows_found.append(
-            row
-            | {"device_us": spent_ns / 1e3, "flops": flops}
-            | {"tflops": flops * count / spent_ns / 1e3 if flops and spent_ns else None}
-            | {"flops_per_byte": flops / elements / size if flops and elements and size else None}
-        )
-    # A shorter call's samples also measure what ran before and after it.
-    long = [row["device_ns"] >= counted.interval_ns * row["count"] for row in found]
-    spent = np.array([[row[name] * enough for name in amounts] for row, enough in zip(found, long, strict=True)], np.int64)
-    spent = spent.reshape(len(found), len(amounts))
-    table = pa.Table.from_pylist(rows_found, schema=declared("MatrixProduct").schema(*_COLUMNS))
-    return pa.table({name: table[name] for name in table.column_names} | means(spent))
+        row |= {"device_us": row["ns"] / 1e3, "flops": flops}
+        row["tflops"] = flops * row["count"] / row["ns"] / 1e3 if flops and row["ns"] else None
+        row["flops_per_byte"] = flops / elements / size if flops and elements and size else None
+    table = pa.Table.from_pylist(rows, schema=declared("MatrixProduct").schema(*_COLUMNS))
+    return pa.table(dict(zip(_COLUMNS, table.columns, strict=True)) | counted.means_of_calls(found, list(amounts)))
 
 
 def matrix_products(products: pa.Table, infos: list[RankInfo]) -> pa.Table:
@@ -170,14 +158,12 @@ def matrix_products(products: pa.Table, infos: list[RankInfo]) -> pa.Table:
     return products.append_column("dram_tb_s", dram).append_column("measured_flops_per_byte", measured)
 
 
-def _first_products(
-    thread: Threads, start: Nanoseconds, end: Nanoseconds, events: pa.Table, kernels: pa.ChunkedArray
-) -> pa.Array:
+def _first_products(calls: Ranged, events: pa.Table, kernels: pa.ChunkedArray) -> pa.Array:
     """For each call, the name of the first matrix product or fused attention launched in it; null if there is none."""
     code, names = coded(kernels)
     rows = np.flatnonzero(judged(code, names, is_product_or_attention))
     at, at_thread = (to_int64(events[name])[rows] for name in ("launch_start_ns", "launch_thread"))
-    order, first, last = inside(thread, start, end, at_thread=at_thread, at_ns=at)
+    order, first, last = inside(calls, (at_thread, at))
     found = np.append(code[rows[order]], -1)[np.where(first < last, first, -1)]
     return pa.array(names, pa.string()).take(pa.array(found, mask=found < 0))
 

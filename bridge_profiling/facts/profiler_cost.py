@@ -166,9 +166,6 @@ def _compact(times_ns: Nanoseconds) -> NDArray[np.integer]:
     return times_ns.astype(np.uint32) if times_ns.max(initial=0) < 1 << 32 else times_ns
 
 
-#: Columns of `recorded` for the categories of `recording.CATEGORIES`.
-_COUNTS = ("operators", "runtime_calls", "annotations", "python_frames")
-
 #: Three times show how fast this host is: the first quartile of calls that launch a kernel; the first decile of gaps between
 #: operators, in which one record is finished and the next one is begun; and the median time from an operator to the first one
 #: in it. A loop in Python makes the gaps longer, another choice of operators the last one. So many of them are enough, and a
@@ -305,26 +302,23 @@ def replay(recording: Recording, device_events: pa.Table, gaps: IdleGaps, work: 
 
 
 def recorded(cost: ProfilerCost, spans: Windows, iterations: pa.Table) -> pa.Table:
-    """One row per window: events recorded on the launching threads by category, what they cost the host, and where.
+    """One row per window: what the events recorded on the launching threads cost the host, and where.
 
     `host_cost_us`: of all events, and of each kind a column of its own; `explained_us`: idle time of the device that the cost
     explains; `host_own_us`: time of the host in the iteration, without that cost and without waiting for the device.
     """
     recording, cost_ns, each = cost.recording, cost.cost_ns, cost.rates
     first, last = (np.searchsorted(recording.start_ns, time_ns) for time_ns in (spans.start_ns, spans.end_ns))
-    by_kind = recording.counts(first, last)
+    operators, _, annotations, frames, *_ = recording.counts(first, last).T.astype(np.float64)
     calls = np.isin(np.arange(len(cost_ns) - 1), (CATEGORIES.index("runtime"), ENQUEUES))
-    by_kind[:, CATEGORIES.index("runtime")] += by_kind[:, ENQUEUES]
-    counts = dict(zip(_COUNTS, by_kind.T.astype(np.float64), strict=False))
     return pa.table(
         {
             "iteration": spans.numbers,
-            **{name: pa.array(count, pa.int64()) for name, count in counts.items()},
-            "operators_cost_us": counts["operators"] * each.operator_us,
-            "shapes_cost_us": counts["operators"] * each.shapes_us * recording.with_shapes,
+            "operators_cost_us": operators * each.operator_us,
+            "shapes_cost_us": operators * each.shapes_us * recording.with_shapes,
             "cuda_calls_cost_us": _cost_between(recording, cost_ns[:-1] * calls, first, last) / 1e3,
-            "annotations_cost_us": counts["annotations"] * each.annotation_us,
-            "python_frames_cost_us": counts["python_frames"] * each.python_us,
+            "annotations_cost_us": annotations * each.annotation_us,
+            "python_frames_cost_us": frames * each.python_us,
             "host_cost_us": _cost_between(recording, cost_ns, first, last) / 1e3,
             "explained_us": cost.explained.within_ns(spans.start_ns, spans.end_ns) / 1e3,
             "host_own_us": _host_own_us(cost, spans, iterations),

@@ -15,11 +15,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from bridge_profiling.facts.database import Connection, queried
 from bridge_profiling.facts.device import WHOLE_CAPTURE
 from bridge_profiling.facts.intervals import Lanes, grid, run_starts, totals
 from bridge_profiling.facts.parts import ENOUGH_ITERATIONS, steady_iterations
-from bridge_profiling.facts.types import Answer, caveat, schema
+from bridge_profiling.facts.types import Answer, Connection, caveat, queried, schema
 from bridge_profiling.traces.tables import to_int64
 from bridge_profiling.traces.types import RankInfo
 

@@ -29,7 +29,17 @@ from numpy.typing import NDArray
 
 from bridge_profiling.facts.device import IdleGaps
 from bridge_profiling.facts.host import Operators
-from bridge_profiling.facts.intervals import Intervals, Nanoseconds, coded, judged, outermost, rows_named, rows_of, totals
+from bridge_profiling.facts.intervals import (
+    Intervals,
+    Nanoseconds,
+    coded,
+    judged,
+    outermost,
+    ranged,
+    rows_named,
+    rows_of,
+    totals,
+)
 from bridge_profiling.facts.kernels import Kernels, between, compute_kernels
 from bridge_profiling.facts.names import (
     CHANNELS_FIRST_NORM,
@@ -376,7 +386,7 @@ def _recomputed(
     if not backward.any() or not forward.any():
         return found, idle
     compiled = names.index(_COMPILED) if _COMPILED in names else NULL
-    thread, start, end = (host_events[name].to_numpy() for name in ("thread", "start_ns", "end_ns"))
+    thread, start, end = ranged(host_events)
     for one in np.unique(thread[backward]):
         nodes = np.flatnonzero(backward & (thread == one))
         nodes = nodes[outermost(start[nodes], end[nodes])]

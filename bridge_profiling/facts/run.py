@@ -24,10 +24,9 @@ from bridge_profiling.facts import (
     sampled,
 )
 from bridge_profiling.facts.captures import Captures
-from bridge_profiling.facts.database import Connection
 from bridge_profiling.facts.intervals import totals
 from bridge_profiling.facts.rank import OF_TRACE, counters_over_time, operators_by, stacks_of
-from bridge_profiling.facts.types import Answer, declared, merged, sentences
+from bridge_profiling.facts.types import Answer, Connection, declared, merged, sentences
 from bridge_profiling.manifest import RankCapture
 from bridge_profiling.traces.types import Caveat, RankInfo
 

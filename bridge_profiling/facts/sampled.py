@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from bridge_profiling.facts.intervals import Intervals, coded, outermost, rows_of, run_starts, totals, union
+from bridge_profiling.facts.intervals import Intervals, coded, outermost, ranged, rows_of, run_starts, totals, union
 from bridge_profiling.facts.names import group_of
 from bridge_profiling.facts.parts import counted_iterations
 from bridge_profiling.facts.types import declared, schema
@@ -45,6 +45,15 @@ class Counted:
     # so no work, without samples.
     amounts: NDArray[np.int64]
     interval_ns: float  # usual time between samples; 0 without any
+
+    def means_of_calls(self, found: pa.Table, amounts: Sequence[str]) -> dict[str, pa.Array]:
+        """Columns of MEASURES from columns of added amounts, of the time in `ns` and of the `count` of calls.
+
+        A shorter call's samples also measure what ran before and after it.
+        """
+        long = found["ns"].to_numpy() >= self.interval_ns * found["count"].to_numpy()
+        spent = np.array([found[name].to_numpy() * long for name in amounts], np.int64)
+        return means(spent.reshape(len(amounts), len(found)).T)
 
 
 def means(sums: NDArray[np.int64]) -> dict[str, pa.Array]:
@@ -110,16 +119,14 @@ def by_kernel(counted: Counted, device_events: pa.Table, kernel_names: pa.Table)
     table = pa.table({"name": kernel_names["name"].filter(pa.array(kernels)), "kind": events["kind"].cast(pa.string()), **sums})
     added = {name: (name, "sum") for name in sums}
     found = totals(table, ["name"], count=("ns", "count"), kind=("kind", "first"), **added)
-    per_call = found["ns"].to_numpy() / found["count"].to_numpy() / max(counted.interval_ns, 1.0)
-    spent = [found[name].to_numpy() * (per_call >= 1) for name in [*sums][:-1]]
     names = [name or "" for name in found["name"].to_pylist()]
     columns = {
         "name": names,
         "group": [group_of(name, kind) for name, kind in zip(names, found["kind"].to_pylist(), strict=True)],
         "count": found["count"],
         "device_us": found["ns"].to_numpy() / 1e3,
-        "samples_per_call": per_call,
-        **means(np.array(spent, np.int64).reshape(amounts.shape[1], len(found)).T),
+        "samples_per_call": found["ns"].to_numpy() / found["count"].to_numpy() / max(counted.interval_ns, 1.0),
+        **counted.means_of_calls(found, [*sums][:-1]),
     }
     return pa.table(columns, schema=_BY_KERNEL).sort_by([("device_us", "descending"), ("name", "ascending")])
 
@@ -152,7 +159,7 @@ def system_calls(calls: pa.Table, device_events: pa.Table, iterations: pa.Table)
     if not calls.num_rows:
         return declared("SystemCall").schema().empty_table()
     launching = np.setdiff1d(to_int64(device_events["launch_thread"]), [NULL])
-    thread, start, end = (to_int64(calls[name]) for name in ("thread", "start_ns", "end_ns"))
+    thread, start, end = ranged(calls)
     mine = np.isin(thread, launching) if len(launching) else np.ones(len(thread), bool)
     code, names = coded(calls["name"])
     marked, count = _counted(iterations)

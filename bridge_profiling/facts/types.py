@@ -1,13 +1,17 @@
-"""Types of facts: an answer and its caveats, what collects a table block by block, and the columns of tables and documents.
+"""Of all facts: an answer and its caveats, what collects a table block by block, columns of tables and documents, the database.
 
 `columns.toml` declares the columns of the tables that documents contain.
 """
 
 from __future__ import annotations
 
+import mmap
+import os
+import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -15,6 +19,11 @@ from numpy.typing import NDArray
 
 from bridge_profiling.layout import name_ranks
 from bridge_profiling.traces.types import Caveat, filled, texts
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection as Connection
+else:
+    Connection = Any  # DuckDB takes 0.09 s to import, and workers never need it
 
 
 @dataclass(frozen=True)
@@ -96,6 +105,43 @@ class Chosen:
     def result(self) -> pa.Table:
         """The rows in order."""
         return pa.concat_tables(self._found).unify_dictionaries()
+
+
+#: Address space that DuckDB's threads reserve, more or less.
+_DATABASE_BYTES = 1 << 28
+
+_MEMORY_LIMIT = "1GB"
+
+
+def connect() -> Connection:
+    """An empty database. Queries spill to the machine's temporary directory beyond `_MEMORY_LIMIT`."""
+    import duckdb
+
+    # DuckDB ends in a segmentation fault where its threads find no memory: this raises an error.
+    mmap.mmap(-1, _DATABASE_BYTES).close()
+    spill = Path(tempfile.gettempdir(), f"bridge_profiling-{os.urandom(16).hex()}")  # created when needed, removed on close
+    connection = duckdb.connect(config={"memory_limit": _MEMORY_LIMIT, "temp_directory": str(spill)})
+    # Its progress bar would be written into a notebook, or over ours. Off is refused where a notebook cannot show it anyway.
+    if connection.sql("select current_setting('enable_progress_bar')").fetchall()[0][0]:
+        connection.execute("set enable_progress_bar = false")
+    return connection
+
+
+def queried(connection: Connection, query: str, values: dict[str, str] | None = None, **tables: pa.Table) -> pa.Table:
+    """The rows of a query that can also read some tables, by their names.
+
+    Args:
+        connection: the database.
+        query: to run.
+        values: of its parameters.
+        tables: by name.
+    """
+    for name, table in tables.items():
+        connection.register(name, table)
+    found = connection.sql(query, params=values or {}).to_arrow_table()
+    for name in tables:
+        connection.unregister(name)
+    return found
 
 
 @dataclass(frozen=True)

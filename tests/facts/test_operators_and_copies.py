@@ -6,10 +6,10 @@ import pyarrow as pa
 import pytest
 import torch
 
-from bridge_profiling.facts.database import connect
 from bridge_profiling.facts.device import breakdown, device_work
 from bridge_profiling.facts.kernels import copies, device_sums
 from bridge_profiling.facts.operators import operators, units
+from bridge_profiling.facts.types import connect
 from bridge_profiling.run import Run
 from tests.facts.ranks_in_hand import answer, rank, span, table, values, work
 

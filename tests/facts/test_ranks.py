@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from bridge_profiling.facts.clocks import clock_offsets
 from bridge_profiling.facts.communication import with_dimensions
-from bridge_profiling.facts.database import connect
 from bridge_profiling.facts.matching import match
 from bridge_profiling.facts.ranks import stragglers, verdict
+from bridge_profiling.facts.types import connect
 from bridge_profiling.layout import ParallelLayout
 from bridge_profiling.traces.types import RankInfo
 from tests.facts.ranks_in_hand import values
