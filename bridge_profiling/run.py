@@ -101,7 +101,7 @@ class Run:
         if isinstance(engine, str):
             engine = engine_named(engine, workers, ray_address)
         tables, results = (None if each is None else Path(each) for each in (parquet, bench))
-        options = FactOptions(**self._thresholds.range_names())
+        options = FactOptions(self._thresholds.data_loading_ranges, self._thresholds.checkpoint_ranges)
         #: Every table about the run as an attribute.
         self.facts = RunFacts(Captures(Path(path), engine, tables, on_progress, cycle, results, options))
 
