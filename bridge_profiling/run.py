@@ -374,15 +374,9 @@ class Run:
 
         # Findings first: one pass over the captures then reads everything.
         found, facts = self.findings if findings else [], self.facts
-        several = len(facts.captures.entries())
-        if not several:
+        if not facts.captures.entries():
             raise TraceError("; ".join([*facts.errors, f"{facts.path} holds no trace to merge"]))
-        offsets = facts.clock_offsets if several > 1 else None
-
-        def write() -> int:
-            ranks, file = facts.captures.entries(), Path(output)
-            return write_merged_trace(ranks, file, clock_offsets=offsets, host=host, findings=found, on_progress=on_progress)
-
+        write = partial(write_merged_trace, facts, Path(output), host=host, findings=found, on_progress=on_progress)
         return facts.captures.undisturbed(write)
 
     def compare(self, other: Run) -> Comparison:
