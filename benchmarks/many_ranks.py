@@ -122,7 +122,7 @@ def ask(question: str, entries: Sequence[Path], size: int) -> dict[str, float]:
     """One question's time, rows and peak memory; runs in a process of its own."""
     begin = time.perf_counter()
     with Run(entries[0].parent) as run:
-        found = {"kernels": run.kernels, "waits": run.waits, "straggler": run.stragglers}[question]()
+        found = getattr(run.facts, {"kernels": "kernels_by_rank", "waits": "waits", "straggler": "stragglers"}[question])
         took = time.perf_counter() - begin
         if question == "waits":
             _check(found, run.facts.clock_offsets, size)

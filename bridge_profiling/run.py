@@ -26,6 +26,7 @@ from bridge_profiling.layout import number_ranges
 from bridge_profiling.report.words import counted
 from bridge_profiling.traces.cache import open_entry
 from bridge_profiling.traces.discover import Capture
+from bridge_profiling.traces.tables import SCHEMAS
 from bridge_profiling.traces.types import Caveat
 
 if TYPE_CHECKING:
@@ -39,9 +40,10 @@ if TYPE_CHECKING:
 #: Ranks or iterations: one, some, or all.
 Some = int | Collection[int] | None
 
-#: What `by` and `kind` choose: whether kernels are those of each rank, options of `RunFacts.operators_by`, and facts.
+#: What `by` and `kind` choose: whether kernels are those of each rank, options of `RunFacts.operators_by`, tables, and facts.
 _KERNELS = {"name": False, "rank": True, "group": True}
 _OPERATORS = {"name": "", "shapes": "shapes", "stack": "stacks", "module": "modules"}
+_EVENTS = {name.removesuffix("_events"): name for name in SCHEMAS}
 _COMMUNICATION = {"group": "communication", "rank": "communication_by_rank", "size": "communication_by_size"}
 _PIPELINE = {"stage": "pipeline", "rank": "pipeline_by_rank", "wait": "pipeline_waits"}
 _COUNTERS = {"metric": "gpu_metrics", "kernel": "kernel_counters"}
@@ -103,7 +105,7 @@ class Run:
         if isinstance(engine, str):
             engine = engine_named(engine, workers, ray_address)
         tables, results = (None if each is None else Path(each) for each in (parquet, bench))
-        options = FactOptions(**self._thresholds.range_names())
+        options = FactOptions(self._thresholds.data_loading_ranges, self._thresholds.checkpoint_ranges)
         #: Every table about the run as an attribute.
         self.facts = RunFacts(Captures(Path(path), engine, tables, on_progress, cycle, results, options))
 
@@ -266,17 +268,18 @@ class Run:
 
         Args:
             rank: by the profiler that captured the most ranks.
-            kind: a table of the capture, such as `device`, `host`, `collectives` or `gpu_metrics`.
+            kind: `device`, `host`, `collectives`, `synchronizations`, `memory`, `gpu_metrics` or another table of captures.
             iterations: of these alone: launched in them, or else begun in them on the host.
         """
         return self.facts.captures.undisturbed(partial(self._events, rank, kind, iterations))
 
     def _events(self, rank: int, kind: str, iterations: Some) -> pa.Table:
         entries = {info.rank: entry for info, entry in self.facts.captures.entries()}
-        tables = open_entry(*(entries[each] for each in _captured("rank", rank, entries)))
+        _captured("rank", rank, entries)
+        tables = open_entry(entries[rank])
         if tables is None:
             raise TraceError(f"the tables of rank {rank} were removed")
-        table = _chosen("kind", kind.removesuffix("_events"), {name.removesuffix("_events"): name for name in tables.tables})
+        table = _chosen("kind", kind.removesuffix("_events"), _EVENTS)
         marks = _rows(self.facts.marks, "rank", [rank])
         marks = marks.filter(pc.equal(marks["source"], self.facts.source))
         # Inferred iterations have the run's numbers.
@@ -373,15 +376,9 @@ class Run:
 
         # Findings first: one pass over the captures then reads everything.
         found, facts = self.findings if findings else [], self.facts
-        several = len(facts.captures.entries())
-        if not several:
+        if not facts.captures.entries():
             raise TraceError("; ".join([*facts.errors, f"{facts.path} holds no trace to merge"]))
-        offsets = facts.clock_offsets if several > 1 else None
-
-        def write() -> int:
-            ranks, file = facts.captures.entries(), Path(output)
-            return write_merged_trace(ranks, file, clock_offsets=offsets, host=host, findings=found, on_progress=on_progress)
-
+        write = partial(write_merged_trace, facts, Path(output), host=host, findings=found, on_progress=on_progress)
         return facts.captures.undisturbed(write)
 
     def compare(self, other: Run) -> Comparison:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -127,7 +128,7 @@ def _thresholds(typed: list[str]) -> Thresholds:
     """Thresholds from NAME=VALUE, with defaults for all others."""
     from bridge_profiling.findings import Thresholds
 
-    known = {name: type(value) for name, value in dataclasses.asdict(Thresholds()).items()}
+    known = dataclasses.asdict(Thresholds())
     values: dict[str, Any] = {}
     for each in typed:
         name, _, value = each.partition("=")
@@ -135,10 +136,14 @@ def _thresholds(typed: list[str]) -> Thresholds:
             raise ProfilingConfigError(
                 f"--threshold {name!r} is unknown", instead=did_you_mean(name, known, before="--threshold ")
             )
+        is_text = isinstance(known[name], str)
         try:
-            values[name] = known[name](value)
-            if not math.isfinite(values[name]):
+            values[name] = type(known[name])(value)
+            if is_text:
+                re.compile(value)
+            elif not math.isfinite(values[name]):
                 raise ValueError(value)
-        except ValueError as error:
-            raise ProfilingConfigError(f"--threshold {name} takes a number, not {value!r}") from error
+        except (ValueError, re.error) as error:
+            takes = "a regular expression" if is_text else "a number"
+            raise ProfilingConfigError(f"--threshold {name} takes {takes}, not {value!r}") from error
     return Thresholds(**values)

@@ -73,7 +73,8 @@ class Captures:
     ) -> None:
         self.path, self.options = path, options
         #: Results of benchmarks, and whether they were found instead of named.
-        self.bench, self.bench_found, unreadable = _results(path, bench)
+        self.bench, unreadable = _results(path, bench)
+        self.bench_found = bench is None
         self.sources, found, self._manifests, self._errors = _find(path, cycle)
         self._found_caveats = [*unreadable, *found]
         self._engine, self._parquet = engine, parquet
@@ -95,7 +96,7 @@ class Captures:
         captures = [source for source in self.sources if isinstance(source, Capture)]
         cache.remove_unfinished(captures, self._parquet, Path(self._scratch.name).name)
         if self._kept is not None:
-            self._kept.add({self.options: self._facts or {}})
+            self._kept.keep(self._facts or {})
         if self._connection is not None:
             self._connection.close()
         self._scratch.cleanup()
@@ -155,7 +156,7 @@ class Captures:
     def known(self) -> dict[str, Answer]:
         """The facts about the run so far, those kept by an earlier command included; others can be added."""
         if self._facts is None:
-            self._facts = self._kept.get(self.options) if self._is_cached and self._kept is not None else {}
+            self._facts = dict(self._kept.found) if self._is_cached and self._kept is not None else {}
         return self._facts
 
     def facts(self) -> Mapping[str, Answer]:
@@ -280,7 +281,7 @@ class Captures:
         # Otherwise one has an error, or cannot be cached.
         if captures and len(entries) == len(captures):
             with contextlib.suppress(OSError):
-                self._kept = KeptFacts(captures, entries)
+                self._kept = KeptFacts(captures, entries, self.options)
 
     def _one_of_each(self, read: Sequence[RankResult]) -> list[RankResult]:
         """One result of each rank and profiler, whole captures first: a copied file says that it is of another one's rank."""
@@ -425,17 +426,15 @@ def _find(path: Path, cycle: int | None) -> tuple[list[Capture | Path], list[Cav
     return list(found.captures), found.caveats, manifests, list(found.errors)
 
 
-def _results(path: Path, bench: Path | None) -> tuple[benchmarks.BenchDocument | None, bool, list[Caveat]]:
-    """Results to compare with, whether they were found next to the captures, and a caveat if those cannot be read."""
-    if bench is not None:
-        return benchmarks.read(bench), False, []
-    found = path / benchmarks.NAME
-    if not found.is_file():
-        return None, False, []
+def _results(path: Path, bench: Path | None) -> tuple[benchmarks.BenchDocument | None, list[Caveat]]:
+    """Results to compare with, and a caveat if those next to the captures cannot be read."""
+    found = bench or path / benchmarks.NAME
     try:
-        return benchmarks.read(found), True, []
+        return benchmarks.read(found) if bench or found.is_file() else None, []
     except ProfilingConfigError as error:
-        return None, False, [caveat("bench_unreadable", file=str(found), error=error)]
+        if bench:
+            raise
+        return None, [caveat("bench_unreadable", file=str(found), error=error)]
 
 
 def _one_of_each_content(read: Sequence[RankResult]) -> list[RankResult]:

@@ -92,26 +92,16 @@ class Packed:
         self._tables = pa.decompress(tables, self.header.size, _CODEC)
 
     def __getitem__(self, name: str) -> Answer:
-        return Answer(pa.ipc.open_stream(self.stream(name)).read_all(), self.header.facts[name].caveats)
-
-    def stream(self, name: str) -> pa.Buffer:
-        """The table of a fact as an Arrow stream."""
         kept = self.header.facts[name]
-        return self._tables.slice(kept.begin, kept.end - kept.begin)
+        return Answer(pa.ipc.open_stream(self._tables.slice(kept.begin, kept.end - kept.begin)).read_all(), kept.caveats)
 
 
-def packed(facts: Mapping[str, Answer | tuple[pa.Buffer, tuple[Caveat, ...]]], **about: object) -> bytes:
-    """Facts by name as bytes.
-
-    Args:
-        facts: answers, or streams with their caveats.
-        about: other fields of the header.
-    """
-    streams = {name: (_stream(fact.table), fact.caveats) if isinstance(fact, Answer) else fact for name, fact in facts.items()}
-    ends = itertools.accumulate(len(stream) for stream, _ in streams.values())
-    places = zip(streams.items(), ends, strict=True)
-    kept = {name: _Table(caveats, end - len(stream), end) for (name, (stream, caveats)), end in places}
-    tables = b"".join(stream for stream, _ in streams.values())
+def packed(facts: Mapping[str, Answer], **about: object) -> bytes:
+    """Facts by name as bytes; `about` are other fields of the header."""
+    streams = [_stream(fact.table) for fact in facts.values()]
+    places = zip(facts.items(), streams, itertools.accumulate(map(len, streams)), strict=True)
+    kept = {name: _Table(fact.caveats, end - len(stream), end) for (name, fact), stream, end in places}
+    tables = b"".join(streams)
     header = msgspec.json.encode({"facts": kept, "size": len(tables), **about})
     tables = pa.compress(tables, _CODEC, asbytes=True)
     return b"\n".join([_signed(header, tables), header, tables])
@@ -174,44 +164,31 @@ class KeptFacts:
     Args:
         captures: all of the run's.
         entries: the folders of their tables, which were just checked or written.
+        options: of the facts.
 
     Raises:
         OSError: an entry is not accessible, so nothing can be kept.
     """
 
-    def __init__(self, captures: Sequence[Capture], entries: Sequence[Path]) -> None:
+    def __init__(self, captures: Sequence[Capture], entries: Sequence[Path], options: FactOptions) -> None:
         self._made_of = _digest(*map(_about, captures), *((entry / SEAL).read_bytes() for entry in entries))
         names = [f"{capture.rank} {capture.path.absolute()}" for capture in captures]
-        self._path = entries[0].parent / f"facts-{_digest(*names)}.arrow"
-        self._kept: Packed | None = None
+        self._path = entries[0].parent / f"facts-{_digest(*names, *astuple(options))}.arrow"
+        #: The facts that are kept, by name.
+        self.found: dict[str, Answer] = {}
         with contextlib.suppress(OSError, TraceError, ValueError):
             kept = Packed(read_regular(self._path, _MAX_BYTES))
-            self._kept = kept if kept.header.made_of == self._made_of else None
+            if kept.header.made_of == self._made_of:
+                self.found = {name: kept[name] for name in kept.header.facts}
 
-    def get(self, options: FactOptions) -> dict[str, Answer]:
-        """The facts with these options by name; empty if none are kept."""
-        found = ((msgspec.json.decode(key), key) for key in self._keys)
-        mine = list(astuple(options))
-        return {name: self._kept[key] for (name, *given), key in found if given == mine and self._kept is not None}
-
-    def add(self, facts: Mapping[FactOptions, Mapping[str, Answer]]) -> None:
-        """Keep these facts too. Without space or permission, the file stays as it is."""
-        added = {_key(name, options): fact for options, named in facts.items() for name, fact in named.items()}
-        if added.keys() <= self._keys.keys():
+    def keep(self, facts: Mapping[str, Answer]) -> None:
+        """Keep these facts, if there are others than before. Without space or permission, the file stays as it is."""
+        if facts.keys() <= self.found.keys():
             return
-        kept = {key: (self._kept.stream(key), each.caveats) for key, each in self._keys.items() if self._kept is not None}
-        content = packed({**kept, **added}, made_of=self._made_of)
+        content = packed(facts, made_of=self._made_of)
         if len(content) < _MAX_BYTES:
             with contextlib.suppress(OSError):
                 write_atomically(self._path, lambda temporary: temporary.write_bytes(content))
-
-    @property
-    def _keys(self) -> Mapping[str, _Table]:
-        return {} if self._kept is None else self._kept.header.facts
-
-
-def _key(name: str, options: FactOptions) -> str:
-    return msgspec.json.encode([name, *astuple(options)]).decode()
 
 
 def _patterns() -> str:

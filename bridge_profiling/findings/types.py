@@ -193,11 +193,6 @@ class Thresholds:
     data_loading_ranges: str = DATA_LOADING
     checkpoint_ranges: str = CHECKPOINT
 
-    def range_names(self) -> dict[str, str]:
-        """The expressions that differ from the defaults, as `FactOptions` has them."""
-        chosen = {"data_loading": (self.data_loading_ranges, DATA_LOADING), "checkpoint": (self.checkpoint_ranges, CHECKPOINT)}
-        return {name: expression for name, (expression, default) in chosen.items() if expression != default}
-
 
 def by_rank(values: Mapping[int, float], digits: int = 3) -> dict[str, float]:
     """Rounded values by rank, as evidence holds them."""

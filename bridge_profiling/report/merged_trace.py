@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from isal import igzip
 
+from bridge_profiling.facts.run import RunFacts
 from bridge_profiling.findings import Event, Finding
 from bridge_profiling.report.page import write_output
 from bridge_profiling.report.timeline import event_length_ns
@@ -58,20 +59,18 @@ _HOST_COLUMNS = ("category", "name", "thread", "start_ns", "end_ns", "correlatio
 
 
 def write_merged_trace(
-    ranks: Sequence[tuple[RankInfo, Path]],
+    facts: RunFacts,
     output: Path,
     *,
-    clock_offsets: pa.Table | None = None,
     host: bool = True,
     findings: Sequence[Finding] = (),
     on_progress: Callable[[int, int], None] | None = None,
 ) -> int:
-    """Write one trace of many ranks.
+    """Write one trace of all ranks.
 
     Args:
-        ranks: each rank's `RankInfo`, and the directory of its Parquet tables.
+        facts: of the run.
         output: the file, written atomically; compressed if its name ends with .gz.
-        clock_offsets: from `RunFacts.clock_offsets`; None leaves each rank's times unchanged.
         host: include the hosts' ranges, and arrows from launches to the work they launched.
         findings: annotated at their events, otherwise over the iterations of the responsible ranks.
         on_progress: called with the number of ranks written, and of all.
@@ -82,7 +81,8 @@ def write_merged_trace(
     Raises:
         ProfilingConfigError: the file cannot be written.
     """
-    offsets, base_ns = _offsets_ns(ranks, clock_offsets, host=host)
+    ranks = facts.captures.entries()
+    offsets, base_ns = _offsets_ns(ranks, facts.clock_offsets if len(ranks) > 1 else None, host=host)
     tracks, count = itertools.count(1), 0
 
     def write(temporary: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import sys
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
@@ -22,9 +21,6 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure as PlotlyFigure
 
     from bridge_profiling.facts.run import RunFacts
-
-#: Rows of a table, from its beginning and from its end.
-_ROWS = 10
 
 #: The shortest visible bar of a timeline is this part of its width.
 _FINEST = 2_000
@@ -53,31 +49,14 @@ def _left_to_ipython() -> None:
 
 
 def show_tables() -> None:
-    """Make IPython show pyarrow's tables as HTML tables, unless it has a formatter for them."""
+    """Make IPython show pyarrow's tables as it shows pandas', unless it has a formatter for them."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     if shell is None:
         return
     formatter = shell.display_formatter.formatters["text/html"]
     if pa.Table not in formatter.type_printers:
-        formatter.for_type(pa.Table, table_html)
-
-
-def table_html(table: pa.Table) -> str:
-    """The first and last rows of a table as HTML; names in it stay text."""
-    first = table.slice(0, _ROWS).to_pylist()
-    last = table.slice(max(table.num_rows - _ROWS, _ROWS)).to_pylist() if table.num_rows > _ROWS else []
-    hidden = table.num_rows - len(first) - len(last)
-
-    def line(row: dict[str, Any]) -> str:
-        texts = ("" if each is None else f"{each:,.2f}" if isinstance(each, float) else str(each) for each in row.values())
-        return "".join(f"<td>{html.escape(text)}</td>" for text in texts)
-
-    lines = ["".join(f"<th>{html.escape(name)}</th>" for name in table.column_names), *map(line, first)]
-    if hidden:
-        lines.append(f"<td colspan={len(table.column_names)}>… {hidden:,} more rows</td>")
-    body = "".join(f"<tr>{each}</tr>" for each in [*lines, *map(line, last)])
-    return f"<table>{body}</table><p>{table.num_rows:,} rows × {table.num_columns} columns</p>"
+        formatter.for_type(pa.Table, lambda table: table.to_pandas()._repr_html_())
 
 
 def _attribution(facts: RunFacts, view: str = "cause") -> Figure:

@@ -17,6 +17,8 @@ USAGE_ERRORS = [
     ("report run -o nowhere/page.html", "nowhere/page.html cannot be written. Type "),
     ("monitor --interval 0", "--interval 0.0 is not a time"),
     ("report run --threshold data_loding=1", "--threshold 'data_loding' is unknown. Type --threshold data_loading"),
+    ("report run --threshold cause=nan", "--threshold cause takes a number, not 'nan'"),
+    ("report run --threshold data_loading_ranges=(", r"--threshold data_loading_ranges takes a regular expression, not '\('"),
     ("flamegraph run -o text", "text exists and is not a speedscope file.*another file with -o, or remove this one"),
     ("compare run run --fail-over five", ".*Type for example 5%"),
     ("monitor --jsonl text --tensorboard /proc/nowhere/file", "/proc/nowhere/file cannot be written"),

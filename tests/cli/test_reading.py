@@ -32,6 +32,8 @@ def test_a_piped_report_prints_the_verdict_and_writes_the_page(typed, folder):
     assert done.stdout.endswith("\npage: report.html\n")
     assert "my_gemm_kernel" in (folder / "report.html").read_text()
     assert "low_device_busy" not in typed("report", "run", "--threshold", "device_busy=0.1").stdout
+    named = typed("report", "run", "--threshold", "data_loading_ranges=^my_range$", "--threshold", "device_busy=0.1")
+    assert (named.returncode, named.stderr) == (0, "")
 
 
 def test_of_several_windows_the_newest_is_shown_and_named_first(typed, folder):

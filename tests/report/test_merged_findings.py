@@ -21,7 +21,7 @@ def merge(made, tmp_path):
             replace(each, events=[replace(event, start_ns=event.start_ns + begins) for event in each.events])
             for each in findings
         ]
-        write_merged_trace(run.facts.captures.entries(), tmp_path / "all.json", findings=placed)
+        write_merged_trace(run.facts, tmp_path / "all.json", findings=placed)
         return json.loads((tmp_path / "all.json").read_text())["traceEvents"]
 
     return merged
