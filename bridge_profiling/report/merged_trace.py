@@ -20,6 +20,7 @@ from isal import igzip
 from bridge_profiling.findings import Event, Finding
 from bridge_profiling.report.page import write_output
 from bridge_profiling.report.timeline import event_length_ns
+from bridge_profiling.report.words import resource
 from bridge_profiling.traces.types import RankInfo
 
 #: An event of the trace, as plain data.
@@ -29,17 +30,7 @@ _Event = dict[str, Any]
 _BATCH_ROWS = 1 << 14
 
 #: torch's names for kinds of the tables, which tools that read its traces know.
-_CATEGORIES = {
-    "compute": "kernel",
-    "communication": "kernel",
-    "memcpy": "gpu_memcpy",
-    "memset": "gpu_memset",
-    "operator": "cpu_op",
-    "runtime": "cuda_runtime",
-    "annotation": "user_annotation",
-    "python": "python_function",
-    "overhead": "overhead",
-}
+_CATEGORIES = resource("theme")["categories"]
 
 _DEVICE_COLUMNS = (
     "kind",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -217,28 +216,23 @@ def print_captures(captures: Sequence[RankCapture], console: Console) -> None:
     def middle(values: Sequence[float], text: str) -> str:
         return text.format(statistics.median(values)) if values else UNKNOWN
 
+    rows = []
+    for capture in captures:
+        captured = ", ".join(map(str, capture.captured)) or "none"
+        row = {"rank": str(capture.rank), "status": capture.manifest.status, "iterations": captured}
+        for name, profiled in (("profiled", True), ("unprofiled", False)):
+            durations_ms = [duration / 1e6 for duration in capture.durations_ns(profiled=profiled)]
+            row[f"step ms, {name}"] = middle(durations_ms, "{:.1f}")
+            row[f"MFU, {name}"] = middle(capture.mfu(profiled=profiled), "{:.1%}")
+        rows.append(row)
+    shown = [name for name in rows[0] if "MFU" not in name or any(row[name] != UNKNOWN for row in rows)]
     window = captures[0].manifest.window
-    columns: dict[str, Any] = {
-        "rank": lambda capture: str(capture.rank),
-        "status": lambda capture: capture.manifest.status,
-        "iterations": lambda capture: ", ".join(map(str, capture.captured)) or "none",
-    }
-    for name, profiled in (("profiled", True), ("unprofiled", False)):
-        columns[f"step ms, {name}"] = lambda capture, profiled=profiled: middle(
-            [duration / 1e6 for duration in capture.durations_ns(profiled=profiled)], "{:.1f}"
-        )
-        if any(capture.mfu(profiled=profiled) for capture in captures):
-            columns[f"MFU, {name}"] = lambda capture, profiled=profiled: middle(capture.mfu(profiled=profiled), "{:.1%}")
     title = f"window {window.start}-{window.end}" if window else "captures"
-    rows = [[Cell(make(capture)) for make in columns.values()] for capture in captures]
-    console.print(_boxed(TableView("captures", title, list(columns), rows), console.width))
+    _print_texts(title, shown, [[row[name] for name in shown] for row in rows], console)
     operators = [row for capture in captures if capture.torch_trace is not None for row in _operators(capture)]
     if operators:
         title = f"top {_OPERATORS} operators, by self time on the host"
-        headings = ["rank", "self time", "calls", "operator"]
-        console.print(
-            _boxed(TableView("operators", title, headings, [[Cell(text) for text in row] for row in operators]), console.width)
-        )
+        _print_texts(title, ["rank", "self time", "calls", "operator"], operators, console)
     for capture in captures:
         if capture.manifest.reason:
             console.print(_text(f"rank {capture.rank}: {capture.manifest.reason}"))
@@ -246,6 +240,10 @@ def print_captures(captures: Sequence[RankCapture], console: Console) -> None:
         for path in capture.artifacts:
             # A path that is wrapped, or partly colored, cannot be copied.
             console.print(_text(str(path)), soft_wrap=True)
+
+
+def _print_texts(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], console: Console) -> None:
+    console.print(_boxed(TableView("", title, headings, [list(map(Cell, row)) for row in rows]), console.width))
 
 
 def _operators(capture: RankCapture) -> list[tuple[str, ...]]:
