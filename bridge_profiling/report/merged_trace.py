@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from isal import igzip
 
@@ -156,13 +157,13 @@ class _Rank:
                 over = max(over, (event.start_ns or 0) + event_length_ns(event))
                 if over > start:
                     said = {"event": event.name, "count": event.count, **args}
-                    yield self._at("X", "finding", finding.title, track, start) | {"dur": _us(over - start), "args": said}
+                    yield self._at("X", "finding", finding.title, track, start) | {"dur": (over - start) / 1e3, "args": said}
 
     def _slice(self, category: str, name: str, track: int, start_ns: int, end_ns: int, values: dict[str, Any]) -> _Event:
         self.count += 1
         args = {key: value for key, value in values.items() if value is not None}
         begun = self._at("X", _CATEGORIES.get(category, category), name, track, start_ns)
-        return begun | {"dur": _us(end_ns - start_ns), "args": args}
+        return begun | {"dur": (end_ns - start_ns) / 1e3, "args": args}
 
     def _arrow(self, phase: str, correlation: int, track: int, time_ns: int) -> _Event:
         """One end of an arrow. Ids are the ranks' own: correlations have 32 bits, and JSON's numbers hold 53."""
@@ -175,7 +176,7 @@ class _Rank:
             "name": name or "",
             "pid": self._rank,
             "tid": track,
-            "ts": _us(time_ns + self._shift_ns),
+            "ts": (time_ns + self._shift_ns) / 1e3,
         }
 
     def _track(self, kind: str, number: int, device: int = 0) -> Generator[_Event, None, int]:
@@ -201,11 +202,6 @@ def _places(finding: Finding, rank: int, entry: Path) -> list[Event]:
         return known
     rows = _rows(entry / "iterations.parquet", ("iteration", "start_ns", "end_ns"))
     return [Event(rank, f"iteration {number}", number, start, (end - start) / 1e3) for number, start, end in rows]
-
-
-def _us(time_ns: int) -> msgspec.Raw:
-    """Microseconds with all digits, which a float of Unix time has not: 1234567 is 1234.567."""
-    return msgspec.Raw(b"%d.%03d" % (time_ns // 1000, time_ns % 1000))
 
 
 def _rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
@@ -250,13 +246,12 @@ def _offsets_ns(
 
 
 def _first_ns(entry: Path, *, host: bool) -> int | None:
-    """When a rank's first event begins, from Parquet's statistics; None without events."""
-    found = []
+    """When a rank's first event begins; None without events."""
+    firsts = []
     for name in ("device_events", "host_events") if host else ("device_events",):
         path = entry / f"{name}.parquet"
         if path.is_file():
-            metadata = pq.read_metadata(path)
-            column = metadata.schema.names.index("start_ns")
-            groups = [metadata.row_group(place).column(column).statistics for place in range(metadata.num_row_groups)]
-            found += [group.min for group in groups if group is not None and group.has_min_max]
-    return min(found, default=None)
+            with pq.ParquetFile(path) as file:
+                blocks = file.iter_batches(columns=["start_ns"])
+                firsts += [pc.min(block["start_ns"]).as_py() for block in blocks if block.num_rows]
+    return min(firsts, default=None)

@@ -7,7 +7,6 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from statistics import median
 from typing import Any
 
@@ -31,19 +30,8 @@ _UNITS = words.UNITS | {"us": "bare_ms", "gbs": "bandwidth"}
 _IDENTIFIERS = ("rank", "stage", "waits_for_stage", "device", "iteration")
 
 
-@dataclass(frozen=True)
-class _Table:
-    """A table as `tables.toml` declares it."""
-
-    title: str
-    columns: Sequence[str]
-    python: str = ""
-    order: str = ""
-    less: str = "with less time"
-    kinds: str | None = None
-    name_last: bool = False
-    of_ranks: bool = False
-    folded: bool = False
+#: What of a declaration is that of the view.
+_SHOWN = ("name_last", "of_ranks", "folded", "python")
 
 
 @dataclass(frozen=True)
@@ -81,11 +69,6 @@ class _Column:
         return Cell(written(self.form, value), value if isinstance(value, (int, float)) else None)
 
 
-@cache
-def _declared() -> dict[str, _Table]:
-    return {id: _Table(**table) for id, table in words.resource("tables").items()}
-
-
 def view(
     id: str,
     rows: Rows,
@@ -107,30 +90,28 @@ def view(
         shown_as: its id on the page; "" for the same.
         said: what the title names.
     """
-    table, every = _declared()[id], list(rows)
+    table, every = words.resource("tables")[id], list(rows)
+    order, kinds, less = table.get("order"), table.get("kinds"), table.get("less", "with less time")
     added = [f"{heading} = {name}" for heading, name in (more or {}).items()]
-    declared = [part for each in table.columns for part in (added if each == "*" else [each])]
+    declared = [part for each in table["columns"] for part in (added if each == "*" else [each])]
     columns = [
         each for each in map(_Column.of, declared) if not each.condition or any(row.get(each.condition) for row in every)
     ]
-    if table.order:
-        every.sort(key=lambda row: -(row[table.order] or 0))
+    if order:
+        every.sort(key=lambda row: -(row[order] or 0))
     shown = every[:most_rows]
-    left = len(every) - len(shown) if table.less else 0
-    noted = f"{left:,} more {table.less}: bridge-profiling analyze --json lists them. " if left else ""
+    left = len(every) - len(shown) if less else 0
+    noted = f"{left:,} more {less}: bridge-profiling analyze --json lists them. " if left else ""
     names = [column.name for column in columns]
     return TableView(
         shown_as or id,
-        table.title.format(shown=len(shown), all=len(every), **said),
+        table["title"].format(shown=len(shown), all=len(every), **said),
         [column.heading for column in columns],
         [[column.cell(row) for column in columns] for row in shown],
-        name_last=table.name_last,
-        of_ranks=table.of_ranks,
-        filters=None if table.kinds is None else sorted({row[table.kinds] for row in shown} if table.kinds else ()),
-        sorted_by=names.index(table.order) if table.order in names else 0,
+        filters=None if kinds is None else sorted({row[kinds] for row in shown} if kinds else ()),
+        sorted_by=names.index(order) if order in names else 0,
         note=f"{noted}{note}".strip(),
-        folded=table.folded,
-        python=table.python,
+        **{name: table[name] for name in _SHOWN if name in table},
     )
 
 
