@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
@@ -12,6 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from bridge_profiling.facts.intervals import grouped
 from bridge_profiling.facts.parts import BY_ACTIVITY
 from bridge_profiling.facts.phases import KINDS
 from bridge_profiling.facts.words import UNKNOWN, fill, named_ranks, written
@@ -266,32 +266,27 @@ def captures(
     uneventful: int | None,
 ) -> TableView:
     """How complete each rank's capture is; of the complete ones the first `uneventful`, None for all."""
-    boundaries = defaultdict(list)
-    for row in iterations:
-        boundaries[row["rank"]].append(row["boundary"])
-    rows, left = [], 0
+    boundaries = grouped(iterations, "rank")
+    rows, quiet = [], 0
     for info in infos:
-        manifest, offset, boundary = manifests.get(info.rank), offsets.get(info.rank, {}), boundaries[info.rank]
+        manifest, offset = manifests.get(info.rank), offsets.get(info.rank, {})
         status = manifest.manifest.status if manifest else "partial" if info.partial else "no manifest"
-        if uneventful is not None and status in ("complete", "no manifest") and not info.error:
-            if not uneventful:
-                left += 1
-                continue
-            uneventful -= 1
+        sound = status in ("complete", "no manifest") and not info.error
+        quiet += sound
+        if sound and uneventful is not None and quiet > uneventful:
+            continue
+        boundary = [row["boundary"] for row in boundaries.get(info.rank, ())]
         edges = f", {sum(boundary)} at the profiler's edges" if any(boundary) else ""
-        durations = {name: manifest.durations_ns(profiled=name == "profiled") if manifest else [] for name in _DURATIONS}
-        rows.append(
-            {
-                "rank": f"rank {info.rank}",
-                "status": f"{status}{', cut short' if info.error and info.judged else '' if info.judged else ', not judged'}",
-                "iterations": f"{len(boundary)}{edges}",
-                **{name: median(each) / 1e3 if each else None for name, each in durations.items()},
-                **{name: offset.get(name) for name in ("offset_ns", "residual_ns")},
-                "host": info.host or None,
-            }
-        )
+        row = {
+            "rank": f"rank {info.rank}",
+            "status": f"{status}{', cut short' if info.error and info.judged else '' if info.judged else ', not judged'}",
+            "iterations": f"{len(boundary)}{edges}",
+            **{name: offset.get(name) for name in ("offset_ns", "residual_ns")},
+            "host": info.host or None,
+        }
+        for name, profiled in (("profiled", True), ("not_profiled", False)):
+            durations_ns = manifest.durations_ns(profiled=profiled) if manifest else []
+            row[name] = median(durations_ns) / 1e3 if durations_ns else None
+        rows.append(row)
+    left = 0 if uneventful is None else max(quiet - uneventful, 0)
     return view("captures", rows, note=f"{left:,} more ranks without problems." if left else "")
-
-
-#: Columns of iterations that were profiled, and that were not.
-_DURATIONS = ("profiled", "not_profiled")
