@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import io
 import itertools
+import json
 from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,8 @@ from bridge_profiling.traces.types import RankInfo
 
 #: An event of the trace, as plain data.
 _Event = dict[str, Any]
+
+_ENCODER = msgspec.json.Encoder()
 
 #: Rows in memory at a time.
 _BATCH_ROWS = 1 << 14
@@ -79,18 +83,17 @@ def write_merged_trace(
 
     def write(temporary: Path) -> None:
         nonlocal count
-        encode = msgspec.json.Encoder().encode
         with igzip.IGzipFile(temporary, "wb", compresslevel=1) if output.name.endswith(".gz") else temporary.open("wb") as raw:
             file = io.BufferedWriter(raw, 1 << 20)
             # The base turns times into Unix time: as microseconds in JSON, Unix times would lose their nanoseconds.
             # By the first key, `traces.discover` knows that this is not a rank's capture.
             file.write(b'{"bridge_profiling":"merged trace","schemaVersion":1,"displayTimeUnit":"ms",')
             file.write(b'"baseTimeNanoseconds":%d,"traceEvents":[\n' % base_ns)
-            file.write(encode({"ph": "M", "name": "trace_name", "pid": 0, "tid": 0, "args": {"name": "all ranks"}}))
+            file.write(_encoded({"ph": "M", "name": "trace_name", "pid": 0, "tid": 0, "args": {"name": "all ranks"}}))
             for done, (info, entry) in enumerate(ranks, 1):
                 rank = _Rank(info, offsets[info.rank] - base_ns, tracks)
                 for event in itertools.chain(rank.annotations(entry, findings), rank.events(entry, host=host)):
-                    file.write(b",\n" + encode(event))
+                    file.write(b",\n" + _encoded(event))
                 count += rank.count
                 if on_progress is not None:
                     on_progress(done, len(ranks))
@@ -99,6 +102,14 @@ def write_merged_trace(
 
     write_output(output, write)
     return count
+
+
+def _encoded(event: _Event) -> bytes:
+    """An event as JSON on one line; with escapes if a terminal would obey something in it, or it has half of a character."""
+    with suppress(UnicodeEncodeError):
+        if (text := _ENCODER.encode(event)).decode().isprintable():
+            return text
+    return json.dumps(event, separators=(",", ":"), default=lambda raw: json.loads(bytes(raw))).encode()
 
 
 class _Rank:
