@@ -30,7 +30,7 @@ _UNITS = words.UNITS | {"us": "bare_ms", "gbs": "bandwidth"}
 _IDENTIFIERS = ("rank", "stage", "waits_for_stage", "device", "iteration")
 
 
-#: What of a declaration is that of the view.
+#: Keys of a declaration that the view of a table has, too.
 _SHOWN = ("name_last", "of_ranks", "folded", "python")
 
 
