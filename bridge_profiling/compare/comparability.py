@@ -16,7 +16,7 @@ from bridge_profiling.compare.events import Events
 from bridge_profiling.compare.steps import Comparable, Side, captured_iterations, unprofiled_us
 from bridge_profiling.layout import name_ranks, number_ranges
 from bridge_profiling.manifest import RankCapture
-from bridge_profiling.traces.types import RankInfo, filled
+from bridge_profiling.traces.types import RankInfo, filled, texts
 
 _text = partial(filled, __package__, "text.toml")
 
@@ -35,27 +35,8 @@ _PRODUCTS = re.compile(
     r"_scaled_dot_product_\w+|_cudnn_attention_forward)$"
 )
 
-#: Megatron's and torch's names of the groups whose sizes are the layout.
-_GROUPS = {
-    "TENSOR_MODEL_PARALLEL_GROUP": "tp",
-    "PIPELINE_MODEL_PARALLEL_GROUP": "pp",
-    "DATA_PARALLEL_GROUP": "dp",
-    "CONTEXT_PARALLEL_GROUP": "cp",
-    "EXPERT_MODEL_PARALLEL_GROUP": "ep",
-}
-
-#: Settings of a profile that do not change its cost.
-_PLACES = (
-    "profile_step_start",
-    "profile_step_end",
-    "profile_ranks",
-    "output_dir",
-    "memory_snapshot_path",
-    "nsys_export_sqlite",
-    "peak_tflops",
-)
-
-_WORDS = {"tokens": "tokens of an iteration", "model_flops": "model FLOPs of an iteration", "precision": "precision"}
+#: Dimensions by the names of groups, settings that do not change a profile's cost, and topics of what a training reports.
+_GROUPS, _PLACES, _WORDS = (texts(__package__, "text.toml")[name] for name in ("groups", "places", "reported"))
 
 
 @dataclass(frozen=True)
@@ -144,7 +125,7 @@ def _completeness(infos: Sequence[RankInfo]) -> str:
 
 def _settings(concerns: str, sides: Sequence[Mapping[str, Any]], means: str) -> list[Difference | None]:
     """Differences of the named values that both sides have."""
-    names = sorted(sides[0].keys() & sides[1].keys() - set(_PLACES))
+    names = sorted(sides[0].keys() & sides[1].keys() - set(_PLACES["settings"]))
     return [_differs(name, concerns, [str(side[name]) for side in sides], means) for name in names]
 
 

@@ -12,7 +12,7 @@ from bridge_profiling.facts.statistics import LEVEL, Change, Estimate
 from bridge_profiling.facts.words import UNKNOWN, fill, written
 from bridge_profiling.report import figures, tables, words
 from bridge_profiling.report.rows import Rows
-from bridge_profiling.report.views import PageView, Row, SectionView, TableView, Verdict, captioned, section
+from bridge_profiling.report.views import PageView, Row, TableView, Verdict, captioned, section, table_sections
 
 #: Rows of a table of events, and ranks in a table; the JSON has all.
 _SHOWN, _RANKS = 10, 8
@@ -28,11 +28,7 @@ def comparison_view(comparison: Comparison) -> PageView:
     """The view of a comparison."""
     headline, *sentences = _sentences(comparison)
     names = _names(comparison)
-    sections = [
-        SectionView(id, table.title, tables=[table], short=id.replace("-", " ").capitalize())
-        for id, table in _tables(comparison).items()
-        if table.rows
-    ]
+    sections = table_sections(_tables(comparison))
     if comparison.profiled is not None and comparison.profiled.change:
         variants = {
             name: figures.change_figure(parts, comparison.profiled, names, PARTS)
@@ -78,7 +74,7 @@ def _sentences(comparison: Comparison) -> Iterator[str]:
 
 
 def _tables(comparison: Comparison) -> dict[str, TableView]:
-    """Tables by the ids of their sections."""
+    """Tables by the short names of their sections."""
     ranks = comparison.ranks.to_pylist()
     ranks = [row | {"most": _changed_most(row)} for row in ranks] if any(row["change_duration_us"] for row in ranks) else []
     copies = [row | {"name": tables.copy_kind(row)} for row in changed(comparison.copies)]
@@ -90,17 +86,17 @@ def _tables(comparison: Comparison) -> dict[str, TableView]:
     sides = (("new", comparison.findings_came), ("gone", comparison.findings_went))
     findings = [{"change": word, "id": each.id, "finding": each.title} for word, mine in sides for each in mine]
     return {
-        "comparability": tables.view("differences", [vars(each) for each in comparison.differences]),
-        "by-cause": tables.view("parts-by-cause", _parts(comparison.by_cause, comparison)),
-        "by-activity": tables.view("parts-by-activity", _parts(comparison.by_activity, comparison)),
-        "ranks": tables.view("by-rank", ranks, _RANKS),
-        "kernels": _events("kernels", "Kernels", changed(comparison.kernels)),
-        "copies": _events("copies", "Copies", copies),
-        "communication": tables.view("changed-communication", communication, _SHOWN, shown_as="communication"),
-        "operators": _events("host", operators, changed(comparison.operators)),
-        "memory": tables.view("changed-memory", memory, _RANKS, shown_as="memory"),
-        "allocation-sites": tables.view("changed-sites", comparison.changed_sites, _SHOWN, shown_as="sites"),
-        "findings": tables.view("changed-findings", findings, shown_as="findings"),
+        "Comparability": tables.view("differences", [vars(each) for each in comparison.differences]),
+        "By cause": tables.view("parts-by-cause", _parts(comparison.by_cause, comparison)),
+        "By activity": tables.view("parts-by-activity", _parts(comparison.by_activity, comparison)),
+        "Ranks": tables.view("by-rank", ranks, _RANKS),
+        "Kernels": _events("kernels", "Kernels", changed(comparison.kernels)),
+        "Copies": _events("copies", "Copies", copies),
+        "Communication": tables.view("changed-communication", communication, _SHOWN, shown_as="communication"),
+        "Operators": _events("host", operators, changed(comparison.operators)),
+        "Memory": tables.view("changed-memory", memory, _RANKS, shown_as="memory"),
+        "Allocation sites": tables.view("changed-sites", comparison.changed_sites, _SHOWN, shown_as="sites"),
+        "Findings": tables.view("changed-findings", findings, shown_as="findings"),
     }
 
 

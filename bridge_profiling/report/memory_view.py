@@ -16,7 +16,7 @@ from bridge_profiling.facts.words import written
 from bridge_profiling.report import tables, words
 from bridge_profiling.report.rows import Rows
 from bridge_profiling.report.run_view import memory_over_time_view
-from bridge_profiling.report.views import PageView, SectionView, TableView, Verdict
+from bridge_profiling.report.views import PageView, SectionView, TableView, Verdict, table_sections
 
 SCHEMA_VERSION = 1
 
@@ -61,11 +61,7 @@ def memory_view(runs: Sequence[RunFacts]) -> PageView:
         drawn = memory_over_time_view(facts, {rank for rank, _ in _drawn(facts)}, id)
         if drawn:
             sections.append(SectionView(id, f"{side}memory over time".capitalize(), figures=drawn))
-        for short, found in _tables(facts).items():
-            if found.rows:
-                name = f"{side}{short}"
-                id = name.lower().replace(": ", "-")
-                sections.append(SectionView(id, f"{side}{found.title}", tables=[found], short=name))
+        sections += table_sections(_tables(facts), side)
     headline, *sentences = _sentences(runs, difference)
     limitations = list(dict.fromkeys(sentence for facts in runs for sentence in _limitations(facts)))
     title = " → ".join(facts.path.absolute().name for facts in runs)

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import io
 import itertools
+import json
 from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from isal import igzip
 
@@ -21,26 +24,19 @@ from bridge_profiling.facts.run import RunFacts
 from bridge_profiling.findings import Event, Finding
 from bridge_profiling.report.page import write_output
 from bridge_profiling.report.timeline import event_length_ns
+from bridge_profiling.report.words import resource
 from bridge_profiling.traces.types import RankInfo
 
 #: An event of the trace, as plain data.
 _Event = dict[str, Any]
 
+_ENCODER = msgspec.json.Encoder()
+
 #: Rows in memory at a time.
 _BATCH_ROWS = 1 << 14
 
 #: torch's names for kinds of the tables, which tools that read its traces know.
-_CATEGORIES = {
-    "compute": "kernel",
-    "communication": "kernel",
-    "memcpy": "gpu_memcpy",
-    "memset": "gpu_memset",
-    "operator": "cpu_op",
-    "runtime": "cuda_runtime",
-    "annotation": "user_annotation",
-    "python": "python_function",
-    "overhead": "overhead",
-}
+_CATEGORIES = resource("theme")["categories"]
 
 _DEVICE_COLUMNS = (
     "kind",
@@ -87,18 +83,17 @@ def write_merged_trace(
 
     def write(temporary: Path) -> None:
         nonlocal count
-        encode = msgspec.json.Encoder().encode
         with igzip.IGzipFile(temporary, "wb", compresslevel=1) if output.name.endswith(".gz") else temporary.open("wb") as raw:
             file = io.BufferedWriter(raw, 1 << 20)
             # The base turns times into Unix time: as microseconds in JSON, Unix times would lose their nanoseconds.
             # By the first key, `traces.discover` knows that this is not a rank's capture.
             file.write(b'{"bridge_profiling":"merged trace","schemaVersion":1,"displayTimeUnit":"ms",')
             file.write(b'"baseTimeNanoseconds":%d,"traceEvents":[\n' % base_ns)
-            file.write(encode({"ph": "M", "name": "trace_name", "pid": 0, "tid": 0, "args": {"name": "all ranks"}}))
+            file.write(_encoded({"ph": "M", "name": "trace_name", "pid": 0, "tid": 0, "args": {"name": "all ranks"}}))
             for done, (info, entry) in enumerate(ranks, 1):
                 rank = _Rank(info, offsets[info.rank] - base_ns, tracks)
                 for event in itertools.chain(rank.annotations(entry, findings), rank.events(entry, host=host)):
-                    file.write(b",\n" + encode(event))
+                    file.write(b",\n" + _encoded(event))
                 count += rank.count
                 if on_progress is not None:
                     on_progress(done, len(ranks))
@@ -107,6 +102,14 @@ def write_merged_trace(
 
     write_output(output, write)
     return count
+
+
+def _encoded(event: _Event) -> bytes:
+    """An event as JSON on one line; with escapes if a terminal would obey something in it, or it has half of a character."""
+    with suppress(UnicodeEncodeError):
+        if (text := _ENCODER.encode(event)).decode().isprintable():
+            return text
+    return json.dumps(event, separators=(",", ":"), default=lambda raw: json.loads(bytes(raw))).encode()
 
 
 class _Rank:
@@ -165,13 +168,13 @@ class _Rank:
                 over = max(over, (event.start_ns or 0) + event_length_ns(event))
                 if over > start:
                     said = {"event": event.name, "count": event.count, **args}
-                    yield self._at("X", "finding", finding.title, track, start) | {"dur": _us(over - start), "args": said}
+                    yield self._at("X", "finding", finding.title, track, start) | {"dur": (over - start) / 1e3, "args": said}
 
     def _slice(self, category: str, name: str, track: int, start_ns: int, end_ns: int, values: dict[str, Any]) -> _Event:
         self.count += 1
         args = {key: value for key, value in values.items() if value is not None}
         begun = self._at("X", _CATEGORIES.get(category, category), name, track, start_ns)
-        return begun | {"dur": _us(end_ns - start_ns), "args": args}
+        return begun | {"dur": (end_ns - start_ns) / 1e3, "args": args}
 
     def _arrow(self, phase: str, correlation: int, track: int, time_ns: int) -> _Event:
         """One end of an arrow. Ids are the ranks' own: correlations have 32 bits, and JSON's numbers hold 53."""
@@ -184,7 +187,7 @@ class _Rank:
             "name": name or "",
             "pid": self._rank,
             "tid": track,
-            "ts": _us(time_ns + self._shift_ns),
+            "ts": (time_ns + self._shift_ns) / 1e3,
         }
 
     def _track(self, kind: str, number: int, device: int = 0) -> Generator[_Event, None, int]:
@@ -210,11 +213,6 @@ def _places(finding: Finding, rank: int, entry: Path) -> list[Event]:
         return known
     rows = _rows(entry / "iterations.parquet", ("iteration", "start_ns", "end_ns"))
     return [Event(rank, f"iteration {number}", number, start, (end - start) / 1e3) for number, start, end in rows]
-
-
-def _us(time_ns: int) -> msgspec.Raw:
-    """Microseconds with all digits, which a float of Unix time has not: 1234567 is 1234.567."""
-    return msgspec.Raw(b"%d.%03d" % (time_ns // 1000, time_ns % 1000))
 
 
 def _rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
@@ -259,13 +257,12 @@ def _offsets_ns(
 
 
 def _first_ns(entry: Path, *, host: bool) -> int | None:
-    """When a rank's first event begins, from Parquet's statistics; None without events."""
-    found = []
+    """When a rank's first event begins; None without events."""
+    firsts = []
     for name in ("device_events", "host_events") if host else ("device_events",):
         path = entry / f"{name}.parquet"
         if path.is_file():
-            metadata = pq.read_metadata(path)
-            column = metadata.schema.names.index("start_ns")
-            groups = [metadata.row_group(place).column(column).statistics for place in range(metadata.num_row_groups)]
-            found += [group.min for group in groups if group is not None and group.has_min_max]
-    return min(found, default=None)
+            with pq.ParquetFile(path) as file:
+                blocks = file.iter_batches(columns=["start_ns"])
+                firsts += [pc.min(block["start_ns"]).as_py() for block in blocks if block.num_rows]
+    return min(firsts, default=None)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from statistics import median
 from typing import Any
 
 import pyarrow as pa
 
+from bridge_profiling.facts.intervals import grouped
 from bridge_profiling.facts.parts import BY_ACTIVITY
 from bridge_profiling.facts.phases import KINDS
 from bridge_profiling.facts.words import UNKNOWN, fill, named_ranks, written
@@ -31,19 +30,8 @@ _UNITS = words.UNITS | {"us": "bare_ms", "gbs": "bandwidth"}
 _IDENTIFIERS = ("rank", "stage", "waits_for_stage", "device", "iteration")
 
 
-@dataclass(frozen=True)
-class _Table:
-    """A table as `tables.toml` declares it."""
-
-    title: str
-    columns: Sequence[str]
-    python: str = ""
-    order: str = ""
-    less: str = "with less time"
-    kinds: str | None = None
-    name_last: bool = False
-    of_ranks: bool = False
-    folded: bool = False
+#: Keys of a declaration that the view of a table has, too.
+_SHOWN = ("name_last", "of_ranks", "folded", "python")
 
 
 @dataclass(frozen=True)
@@ -81,11 +69,6 @@ class _Column:
         return Cell(written(self.form, value), value if isinstance(value, (int, float)) else None)
 
 
-@cache
-def _declared() -> dict[str, _Table]:
-    return {id: _Table(**table) for id, table in words.resource("tables").items()}
-
-
 def view(
     id: str,
     rows: Rows,
@@ -107,30 +90,28 @@ def view(
         shown_as: its id on the page; "" for the same.
         said: what the title names.
     """
-    table, every = _declared()[id], list(rows)
+    table, every = words.resource("tables")[id], list(rows)
+    order, kinds, less = table.get("order"), table.get("kinds"), table.get("less", "with less time")
     added = [f"{heading} = {name}" for heading, name in (more or {}).items()]
-    declared = [part for each in table.columns for part in (added if each == "*" else [each])]
+    declared = [part for each in table["columns"] for part in (added if each == "*" else [each])]
     columns = [
         each for each in map(_Column.of, declared) if not each.condition or any(row.get(each.condition) for row in every)
     ]
-    if table.order:
-        every.sort(key=lambda row: -(row[table.order] or 0))
+    if order:
+        every.sort(key=lambda row: -(row[order] or 0))
     shown = every[:most_rows]
-    left = len(every) - len(shown) if table.less else 0
-    noted = f"{left:,} more {table.less}: bridge-profiling analyze --json lists them. " if left else ""
+    left = len(every) - len(shown) if less else 0
+    noted = f"{left:,} more {less}: bridge-profiling analyze --json lists them. " if left else ""
     names = [column.name for column in columns]
     return TableView(
         shown_as or id,
-        table.title.format(shown=len(shown), all=len(every), **said),
+        table["title"].format(shown=len(shown), all=len(every), **said),
         [column.heading for column in columns],
         [[column.cell(row) for column in columns] for row in shown],
-        name_last=table.name_last,
-        of_ranks=table.of_ranks,
-        filters=None if table.kinds is None else sorted({row[table.kinds] for row in shown} if table.kinds else ()),
-        sorted_by=names.index(table.order) if table.order in names else 0,
+        filters=None if kinds is None else sorted({row[kinds] for row in shown} if kinds else ()),
+        sorted_by=names.index(order) if order in names else 0,
         note=f"{noted}{note}".strip(),
-        folded=table.folded,
-        python=table.python,
+        **{name: table[name] for name in _SHOWN if name in table},
     )
 
 
@@ -285,32 +266,27 @@ def captures(
     uneventful: int | None,
 ) -> TableView:
     """How complete each rank's capture is; of the complete ones the first `uneventful`, None for all."""
-    boundaries = defaultdict(list)
-    for row in iterations:
-        boundaries[row["rank"]].append(row["boundary"])
-    rows, left = [], 0
+    boundaries = grouped(iterations, "rank")
+    rows, quiet = [], 0
     for info in infos:
-        manifest, offset, boundary = manifests.get(info.rank), offsets.get(info.rank, {}), boundaries[info.rank]
+        manifest, offset = manifests.get(info.rank), offsets.get(info.rank, {})
         status = manifest.manifest.status if manifest else "partial" if info.partial else "no manifest"
-        if uneventful is not None and status in ("complete", "no manifest") and not info.error:
-            if not uneventful:
-                left += 1
-                continue
-            uneventful -= 1
+        sound = status in ("complete", "no manifest") and not info.error
+        quiet += sound
+        if sound and uneventful is not None and quiet > uneventful:
+            continue
+        boundary = [row["boundary"] for row in boundaries.get(info.rank, ())]
         edges = f", {sum(boundary)} at the profiler's edges" if any(boundary) else ""
-        durations = {name: manifest.durations_ns(profiled=name == "profiled") if manifest else [] for name in _DURATIONS}
-        rows.append(
-            {
-                "rank": f"rank {info.rank}",
-                "status": f"{status}{', cut short' if info.error and info.judged else '' if info.judged else ', not judged'}",
-                "iterations": f"{len(boundary)}{edges}",
-                **{name: median(each) / 1e3 if each else None for name, each in durations.items()},
-                **{name: offset.get(name) for name in ("offset_ns", "residual_ns")},
-                "host": info.host or None,
-            }
-        )
+        row = {
+            "rank": f"rank {info.rank}",
+            "status": f"{status}{', cut short' if info.error and info.judged else '' if info.judged else ', not judged'}",
+            "iterations": f"{len(boundary)}{edges}",
+            **{name: offset.get(name) for name in ("offset_ns", "residual_ns")},
+            "host": info.host or None,
+        }
+        for name, profiled in (("profiled", True), ("not_profiled", False)):
+            durations_ns = manifest.durations_ns(profiled=profiled) if manifest else []
+            row[name] = median(durations_ns) / 1e3 if durations_ns else None
+        rows.append(row)
+    left = 0 if uneventful is None else max(quiet - uneventful, 0)
     return view("captures", rows, note=f"{left:,} more ranks without problems." if left else "")
-
-
-#: Columns of iterations that were profiled, and that were not.
-_DURATIONS = ("profiled", "not_profiled")

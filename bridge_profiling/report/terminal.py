@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -35,10 +34,23 @@ def _text(text: str, style: str = "") -> Text:
     return Text(printable(text), style)
 
 
+def _print_lines(lines: Iterable[str], console: Console, style: str = "", *, to_copy: bool = False) -> None:
+    """Lines that a terminal wraps between words, unless they are there to be copied; a pipe gets them as they are."""
+    for line in lines:
+        console.print(_text(line, style), soft_wrap=to_copy or not console.is_terminal)
+
+
+def _print_table(view: TableView, console: Console) -> None:
+    if console.is_terminal:
+        console.print(_boxed(view, console.width))
+    else:
+        _print_plain(view, console)
+
+
 def print_report(view: PageView, console: Console) -> None:
     """Print the answer to `bridge-profiling report`: the verdict, the time attribution, findings and benchmarks."""
     for text in view.notices:
-        console.print(Text(f"{printable(text)}\n"), soft_wrap=not console.is_terminal)
+        _print_lines((text, ""), console)
     _print_verdict(view.verdict, console)
     time, checklist, phases, bench = view.sections
     for figure, numbers in zip(time.figures, time.tables[-2:], strict=False):
@@ -49,62 +61,47 @@ def print_report(view: PageView, console: Console) -> None:
             _print_plain(numbers, console)
     for ranges in (*phases.tables, *checklist.tables):
         console.print()
-        console.print(_boxed(ranges, console.width)) if console.is_terminal else _print_plain(ranges, console)
+        _print_table(ranges, console)
     if view.findings:
         (_print_findings if console.is_terminal else _print_plain_findings)(view.findings, console)
         for each in view.findings:
-            if command := each.finding.evidence.get("ncu_command"):
-                # Not wrapped, so that the command can be copied.
-                console.print()
-                for line in (
-                    f"{each.number}. in Nsight Compute:",
-                    command,
-                    *map(sentence, each.finding.evidence.get("ncu_notes", [])),
-                ):
-                    console.print(_text(line), soft_wrap=True)
+            evidence = each.finding.evidence
+            if command := evidence.get("ncu_command"):
+                notes = map(sentence, evidence.get("ncu_notes", []))
+                _print_lines(("", f"{each.number}. in Nsight Compute:", command, *notes), console, to_copy=True)
     if not bench.empty:
-        console.print()
-        for text in bench.paragraphs:
-            console.print(_text(text), soft_wrap=not console.is_terminal)
+        _print_lines(("", *bench.paragraphs), console)
 
 
 def print_answer(view: PageView, console: Console, lines: Iterable[str] = ()) -> None:
     """Print a comparison or memory: the verdict, lines of one's own, and every table."""
     if view.kind == "comparison":
-        console.print(_text(view.title, "bold"), soft_wrap=True)
+        _print_lines([view.title], console, "bold", to_copy=True)
     _print_verdict(view.verdict, console)
-    for line in ("", *lines, ""):
-        console.print(_text(line), soft_wrap=True)
+    _print_lines(("", *lines, ""), console, to_copy=True)
     print_tables([table for section in view.sections for table in section.tables], view.caveats, console)
 
 
 def print_tables(tables: Iterable[TableView], limitations: Sequence[str], console: Console) -> None:
     """Print tables, then what the captures cannot show."""
     for view in tables:
-        if console.is_terminal:
-            console.print(_boxed(view, console.width))
-        else:
-            _print_plain(view, console)
+        _print_table(view, console)
+        if not console.is_terminal:
             console.print()
     if limitations:
-        console.print(Text("Limitations", style="bold"))
-        for text in limitations:
-            console.print(_text(f"- {text}"), soft_wrap=True)
+        _print_lines(["Limitations"], console, "bold")
+        _print_lines((f"- {text}" for text in limitations), console, to_copy=True)
 
 
 def _print_verdict(verdict: Verdict, console: Console) -> None:
-    wrapped = console.is_terminal
-    console.print(_text(verdict.headline, "bold"), soft_wrap=not wrapped)
-    for text in verdict.sentences:
-        console.print(_text(text), soft_wrap=not wrapped)
+    _print_lines([verdict.headline], console, "bold")
+    _print_lines(verdict.sentences, console)
     if verdict.first:
-        console.print(Text("\nDo this first:", style="bold"))
-    for text in verdict.first:
-        console.print(_text(f"- {text}"), soft_wrap=not wrapped)
+        _print_lines(("", "Do this first:"), console, "bold")
+    _print_lines((f"- {text}" for text in verdict.first), console)
     if verdict.caveats:
         console.print()
-    for text in verdict.caveats:
-        console.print(_text(f"Note: {text}", "dim"), soft_wrap=not wrapped)
+    _print_lines((f"Note: {text}" for text in verdict.caveats), console, "dim")
 
 
 def _boxed(view: TableView, width: int) -> Table:
@@ -207,8 +204,8 @@ def _print_plain_findings(findings: Sequence[FindingView], console: Console) -> 
         finding, gain = view.finding, f"saves {view.gain}" if view.gain else "saving unknown"
         ranks = f", {view.responsible}" if view.responsible else ""
         about = f"{gain}, {finding.confidence} confidence{ranks}"
-        console.print(_text(f"{view.number}. {finding.id}: {finding.title} [{about}]"), soft_wrap=True)
-        console.print(_text(f"   change: {finding.action}"), soft_wrap=True)
+        lines = f"{view.number}. {finding.id}: {finding.title} [{about}]", f"   change: {finding.action}"
+        _print_lines(lines, console)
 
 
 def print_captures(captures: Sequence[RankCapture], console: Console) -> None:
@@ -217,35 +214,32 @@ def print_captures(captures: Sequence[RankCapture], console: Console) -> None:
     def middle(values: Sequence[float], text: str) -> str:
         return text.format(statistics.median(values)) if values else UNKNOWN
 
+    rows = []
+    for capture in captures:
+        captured = ", ".join(map(str, capture.captured)) or "none"
+        row = {"rank": str(capture.rank), "status": capture.manifest.status, "iterations": captured}
+        for name, profiled in (("profiled", True), ("unprofiled", False)):
+            durations_ms = [duration / 1e6 for duration in capture.durations_ns(profiled=profiled)]
+            row[f"step ms, {name}"] = middle(durations_ms, "{:.1f}")
+            row[f"MFU, {name}"] = middle(capture.mfu(profiled=profiled), "{:.1%}")
+        rows.append(row)
+    shown = [name for name in rows[0] if "MFU" not in name or any(row[name] != UNKNOWN for row in rows)]
     window = captures[0].manifest.window
-    columns: dict[str, Any] = {
-        "rank": lambda capture: str(capture.rank),
-        "status": lambda capture: capture.manifest.status,
-        "iterations": lambda capture: ", ".join(map(str, capture.captured)) or "none",
-    }
-    for name, profiled in (("profiled", True), ("unprofiled", False)):
-        columns[f"step ms, {name}"] = lambda capture, profiled=profiled: middle(
-            [duration / 1e6 for duration in capture.durations_ns(profiled=profiled)], "{:.1f}"
-        )
-        if any(capture.mfu(profiled=profiled) for capture in captures):
-            columns[f"MFU, {name}"] = lambda capture, profiled=profiled: middle(capture.mfu(profiled=profiled), "{:.1%}")
     title = f"window {window.start}-{window.end}" if window else "captures"
-    rows = [[Cell(make(capture)) for make in columns.values()] for capture in captures]
-    console.print(_boxed(TableView("captures", title, list(columns), rows), console.width))
+    _print_texts(title, shown, [[row[name] for name in shown] for row in rows], console)
     operators = [row for capture in captures if capture.torch_trace is not None for row in _operators(capture)]
     if operators:
         title = f"top {_OPERATORS} operators, by self time on the host"
-        headings = ["rank", "self time", "calls", "operator"]
-        console.print(
-            _boxed(TableView("operators", title, headings, [[Cell(text) for text in row] for row in operators]), console.width)
-        )
+        _print_texts(title, ["rank", "self time", "calls", "operator"], operators, console)
     for capture in captures:
         if capture.manifest.reason:
             console.print(_text(f"rank {capture.rank}: {capture.manifest.reason}"))
-    for capture in captures:
-        for path in capture.artifacts:
-            # A path that is wrapped, or partly colored, cannot be copied.
-            console.print(_text(str(path)), soft_wrap=True)
+    # A path that is wrapped, or partly colored, cannot be copied.
+    _print_lines((str(path) for capture in captures for path in capture.artifacts), console, to_copy=True)
+
+
+def _print_texts(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], console: Console) -> None:
+    console.print(_boxed(TableView("", title, headings, [list(map(Cell, row)) for row in rows]), console.width))
 
 
 def _operators(capture: RankCapture) -> list[tuple[str, ...]]:

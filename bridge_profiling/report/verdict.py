@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from statistics import median
 
 import pyarrow as pa
@@ -221,11 +222,9 @@ def _saving(found: Conclusion) -> Iterator[str]:
     assert first is not None
     saving_us, at_most_us = first.recoverable_us_per_iteration, first.at_most_us_per_iteration
 
-    def said(saving: float | None, at_most_us: float | None = None) -> str:
-        # Without marked iterations, findings are about whole captures.
-        per = " per iteration" if found.typical_us is not None else " per capture"
-        return words.saving(saving, at_most_us, found.share, per)
-
+    # Without marked iterations, findings are about whole captures.
+    per = " per iteration" if found.typical_us is not None else " per capture"
+    said = partial(words.saving, share=found.share, per=per)
     if saving_us:
         more = f"; all {count} findings together {said(total)}" if count > 1 else ""
         yield f"Potential saving: {said(saving_us, at_most_us)}{more}."

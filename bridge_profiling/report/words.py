@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -16,9 +16,6 @@ _MOST_ITEMS = 12
 
 #: Microseconds as "8.4 ms" or as "8.40" for columns in milliseconds, a share as "31%", bytes of memory as "812.5 MiB".
 milliseconds, bare_ms, percent, memory = (partial(written, name) for name in ("milliseconds", "bare_ms", "percent", "memory"))
-
-#: A time in microseconds as a share of an iteration; None if unknown.
-Share = Callable[[float], float | None]
 
 
 def resource(name: str) -> Any:
@@ -36,21 +33,22 @@ def say(name: str, /, *values: Any, **named: Any) -> str:
     return fill(resource("sentences")[name], *values, **named)
 
 
-def saving(estimate_us: float | None, at_most_us: float | None, share: Share | None = None, per: str = "") -> str:
+def saving(
+    estimate_us: float | None, at_most_us: float | None = None, *, share: Callable[[float], float | None], per: str = ""
+) -> str:
     """An estimated saving and its upper bound: "about 7.0 ms (12%), at most 23 ms (38%)"; "" if both are unknown.
 
     Args:
         estimate_us: None if unknown.
         at_most_us: None if unknown.
-        share: of an iteration, of a time.
+        share: the share of an iteration that a time is; None if unknown.
         per: what the times refer to, as " per iteration".
     """
     found: list[str] = []
     for limit, time_us in (("about", estimate_us), ("at most", at_most_us)):
         if time_us is not None:
-            part = None if share is None else share(time_us)
-            unit = "" if found else per
-            found.append(f"{limit} {milliseconds(time_us)}{unit}" + ("" if part is None else f" ({percent(part)})"))
+            of = "" if (part := share(time_us)) is None else f" ({percent(part)})"
+            found.append(f"{limit} {milliseconds(time_us)}{'' if found else per}{of}")
     return ", ".join(found)
 
 
@@ -92,28 +90,17 @@ def value(name: str, amount: Any) -> str:
         return "yes" if amount else "no"
     if isinstance(amount, str):
         return amount
-    if isinstance(amount, dict):
-        inner = list(amount.items())[:_MOST_ITEMS]
-        by_rank = all(isinstance(key, int) or str(key).isdigit() for key in amount)
-        # Keys are ranks, parts with values by rank, or names of values.
-        parts = [
-            f"rank {key}: {value(name, each)}" if by_rank else f"{label(str(key))}: {value(_unit_name(name, key), each)}"
-            for key, each in inner
-        ]
-        return _listed(parts, len(amount), "; " if any(isinstance(each, dict) for each in amount.values()) else ", ")
-    if isinstance(amount, (list, tuple)):
-        nested = "; " if any(isinstance(each, dict) for each in amount) else ", "
-        return _listed([value(name, each) for each in amount[:_MOST_ITEMS]], len(amount), nested)
+    if isinstance(amount, (dict, list, tuple)):
+        items = [("", each) for each in amount] if isinstance(amount, (list, tuple)) else list(amount.items())
+        # Keys are ranks, parts with values by rank, or names of values; the unit is in a key's name, else in the dictionary's.
+        by_rank = all(str(key).isdigit() for key, _ in items)
+        parts = []
+        for key, each in items[:_MOST_ITEMS]:
+            of = f"rank {key}: " if by_rank else f"{label(str(key))}: " if key else ""
+            parts.append(of + value(key if any(word in UNITS for word in str(key).split("_")) else name, each))
+        more = f" and {len(items) - len(parts):,} more" if len(items) > len(parts) else ""
+        return ("; " if any(isinstance(each, dict) for _, each in items) else ", ").join(parts) + more
     if isinstance(amount, (int, float)):
         unit = next((word for word in name.split("_") if word in UNITS), None)
         return written("number" if unit is None else UNITS[unit], amount)
     return json.dumps(amount, default=str)
-
-
-def _unit_name(name: str, key: str) -> str:
-    """The name that holds the unit of a value in a dictionary: its key's, else the dictionary's."""
-    return key if any(word in UNITS for word in key.split("_")) else name
-
-
-def _listed(items: Sequence[str], count: int, separator: str = ", ") -> str:
-    return separator.join(items) + (f" and {count - len(items):,} more" if count > len(items) else "")

@@ -8,6 +8,7 @@ import pytest
 from bridge_profiling.findings import Event
 from bridge_profiling.report.merged_trace import write_merged_trace
 from tests.report.known import finding
+from tests.traces.kineto_files import steps
 
 
 @pytest.fixture
@@ -54,3 +55,16 @@ def test_each_finding_has_a_track_of_its_own_above_the_threads_and_slices_never_
     assert all(order[each["tid"]] < 0 for each in mine)
     first, second = (each for each in mine if names[each["tid"]].startswith("finding 1"))
     assert first["ts"] + first["dur"] <= second["ts"]
+
+
+def test_times_count_from_the_first_event_so_that_none_loses_digits(write_trace, run_of, tmp_path):
+    """Microseconds of Unix time have more digits than JSON's numbers."""
+    for rank, base_ns in enumerate((1_795_178_166_000_000_001, 1_795_178_166_000_000_124)):
+        write_trace(steps(250), f"two/rank-{rank}.json.gz", baseTimeNanoseconds=base_ns, distributedInfo={"rank": rank})
+    write_merged_trace(run_of(tmp_path / "two").entries(), tmp_path / "all.json")
+    merged = json.loads((tmp_path / "all.json").read_text())
+    assert merged["baseTimeNanoseconds"] == 1_795_178_166_000_000_001
+    begins = [
+        min(event["ts"] for event in merged["traceEvents"] if event["ph"] == "X" and event["pid"] == rank) for rank in (0, 1)
+    ]
+    assert begins == [0, 0.123]
