@@ -16,49 +16,15 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from bridge_profiling.errors import TraceError
+from bridge_profiling.traces import joins
 from bridge_profiling.traces.iterations import Iterations, can_mark, find_iterations
-from bridge_profiling.traces.joins import (
-    DeviceTimes,
-    Launches,
-    add_lost,
-    add_trace_caveats,
-    collective_columns,
-    content_of,
-    device_time_caveats,
-    launch_of,
-    launches_one,
-    start_order,
-    taken,
-    waits_for_all,
-    waits_for_device,
-)
 from bridge_profiling.traces.kinds import COMMUNICATION, COMPUTE, MEMCPY, MEMSET
+from bridge_profiling.traces.nsys import events, report
 from bridge_profiling.traces.nsys.database import PART_ROWS, Database, Packed
-from bridge_profiling.traces.nsys.events import (
-    MAX_TIME_NS,
-    Calls,
-    DeviceWork,
-    memory_columns,
-    metric_columns,
-    read_calls,
-    read_device_work,
-    read_waits,
-)
 from bridge_profiling.traces.nsys.ranges import Ranges, operations, read_ranges
-from bridge_profiling.traces.nsys.report import (
-    CALL,
-    SYSTEM,
-    THREAD_BITS,
-    THREAD_MASK,
-    Process,
-    describe_capture,
-    open_report,
-    process_ranks,
-    processes,
-)
 from bridge_profiling.traces.periods import find_periods
 from bridge_profiling.traces.tables import NULL, Integers, MadeTable, build, coded_column, give_memory_back
-from bridge_profiling.traces.types import Caveat, LostRecords, RankInfo, RankSource, RankTables, texts
+from bridge_profiling.traces.types import LostRecords, RankInfo, RankSource, RankTables, texts
 
 _CATEGORIES = ("operator", "annotation", "runtime", "overhead")
 
@@ -68,9 +34,9 @@ class DeviceEvents:
 
     def __init__(
         self,
-        work: DeviceWork,
-        calls: Calls,
-        launches: Launches,
+        work: events.DeviceWork,
+        calls: events.Calls,
+        launches: joins.Launches,
         operator: Packed,
         iterations: Iterations,
         base: int,
@@ -97,13 +63,13 @@ class DeviceEvents:
 
     def launch_thread(self, rows: Integers) -> Integers:
         """The globalTid of their launches; NULL where unknown."""
-        return taken(self._calls.thread, self._launches.row[rows])
+        return joins.taken(self._calls.thread, self._launches.row[rows])
 
     def table(self, rows: Integers) -> pa.Table:
         """Some events."""
         work, calls = self._work, self._calls
         call, name = self._launches.row[rows], work.name[rows]
-        start, launched = work.start_ns[rows], taken(calls.start_ns, call)
+        start, launched = work.start_ns[rows], joins.taken(calls.start_ns, call)
         collective = np.full(len(rows), NULL)
         place = np.minimum(self.communication.searchsorted(rows), max(len(self.communication) - 1, 0))
         if len(self.communication):
@@ -115,9 +81,9 @@ class DeviceEvents:
             "name": coded_column(name, [name.text for name in work.names]),
             "start_ns": start,
             "end_ns": start + work.duration_ns[rows],
-            "operator": taken(self._operator, call),
+            "operator": joins.taken(self._operator, call),
             "launch_start_ns": launched,
-            "launch_end_ns": np.where(launched == NULL, NULL, launched + taken(calls.duration_ns, call)),
+            "launch_end_ns": np.where(launched == NULL, NULL, launched + joins.taken(calls.duration_ns, call)),
             "launch_thread": thread_of(self.launch_thread(rows)),
             "iteration": self._iterations.containing(self.issued_ns(rows)),
             "collective": collective,
@@ -134,7 +100,14 @@ class HostEvents:
     """Ranges, calls and the profiler's own work as host events by start, made in blocks: 1 GB of them would take 2 GB."""
 
     def __init__(
-        self, ranges: Ranges, calls: Calls, overhead: Calls, operator: Packed, base: int, rank: int, block_rows: int
+        self,
+        ranges: Ranges,
+        calls: events.Calls,
+        overhead: events.Calls,
+        operator: Packed,
+        base: int,
+        rank: int,
+        block_rows: int,
     ) -> None:
         """`operator` is that of each call, `base` is added to all times."""
         self._ranges, self._calls, self._overhead = ranges, calls, overhead
@@ -157,9 +130,9 @@ class HostEvents:
         ranges, calls, overhead = self._ranges, self._calls, self._overhead
         of_ranges, of_calls, of_overhead = block
         kinds = ((ranges, of_ranges), (calls, of_calls), (overhead, of_overhead))
-        start = np.concatenate([events.start_ns[rows] for events, rows in kinds])
-        duration = np.concatenate([events.duration_ns[rows] for events, rows in kinds])
-        order = start_order(start, duration)
+        start = np.concatenate([each.start_ns[rows] for each, rows in kinds])
+        duration = np.concatenate([each.duration_ns[rows] for each, rows in kinds])
+        order = joins.start_order(start, duration)
         sizes = [rows.stop - rows.start for rows in block]
 
         def by_start(*values: NDArray[Any] | int) -> NDArray[Any]:
@@ -171,7 +144,7 @@ class HostEvents:
         columns = {
             "start_ns": start[order],
             "end_ns": start[order] + duration[order],
-            "process": np.where(thread == NULL, NULL, (thread >> THREAD_BITS) & THREAD_MASK),
+            "process": np.where(thread == NULL, NULL, (thread >> report.THREAD_BITS) & report.THREAD_MASK),
             "thread": thread_of(thread),
             "category": coded_column(by_start(self._category[range_names], 2, 3), _CATEGORIES),
             "name": coded_column(
@@ -192,7 +165,7 @@ class HostEvents:
 
 def thread_of(global_tid: Integers) -> Integers:
     """The operating system's thread ids in globalTids; NULL stays."""
-    return np.where(global_tid == NULL, NULL, global_tid & THREAD_MASK)
+    return np.where(global_tid == NULL, NULL, global_tid & report.THREAD_MASK)
 
 
 #: nsys' own work in which the profiler starts, stops or writes: an iteration around it is a boundary one.
@@ -214,9 +187,9 @@ def read(path: Path, *, rank: int = 0, rank_source: RankSource = "order") -> Ran
         TraceError: nothing could be read. The message names the file.
         OSError: the file does not exist.
     """
-    with open_report(path) as database:
-        found = processes(database)
-        ranks = process_ranks(found)
+    with report.open_report(path) as database:
+        found = report.processes(database)
+        ranks = report.process_ranks(found)
         chosen = next((place for place, known in enumerate(ranks) if known == rank), 0) if len(found) > 1 else 0
         process = found[chosen]
         info = RankInfo(rank=rank, rank_source=rank_source, source="nsys", files=[str(path.absolute())])
@@ -235,12 +208,12 @@ def read(path: Path, *, rank: int = 0, rank_source: RankSource = "order") -> Ran
             raise TraceError(f"{path} cannot be read: {error}") from error
 
 
-def _read(database: Database, process: Process, info: RankInfo) -> RankTables:
-    work = read_device_work(process)
-    calls = read_calls(process, CALL, "unnamed call")
+def _read(database: Database, process: report.Process, info: RankInfo) -> RankTables:
+    work = events.read_device_work(process)
+    calls = events.read_calls(process, report.CALL, "unnamed call")
     # Calls that launch one kernel each.
-    launching = calls.named([launches_one(name) for name in calls.names])
-    launches = launch_of(
+    launching = calls.named(joins.launches_one)
+    launches = joins.launch_of(
         work.correlation[:],
         work.start_ns,
         kernel=~work.of_kind(MEMCPY, MEMSET),
@@ -248,21 +221,21 @@ def _read(database: Database, process: Process, info: RankInfo) -> RankTables:
         call_start_ns=calls.start_ns,
         launches_one=launching,
     )
-    waits, wait_caveats = read_waits(process, calls)
+    waits, wait_caveats = events.read_waits(process, calls)
     give_memory_back()
     last = max((latest for each in (work, calls) if (latest := _latest(each)) is not None), default=None)
     ranges = read_ranges(process, last)
     give_memory_back()
-    overhead = read_calls(process, "PROFILER_OVERHEAD", "profiler overhead")
+    overhead = events.read_calls(process, "PROFILER_OVERHEAD", "profiler overhead")
     most = max(len(each.start_ns) for each in (work, calls, ranges, overhead))
-    system = read_calls(process, SYSTEM, "unnamed call")
+    system = events.read_calls(process, report.SYSTEM, "unnamed call")
     for each in (work, calls, ranges, overhead, system):
         for start, duration in zip(_parts(each.start_ns), each.duration_ns.parts(), strict=True):
             _check_times(start, start + duration)
     _check_times(waits["start_ns"], waits["end_ns"])
-    describe_capture(process, info)
+    report.describe_capture(process, info)
     begin_ns = min((int(times.min()) for times in (calls.start_ns, ranges.start_ns) if len(times)), default=0)
-    rows = ranges.named([can_mark(name) for name in ranges.names])
+    rows = ranges.named(can_mark)
     iterations, iteration_caveats = find_iterations(
         ranges.names,
         ranges.name[rows].astype(np.int32),
@@ -271,11 +244,14 @@ def _read(database: Database, process: Process, info: RankInfo) -> RankTables:
         calls.start_ns[launching],
         begin_ns,
     )
-    info.content = content_of(work.start_ns, work.duration_ns[:], calls.start_ns, ranges.start_ns, system.start_ns)
-    info.caveats += device_time_caveats(_times(work, calls, ranges, launches))
+    info.content = joins.content_of(work.start_ns, work.duration_ns[:], calls.start_ns, ranges.start_ns, system.start_ns)
+    times = _times(work, calls, ranges, launches)
+    info.caveats += joins.device_time_caveats(times)
     if not len(iterations.number) and not iteration_caveats:
-        iterations, iteration_caveats = _periods(work, calls, launches, begin_ns)
-    flushes = np.flatnonzero(overhead.named([_FLUSH.search(name) is not None for name in overhead.names]))
+        names = [name.text for name in work.names]
+        copied = np.array([name.copy is not None and "H" in name.copy.direction for name in work.names], bool)[work.name[:]]
+        iterations, iteration_caveats = find_periods(times, names, work.name, work.of_kind(COMPUTE), copied, begin_ns)
+    flushes = np.flatnonzero(overhead.named(lambda name: _FLUSH.search(name) is not None))
     flush_start = overhead.start_ns[flushes]
     boundary = iterations.overlapping(flush_start, flush_start + overhead.duration_ns[flushes])
     if len(iterations.rows):  # they were made from ranges
@@ -290,12 +266,12 @@ def _read(database: Database, process: Process, info: RankInfo) -> RankTables:
         "iterations": iterations.table(info.rank, boundary, base),
         "collectives": _collectives(process, info, work, device_events, ranges),
     }
-    sampled = {"gpu_metrics": metric_columns(process), "cuda_memory": memory_columns(process)}
+    sampled = {"gpu_metrics": events.metric_columns(process), "cuda_memory": events.memory_columns(process)}
     more = {"synchronizations": waits, "system_calls": _system_columns(system)} | sampled
     built = [(name, build(name, info.rank, columns, base)) for name, columns in more.items() if columns]
     tables |= {name: table for name, table in built if table.num_rows}
     if len(system.start_ns):
-        callers = len(np.unique(system.thread[:] >> THREAD_BITS))
+        callers = len(np.unique(system.thread[:] >> report.THREAD_BITS))
         if process.global_pid is None and callers > 1:
             info.add_caveat("processes_unnamed.callers", count=callers)
     unread = _unread(database)
@@ -303,7 +279,7 @@ def _read(database: Database, process: Process, info: RankInfo) -> RankTables:
         nothing = "nsys recorded nothing" if database.has("META_DATA_EXPORT") else "it is not an nsys report"
         raise TraceError(f"{database.name} holds no events: {nothing}")
     info.caveats += [*wait_caveats, *iteration_caveats]
-    add_trace_caveats(
+    joins.add_trace_caveats(
         info,
         device_events=len(work.start_ns),
         unlaunched=int((launches.row < 0).sum()),
@@ -316,18 +292,18 @@ def _read(database: Database, process: Process, info: RankInfo) -> RankTables:
     _add_caveats(database, info, work, calls, ranges, unusable=work.unowned + of_none)
     lost = work.negative + work.unnamed + launches.ambiguous + work.unowned
     of_device = len(work.start_ns) + work.negative + work.unowned
-    add_lost(info, LostRecords(lost + calls.negative + of_none, lost, of_device), launches.ambiguous)
+    joins.add_lost(info, LostRecords(lost + calls.negative + of_none, lost, of_device), launches.ambiguous)
     info.partial = info.error is not None
     if most > _BLOCK_ROWS:
         give_memory_back()
     host_events = HostEvents(ranges, calls, overhead, operator, base, info.rank, block_rows)
     made: dict[str, DeviceEvents | HostEvents] = {"device_events": device_events, "host_events": host_events}
-    events = {name: next(blocks()) if len(blocks) == 1 else MadeTable(blocks) for name, blocks in made.items()}
-    return RankTables(info, tables | events)
+    tables |= {name: next(blocks()) if len(blocks) == 1 else MadeTable(blocks) for name, blocks in made.items()}
+    return RankTables(info, tables)
 
 
-def _times(work: DeviceWork, calls: Calls, ranges: Ranges, launches: Launches) -> DeviceTimes:
-    return DeviceTimes(
+def _times(work: events.DeviceWork, calls: events.Calls, ranges: Ranges, launches: joins.Launches) -> joins.DeviceTimes:
+    return joins.DeviceTimes(
         start_ns=work.start_ns,
         duration_ns=work.duration_ns,
         device=work.device,
@@ -336,14 +312,14 @@ def _times(work: DeviceWork, calls: Calls, ranges: Ranges, launches: Launches) -
         launches=launches,
         call_start_ns=calls.start_ns,
         call_duration_ns=calls.duration_ns,
-        waits=calls.named([waits_for_all(name) for name in calls.names]),
+        calls_named=calls.named,
         host_ns=[np.array([latest]) for each in (calls, ranges) if (latest := _latest(each)) is not None]
         + [calls.start_ns[:1]],
     )
 
 
-def _latest(events: DeviceWork | Calls | Ranges) -> int | None:
-    parts = zip(_parts(events.start_ns), events.duration_ns.parts(), strict=True)
+def _latest(of: events.DeviceWork | events.Calls | Ranges) -> int | None:
+    parts = zip(_parts(of.start_ns), of.duration_ns.parts(), strict=True)
     return max((int((start + duration).max()) for start, duration in parts), default=None)
 
 
@@ -352,28 +328,13 @@ def _parts(values: NDArray[Any]) -> Iterator[Integers]:
 
 
 def _check_times(*times: Integers) -> None:
-    if any(len(each) and (each.max() > MAX_TIME_NS or each.min() < -MAX_TIME_NS) for each in times):
+    if any(len(each) and (each.max() > events.MAX_TIME_NS or each.min() < -events.MAX_TIME_NS) for each in times):
         raise ValueError("its times are not nanoseconds of one session")
 
 
-def _periods(work: DeviceWork, calls: Calls, launches: Launches, begin_ns: int) -> tuple[Iterations, list[Caveat]]:
-    """Iterations in which the kernels repeat."""
-    copies = np.array([name.copy is not None and "H" in name.copy.direction for name in work.names], bool)[work.name[:]]
-    waits = calls.named([waits_for_device(name) for name in calls.names])
-    call_ends = calls.start_ns + calls.duration_ns[:]
-    return find_periods(
-        [name.text for name in work.names],
-        work.name[:].astype(np.int32),
-        (work.device[:], work.stream[:]),
-        work.of_kind(COMPUTE),
-        launches,
-        np.where(launches.row >= 0, taken(call_ends, launches.row), work.start_ns + work.duration_ns[:]),
-        np.concatenate((taken(calls.start_ns, launches.row)[copies], calls.start_ns[waits])),
-        begin_ns,
-    )
-
-
-def _collectives(process: Process, info: RankInfo, work: DeviceWork, device_events: DeviceEvents, ranges: Ranges) -> pa.Table:
+def _collectives(
+    process: report.Process, info: RankInfo, work: events.DeviceWork, device_events: DeviceEvents, ranges: Ranges
+) -> pa.Table:
     rows = device_events.communication
     thread, issued_ns = device_events.launch_thread(rows), device_events.issued_ns(rows)
     found = operations(
@@ -386,11 +347,11 @@ def _collectives(process: Process, info: RankInfo, work: DeviceWork, device_even
     )
     if unknown := sum(operation.message_bytes is None for operation in found):
         info.add_caveat("message_size_unknown", unknown=unknown, kernels=len(rows))
-    columns = collective_columns(found, device_events.table(rows), np.arange(len(rows)), issued_ns)
+    columns = joins.collective_columns(found, device_events.table(rows), np.arange(len(rows)), issued_ns)
     return build("collectives", info.rank, columns)
 
 
-def _system_columns(system: Calls) -> dict[str, Any]:
+def _system_columns(system: events.Calls) -> dict[str, Any]:
     return {
         "thread": thread_of(system.thread[:]),
         "name": coded_column(system.name[:], system.names),
@@ -406,7 +367,9 @@ def _unread(database: Database) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _add_caveats(database: Database, info: RankInfo, work: DeviceWork, calls: Calls, ranges: Ranges, *, unusable: int) -> None:
+def _add_caveats(
+    database: Database, info: RankInfo, work: events.DeviceWork, calls: events.Calls, ranges: Ranges, *, unusable: int
+) -> None:
     if negative := work.negative + calls.negative:
         info.error = f"{database.name} holds {negative} events that end before they start; the others were read"
     if database.pending:

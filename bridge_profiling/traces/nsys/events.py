@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -239,9 +239,9 @@ class Calls:
     negative: int
     unowned: int  # of no process, left out
 
-    def named(self, wanted: Sequence[bool]) -> NDArray[np.bool_]:
-        """Which calls have some of the names."""
-        return np.array(wanted, bool)[self.name[:]]
+    def named(self, wanted: Callable[[str], bool]) -> NDArray[np.bool_]:
+        """Which calls have a wanted name."""
+        return np.array(list(map(wanted, self.names)), bool)[self.name[:]]
 
 
 def read_calls(process: Process, table: str, unnamed: str) -> Calls:
@@ -268,7 +268,7 @@ def read_waits(process: Process, calls: Calls) -> tuple[dict[str, Any], list[Cav
     """Columns of `synchronizations`, joined with the event records that they wait for."""
     columns = process.columns(_WAITS, "start", "end", "deviceId", "streamId", "correlationId", "eventId", "eventSyncId")
     # cudaEventQuery and cudaStreamQuery have such records too, and do not wait.
-    queries = calls.correlation[np.flatnonzero(calls.named(["Query" in name for name in calls.names]))]
+    queries = calls.correlation[np.flatnonzero(calls.named(lambda name: "Query" in name))]
     rows = np.flatnonzero((columns["start"] != NULL) & (columns["end"] >= columns["start"]))
     rows = rows[~np.isin(columns["correlationId"][rows], queries)]
     rows = rows[np.argsort(columns["start"][rows], kind="stable")]

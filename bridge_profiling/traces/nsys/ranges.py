@@ -10,7 +10,7 @@ import json
 import re
 import struct
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -91,10 +91,10 @@ class Ranges:
         """When some ranges end."""
         return self.start_ns[rows] + self.duration_ns[rows]
 
-    def named(self, wanted: Sequence[bool]) -> Integers:
-        """The rows with some of the names."""
-        chosen = np.array(wanted, bool)
-        return np.flatnonzero(where(self.name, lambda part: chosen[part])) if any(wanted) else np.empty(0, np.int64)
+    def named(self, wanted: Callable[[str], bool]) -> Integers:
+        """The rows with a wanted name."""
+        chosen = np.array(list(map(wanted, self.names)), bool)
+        return np.flatnonzero(where(self.name, lambda part: chosen[part])) if chosen.any() else np.empty(0, np.int64)
 
     def innermost(self, thread: Packed, time_ns: Integers, rows: Integers | None = None) -> NDArray[np.int32]:
         """The innermost nested range that contains a time on its thread, -1 where none does; of `rows` if given."""
@@ -258,7 +258,7 @@ def operations(
     """
     calls = _calls(process, ranges, world_size)
     groups = _groups(ranges, calls)
-    of_calls = ranges.named([_CALL.match(name) is not None for name in ranges.names])
+    of_calls = ranges.named(lambda name: _CALL.match(name) is not None)
     found = []
     for kernel, row in zip(kernels, ranges.innermost(Packed([thread]), issued_ns, of_calls).tolist(), strict=True):
         launched = groups[row] if row in groups else [calls[row]] if row in calls else []
@@ -288,7 +288,7 @@ def _groups(ranges: Ranges, calls: dict[int, Operation]) -> dict[int, list[Opera
     groups: dict[int, list[Operation]] = {}
     pending: dict[int, list[Operation]] = defaultdict(list)
     depth: dict[int, int] = defaultdict(int)
-    rows = np.union1d(ranges.named([name in _GROUPING for name in ranges.names]), np.array(list(calls), np.int64))
+    rows = np.union1d(ranges.named(lambda name: name in _GROUPING), np.array(list(calls), np.int64))
     codes = ranges.name[rows].tolist()
     for row, thread, name in zip(
         rows.tolist(), ranges.thread[rows].tolist(), map(ranges.names.__getitem__, codes), strict=True
@@ -313,19 +313,14 @@ def _calls(process: Process, ranges: Ranges, world_size: int | None) -> dict[int
         for payload in payloads.values()
         if _COMMUNICATOR in payload and 0 < payload.get(_RANKS, 0) <= _MAX_RANKS
     }
-    calling = [_CALL.match(name) is not None and not _NO_OPERATION.match(name) for name in ranges.names]
-    operation_of = [
-        torch_operation(_CALL.sub("", name, count=1)) if calls else None
-        for name, calls in zip(ranges.names, calling, strict=True)
-    ]
     found, made = {}, {}
-    rows = ranges.named(calling)
+    rows = ranges.named(lambda name: _CALL.match(name) is not None and not _NO_OPERATION.match(name))
     columns = (rows, ranges.thread[rows], ranges.start_ns[rows], ranges.name[rows])
     for row, thread, start, name in zip(*(column.tolist() for column in columns), strict=True):
         payload = payloads.get((thread, start), {})
         communicator, share, peer = payload.get(_COMMUNICATOR), payload.get(_SIZE, -1), payload.get(_PEER, -1)
         ranks = None if communicator is None else sizes.get(communicator)
-        operation = operation_of[name]
+        operation = torch_operation(_CALL.sub("", ranges.names[name], count=1))
         size = None
         if 0 <= share <= _MAX_SHARE_BYTES and operation in _WHOLE:
             size = share
