@@ -6,7 +6,8 @@ A table or a column that the report lacks gives nulls and a caveat.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -29,138 +30,88 @@ from bridge_profiling.traces.types import LostRecords, RankInfo, RankSource, Ran
 _CATEGORIES = ("operator", "annotation", "runtime", "overhead")
 
 
-class DeviceEvents:
-    """Work on the device, made in blocks: its 15 columns would take five times the memory of what they are made from."""
-
-    def __init__(
-        self,
-        work: events.DeviceWork,
-        calls: events.Calls,
-        launches: joins.Launches,
-        operator: Packed,
-        iterations: Iterations,
-        base: int,
-        rank: int,
-        block_rows: int,
-    ) -> None:
-        """`operator` is that of each call, `base` is added to all times."""
-        self._work, self._calls, self._launches, self._operator = work, calls, launches, operator
-        self._iterations, self._base, self._rank, self._block_rows = iterations, base, rank, block_rows
-        self.communication = np.flatnonzero(work.of_kind(COMMUNICATION))
-
-    def __len__(self) -> int:
-        return max(-(-len(self._work.start_ns) // self._block_rows), 1)
-
-    def __call__(self) -> Iterator[pa.Table]:
-        """The blocks."""
-        count = len(self._work.start_ns)
-        for begin in range(0, max(count, 1), self._block_rows):
-            yield self.table(np.arange(begin, min(begin + self._block_rows, count)))
-
-    def issued_ns(self, rows: Integers) -> Integers:
-        """When events were issued."""
-        return self._launches.issued_ns[rows]
-
-    def launch_thread(self, rows: Integers) -> Integers:
-        """The globalTid of their launches; NULL where unknown."""
-        return joins.taken(self._calls.thread, self._launches.row[rows])
-
-    def table(self, rows: Integers) -> pa.Table:
-        """Some events."""
-        work, calls = self._work, self._calls
-        call, name = self._launches.row[rows], work.name[rows]
-        start, launched = work.start_ns[rows], joins.taken(calls.start_ns, call)
-        collective = np.full(len(rows), NULL)
-        place = np.minimum(self.communication.searchsorted(rows), max(len(self.communication) - 1, 0))
-        if len(self.communication):
-            collective = np.where(self.communication[place] == rows, place, NULL)
-        columns = {
-            **{column: getattr(work, column)[rows] for column in ("device", "stream", "correlation", "graph", "bytes")},
-            "kind": coded_column(name, [name.kind for name in work.names]),
-            "backend": coded_column(name, [name.backend for name in work.names]),
-            "name": coded_column(name, [name.text for name in work.names]),
-            "start_ns": start,
-            "end_ns": start + work.duration_ns[rows],
-            "operator": joins.taken(self._operator, call),
-            "launch_start_ns": launched,
-            "launch_end_ns": np.where(launched == NULL, NULL, launched + joins.taken(calls.duration_ns, call)),
-            "launch_thread": thread_of(self.launch_thread(rows)),
-            "iteration": self._iterations.containing(self.issued_ns(rows)),
-            "collective": collective,
-            **{
-                column: coded_column(name, [getattr(name.copy, column, None) for name in work.names])
-                for column in ("direction", "from_memory", "to_memory")
-            },
-            "configuration": coded_column(work.configuration[rows], work.configurations),
-        }
-        return build("device_events", self._rank, columns, self._base)
+def _device_columns(
+    work: events.DeviceWork,
+    calls: events.Calls,
+    launches: joins.Launches,
+    operator: Packed,
+    iterations: Iterations,
+    communication: Integers,
+    rows: Integers,
+) -> dict[str, Any]:
+    """The columns of `device_events` of some rows. `operator` is that of each call, `communication` the rows of kernels."""
+    call, name = launches.row[rows], work.name[rows]
+    start, launched = work.start_ns[rows], joins.taken(calls.start_ns, call)
+    collective = np.full(len(rows), NULL)
+    place = np.minimum(communication.searchsorted(rows), max(len(communication) - 1, 0))
+    if len(communication):
+        collective = np.where(communication[place] == rows, place, NULL)
+    return {
+        **{column: getattr(work, column)[rows] for column in ("device", "stream", "correlation", "graph", "bytes")},
+        **{column: coded_column(name, [getattr(each, column) for each in work.names]) for column in ("kind", "backend")},
+        "name": coded_column(name, [each.text for each in work.names]),
+        "start_ns": start,
+        "end_ns": start + work.duration_ns[rows],
+        "operator": joins.taken(operator, call),
+        "launch_start_ns": launched,
+        "launch_end_ns": np.where(launched == NULL, NULL, launched + joins.taken(calls.duration_ns, call)),
+        "launch_thread": thread_of(joins.taken(calls.thread, call)),
+        "iteration": iterations.containing(launches.issued_ns[rows]),
+        "collective": collective,
+        **{
+            column: coded_column(name, [getattr(each.copy, column, None) for each in work.names])
+            for column in ("direction", "from_memory", "to_memory")
+        },
+        "configuration": coded_column(work.configuration[rows], work.configurations),
+    }
 
 
-class HostEvents:
-    """Ranges, calls and the profiler's own work as host events by start, made in blocks: 1 GB of them would take 2 GB."""
+def _host_blocks(ranges: Ranges, calls: events.Calls, overhead: events.Calls, block_rows: int) -> list[tuple[slice, ...]]:
+    """Rows of ranges, calls and the profiler's own work for each block: events that start together are in one."""
+    starts = (ranges.start_ns, calls.start_ns, overhead.start_ns)
+    times = np.unique(np.concatenate([start[block_rows::block_rows] for start in starts]))
+    bounds = [[0, *start.searchsorted(times).tolist(), len(start)] for start in starts]
+    return [tuple(map(slice, first, last)) for first, last in pairwise(zip(*bounds, strict=True))]
 
-    def __init__(
-        self,
-        ranges: Ranges,
-        calls: events.Calls,
-        overhead: events.Calls,
-        operator: Packed,
-        base: int,
-        rank: int,
-        block_rows: int,
-    ) -> None:
-        """`operator` is that of each call, `base` is added to all times."""
-        self._ranges, self._calls, self._overhead = ranges, calls, overhead
-        self._operator, self._base, self._rank = operator, base, rank
-        self._category = np.where(np.array(ranges.operator, bool), 0, 1).astype(np.int8)
-        # Events that start together are in one block.
-        starts = (ranges.start_ns, calls.start_ns, overhead.start_ns)
-        times = np.unique(np.concatenate([start[block_rows::block_rows] for start in starts]))
-        bounds = [[0, *start.searchsorted(times).tolist(), len(start)] for start in starts]
-        self._blocks = [tuple(map(slice, first, last)) for first, last in pairwise(zip(*bounds, strict=True))]
 
-    def __len__(self) -> int:
-        return len(self._blocks)
+def _host_columns(
+    ranges: Ranges, calls: events.Calls, overhead: events.Calls, operator: Packed, block: tuple[slice, ...]
+) -> dict[str, Any]:
+    """The columns of `host_events` of one block, by start; `operator` is that of each call."""
+    of_ranges, of_calls, of_overhead = block
+    kinds = ((ranges, of_ranges), (calls, of_calls), (overhead, of_overhead))
+    start = np.concatenate([each.start_ns[rows] for each, rows in kinds])
+    duration = np.concatenate([each.duration_ns[rows] for each, rows in kinds])
+    order = joins.start_order(start, duration)
+    sizes = [rows.stop - rows.start for rows in block]
 
-    def __call__(self) -> Iterator[pa.Table]:
-        """The blocks."""
-        return (build("host_events", self._rank, self._columns(*block), self._base) for block in self._blocks)
+    def by_start(*values: NDArray[Any] | int) -> NDArray[Any]:
+        whole = [np.broadcast_to(value, size) for value, size in zip(values, sizes, strict=True)]
+        return np.concatenate(whole)[order]
 
-    def _columns(self, *block: slice) -> dict[str, Any]:
-        ranges, calls, overhead = self._ranges, self._calls, self._overhead
-        of_ranges, of_calls, of_overhead = block
-        kinds = ((ranges, of_ranges), (calls, of_calls), (overhead, of_overhead))
-        start = np.concatenate([each.start_ns[rows] for each, rows in kinds])
-        duration = np.concatenate([each.duration_ns[rows] for each, rows in kinds])
-        order = joins.start_order(start, duration)
-        sizes = [rows.stop - rows.start for rows in block]
-
-        def by_start(*values: NDArray[Any] | int) -> NDArray[Any]:
-            whole = [np.broadcast_to(value, size) for value, size in zip(values, sizes, strict=True)]
-            return np.concatenate(whole)[order]
-
-        thread = by_start(ranges.thread[of_ranges], calls.thread[of_calls], overhead.thread[of_overhead])
-        range_names, first = ranges.name[of_ranges], len(ranges.names)
-        columns = {
-            "start_ns": start[order],
-            "end_ns": start[order] + duration[order],
-            "process": np.where(thread == NULL, NULL, (thread >> report.THREAD_BITS) & report.THREAD_MASK),
-            "thread": thread_of(thread),
-            "category": coded_column(by_start(self._category[range_names], 2, 3), _CATEGORIES),
-            "name": coded_column(
-                by_start(range_names, calls.name[of_calls] + first, overhead.name[of_overhead] + (first + len(calls.names))),
-                [*ranges.names, *calls.names, *overhead.names],
-            ),
-            "correlation": by_start(NULL, calls.correlation[of_calls], NULL),
-            # A range's own number, from 1.
-            "operator": by_start(np.arange(of_ranges.start, of_ranges.stop) + 1, self._operator[of_calls], NULL),
-        }
-        sequence = ranges.sequence[of_ranges]
-        if (sequence != NULL).any():
-            columns["sequence"] = by_start(sequence, NULL, NULL)
-        if any(ranges.shapes):
-            columns["shapes"] = coded_column(by_start(range_names, -1, -1), ranges.shapes)
-        return columns
+    thread = by_start(*(each.thread[rows] for each, rows in kinds))
+    range_names, first = ranges.name[of_ranges], len(ranges.names)
+    category = np.where(np.array(ranges.operator, bool), 0, 1).astype(np.int8)
+    columns = {
+        "start_ns": start[order],
+        "end_ns": start[order] + duration[order],
+        "process": np.where(thread == NULL, NULL, (thread >> report.THREAD_BITS) & report.THREAD_MASK),
+        "thread": thread_of(thread),
+        "category": coded_column(by_start(category[range_names], 2, 3), _CATEGORIES),
+        "name": coded_column(
+            by_start(range_names, calls.name[of_calls] + first, overhead.name[of_overhead] + (first + len(calls.names))),
+            [*ranges.names, *calls.names, *overhead.names],
+        ),
+        "correlation": by_start(NULL, calls.correlation[of_calls], NULL),
+        # A range's own number, from 1.
+        "operator": by_start(np.arange(of_ranges.start, of_ranges.stop) + 1, operator[of_calls], NULL),
+    }
+    sequence = ranges.sequence[of_ranges]
+    if (sequence != NULL).any():
+        columns["sequence"] = by_start(sequence, NULL, NULL)
+    if any(ranges.shapes):
+        columns["shapes"] = coded_column(by_start(range_names, -1, -1), ranges.shapes)
+    return columns
 
 
 def thread_of(global_tid: Integers) -> Integers:
@@ -261,10 +212,18 @@ def _read(database: Database, process: report.Process, info: RankInfo) -> RankTa
     # Operators are numbered by their ranges, from 1.
     innermost = _parts(ranges.innermost(calls.thread, calls.start_ns))
     operator = Packed((np.where(part >= 0, part + 1, NULL) for part in innermost), len(calls.start_ns))
-    device_events = DeviceEvents(work, calls, launches, operator, iterations, base, info.rank, block_rows)
+    kernels = np.flatnonzero(work.of_kind(COMMUNICATION))
+    device_columns = partial(_device_columns, work, calls, launches, operator, iterations, kernels)
+    issued_ns = launches.issued_ns[kernels]
+    named = [work.names[name].operation for name in work.name[kernels].tolist()]
+    described = operations(process, ranges, named, joins.taken(calls.thread, launches.row[kernels]), issued_ns, info.world_size)
+    if unknown := sum(operation.message_bytes is None for operation in described):
+        info.add_caveat("message_size_unknown", unknown=unknown, kernels=len(kernels))
+    communication = build("device_events", info.rank, device_columns(kernels), base)
+    collectives = joins.collective_columns(described, communication, np.arange(len(kernels)), issued_ns)
     tables = {
         "iterations": iterations.table(info.rank, boundary, base),
-        "collectives": _collectives(process, info, work, device_events, ranges),
+        "collectives": build("collectives", info.rank, collectives),
     }
     sampled = {"gpu_metrics": events.metric_columns(process), "cuda_memory": events.memory_columns(process)}
     more = {"synchronizations": waits, "system_calls": _system_columns(system)} | sampled
@@ -275,7 +234,7 @@ def _read(database: Database, process: report.Process, info: RankInfo) -> RankTa
         if process.global_pid is None and callers > 1:
             info.add_caveat("processes_unnamed.callers", count=callers)
     unread = _unread(database)
-    if not most and not unread and not any(table.num_rows for table in tables.values()):
+    if not most and not unread and not any(len(table) for table in tables.values()):
         nothing = "nsys recorded nothing" if database.has("META_DATA_EXPORT") else "it is not an nsys report"
         raise TraceError(f"{database.name} holds no events: {nothing}")
     info.caveats += [*wait_caveats, *iteration_caveats]
@@ -296,10 +255,24 @@ def _read(database: Database, process: report.Process, info: RankInfo) -> RankTa
     info.partial = info.error is not None
     if most > _BLOCK_ROWS:
         give_memory_back()
-    host_events = HostEvents(ranges, calls, overhead, operator, base, info.rank, block_rows)
-    made: dict[str, DeviceEvents | HostEvents] = {"device_events": device_events, "host_events": host_events}
-    tables |= {name: next(blocks()) if len(blocks) == 1 else MadeTable(blocks) for name, blocks in made.items()}
-    return RankTables(info, tables)
+    count = len(work.start_ns)
+    blocks = [np.arange(begin, min(begin + block_rows, count)) for begin in range(0, max(count, 1), block_rows)]
+    device_events = _made("device_events", info, device_columns, blocks)
+    host_columns = partial(_host_columns, ranges, calls, overhead, operator)
+    host_events = _made("host_events", info, host_columns, _host_blocks(ranges, calls, overhead, block_rows))
+    return RankTables(info, tables | {"device_events": device_events, "host_events": host_events})
+
+
+def _made(name: str, info: RankInfo, columns: Callable[[Any], dict[str, Any]], blocks: Sequence[Any]) -> pa.Table | MadeTable:
+    """A table of one block, or one whose blocks are made on each use.
+
+    The 15 columns of device events take five times the memory of what they are made from, and 1 GB of host events 2 GB.
+    """
+
+    def make() -> Iterator[pa.Table]:
+        return (build(name, info.rank, columns(block), info.clock_base_ns) for block in blocks)
+
+    return next(make()) if len(blocks) == 1 else MadeTable(make)
 
 
 def _times(work: events.DeviceWork, calls: events.Calls, ranges: Ranges, launches: joins.Launches) -> joins.DeviceTimes:
@@ -330,25 +303,6 @@ def _parts(values: NDArray[Any]) -> Iterator[Integers]:
 def _check_times(*times: Integers) -> None:
     if any(len(each) and (each.max() > events.MAX_TIME_NS or each.min() < -events.MAX_TIME_NS) for each in times):
         raise ValueError("its times are not nanoseconds of one session")
-
-
-def _collectives(
-    process: report.Process, info: RankInfo, work: events.DeviceWork, device_events: DeviceEvents, ranges: Ranges
-) -> pa.Table:
-    rows = device_events.communication
-    thread, issued_ns = device_events.launch_thread(rows), device_events.issued_ns(rows)
-    found = operations(
-        process,
-        ranges,
-        kernels=[work.names[name].operation for name in work.name[rows].tolist()],
-        thread=thread,
-        issued_ns=issued_ns,
-        world_size=info.world_size,
-    )
-    if unknown := sum(operation.message_bytes is None for operation in found):
-        info.add_caveat("message_size_unknown", unknown=unknown, kernels=len(rows))
-    columns = joins.collective_columns(found, device_events.table(rows), np.arange(len(rows)), issued_ns)
-    return build("collectives", info.rank, columns)
 
 
 def _system_columns(system: events.Calls) -> dict[str, Any]:

@@ -36,7 +36,8 @@ _MARK = "\x1e"
 
 #: Appended by torch's emit_nvtx to an operator's name: autograd's sequence number, its own, its inputs' dimensions.
 _NUMBERED = ", op_id = "
-_APPENDED = r"(?s), (?:seq = -?\d+(?:, op_id = \d*)?|op_id = \d*)(?:, sizes = (\[.*?\]))?(?:, input_op_ids = .*)?$"
+_NUMBERS = r"(?s), (?:seq = -?\d+(?:, op_id = \d*)?|op_id = \d*)"
+_SHAPES = r"(?:, sizes = (\[.*?\]))?(?:, input_op_ids = .*)?$"
 _SEQUENCE = r", seq = (?P<number>-?\d{1,18})"
 
 _CALL = re.compile(r"p?nccl(?=[A-Z])")
@@ -231,9 +232,9 @@ def _named(texts: pa.Array, codes: dict[str, int]) -> tuple[Integers, Integers]:
     shortened = pc.ascii_rtrim(texts, "0123456789")
     texts = pc.if_else(pc.ends_with(shortened, _NUMBERED), shortened, texts).dictionary_encode()
     written = texts.dictionary.view(pa.binary())  # which need not be UTF-8 in a damaged report
-    names = pc.replace_substring_regex(written, _APPENDED, rf"{_MARK}\1").dictionary_encode()
-    decoded = [name.decode("utf-8", "replace") for name in names.dictionary.to_pylist()]
-    known = np.array([codes.setdefault(name, len(codes)) for name in decoded], np.int64)
+    names = pc.replace_substring_regex(written, f"{_NUMBERS}$", _MARK).dictionary_encode()
+    shaped = pc.replace_substring_regex(names.dictionary, _NUMBERS + _SHAPES, rf"{_MARK}\1").to_pylist()
+    known = np.array([codes.setdefault(name.decode("utf-8", "replace"), len(codes)) for name in shaped], np.int64)
     number = pc.extract_regex(written, _SEQUENCE).flatten()[0].cast(pa.string()).cast(pa.int64())
     place = texts.indices.to_numpy()
     return known[names.indices.to_numpy()][place], to_int64(number)[place]
@@ -242,7 +243,6 @@ def _named(texts: pa.Array, codes: dict[str, int]) -> tuple[Integers, Integers]:
 def operations(
     process: Process,
     ranges: Ranges,
-    *,
     kernels: Sequence[str | None],
     thread: Integers,
     issued_ns: Integers,
