@@ -17,17 +17,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from bridge_profiling.traces.tables import NULL, SCHEMAS, Integers, text_column
-from bridge_profiling.traces.types import Caveat, LostRecords, ProcessGroup, RankInfo, caveat
-
-#: Bytes of an element, by torch's name of its type.
-_ELEMENT_BYTES = {
-    **dict.fromkeys(("Byte", "Char", "Bool"), 1),
-    **dict.fromkeys(("Float8_e4m3fn", "Float8_e4m3fnuz", "Float8_e5m2", "Float8_e5m2fnuz", "Float8_e8m0fnu"), 1),
-    **dict.fromkeys(("Half", "BFloat16", "Short", "UInt16"), 2),
-    **dict.fromkeys(("Float", "Int", "UInt32"), 4),
-    **dict.fromkeys(("Double", "Long", "UInt64", "ComplexFloat"), 8),
-    "ComplexDouble": 16,
-}
+from bridge_profiling.traces.types import Caveat, LostRecords, ProcessGroup, RankInfo, caveat, texts
 
 #: No job has more ranks.
 MAX_RANKS = 10**7
@@ -208,7 +198,7 @@ class Operation:
         """As in nccl-tests: the larger of input and output."""
         if self.size_bytes is not None:
             return self.size_bytes
-        size = _ELEMENT_BYTES.get(self.dtype or "")
+        size = texts(__package__, "names.toml")["element_bytes"].get(self.dtype)
         elements = [count for count in (self.in_elements, self.out_elements) if count is not None]
         return size * max(elements) if size and elements else None
 
