@@ -174,16 +174,16 @@ def _read(database: Database, process: report.Process, info: RankInfo) -> RankTa
     )
     waits, wait_caveats = events.read_waits(process, calls)
     give_memory_back()
-    last = max((latest for each in (work, calls) if (latest := _latest(each)) is not None), default=None)
-    ranges = read_ranges(process, last)
+    spans = [_span(each) for each in (work, calls)]
+    ranges = read_ranges(process, max((int(last) for span in spans for last in span[1:]), default=None))
     give_memory_back()
     overhead = events.read_calls(process, "PROFILER_OVERHEAD", "profiler overhead")
     most = max(len(each.start_ns) for each in (work, calls, ranges, overhead))
     system = events.read_calls(process, report.SYSTEM, "unnamed call")
-    for each in (work, calls, ranges, overhead, system):
-        for start, duration in zip(_parts(each.start_ns), each.duration_ns.parts(), strict=True):
-            _check_times(start, start + duration)
-    _check_times(waits["start_ns"], waits["end_ns"])
+    spans += [_span(each) for each in (ranges, overhead, system)]
+    times = np.concatenate((*spans, waits["start_ns"], waits["end_ns"]))
+    if (abs(times) > events.MAX_TIME_NS).any():
+        raise ValueError("its times are not nanoseconds of one session")
     report.describe_capture(process, info)
     begin_ns = min((int(times.min()) for times in (calls.start_ns, ranges.start_ns) if len(times)), default=0)
     rows = ranges.named(can_mark)
@@ -196,12 +196,24 @@ def _read(database: Database, process: report.Process, info: RankInfo) -> RankTa
         begin_ns,
     )
     info.content = joins.content_of(work.start_ns, work.duration_ns[:], calls.start_ns, ranges.start_ns, system.start_ns)
-    times = _times(work, calls, ranges, launches)
-    info.caveats += joins.device_time_caveats(times)
+    host_ns = [*(span[1:] for span in spans[1:3]), calls.start_ns[:1]]
+    device_times = joins.DeviceTimes(
+        start_ns=work.start_ns,
+        duration_ns=work.duration_ns,
+        device=work.device,
+        stream=work.stream,
+        computes=~work.of_kind(COMMUNICATION),
+        launches=launches,
+        call_start_ns=calls.start_ns,
+        call_duration_ns=calls.duration_ns,
+        calls_named=calls.named,
+        host_ns=host_ns,
+    )
+    info.caveats += joins.device_time_caveats(device_times)
     if not len(iterations.number) and not iteration_caveats:
         names = [name.text for name in work.names]
         copied = np.array([name.copy is not None and "H" in name.copy.direction for name in work.names], bool)[work.name[:]]
-        iterations, iteration_caveats = find_periods(times, names, work.name, work.of_kind(COMPUTE), copied, begin_ns)
+        iterations, iteration_caveats = find_periods(device_times, names, work.name, work.of_kind(COMPUTE), copied, begin_ns)
     flushes = np.flatnonzero(overhead.named(lambda name: _FLUSH.search(name) is not None))
     flush_start = overhead.start_ns[flushes]
     boundary = iterations.overlapping(flush_start, flush_start + overhead.duration_ns[flushes])
@@ -275,34 +287,16 @@ def _made(name: str, info: RankInfo, columns: Callable[[Any], dict[str, Any]], b
     return next(make()) if len(blocks) == 1 else MadeTable(make)
 
 
-def _times(work: events.DeviceWork, calls: events.Calls, ranges: Ranges, launches: joins.Launches) -> joins.DeviceTimes:
-    return joins.DeviceTimes(
-        start_ns=work.start_ns,
-        duration_ns=work.duration_ns,
-        device=work.device,
-        stream=work.stream,
-        computes=~work.of_kind(COMMUNICATION),
-        launches=launches,
-        call_start_ns=calls.start_ns,
-        call_duration_ns=calls.duration_ns,
-        calls_named=calls.named,
-        host_ns=[np.array([latest]) for each in (calls, ranges) if (latest := _latest(each)) is not None]
-        + [calls.start_ns[:1]],
-    )
-
-
-def _latest(of: events.DeviceWork | events.Calls | Ranges) -> int | None:
-    parts = zip(_parts(of.start_ns), of.duration_ns.parts(), strict=True)
-    return max((int((start + duration).max()) for start, duration in parts), default=None)
+def _span(of: events.DeviceWork | events.Calls | Ranges) -> Integers:
+    """The lowest and the highest of all starts and ends; none without events."""
+    found = []
+    for start, duration in zip(_parts(of.start_ns), of.duration_ns.parts(), strict=True):
+        found += [int(bound) for each in (start, start + duration) for bound in (each.min(), each.max())]
+    return np.array([min(found), max(found)] if found else [], np.int64)
 
 
 def _parts(values: NDArray[Any]) -> Iterator[Integers]:
     return (values[begin : begin + PART_ROWS].astype(np.int64) for begin in range(0, len(values), PART_ROWS))
-
-
-def _check_times(*times: Integers) -> None:
-    if any(len(each) and (each.max() > events.MAX_TIME_NS or each.min() < -events.MAX_TIME_NS) for each in times):
-        raise ValueError("its times are not nanoseconds of one session")
 
 
 def _system_columns(system: events.Calls) -> dict[str, Any]:

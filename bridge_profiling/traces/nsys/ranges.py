@@ -142,87 +142,65 @@ def read_ranges(process: Process, end_ns: int | None) -> Ranges:
         of_ranges = Among("eventType", tuple((kind, kind) for kind in _NESTED_TYPES + _FREE_TYPES))
         conditions = (*conditions, of_ranges)
         needed = {"eventType": (), "globalTid": (of_ranges,)}
-    written = _read(database, conditions, needed)
-    start, duration, codes, names = written.start[:], written.duration, written.code, written.names
+    names = ("start", "end", "globalTid", "textId", "eventType")
+    present = [name for name in names if database.has(NVTX, name)]
+    text = "text" if database.has(NVTX, "text") else None
+    codes = {} if text else {"": 0}  # of names, with _MARK between one and torch's additions
+    columns = {name: Packed() for name in ("start", "duration", "thread", "text_id", "sequence", "code")}
+    nested, lost, described = [np.empty(0, bool)], 0, False
+    for piece in database.pieces(NVTX, present, conditions, text, needed):
+        unknown = np.full(piece.rows, NULL)
+        begin, end, thread, text_id, kind = (piece.integers.get(name, unknown) for name in names)
+        code, number = (np.zeros(piece.rows, np.int64), unknown) if piece.texts is None else _named(piece.texts, codes)
+        expected = int((len(columns["start"]) + piece.rows) / piece.share)
+        fresh = (begin, difference(begin, end), thread, text_id, number, code)
+        for column, values in zip(columns.values(), fresh, strict=True):
+            column.append(values, expected)
+        nested.append(np.isin(kind, _NESTED_TYPES))
+        lost += piece.without
+        described = described or piece.pages is None or _COMMUNICATOR.encode() in piece.pages.tobytes()
+    start, duration, thread_of, text_ids, number_of, code_of = (columns.pop(name) for name in list(columns))
+    starts = start[:]
     still_open = np.flatnonzero(where(duration, lambda part: part == NULL))
-    still_open = still_open[start[still_open] != NULL]
+    still_open = still_open[starts[still_open] != NULL]
     if end_ns is not None:
-        duration.replace(still_open, np.maximum(end_ns - start[still_open], 0))
-    if written.text_id.has_values:
-        codes, names = _registered(database, written)
+        duration.replace(still_open, np.maximum(end_ns - starts[still_open], 0))
+    if text_ids.has_values:
+        code_of = _registered(database, text_ids, code_of, codes)
     usable = where(duration, lambda part: part >= 0)
     # Neither with nor without an end do those left out end later.
-    lost = written.lost + int((~usable).sum()) - (len(still_open) if end_ns is None else 0)
-    rows = rows_by_start(start, duration.kept, usable)
-    parts = [text.partition(_MARK) for text in names]
+    lost += int((~usable).sum()) - (len(still_open) if end_ns is None else 0)
+    rows = rows_by_start(starts, duration.kept, usable)
+    parts = [text.partition(_MARK) for text in codes]
     operator = np.array([bool(mark) and _ANNOTATION.match(name) is None for name, mark, _ in parts], bool)
-    codes = codes.select(rows)
-    numbers = zip(written.sequence.select(rows).parts(), codes.parts(), strict=True)
-    is_open = np.zeros(len(start), bool)
+    code_of = code_of.select(rows)
+    numbers = zip(number_of.select(rows).parts(), code_of.parts(), strict=True)
+    is_open = np.zeros(len(starts), bool)
     is_open[still_open] = True
     return Ranges(
-        start_ns=start[rows],
+        start_ns=starts[rows],
         duration_ns=duration.select(rows),
-        thread=written.thread.select(rows),
-        name=codes,
-        sequence=Packed((np.where(operator[code] & (number > 0), number, NULL) for number, code in numbers), len(codes)),
-        nested=written.nested[rows],
+        thread=thread_of.select(rows),
+        name=code_of,
+        sequence=Packed((np.where(operator[code] & (number > 0), number, NULL) for number, code in numbers), len(code_of)),
+        nested=np.concatenate(nested)[rows],
         open=np.flatnonzero(is_open[rows]),
         names=[name for name, _, _ in parts],
         operator=operator.tolist(),
         shapes=["".join(shapes.split()) or None for _, _, shapes in parts],
         lost=lost,
-        described=written.described,
+        described=described,
     )
 
 
-def _registered(database: Database, written: _Written) -> tuple[Packed, list[str]]:
-    """Codes and names, with those of texts that are registered once and have a number in the row."""
-    known = {text: code for code, text in enumerate(written.names)}
-    ids = np.unique(np.concatenate([distinct(part)[0] for part in written.text_id.parts()]))
+def _registered(database: Database, text_ids: Packed, code_of: Packed, codes: dict[str, int]) -> Packed:
+    """Codes of names, with those of texts that are registered once and have a number in the row, which nsys writes few of."""
+    ids = np.unique(np.concatenate([distinct(part)[0] for part in text_ids.parts()]))
     texts = database.strings(ids)
-    of_id = np.array([known.setdefault(texts[each], len(known)) if each in texts else -1 for each in ids.tolist()], np.int64)
-    by_id = (of_id[np.searchsorted(ids, part)] for part in written.text_id.parts())
-    pairs = zip(by_id, written.code.parts(), strict=True)
-    codes = Packed((np.where(of >= 0, of, code) for of, code in pairs), len(written.code))
-    return codes, list(known)
-
-
-@dataclass(frozen=True)
-class _Written:
-    """Rows of ranges as they are written. `names` have _MARK between a name and torch's additions."""
-
-    start: Packed
-    duration: Packed  # NULL without an end
-    thread: Packed
-    text_id: Packed  # nsys writes most names into the row
-    sequence: Packed  # autograd's number in the row's text
-    code: Packed  # index of `names`
-    nested: NDArray[np.bool_]
-    names: list[str]
-    lost: int  # rows without a thread or a type
-    described: bool
-
-
-def _read(database: Database, conditions: Sequence[Among], needed: Needed) -> _Written:
-    present = [name for name in ("start", "end", "globalTid", "textId", "eventType") if database.has(NVTX, name)]
-    text = "text" if database.has(NVTX, "text") else None
-    columns = {name: Packed() for name in ("start", "duration", "thread", "text_id", "sequence", "code")}
-    codes: dict[str, int] = {}
-    nested = [np.empty(0, bool)]
-    lost, described = 0, False
-    for piece in database.pieces(NVTX, present, conditions, text, needed):
-        unknown = np.full(piece.rows, NULL)
-        read = {name: piece.integers.get(name, unknown) for name in ("start", "end", "globalTid", "textId", "eventType")}
-        name, number = (np.zeros(piece.rows, np.int64), unknown) if piece.texts is None else _named(piece.texts, codes)
-        expected = int((len(columns["start"]) + piece.rows) / piece.share)
-        fresh = (read["start"], difference(read["start"], read["end"]), read["globalTid"], read["textId"], number, name)
-        for column, values in zip(columns.values(), fresh, strict=True):
-            column.append(values, expected)
-        nested.append(np.isin(read["eventType"], _NESTED_TYPES))
-        lost += piece.without
-        described = described or piece.pages is None or _COMMUNICATOR.encode() in piece.pages.tobytes()
-    return _Written(**columns, nested=np.concatenate(nested), names=list(codes) or [""], lost=lost, described=described)
+    of_id = np.array([codes.setdefault(texts[each], len(codes)) if each in texts else -1 for each in ids.tolist()], np.int64)
+    by_id = (of_id[np.searchsorted(ids, part)] for part in text_ids.parts())
+    pairs = zip(by_id, code_of.parts(), strict=True)
+    return Packed((np.where(of >= 0, of, code) for of, code in pairs), len(code_of))
 
 
 def _named(texts: pa.Array, codes: dict[str, int]) -> tuple[Integers, Integers]:
