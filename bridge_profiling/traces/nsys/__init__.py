@@ -238,14 +238,22 @@ def _read(database: Database, process: report.Process, info: RankInfo) -> RankTa
         "collectives": build("collectives", info.rank, collectives),
     }
     sampled = {"gpu_metrics": events.metric_columns(process), "cuda_memory": events.memory_columns(process)}
-    more = {"synchronizations": waits, "system_calls": _system_columns(system)} | sampled
+    system_columns = {
+        "thread": thread_of(system.thread[:]),
+        "name": coded_column(system.name[:], system.names),
+        "start_ns": system.start_ns,
+        "end_ns": system.start_ns + system.duration_ns[:],
+    }
+    more = {"synchronizations": waits, "system_calls": system_columns} | sampled
     built = [(name, build(name, info.rank, columns, base)) for name, columns in more.items() if columns]
     tables |= {name: table for name, table in built if table.num_rows}
     if len(system.start_ns):
         callers = len(np.unique(system.thread[:] >> report.THREAD_BITS))
         if process.global_pid is None and callers > 1:
             info.add_caveat("processes_unnamed.callers", count=callers)
-    unread = _unread(database)
+    # What nsys records on request and nothing here reads.
+    known = texts("bridge_profiling.traces", "caveats.toml")["unread"]
+    unread = [what for table, what in known.items() if database.has(table) and database.rows(f"SELECT 1 FROM {table} LIMIT 1")]
     if not most and not unread and not any(len(table) for table in tables.values()):
         nothing = "nsys recorded nothing" if database.has("META_DATA_EXPORT") else "it is not an nsys report"
         raise TraceError(f"{database.name} holds no events: {nothing}")
@@ -259,7 +267,7 @@ def _read(database: Database, process: report.Process, info: RankInfo) -> RankTa
     )
     of_none = calls.unowned + ranges.lost
     if unread:
-        info.add_caveat("unread_tables", names=", ".join(unread))
+        info.add_caveat("unread_tables", names=", ".join(dict.fromkeys(unread)))
     _add_caveats(database, info, work, calls, ranges, unusable=work.unowned + of_none)
     lost = work.negative + work.unnamed + launches.ambiguous + work.unowned
     of_device = len(work.start_ns) + work.negative + work.unowned
@@ -297,22 +305,6 @@ def _span(of: events.DeviceWork | events.Calls | Ranges) -> Integers:
 
 def _parts(values: NDArray[Any]) -> Iterator[Integers]:
     return (values[begin : begin + PART_ROWS].astype(np.int64) for begin in range(0, len(values), PART_ROWS))
-
-
-def _system_columns(system: events.Calls) -> dict[str, Any]:
-    return {
-        "thread": thread_of(system.thread[:]),
-        "name": coded_column(system.name[:], system.names),
-        "start_ns": system.start_ns,
-        "end_ns": system.start_ns + system.duration_ns[:],
-    }
-
-
-def _unread(database: Database) -> list[str]:
-    """What a report holds that nsys records on request and nothing here reads."""
-    known = texts("bridge_profiling.traces", "caveats.toml")["unread"]
-    found = [what for table, what in known.items() if database.has(table) and database.rows(f"SELECT 1 FROM {table} LIMIT 1")]
-    return list(dict.fromkeys(found))
 
 
 def _add_caveats(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -308,17 +310,15 @@ def _records_of(waits: dict[str, Integers], event: Integers, records: dict[str, 
 
 
 def _latest_before(records: dict[str, Integers], event: Integers, correlation: Integers) -> Integers:
-    order = np.lexsort((records["correlationId"], records["eventId"]))
-    ids, when = records["eventId"][order], records["correlationId"][order]
-    # Both keys in one: the place of each event among the distinct ones, then the correlation's place within it.
-    begins, ends = np.searchsorted(ids, event), np.searchsorted(ids, event, side="right")
-    places = np.unique(np.concatenate((when, correlation)))
-    size = np.int64(len(when) + len(correlation) + 1)
-    group = np.concatenate(([0], np.cumsum(np.diff(ids) != 0)))
-    keys = group * size + np.searchsorted(places, when)
-    of_event = group[np.minimum(begins, len(group) - 1)]
-    place = np.searchsorted(keys, of_event * size + np.searchsorted(places, correlation)) - 1
-    return np.where((ends > begins) & (place >= begins), order[np.maximum(place, 0)], -1)
+    rows_of: defaultdict[int, list[int]] = defaultdict(list)
+    for row in np.argsort(records["correlationId"], kind="stable").tolist():
+        rows_of[int(records["eventId"][row])].append(row)
+    found = np.full(len(event), -1)
+    for place, (one, before) in enumerate(zip(event.tolist(), correlation.tolist(), strict=True)):
+        rows = rows_of.get(one, [])
+        count = bisect_left(rows, before, key=records["correlationId"].__getitem__)
+        found[place] = rows[count - 1] if count else -1
+    return found
 
 
 def memory_columns(process: Process) -> dict[str, Any]:
