@@ -14,17 +14,7 @@ from bridge_profiling.errors import TraceError, require
 from bridge_profiling.manifest import RankCapture, find_captures, read_manifest
 from bridge_profiling.printable import shell_path
 from bridge_profiling.regular_files import modified_ns
-from bridge_profiling.traces.files import (
-    NAMED_RANK,
-    SUFFIXES,
-    CaptureFile,
-    RunFiles,
-    listed_files,
-    named_file,
-    resolved,
-    split,
-    unknown_formats,
-)
+from bridge_profiling.traces import files
 from bridge_profiling.traces.types import Caveat, RankSource, Source, caveat
 
 #: Codes of caveats that say which of several windows is shown.
@@ -88,31 +78,31 @@ def find_run(root: Path, cycle: int | None = None) -> FoundRun:
     if not root.exists():
         raise TraceError(f"{root} does not exist")
     if root.is_file():
-        file = named_file(root)
+        file = files.named_file(root)
         _, manifests, unusable = _read_manifests(root.absolute().parents[:3][-1].glob("manifest/*/rank-*.json"))
         captures, differing = _with_ranks([file], manifests, root.parent)
         _newest(captures, root, cycle)
         return FoundRun(root, captures, [*unusable, *differing])
-    listed = RunFiles(root)
+    listed = files.RunFiles(root)
     # For the folder of one window, the manifests next to it that describe it.
     written = listed.manifests or list(root.absolute().parent.parent.glob(f"manifest/{root.absolute().name}/rank-*.json"))
     usable, manifests, unusable = _read_manifests(written)
     # A damaged manifest looks like a damaged trace.
     described = set(written)
-    files, left = listed_files(path for path in listed.files if path not in described)
-    if not files:
+    found_files, left = files.listed_files(path for path in listed.files if path not in described)
+    if not found_files:
         nothing = f"{root} holds no capture: no Kineto trace, nsys report or memory snapshot is under it"
-        if packed := next((path for path in left if NAMED_RANK.search(path.name) and ".trace." in path.name), None):
+        if packed := next((path for path in left if files.NAMED_RANK.search(path.name) and ".trace." in path.name), None):
             nothing += f"; {packed} is of no known format: if it is packed, unpack it"
         raise TraceError("; ".join([nothing, *listed.errors, *(caveat.text for caveat in listed.caveats)]))
-    found, differing = _with_ranks(files, manifests, root)
+    found, differing = _with_ranks(found_files, manifests, root)
     captures, skipped = _newest(found, root, cycle)
     caveats = [*listed.caveats, *_newer_nothing(written, captures), *skipped, *_several_windows(captures, root)]
     caveats += [*unusable, *differing, *differences(usable, captures)]
     guessed = [capture for capture in captures if capture.rank_source == "order"]
     if guessed:
         caveats.append(caveat("ranks_guessed", count=len(guessed), name=guessed[0].path.name))
-    errors = [*listed.errors, *unknown_formats([*left, *listed.folders], [each.path for each in captures])]
+    errors = [*listed.errors, *files.unknown_formats([*left, *listed.folders], [each.path for each in captures])]
     below = [replace(capture, run=root) for capture in captures]
     return FoundRun(root, sorted(below, key=lambda capture: (capture.rank, capture.source)), caveats, errors)
 
@@ -128,15 +118,15 @@ def _read_manifests(paths: Iterable[Path]) -> tuple[list[RankCapture], dict[Path
         except TraceError as error:
             caveats.append(caveat("manifest_unreadable", file=path, error=error))
             continue
-        if (named := NAMED_RANK.fullmatch(path.stem)) and int(named[1]) != manifest.rank:
+        if (named := files.NAMED_RANK.fullmatch(path.stem)) and int(named[1]) != manifest.rank:
             caveats.append(caveat("manifest_contradicts.named", file=path, rank=manifest.rank, named=named[1]))
             continue
         found.append(RankCapture(path.parents[2], path.parent.name, manifest))
     for capture in found:
-        for path in map(resolved, capture.artifacts):
+        for path in map(files.resolved, capture.artifacts):
             first = by_file.setdefault(path, capture)
             # One nsys around a launcher writes one report of several ranks.
-            if first is not capture and SUFFIXES.get(split(path)[1]) != "nsys":
+            if first is not capture and files.SUFFIXES.get(files.split(path)[1]) != "nsys":
                 caveats.append(caveat("manifest_contradicts.twice", file=capture.path, path=path, other=first.path))
     return found, by_file, caveats
 
@@ -144,14 +134,14 @@ def _read_manifests(paths: Iterable[Path]) -> tuple[list[RankCapture], dict[Path
 def differences(manifests: Iterable[RankCapture], captures: list[Capture]) -> list[Caveat]:
     """Caveats on files that manifests list and that are not there, and on files that their manifests do not list."""
     shown = {(each.manifest.root, each.manifest.folder) for each in captures if each.manifest is not None}
-    present = {(capture.rank, capture.source, split(capture.path)[0]) for capture in captures}
-    unlisted = {(resolved(each.path.parent), each.rank): each.path for each in captures if each.manifest is None}
+    present = {(capture.rank, capture.source, files.split(capture.path)[0]) for capture in captures}
+    unlisted = {(files.resolved(each.path.parent), each.rank): each.path for each in captures if each.manifest is None}
     ranks = {capture.rank for capture in captures}
     caveats = []
     for each in manifests:
         why = each.manifest.reason or "the manifest gives no reason"
         for kind in _SOURCES if each.manifest.status != "missed" else ():
-            if path := unlisted.get((resolved(each.root / kind / each.folder), each.rank)):
+            if path := unlisted.get((files.resolved(each.root / kind / each.folder), each.rank)):
                 status = f", because the capture {each.manifest.status}: {why}" if each.manifest.status == "failed" else ""
                 caveats.append(caveat("manifest_contradicts.unlisted", file=each.path, path=path, status=status))
         if shown and (each.root, each.folder) not in shown:
@@ -159,7 +149,7 @@ def differences(manifests: Iterable[RankCapture], captures: list[Capture]) -> li
         for profiler in each.manifest.profilers:
             listed = [each.root / artifact.path for artifact in profiler.artifacts]
             # A file that was packed or moved since has kept its name.
-            named = {(each.rank, _SOURCES.get(profiler.name), split(path)[0]) for path in listed}
+            named = {(each.rank, _SOURCES.get(profiler.name), files.split(path)[0]) for path in listed}
             if listed and named.isdisjoint(present) and not any(map(os.path.exists, listed)):
                 caveats.append(caveat("captures_missing", (each.rank,), each.path, path=listed[0]))
         if shown and each.rank not in ranks and not each.artifacts and each.manifest.status in ("failed", "missed"):
@@ -167,12 +157,14 @@ def differences(manifests: Iterable[RankCapture], captures: list[Capture]) -> li
     return caveats
 
 
-def _with_ranks(files: list[CaptureFile], manifests: dict[Path, RankCapture], root: Path) -> tuple[list[Capture], list[Caveat]]:
+def _with_ranks(
+    found_files: list[files.CaptureFile], manifests: dict[Path, RankCapture], root: Path
+) -> tuple[list[Capture], list[Caveat]]:
     """Captures with their ranks and manifests, and a caveat for each manifest of another rank than its capture."""
     captures, unnamed, caveats = [], [], []
-    for file in files:
+    for file in found_files:
         path, source = file.path, file.source
-        manifest = manifests.get(resolved(path))
+        manifest = manifests.get(files.resolved(path))
         named = _rank(file, manifest, root)
         if manifest is not None and named is not None and named[0] != manifest.rank:
             other = {"path": path, "other": named[0]}
@@ -194,7 +186,9 @@ def _with_ranks(files: list[CaptureFile], manifests: dict[Path, RankCapture], ro
         numbers: dict[Path, int] = {}  # by the process that wrote them: several can be its cycles
         for path, kind, manifest in unnamed:
             if kind == source:
-                writer = path.with_name(_WRITTEN.sub("", split(path)[0]) if _WRITTEN.search(split(path)[0]) else path.name)
+                writer = path.with_name(
+                    _WRITTEN.sub("", files.split(path)[0]) if _WRITTEN.search(files.split(path)[0]) else path.name
+                )
                 if writer not in numbers:
                     numbers[writer] = next(free)
                 captures.append(Capture(path, source, numbers[writer], "order", manifest))
@@ -203,7 +197,7 @@ def _with_ranks(files: list[CaptureFile], manifests: dict[Path, RankCapture], ro
 
 def _ranks_in(path: Path) -> list[int]:
     """The ranks in one exported report; empty when it cannot be read: its reader will say why."""
-    if split(path)[1] != ".sqlite":
+    if files.split(path)[1] != ".sqlite":
         return []
     try:
         from bridge_profiling.traces.nsys.report import ranks_in_report  # on use: it imports pyarrow
@@ -213,17 +207,17 @@ def _ranks_in(path: Path) -> list[int]:
         return []
 
 
-def _rank(file: CaptureFile, manifest: RankCapture | None, root: Path) -> tuple[int, RankSource] | None:
+def _rank(file: files.CaptureFile, manifest: RankCapture | None, root: Path) -> tuple[int, RankSource] | None:
     path = file.path
     if file.rank is not None:
         return file.rank, "trace"
     if manifest is not None:
         return manifest.rank, "manifest"
     folders = path.relative_to(root).parent.parts if path.is_relative_to(root) else ()
-    for part in (split(path)[0], *reversed(folders)):
-        if named := NAMED_RANK.findall(part):
+    for part in (files.split(path)[0], *reversed(folders)):
+        if named := files.NAMED_RANK.findall(part):
             return int(named[-1]), "file name"
-    if numbered := _LAST_NUMBER.search(split(path)[0]):
+    if numbered := _LAST_NUMBER.search(files.split(path)[0]):
         return int(numbered[1]), "file name"
     return None
 
@@ -281,13 +275,13 @@ def _places(captures: list[Capture]) -> list[list[Capture]]:
 
 def _time(capture: Capture) -> tuple[int, str]:
     """When a capture was written: TensorBoard's names say it, which copies keep."""
-    named = _WRITTEN.search(split(capture.path)[0])
+    named = _WRITTEN.search(files.split(capture.path)[0])
     return int(named[1].ljust(19, "0")) if named else modified_ns(capture.path), str(capture.path)
 
 
 def _worker(path: Path) -> str:
     """What names the process that wrote a file, apart from which of its files this is."""
-    stem = split(path)[0]
+    stem = files.split(path)[0]
     return _WRITTEN.sub("", stem) if _WRITTEN.search(stem) else re.sub(r"\d+", "#", stem)
 
 
@@ -301,7 +295,7 @@ def _cycles(place: list[Capture]) -> list[_Cycle]:
     by_key: defaultdict[tuple[int, str | None], list[Capture]] = defaultdict(list)
     cycles: list[_Cycle] = [{}]
     for capture in sorted(place, key=_time):
-        key = capture.rank, (NAMED_RANK.findall(split(capture.path)[0]) or [None])[-1]
+        key = capture.rank, (files.NAMED_RANK.findall(files.split(capture.path)[0]) or [None])[-1]
         by_key[key].append(capture)
         if key in cycles[-1]:
             cycles.append({})

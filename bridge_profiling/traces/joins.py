@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal, Protocol
@@ -17,17 +17,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from bridge_profiling.traces.tables import NULL, SCHEMAS, Integers, text_column
-from bridge_profiling.traces.types import Caveat, LostRecords, ProcessGroup, RankInfo, caveat
-
-#: Bytes of an element, by torch's name of its type.
-_ELEMENT_BYTES = {
-    **dict.fromkeys(("Byte", "Char", "Bool"), 1),
-    **dict.fromkeys(("Float8_e4m3fn", "Float8_e4m3fnuz", "Float8_e5m2", "Float8_e5m2fnuz", "Float8_e8m0fnu"), 1),
-    **dict.fromkeys(("Half", "BFloat16", "Short", "UInt16"), 2),
-    **dict.fromkeys(("Float", "Int", "UInt32"), 4),
-    **dict.fromkeys(("Double", "Long", "UInt64", "ComplexFloat"), 8),
-    "ComplexDouble": 16,
-}
+from bridge_profiling.traces.types import Caveat, LostRecords, ProcessGroup, RankInfo, caveat, texts
 
 #: No job has more ranks.
 MAX_RANKS = 10**7
@@ -208,7 +198,7 @@ class Operation:
         """As in nccl-tests: the larger of input and output."""
         if self.size_bytes is not None:
             return self.size_bytes
-        size = _ELEMENT_BYTES.get(self.dtype or "")
+        size = texts(__package__, "names.toml")["element_bytes"].get(self.dtype)
         elements = [count for count in (self.in_elements, self.out_elements) if count is not None]
         return size * max(elements) if size and elements else None
 
@@ -349,8 +339,13 @@ class DeviceTimes:
     launches: Launches
     call_start_ns: Integers
     call_duration_ns: Column
-    waits: NDArray[np.bool_]  # which calls return after all earlier work of the device
+    calls_named: Callable[[Callable[[str], bool]], NDArray[np.bool_]]  # which calls have a wanted name
     host_ns: Sequence[Integers]  # starts and ends of everything on the host
+
+    def launched_ns(self, rows: Integers) -> Integers:
+        """When the calls that launched some events ended; where that is not recorded, when the event ended."""
+        call, ends = self.launches.row[rows], self.start_ns[rows] + self.duration_ns[rows]
+        return np.where(call >= 0, taken(self.call_start_ns, call) + taken(self.call_duration_ns, call), ends)
 
 
 def waits_for_all(name: str) -> bool:
@@ -367,7 +362,7 @@ def _clock_caveats(work: DeviceTimes) -> Iterator[Caveat]:
     early = late = launched = earliest_ns = latest_ns = 0
     # A call waits for the current device, which is known only if there is no other.
     devices, _ = distinct(work.device[np.arange(len(work.device))])
-    calls = np.flatnonzero(work.waits & (len(devices) == 1))
+    calls = np.flatnonzero(work.calls_named(waits_for_all) & (len(devices) == 1))
     waits_ns = work.call_start_ns[calls]
     # Of calls on several threads, the first that returns.
     waited_ns = np.minimum.accumulate((waits_ns + work.call_duration_ns[calls])[::-1])[::-1]

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from bridge_profiling.traces.types import texts
+
 #: Names whose answers are kept: the ranks that a process reads have the same.
 _NAMES = 1 << 13
 
@@ -37,51 +39,15 @@ class Copy:
 
 # A return type, then perhaps "(anonymous namespace)::".
 _QUALIFIED = r"^(?:(?:void|int|float|__global__)\s+)*(?:\(anonymous namespace\)::|<unnamed>::)*"
-_BACKENDS = [
-    (backend, re.compile(_QUALIFIED + pattern))
-    for backend, pattern in (
-        # Both spellings of DeepEP's namespace: the published one, and the one its authors' own traces carry.
-        ("deepep", r"(?:deep_ep|dpsk::ep)::"),
-        ("hybridep", r"(?:\w+::)*hybrid_?ep(?:::|_)"),
-        ("nvshmem", r"(?:\w+::)*_?nvshmem"),
-        ("userbuffers", r"(?:\w+::)*k?userbuffers_"),
-        ("rccl", r"(?:rccl|msccl)\w*"),
-        ("nccl", r"nccl\w*"),
-        # torch's symmetric memory, and the custom all-reduces of inference engines.
-        ("other", r"(?:\w+::)*(?:(?:one|two)_shot_all_reduce|multimem_\w*(?:reduce|gather)|cross_device_reduce|mscclpp|hccl)"),
-    )
-]
-
-_OPERATIONS = [
-    (operation, re.compile(pattern, re.IGNORECASE))
-    for operation, pattern in (
-        ("all_reduce", r"all_?reduce|cross_device_reduce|userbuffers_\w*sum(?!\w*(?:_rs|_ag))"),
-        ("all_gather", r"all_?gather|_ag(?:_|$|<|\()"),
-        ("reduce_scatter", r"reduce_?scatter|_rs(?:_|$|<|\()"),
-        ("all_to_all", r"all_?to_?all"),
-        ("send_recv", r"send_?recv"),
-        ("send", r"(?:^|_|push)send(?:_|$|<|\()"),
-        ("recv", r"(?:^|_|pull)recv(?:_|$|<|\()"),
-        ("broadcast", r"broadcast"),
-        ("reduce", r"(?<!all)(?<!all_)reduce(?!_?scatter)"),
-        ("dispatch", r"dispatch"),
-        ("combine", r"combine"),
-        ("barrier", r"barrier|device_sync"),
-    )
-]
+_NAMES_OF = texts(__package__, "names.toml")
+_BACKENDS = [(backend, re.compile(_QUALIFIED + pattern)) for backend, pattern in _NAMES_OF["backends"].items()]
+_OPERATIONS = [(operation, re.compile(pattern, re.IGNORECASE)) for operation, pattern in _NAMES_OF["operations"].items()]
 
 #: Our names of collectives, by torch's without underscores and suffixes.
 _TORCH_OPERATIONS = {
     name.replace("_", ""): name
     for name in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "gather", "scatter")
 } | {name: name for name in ("send", "recv", "barrier")}
-
-_SYNCHRONIZATIONS = {
-    "stream wait event": "stream_wait_event",
-    "event sync": "event",
-    "stream sync": "stream",
-    "context sync": "context",
-}
 
 _COPY = re.compile(r"(H|D)(?:ost|evice)?to(H|D)|(P)to(P)", re.IGNORECASE)
 _MEMORIES = re.compile(r"\(\s*(\w+)\s*->\s*(\w+)\s*\)")
@@ -130,4 +96,4 @@ def memory_kind(name: str) -> str:
 
 def synchronization_kind(name: str) -> str | None:
     """What a synchronization record is, from its name; None when the name is not one."""
-    return _SYNCHRONIZATIONS.get(name.lower().removesuffix("hronize"))
+    return _NAMES_OF["synchronizations"].get(name.lower().removesuffix("hronize"))

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bridge_profiling.traces.iterations import NO_ITERATIONS, Iterations
-from bridge_profiling.traces.joins import Launches, distinct, places
+from bridge_profiling.traces.joins import Column, DeviceTimes, distinct, places, taken, waits_for_device
 from bridge_profiling.traces.tables import NULL, Integers
 from bridge_profiling.traces.types import Caveat, caveat
 
@@ -55,33 +55,30 @@ class _Period:
 
 
 def find_periods(
-    names: Sequence[str],
-    name: NDArray[np.int32],
-    streams: Sequence[Integers],
-    compute: NDArray[np.bool_],
-    launches: Launches,
-    launched_ns: Integers,
-    meetings_ns: Integers,
-    begin_ns: int,
+    work: DeviceTimes, names: Sequence[str], name: Column, compute: NDArray[np.bool_], copied: NDArray[np.bool_], begin_ns: int
 ) -> tuple[Iterations, list[Caveat]]:
     """Iterations that end with the launch of a period's last kernel; none where kernels do not repeat.
 
     About 40 bytes a kernel are held meanwhile.
 
     Args:
+        work: on the device.
         names: of device events.
         name: index of `names` by device event, by start.
-        streams: numbers of devices, and of streams, that show which ones run on the same stream.
         compute: which of them are kernels that compute.
-        launches: of them.
-        launched_ns: when the call that launched each one ended; where it is not recorded, when the event ended.
-        meetings_ns: when the host waited for the device, or copied from it or to it.
+        copied: which of them copy from or to the host.
         begin_ns: when the capture of the host began.
     """
-    rows = _of_busiest_stream(np.flatnonzero(compute & (launches.issued_ns != NULL)), streams)
-    sequence = name[rows]
-    launched_ns = launched_ns[rows]
-    meetings_ns = np.sort(meetings_ns)
+    launches = work.launches
+    rows = _of_busiest_stream(np.flatnonzero(compute & (launches.issued_ns != NULL)), (work.device, work.stream))
+    sequence = name[rows].astype(np.int32)
+    launched_ns = work.launched_ns(rows)
+    # The host meets the device where it waits for it, or copies.
+    waits_ns, copies_ns = (
+        work.call_start_ns[work.calls_named(waits_for_device)],
+        taken(work.call_start_ns, launches.row[copied]),
+    )
+    meetings_ns = np.sort(np.concatenate((waits_ns, copies_ns)))
     if not (launches.row[rows] >= 0).any():  # of the host, nothing is known
         begin_ns = int(launches.issued_ns[rows[:1]].sum())
     found = list(_periods(sequence, names))
@@ -103,7 +100,7 @@ def find_periods(
     return NO_ITERATIONS, []
 
 
-def _of_busiest_stream(rows: Integers, streams: Sequence[Integers]) -> Integers:
+def _of_busiest_stream(rows: Integers, streams: Sequence[Column]) -> Integers:
     """Those of the stream with most kernels: they run in the order of their launches."""
     for numbers in streams:
         used, place = distinct(numbers[rows])

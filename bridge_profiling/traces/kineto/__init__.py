@@ -18,36 +18,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from bridge_profiling.errors import TraceError
+from bridge_profiling.traces import joins, kinds
 from bridge_profiling.traces.bounds import UNIX_SINCE_NS
 from bridge_profiling.traces.iterations import Iterations, find_iterations
-from bridge_profiling.traces.joins import (
-    FEW,
-    DeviceTimes,
-    Operation,
-    add_lost,
-    add_trace_caveats,
-    batch,
-    carried_out_by,
-    collective_columns,
-    content_of,
-    device_time_caveats,
-    launch_of,
-    launches_one,
-    start_order,
-    taken,
-    waits_for_all,
-    waits_for_device,
-)
-from bridge_profiling.traces.kinds import (
-    COMMUNICATION,
-    COMPUTE,
-    MEMCPY,
-    MEMSET,
-    configuration,
-    copy_kind,
-    kernel_kind,
-    synchronization_kind,
-)
 from bridge_profiling.traces.kineto.collect import MEANINGS, Collector
 from bridge_profiling.traces.kineto.columns import Columns, InexactTimes, Names
 from bridge_profiling.traces.kineto.decode import EventReader, rank_info
@@ -55,7 +28,7 @@ from bridge_profiling.traces.periods import find_periods
 from bridge_profiling.traces.tables import NULL, Integers, build, coded_column
 from bridge_profiling.traces.types import Caveat, LostRecords, ProcessGroup, RankInfo, RankSource, RankTables, caveat
 
-_KINDS = (COMPUTE, COMMUNICATION, MEMCPY, MEMSET)
+_KINDS = (kinds.COMPUTE, kinds.COMMUNICATION, kinds.MEMCPY, kinds.MEMSET)
 
 #: Columns of `device_events`: what the names of copies say, and those that are attributes of `Device`.
 _OF_COPIES = ("direction", "from_memory", "to_memory")
@@ -69,7 +42,7 @@ class Host:
     def __init__(self, collected: Collector, names: Names, base_ns: int) -> None:
         columns = collected.host
         start, end = columns.take("start_ns"), columns.take("end_ns")
-        self.order = start_order(start, end).astype(np.int32)
+        self.order = joins.start_order(start, end).astype(np.int32)
         self.start_ns, self.end_ns = start[self.order] + base_ns, end[self.order] + base_ns
         del start, end
         self.category, self.name, self.thread, self.correlation = (
@@ -109,7 +82,7 @@ class Device:
         start, name = columns.take("start_ns"), columns.take("name")
         order = np.argsort(start, kind="stable")
         # Some versions write synchronization records among the kernels, on a stream that does not exist.
-        waits = names.which(name[order], lambda name: synchronization_kind(name) is not None)
+        waits = names.which(name[order], lambda name: kinds.synchronization_kind(name) is not None)
         self.order = order[~waits] if waits.any() else order
         self.start_ns, self.end_ns = start[self.order] + base_ns, columns.take("end_ns", self.order) + base_ns
         self._name = name[self.order]
@@ -121,16 +94,16 @@ class Device:
             columns.take("configuration", self.order), [_configuration(text) for text in collected.configurations.values]
         )
         self.operator = _without_correlations(operator, self.correlation)
-        self.launch = launch_of(
+        self.launch = joins.launch_of(
             self.correlation,
             self.start_ns,
             kernel=self._category == MEANINGS.index("kernel"),
             calls=host.correlation[calls],
             call_start_ns=host.start_ns[calls],
-            launches_one=names.which(host.name[calls], launches_one),
+            launches_one=names.which(host.name[calls], joins.launches_one),
         )
         self.launch_start_ns, self.launch_end_ns, self.launch_thread = (
-            taken(each[calls], self.launch.row) for each in (host.start_ns, host.end_ns, host.thread)
+            joins.taken(each[calls], self.launch.row) for each in (host.start_ns, host.end_ns, host.thread)
         )
         self._classify(collected, names)
 
@@ -139,51 +112,42 @@ class Device:
 
         A kernel that Kineto describes as a collective is one, whatever its name.
         """
-        said, place = names.say(self._name, lambda name: kernel_kind(name, rocm=self._rocm))
+        said, place = names.say(self._name, lambda name: kinds.kernel_kind(name, rocm=self._rocm))
         kernel = self._category == MEANINGS.index("kernel")
-        named = np.array([each.kind == COMMUNICATION for each in said], bool)[place] & kernel
+        named = np.array([each.kind == kinds.COMMUNICATION for each in said], bool)[place] & kernel
         communication = named | (np.isin(self.order, list(collected.collectives)) & kernel)
         copies, sets = (self._category == MEANINGS.index(each) for each in ("memcpy", "memset"))
-        kinds = [_KINDS.index(each) for each in (COMMUNICATION, MEMCPY, MEMSET)]
-        self._kind = np.select([communication, copies, sets], kinds).astype(np.int8)
+        codes = [_KINDS.index(each) for each in (kinds.COMMUNICATION, kinds.MEMCPY, kinds.MEMSET)]
+        self._kind = np.select([communication, copies, sets], codes).astype(np.int8)
         self._backend = coded_column(np.where(communication, place, -1), [each.backend or "other" for each in said])
         self.communication = np.flatnonzero(communication)
         self.operation = [said[place[row]].operation for row in self.communication.tolist()]
 
-    def times(self, host: Host, names: Names) -> DeviceTimes:
+    def times(self, host: Host, names: Names) -> joins.DeviceTimes:
         """Its times, and the host's that they have to agree with."""
         calls = host.of_category("runtime")
-        return DeviceTimes(
+        return joins.DeviceTimes(
             start_ns=self.start_ns,
             duration_ns=self.end_ns - self.start_ns,
             device=self.device,
             stream=self.stream,
-            computes=self._kind != _KINDS.index(COMMUNICATION),
+            computes=self._kind != _KINDS.index(kinds.COMMUNICATION),
             launches=self.launch,
             call_start_ns=host.start_ns[calls],
             call_duration_ns=host.end_ns[calls] - host.start_ns[calls],
-            waits=names.which(host.name[calls], waits_for_all),
+            calls_named=lambda wanted: names.which(host.name[calls], wanted),
             host_ns=(host.start_ns[:1], host.end_ns),
         )
 
-    def periods(self, names: Names, waits_ns: Integers, begin_ns: int) -> tuple[Iterations, list[Caveat]]:
-        """Iterations in which its kernels repeat. The host waited for the device at `waits_ns`."""
-        of_host = names.which(self._name, lambda name: "H" in copy_kind(name).direction)
-        copied_ns = self.launch_start_ns[of_host & (self._category == MEANINGS.index("memcpy"))]
-        return find_periods(
-            names.all,
-            self._name,
-            (self.device, self.stream),
-            self._kind == _KINDS.index(COMPUTE),
-            self.launch,
-            np.where(self.launch.row >= 0, self.launch_end_ns, self.end_ns),
-            np.concatenate((waits_ns, copied_ns)),
-            begin_ns,
-        )
+    def periods(self, times: joins.DeviceTimes, names: Names, begin_ns: int) -> tuple[Iterations, list[Caveat]]:
+        """Iterations in which its kernels repeat."""
+        copied = names.which(self._name, lambda name: "H" in kinds.copy_kind(name).direction)
+        copied &= self._category == MEANINGS.index("memcpy")
+        return find_periods(times, names.all, self._name, self._kind == _KINDS.index(kinds.COMPUTE), copied, begin_ns)
 
     def columns(self, names: Names, iterations: Iterations) -> dict[str, Any]:
         """The columns of device_events."""
-        copies, place = names.say(self._name, copy_kind)
+        copies, place = names.say(self._name, kinds.copy_kind)
         copy = np.where(self._category == MEANINGS.index("memcpy"), place, -1)
         collective = np.full(len(self.start_ns), NULL)
         collective[self.communication] = np.arange(len(self.communication))
@@ -205,7 +169,7 @@ def _configuration(written: bytes) -> str | None:
         values: list[Any] = [json.loads(text) if text else None for text in written.split(b"\0")]
         grid, block = ([int(size) for size in sizes] for sizes in values[:2])
         registers, shared_bytes = (None if number is None else int(number) for number in values[2:])
-        return configuration(grid, block, registers, shared_bytes)
+        return kinds.configuration(grid, block, registers, shared_bytes)
     except (ValueError, TypeError, OverflowError, RecursionError):
         return None
 
@@ -269,7 +233,7 @@ def _read(path: Path, rank: int, rank_source: RankSource, *, exact: bool) -> Ran
         info.add_caveat("events_undecodable.kineto", of_file=True, least=least, count=unusable)
     device = tables["device_events"]
     info.caveats += _events_left_out(collected)
-    add_trace_caveats(
+    joins.add_trace_caveats(
         info,
         device_events=device.num_rows,
         unlaunched=device["launch_start_ns"].null_count,
@@ -282,7 +246,7 @@ def _read(path: Path, rank: int, rank_source: RankSource, *, exact: bool) -> Ran
         info.error = f"{path} is damaged: at least {reader.left_out} events could not be read; the others were"
     elif collected.negative:
         info.error = f"{path} holds {collected.negative} events that end before they start; the others were read"
-    add_lost(info, replace(lost, total=lost.total + ambiguous, device=lost.device + ambiguous), ambiguous)
+    joins.add_lost(info, replace(lost, total=lost.total + ambiguous, device=lost.device + ambiguous), ambiguous)
     info.partial = info.error is not None
     return RankTables(info, tables)
 
@@ -306,7 +270,7 @@ def _nothing_in(path: Path, collected: Collector, reader: EventReader) -> str:
 
 def _events_left_out(collected: Collector) -> Iterator[Caveat]:
     if collected.undated:
-        few = collected.undated <= FEW * (len(collected.device) + collected.undated)
+        few = collected.undated <= joins.FEW * (len(collected.device) + collected.undated)
         yield caveat("events_undated" if few else "device_events_undated", count=collected.undated)
     unknown, others = _by_count(collected.unknown), _by_count(collected.left_out)
     for category, count in unknown[:_NAMED]:
@@ -329,9 +293,10 @@ def _tables(collected: Collector, info: RankInfo) -> tuple[dict[str, pa.Table], 
     names, base_ns = Names(list(collected.names.values)), info.clock_base_ns
     host = Host(collected, names, base_ns)
     device = Device(collected, host, names, base_ns)
-    iterations, caveats = _iterations(host, device, names, collected.marks, base_ns)
-    caveats += device_time_caveats(device.times(host, names))
-    info.content = content_of(host.start_ns, host.end_ns, device.start_ns, device.end_ns)
+    times = device.times(host, names)
+    iterations, caveats = _iterations(host, device, times, names, collected.marks, base_ns)
+    caveats += joins.device_time_caveats(times)
+    info.content = joins.content_of(host.start_ns, host.end_ns, device.start_ns, device.end_ns)
     operations, undescribed = _operations(device, host, collected, {group.name: group for group in info.groups})
     device_events, rows = build("device_events", info.rank, device.columns(names, iterations)), device.communication
     if undescribed:
@@ -341,7 +306,7 @@ def _tables(collected: Collector, info: RankInfo) -> tuple[dict[str, pa.Table], 
     tables = {
         "device_events": device_events,
         "collectives": build(
-            "collectives", info.rank, collective_columns(operations, device_events, rows, device.launch.issued_ns[rows])
+            "collectives", info.rank, joins.collective_columns(operations, device_events, rows, device.launch.issued_ns[rows])
         ),
         "iterations": iterations.table(info.rank, _boundary(iterations, host, names, collected.marks, base_ns)),
         "host_events": build("host_events", info.rank, host.columns(collected)),
@@ -355,7 +320,7 @@ def _tables(collected: Collector, info: RankInfo) -> tuple[dict[str, pa.Table], 
 
 def _operations(
     device: Device, host: Host, collected: Collector, groups: Mapping[str, ProcessGroup]
-) -> tuple[list[Operation], int]:
+) -> tuple[list[joins.Operation], int]:
     """What each communication kernel carries out, and the number of kernels without a description.
 
     Kineto describes a kernel by the call it was launched in. Operations issued as a batch (`batch_isend_irecv`) are
@@ -364,25 +329,25 @@ def _operations(
     all-to-alls.
     """
     only = _only_group(groups) if not collected.calls and not collected.collectives else None
-    calls: dict[int, deque[tuple[int, Operation]]] = defaultdict(deque)
+    calls: dict[int, deque[tuple[int, joins.Operation]]] = defaultdict(deque)
     for row in np.flatnonzero(np.isin(host.order, list(collected.calls))).tolist():
         calls[int(host.thread[row])].append((int(host.start_ns[row]), collected.calls[int(host.order[row])]))
     issued = device.launch.issued_ns[device.communication]
-    found: dict[int, Operation] = {}
+    found: dict[int, joins.Operation] = {}
     undescribed = 0
     for place in np.argsort(issued, kind="stable").tolist():
         row, named = int(device.communication[place]), device.operation[place]
         launched_ns = int(device.launch_start_ns[row])
-        before = _taken(calls.get(int(device.launch_thread[row])), launched_ns, carried_out_by(named))
+        before = _taken(calls.get(int(device.launch_thread[row])), launched_ns, joins.carried_out_by(named))
         described = collected.collectives.get(int(device.order[row]))
         if described is not None:
             found[place] = described.in_known_group(groups)
         elif before:
-            found[place] = batch([call.in_known_group(groups) for call in before])
+            found[place] = joins.batch([call.in_known_group(groups) for call in before])
         else:
-            alone = Operation(named)
+            alone = joins.Operation(named)
             if only is not None and named is not None:
-                alone = Operation("all_to_all" if named == "send_recv" else named, only.name).in_known_group(groups)
+                alone = joins.Operation("all_to_all" if named == "send_recv" else named, only.name).in_known_group(groups)
             found[place] = alone
             undescribed += 1
     return [found[place] for place in range(len(issued))], undescribed
@@ -394,7 +359,9 @@ def _only_group(groups: Mapping[str, ProcessGroup]) -> ProcessGroup | None:
     return several[0] if len(several) == 1 and several[0].ranks else None
 
 
-def _taken(calls: deque[tuple[int, Operation]] | None, until_ns: int, operations: Sequence[str | None]) -> list[Operation]:
+def _taken(
+    calls: deque[tuple[int, joins.Operation]] | None, until_ns: int, operations: Sequence[str | None]
+) -> list[joins.Operation]:
     """Remove a thread's calls up to a time, and return those that the kernel launched then can carry out."""
     found = []
     while calls and calls[0][0] <= until_ns:
@@ -405,7 +372,7 @@ def _taken(calls: deque[tuple[int, Operation]] | None, until_ns: int, operations
 
 
 def _iterations(
-    host: Host, device: Device, names: Names, marks: Sequence[int], base_ns: int
+    host: Host, device: Device, times: joins.DeviceTimes, names: Names, marks: Sequence[int], base_ns: int
 ) -> tuple[Iterations, list[Caveat]]:
     rows = np.flatnonzero((host.category == MEANINGS.index("annotation")) | (host.category == MEANINGS.index("operator")))
     calls = host.of_category("runtime")
@@ -413,12 +380,11 @@ def _iterations(
     profiler_ns = np.array(marks, np.int64) + base_ns if marks else host.start_ns[:1]
     first = (host.start_ns[host.of_category("annotation")], host.start_ns[calls] if len(calls) else profiler_ns)
     begin_ns = min((int(times.min()) for times in first if len(times)), default=0)
-    launched_ns = host.start_ns[calls][names.which(host.name[calls], launches_one)]
+    launched_ns = host.start_ns[calls][names.which(host.name[calls], joins.launches_one)]
     found = find_iterations(names.all, host.name[rows], host.start_ns[rows], host.end_ns[rows], launched_ns, begin_ns)
     if len(found[0].number) or found[1]:
         return found
-    waits = names.which(host.name[calls], waits_for_device)
-    return device.periods(names, host.start_ns[calls][waits], begin_ns)
+    return device.periods(times, names, begin_ns)
 
 
 def _boundary(iterations: Iterations, host: Host, names: Names, marks: Sequence[int], base_ns: int) -> NDArray[np.bool_]:
@@ -433,12 +399,12 @@ def _wait_columns(collected: Collector, names: Names) -> dict[str, Any]:
     columns = collected.synchronizations
     start_ns = columns.take("start_ns")
     order = np.argsort(start_ns, kind="stable")
-    kinds, kind = names.say(columns.take("name", order), synchronization_kind)
+    said, kind = names.say(columns.take("name", order), kinds.synchronization_kind)
     others = ("end_ns", "device", "stream", "correlation", "producer_stream", "producer_correlation")
     waits = {name: columns.take(name, order) for name in others}
     nowhere = (waits["stream"] < 0) | (waits["stream"] == _NO_STREAM)
     stream = np.where(nowhere, NULL, waits["stream"])
-    return waits | {"kind": coded_column(kind, kinds), "start_ns": start_ns[order], "stream": stream}
+    return waits | {"kind": coded_column(kind, said), "start_ns": start_ns[order], "stream": stream}
 
 
 def _memory_columns(columns: Columns) -> dict[str, Any]:

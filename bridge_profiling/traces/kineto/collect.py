@@ -132,72 +132,70 @@ class Collector:
         self.negative += int(timed.sum() - good.sum())
         return good, start, start + duration
 
-    def _add_host(self, events: list[AnyEvent], meanings: NDArray[np.int8]) -> None:
+    def _usable(self, events: list[AnyEvent]) -> tuple[list[AnyEvent], NDArray[np.bool_], dict[str, NDArray[Any]]]:
+        """Events with usable times, which ones these are, and the columns that all kinds of events have."""
         good, start, end = self._times(events)
+        if not good.all():
+            events, start, end = [events[row] for row in np.flatnonzero(good).tolist()], start[good], end[good]
+        return events, good, {"name": self.names.encode([event.name for event in events]), "start_ns": start, "end_ns": end}
+
+    def _add_host(self, events: list[AnyEvent], meanings: NDArray[np.int8]) -> None:
+        events, good, columns = self._usable(events)
         args = [event.args or _NO_ARGS for event in events]
-        names = self.names.encode([event.name for event in events])
         if _CALL in self.names.values:
-            row_of = len(self.host) + np.cumsum(good) - 1
-            for place in np.flatnonzero(good & (names == self.names.values[_CALL])).tolist():
+            for place in np.flatnonzero(columns["name"] == self.names.values[_CALL]).tolist():
                 if args[place].collective is not None and args[place].collective not in _NO_TRANSFER:
-                    self.calls[int(row_of[place])] = self._operation(args[place])
+                    self.calls[len(self.host) + place] = self._operation(args[place])
         self.host.add(
+            **columns,
             category=meanings[good],
-            name=names[good],
-            process=self._identifiers.of([event.pid for event in events])[good],
-            thread=self._identifiers.of([event.tid for event in events])[good],
-            start_ns=start[good],
-            end_ns=end[good],
-            **_numbers(args, good, "correlation", "sequence"),
-            operator=_operators(args)[good],
-            shapes=self.shapes.encode(_texts([arg.input_dims or arg.old_input_dims for arg in args]))[good],
-            stack=self.stacks.encode([arg.call_stack for arg in args])[good],
+            process=self._identifiers.of([event.pid for event in events]),
+            thread=self._identifiers.of([event.tid for event in events]),
+            **_numbers(args, "correlation", "sequence"),
+            operator=_operators(args),
+            shapes=self.shapes.encode(_texts([arg.input_dims or arg.old_input_dims for arg in args])),
+            stack=self.stacks.encode([arg.call_stack for arg in args]),
         )
 
     def _add_device(self, events: list[AnyEvent], meanings: NDArray[np.int8]) -> None:
-        good, start, end = self._times(events)
-        self.lost_device += int(len(good) - good.sum())
+        recorded = len(events)
+        events, good, columns = self._usable(events)
+        self.lost_device += recorded - len(events)
+        meanings = meanings[good]
         # CUPTI's word for times that it could not collect.
-        undated = good & (start == 0) & (end == 0)
-        self.undated += int(undated.sum())
-        good &= ~undated
+        dated = (columns["start_ns"] != 0) | (columns["end_ns"] != 0)
+        if not dated.all():
+            self.undated += int((~dated).sum())
+            events = [events[row] for row in np.flatnonzero(dated).tolist()]
+            meanings, columns = meanings[dated], {name: values[dated] for name, values in columns.items()}
         args = [event.args or _NO_ARGS for event in events]
-        row_of = len(self.device) + np.cumsum(good) - 1
         for place, arg in enumerate(args):
-            if arg.collective is not None and good[place]:
-                self.collectives[int(row_of[place])] = self._operation(arg)
-        stream, device = integers([arg.stream for arg in args]), integers([arg.device for arg in args])
-        moved = integers([arg.original_stream for arg in args])
-        stream = np.where(moved == NULL, stream, moved)
-        if (stream == NULL).any():
-            # Kineto's rows on a device's track: the process is the device, the thread is the stream.
-            stream = np.where(stream == NULL, self._identifiers.of([event.tid for event in events]), stream)
-        if (device == NULL).any():
-            device = np.where(device == NULL, self._identifiers.of([event.pid for event in events]), device)
+            if arg.collective is not None:
+                self.collectives[len(self.device) + place] = self._operation(arg)
+        numbers = _numbers(args, "stream", "device", "original_stream", "correlation", "graph")
+        moved = numbers.pop("original_stream")
+        numbers["stream"] = np.where(moved == NULL, numbers["stream"], moved)
+        # Kineto's rows on a device's track: the process is the device, the thread is the stream.
+        for name, track in (("stream", "tid"), ("device", "pid")):
+            if (numbers[name] == NULL).any():
+                of_track = self._identifiers.of(list(map(attrgetter(track), events)))
+                numbers[name] = np.where(numbers[name] == NULL, of_track, numbers[name])
         self.device.add(
-            category=meanings[good],
-            name=self.names.encode([event.name for event in events])[good],
-            device=device[good],
-            stream=stream[good],
-            start_ns=start[good],
-            end_ns=end[good],
-            operator=_operators(args)[good],
-            **_numbers(args, good, "correlation", "graph"),
-            bytes=self._sizes([arg.bytes for arg in args])[good],
+            **columns,
+            **numbers,
+            category=meanings,
+            operator=_operators(args),
+            bytes=self._sizes([arg.bytes for arg in args]),
             configuration=self.configurations.encode(
                 [b"\0".join((arg.grid, arg.block, arg.registers, arg.shared_memory)) for arg in args]
-            )[good],
+            ),
         )
 
     def _add_synchronizations(self, events: list[AnyEvent]) -> None:
-        good, start, end = self._times(events)
+        events, _, columns = self._usable(events)
         args = [event.args or _NO_ARGS for event in events]
-        self.synchronizations.add(
-            name=self.names.encode([event.name for event in events])[good],
-            start_ns=start[good],
-            end_ns=end[good],
-            **_numbers(args, good, "device", "stream", "correlation", "producer_stream", "producer_correlation"),
-        )
+        names = ("device", "stream", "correlation", "producer_stream", "producer_correlation")
+        self.synchronizations.add(**columns, **_numbers(args, *names))
 
     def _add_others(self, events: list[AnyEvent]) -> None:
         """Take the instants among events that are not complete, and count what is not read."""
@@ -285,9 +283,9 @@ def _texts(raw: Sequence[msgspec.Raw]) -> list[bytes]:
     return texts if len(texts) == len(raw) else [bytes(each) for each in raw]
 
 
-def _numbers(args: Sequence[Args], good: NDArray[np.bool_], *names: str) -> dict[str, Integers]:
-    """Columns of the usable events' arguments."""
-    return {name: integers(list(map(attrgetter(name), args)))[good] for name in names}
+def _numbers(args: Sequence[Args], *names: str) -> dict[str, Integers]:
+    """Columns of arguments."""
+    return {name: integers(list(map(attrgetter(name), args))) for name in names}
 
 
 def _operators(args: Sequence[Args]) -> Integers:

@@ -18,23 +18,9 @@ from bridge_profiling.traces.joins import MAX_RANKS
 from bridge_profiling.traces.kineto.columns import integer
 from bridge_profiling.traces.kineto.stream import Stream
 from bridge_profiling.traces.tables import MAX_SIZE
-from bridge_profiling.traces.types import ProcessGroup, RankInfo, RankSource
+from bridge_profiling.traces.types import ProcessGroup, RankInfo, RankSource, texts
 
-#: Kineto's categories since torch 1.8, in lower case. Another category says what a "known" one says, and better.
-CATEGORIES = {
-    "kernel": "kernel",
-    **dict.fromkeys(("gpu_memcpy", "memcpy"), "memcpy"),
-    **dict.fromkeys(("gpu_memset", "memset"), "memset"),
-    **dict.fromkeys(("cpu_op", "operator"), "operator"),
-    "user_annotation": "annotation",
-    **dict.fromkeys(("cuda_runtime", "cuda_driver", "runtime", "hip_runtime"), "runtime"),
-    "python_function": "python",
-    "overhead": "overhead",
-    "cuda_sync": "synchronization",
-    "trace": "span",
-    **dict.fromkeys(("gpu_user_annotation", "ac2g", "fwdbwd", "async_cpu_to_gpu", "forward_backward"), "known"),
-    "cpu_instant_event": "instant",
-}
+CATEGORIES: Mapping[str, str] = texts("bridge_profiling.traces", "names.toml")["categories"]
 
 # Field types are permissive: ROCm writes numbers as strings, torch 1.8 wrote process and thread ids as text.
 Number = int | float | str | None

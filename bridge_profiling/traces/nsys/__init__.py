@@ -6,7 +6,8 @@ A table or a column that the report lacks gives nulls and a caveat.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,183 +17,106 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from bridge_profiling.errors import TraceError
+from bridge_profiling.traces import joins
 from bridge_profiling.traces.iterations import Iterations, can_mark, find_iterations
-from bridge_profiling.traces.joins import (
-    DeviceTimes,
-    Launches,
-    add_lost,
-    add_trace_caveats,
-    collective_columns,
-    content_of,
-    device_time_caveats,
-    launch_of,
-    launches_one,
-    start_order,
-    taken,
-    waits_for_all,
-    waits_for_device,
-)
 from bridge_profiling.traces.kinds import COMMUNICATION, COMPUTE, MEMCPY, MEMSET
+from bridge_profiling.traces.nsys import events, report
 from bridge_profiling.traces.nsys.database import PART_ROWS, Database, Packed
-from bridge_profiling.traces.nsys.events import (
-    MAX_TIME_NS,
-    Calls,
-    DeviceWork,
-    memory_columns,
-    metric_columns,
-    read_calls,
-    read_device_work,
-    read_waits,
-)
 from bridge_profiling.traces.nsys.ranges import Ranges, operations, read_ranges
-from bridge_profiling.traces.nsys.report import (
-    CALL,
-    SYSTEM,
-    THREAD_BITS,
-    THREAD_MASK,
-    Process,
-    describe_capture,
-    open_report,
-    process_ranks,
-    processes,
-)
 from bridge_profiling.traces.periods import find_periods
 from bridge_profiling.traces.tables import NULL, Integers, MadeTable, build, coded_column, give_memory_back
-from bridge_profiling.traces.types import Caveat, LostRecords, RankInfo, RankSource, RankTables, texts
+from bridge_profiling.traces.types import LostRecords, RankInfo, RankSource, RankTables, texts
 
 _CATEGORIES = ("operator", "annotation", "runtime", "overhead")
 
 
-class DeviceEvents:
-    """Work on the device, made in blocks: its 15 columns would take five times the memory of what they are made from."""
-
-    def __init__(
-        self,
-        work: DeviceWork,
-        calls: Calls,
-        launches: Launches,
-        operator: Packed,
-        iterations: Iterations,
-        base: int,
-        rank: int,
-        block_rows: int,
-    ) -> None:
-        """`operator` is that of each call, `base` is added to all times."""
-        self._work, self._calls, self._launches, self._operator = work, calls, launches, operator
-        self._iterations, self._base, self._rank, self._block_rows = iterations, base, rank, block_rows
-        self.communication = np.flatnonzero(work.of_kind(COMMUNICATION))
-
-    def __len__(self) -> int:
-        return max(-(-len(self._work.start_ns) // self._block_rows), 1)
-
-    def __call__(self) -> Iterator[pa.Table]:
-        """The blocks."""
-        count = len(self._work.start_ns)
-        for begin in range(0, max(count, 1), self._block_rows):
-            yield self.table(np.arange(begin, min(begin + self._block_rows, count)))
-
-    def issued_ns(self, rows: Integers) -> Integers:
-        """When events were issued."""
-        return self._launches.issued_ns[rows]
-
-    def launch_thread(self, rows: Integers) -> Integers:
-        """The globalTid of their launches; NULL where unknown."""
-        return taken(self._calls.thread, self._launches.row[rows])
-
-    def table(self, rows: Integers) -> pa.Table:
-        """Some events."""
-        work, calls = self._work, self._calls
-        call, name = self._launches.row[rows], work.name[rows]
-        start, launched = work.start_ns[rows], taken(calls.start_ns, call)
-        collective = np.full(len(rows), NULL)
-        place = np.minimum(self.communication.searchsorted(rows), max(len(self.communication) - 1, 0))
-        if len(self.communication):
-            collective = np.where(self.communication[place] == rows, place, NULL)
-        columns = {
-            **{column: getattr(work, column)[rows] for column in ("device", "stream", "correlation", "graph", "bytes")},
-            "kind": coded_column(name, [name.kind for name in work.names]),
-            "backend": coded_column(name, [name.backend for name in work.names]),
-            "name": coded_column(name, [name.text for name in work.names]),
-            "start_ns": start,
-            "end_ns": start + work.duration_ns[rows],
-            "operator": taken(self._operator, call),
-            "launch_start_ns": launched,
-            "launch_end_ns": np.where(launched == NULL, NULL, launched + taken(calls.duration_ns, call)),
-            "launch_thread": thread_of(self.launch_thread(rows)),
-            "iteration": self._iterations.containing(self.issued_ns(rows)),
-            "collective": collective,
-            **{
-                column: coded_column(name, [getattr(name.copy, column, None) for name in work.names])
-                for column in ("direction", "from_memory", "to_memory")
-            },
-            "configuration": coded_column(work.configuration[rows], work.configurations),
-        }
-        return build("device_events", self._rank, columns, self._base)
+def _device_columns(
+    work: events.DeviceWork,
+    calls: events.Calls,
+    launches: joins.Launches,
+    operator: Packed,
+    iterations: Iterations,
+    communication: Integers,
+    rows: Integers,
+) -> dict[str, Any]:
+    """The columns of `device_events` of some rows. `operator` is that of each call, `communication` the rows of kernels."""
+    call, name = launches.row[rows], work.name[rows]
+    start, launched = work.start_ns[rows], joins.taken(calls.start_ns, call)
+    collective = np.full(len(rows), NULL)
+    place = np.minimum(communication.searchsorted(rows), max(len(communication) - 1, 0))
+    if len(communication):
+        collective = np.where(communication[place] == rows, place, NULL)
+    return {
+        **{column: getattr(work, column)[rows] for column in ("device", "stream", "correlation", "graph", "bytes")},
+        **{column: coded_column(name, [getattr(each, column) for each in work.names]) for column in ("kind", "backend")},
+        "name": coded_column(name, [each.text for each in work.names]),
+        "start_ns": start,
+        "end_ns": start + work.duration_ns[rows],
+        "operator": joins.taken(operator, call),
+        "launch_start_ns": launched,
+        "launch_end_ns": np.where(launched == NULL, NULL, launched + joins.taken(calls.duration_ns, call)),
+        "launch_thread": thread_of(joins.taken(calls.thread, call)),
+        "iteration": iterations.containing(launches.issued_ns[rows]),
+        "collective": collective,
+        **{
+            column: coded_column(name, [getattr(each.copy, column, None) for each in work.names])
+            for column in ("direction", "from_memory", "to_memory")
+        },
+        "configuration": coded_column(work.configuration[rows], work.configurations),
+    }
 
 
-class HostEvents:
-    """Ranges, calls and the profiler's own work as host events by start, made in blocks: 1 GB of them would take 2 GB."""
+def _host_blocks(ranges: Ranges, calls: events.Calls, overhead: events.Calls, block_rows: int) -> list[tuple[slice, ...]]:
+    """Rows of ranges, calls and the profiler's own work for each block: events that start together are in one."""
+    starts = (ranges.start_ns, calls.start_ns, overhead.start_ns)
+    times = np.unique(np.concatenate([start[block_rows::block_rows] for start in starts]))
+    bounds = [[0, *start.searchsorted(times).tolist(), len(start)] for start in starts]
+    return [tuple(map(slice, first, last)) for first, last in pairwise(zip(*bounds, strict=True))]
 
-    def __init__(
-        self, ranges: Ranges, calls: Calls, overhead: Calls, operator: Packed, base: int, rank: int, block_rows: int
-    ) -> None:
-        """`operator` is that of each call, `base` is added to all times."""
-        self._ranges, self._calls, self._overhead = ranges, calls, overhead
-        self._operator, self._base, self._rank = operator, base, rank
-        self._category = np.where(np.array(ranges.operator, bool), 0, 1).astype(np.int8)
-        # Events that start together are in one block.
-        starts = (ranges.start_ns, calls.start_ns, overhead.start_ns)
-        times = np.unique(np.concatenate([start[block_rows::block_rows] for start in starts]))
-        bounds = [[0, *start.searchsorted(times).tolist(), len(start)] for start in starts]
-        self._blocks = [tuple(map(slice, first, last)) for first, last in pairwise(zip(*bounds, strict=True))]
 
-    def __len__(self) -> int:
-        return len(self._blocks)
+def _host_columns(
+    ranges: Ranges, calls: events.Calls, overhead: events.Calls, operator: Packed, block: tuple[slice, ...]
+) -> dict[str, Any]:
+    """The columns of `host_events` of one block, by start; `operator` is that of each call."""
+    of_ranges, of_calls, of_overhead = block
+    kinds = ((ranges, of_ranges), (calls, of_calls), (overhead, of_overhead))
+    start = np.concatenate([each.start_ns[rows] for each, rows in kinds])
+    duration = np.concatenate([each.duration_ns[rows] for each, rows in kinds])
+    order = joins.start_order(start, duration)
+    sizes = [rows.stop - rows.start for rows in block]
 
-    def __call__(self) -> Iterator[pa.Table]:
-        """The blocks."""
-        return (build("host_events", self._rank, self._columns(*block), self._base) for block in self._blocks)
+    def by_start(*values: NDArray[Any] | int) -> NDArray[Any]:
+        whole = [np.broadcast_to(value, size) for value, size in zip(values, sizes, strict=True)]
+        return np.concatenate(whole)[order]
 
-    def _columns(self, *block: slice) -> dict[str, Any]:
-        ranges, calls, overhead = self._ranges, self._calls, self._overhead
-        of_ranges, of_calls, of_overhead = block
-        kinds = ((ranges, of_ranges), (calls, of_calls), (overhead, of_overhead))
-        start = np.concatenate([events.start_ns[rows] for events, rows in kinds])
-        duration = np.concatenate([events.duration_ns[rows] for events, rows in kinds])
-        order = start_order(start, duration)
-        sizes = [rows.stop - rows.start for rows in block]
-
-        def by_start(*values: NDArray[Any] | int) -> NDArray[Any]:
-            whole = [np.broadcast_to(value, size) for value, size in zip(values, sizes, strict=True)]
-            return np.concatenate(whole)[order]
-
-        thread = by_start(ranges.thread[of_ranges], calls.thread[of_calls], overhead.thread[of_overhead])
-        range_names, first = ranges.name[of_ranges], len(ranges.names)
-        columns = {
-            "start_ns": start[order],
-            "end_ns": start[order] + duration[order],
-            "process": np.where(thread == NULL, NULL, (thread >> THREAD_BITS) & THREAD_MASK),
-            "thread": thread_of(thread),
-            "category": coded_column(by_start(self._category[range_names], 2, 3), _CATEGORIES),
-            "name": coded_column(
-                by_start(range_names, calls.name[of_calls] + first, overhead.name[of_overhead] + (first + len(calls.names))),
-                [*ranges.names, *calls.names, *overhead.names],
-            ),
-            "correlation": by_start(NULL, calls.correlation[of_calls], NULL),
-            # A range's own number, from 1.
-            "operator": by_start(np.arange(of_ranges.start, of_ranges.stop) + 1, self._operator[of_calls], NULL),
-        }
-        sequence = ranges.sequence[of_ranges]
-        if (sequence != NULL).any():
-            columns["sequence"] = by_start(sequence, NULL, NULL)
-        if any(ranges.shapes):
-            columns["shapes"] = coded_column(by_start(range_names, -1, -1), ranges.shapes)
-        return columns
+    thread = by_start(*(each.thread[rows] for each, rows in kinds))
+    range_names, first = ranges.name[of_ranges], len(ranges.names)
+    category = np.where(np.array(ranges.operator, bool), 0, 1).astype(np.int8)
+    columns = {
+        "start_ns": start[order],
+        "end_ns": start[order] + duration[order],
+        "process": np.where(thread == NULL, NULL, (thread >> report.THREAD_BITS) & report.THREAD_MASK),
+        "thread": thread_of(thread),
+        "category": coded_column(by_start(category[range_names], 2, 3), _CATEGORIES),
+        "name": coded_column(
+            by_start(range_names, calls.name[of_calls] + first, overhead.name[of_overhead] + (first + len(calls.names))),
+            [*ranges.names, *calls.names, *overhead.names],
+        ),
+        "correlation": by_start(NULL, calls.correlation[of_calls], NULL),
+        # A range's own number, from 1.
+        "operator": by_start(np.arange(of_ranges.start, of_ranges.stop) + 1, operator[of_calls], NULL),
+    }
+    sequence = ranges.sequence[of_ranges]
+    if (sequence != NULL).any():
+        columns["sequence"] = by_start(sequence, NULL, NULL)
+    if any(ranges.shapes):
+        columns["shapes"] = coded_column(by_start(range_names, -1, -1), ranges.shapes)
+    return columns
 
 
 def thread_of(global_tid: Integers) -> Integers:
     """The operating system's thread ids in globalTids; NULL stays."""
-    return np.where(global_tid == NULL, NULL, global_tid & THREAD_MASK)
+    return np.where(global_tid == NULL, NULL, global_tid & report.THREAD_MASK)
 
 
 #: nsys' own work in which the profiler starts, stops or writes: an iteration around it is a boundary one.
@@ -214,9 +138,9 @@ def read(path: Path, *, rank: int = 0, rank_source: RankSource = "order") -> Ran
         TraceError: nothing could be read. The message names the file.
         OSError: the file does not exist.
     """
-    with open_report(path) as database:
-        found = processes(database)
-        ranks = process_ranks(found)
+    with report.open_report(path) as database:
+        found = report.processes(database)
+        ranks = report.process_ranks(found)
         chosen = next((place for place, known in enumerate(ranks) if known == rank), 0) if len(found) > 1 else 0
         process = found[chosen]
         info = RankInfo(rank=rank, rank_source=rank_source, source="nsys", files=[str(path.absolute())])
@@ -235,12 +159,12 @@ def read(path: Path, *, rank: int = 0, rank_source: RankSource = "order") -> Ran
             raise TraceError(f"{path} cannot be read: {error}") from error
 
 
-def _read(database: Database, process: Process, info: RankInfo) -> RankTables:
-    work = read_device_work(process)
-    calls = read_calls(process, CALL, "unnamed call")
+def _read(database: Database, process: report.Process, info: RankInfo) -> RankTables:
+    work = events.read_device_work(process)
+    calls = events.read_calls(process, report.CALL, "unnamed call")
     # Calls that launch one kernel each.
-    launching = calls.named([launches_one(name) for name in calls.names])
-    launches = launch_of(
+    launching = calls.named(joins.launches_one)
+    launches = joins.launch_of(
         work.correlation[:],
         work.start_ns,
         kernel=~work.of_kind(MEMCPY, MEMSET),
@@ -248,21 +172,21 @@ def _read(database: Database, process: Process, info: RankInfo) -> RankTables:
         call_start_ns=calls.start_ns,
         launches_one=launching,
     )
-    waits, wait_caveats = read_waits(process, calls)
+    waits, wait_caveats = events.read_waits(process, calls)
     give_memory_back()
-    last = max((latest for each in (work, calls) if (latest := _latest(each)) is not None), default=None)
-    ranges = read_ranges(process, last)
+    spans = [_span(each) for each in (work, calls)]
+    ranges = read_ranges(process, max((int(last) for span in spans for last in span[1:]), default=None))
     give_memory_back()
-    overhead = read_calls(process, "PROFILER_OVERHEAD", "profiler overhead")
+    overhead = events.read_calls(process, "PROFILER_OVERHEAD", "profiler overhead")
     most = max(len(each.start_ns) for each in (work, calls, ranges, overhead))
-    system = read_calls(process, SYSTEM, "unnamed call")
-    for each in (work, calls, ranges, overhead, system):
-        for start, duration in zip(_parts(each.start_ns), each.duration_ns.parts(), strict=True):
-            _check_times(start, start + duration)
-    _check_times(waits["start_ns"], waits["end_ns"])
-    describe_capture(process, info)
+    system = events.read_calls(process, report.SYSTEM, "unnamed call")
+    spans += [_span(each) for each in (ranges, overhead, system)]
+    times = np.concatenate((*spans, waits["start_ns"], waits["end_ns"]))
+    if (abs(times) > events.MAX_TIME_NS).any():
+        raise ValueError("its times are not nanoseconds of one session")
+    report.describe_capture(process, info)
     begin_ns = min((int(times.min()) for times in (calls.start_ns, ranges.start_ns) if len(times)), default=0)
-    rows = ranges.named([can_mark(name) for name in ranges.names])
+    rows = ranges.named(can_mark)
     iterations, iteration_caveats = find_iterations(
         ranges.names,
         ranges.name[rows].astype(np.int32),
@@ -271,11 +195,26 @@ def _read(database: Database, process: Process, info: RankInfo) -> RankTables:
         calls.start_ns[launching],
         begin_ns,
     )
-    info.content = content_of(work.start_ns, work.duration_ns[:], calls.start_ns, ranges.start_ns, system.start_ns)
-    info.caveats += device_time_caveats(_times(work, calls, ranges, launches))
+    info.content = joins.content_of(work.start_ns, work.duration_ns[:], calls.start_ns, ranges.start_ns, system.start_ns)
+    host_ns = [*(span[1:] for span in spans[1:3]), calls.start_ns[:1]]
+    device_times = joins.DeviceTimes(
+        start_ns=work.start_ns,
+        duration_ns=work.duration_ns,
+        device=work.device,
+        stream=work.stream,
+        computes=~work.of_kind(COMMUNICATION),
+        launches=launches,
+        call_start_ns=calls.start_ns,
+        call_duration_ns=calls.duration_ns,
+        calls_named=calls.named,
+        host_ns=host_ns,
+    )
+    info.caveats += joins.device_time_caveats(device_times)
     if not len(iterations.number) and not iteration_caveats:
-        iterations, iteration_caveats = _periods(work, calls, launches, begin_ns)
-    flushes = np.flatnonzero(overhead.named([_FLUSH.search(name) is not None for name in overhead.names]))
+        names = [name.text for name in work.names]
+        copied = np.array([name.copy is not None and "H" in name.copy.direction for name in work.names], bool)[work.name[:]]
+        iterations, iteration_caveats = find_periods(device_times, names, work.name, work.of_kind(COMPUTE), copied, begin_ns)
+    flushes = np.flatnonzero(overhead.named(lambda name: _FLUSH.search(name) is not None))
     flush_start = overhead.start_ns[flushes]
     boundary = iterations.overlapping(flush_start, flush_start + overhead.duration_ns[flushes])
     if len(iterations.rows):  # they were made from ranges
@@ -285,25 +224,41 @@ def _read(database: Database, process: Process, info: RankInfo) -> RankTables:
     # Operators are numbered by their ranges, from 1.
     innermost = _parts(ranges.innermost(calls.thread, calls.start_ns))
     operator = Packed((np.where(part >= 0, part + 1, NULL) for part in innermost), len(calls.start_ns))
-    device_events = DeviceEvents(work, calls, launches, operator, iterations, base, info.rank, block_rows)
+    kernels = np.flatnonzero(work.of_kind(COMMUNICATION))
+    device_columns = partial(_device_columns, work, calls, launches, operator, iterations, kernels)
+    issued_ns = launches.issued_ns[kernels]
+    named = [work.names[name].operation for name in work.name[kernels].tolist()]
+    described = operations(process, ranges, named, joins.taken(calls.thread, launches.row[kernels]), issued_ns, info.world_size)
+    if unknown := sum(operation.message_bytes is None for operation in described):
+        info.add_caveat("message_size_unknown", unknown=unknown, kernels=len(kernels))
+    communication = build("device_events", info.rank, device_columns(kernels), base)
+    collectives = joins.collective_columns(described, communication, np.arange(len(kernels)), issued_ns)
     tables = {
         "iterations": iterations.table(info.rank, boundary, base),
-        "collectives": _collectives(process, info, work, device_events, ranges),
+        "collectives": build("collectives", info.rank, collectives),
     }
-    sampled = {"gpu_metrics": metric_columns(process), "cuda_memory": memory_columns(process)}
-    more = {"synchronizations": waits, "system_calls": _system_columns(system)} | sampled
+    sampled = {"gpu_metrics": events.metric_columns(process), "cuda_memory": events.memory_columns(process)}
+    system_columns = {
+        "thread": thread_of(system.thread[:]),
+        "name": coded_column(system.name[:], system.names),
+        "start_ns": system.start_ns,
+        "end_ns": system.start_ns + system.duration_ns[:],
+    }
+    more = {"synchronizations": waits, "system_calls": system_columns} | sampled
     built = [(name, build(name, info.rank, columns, base)) for name, columns in more.items() if columns]
     tables |= {name: table for name, table in built if table.num_rows}
     if len(system.start_ns):
-        callers = len(np.unique(system.thread[:] >> THREAD_BITS))
+        callers = len(np.unique(system.thread[:] >> report.THREAD_BITS))
         if process.global_pid is None and callers > 1:
             info.add_caveat("processes_unnamed.callers", count=callers)
-    unread = _unread(database)
-    if not most and not unread and not any(table.num_rows for table in tables.values()):
+    # What nsys records on request and nothing here reads.
+    known = texts("bridge_profiling.traces", "caveats.toml")["unread"]
+    unread = [what for table, what in known.items() if database.has(table) and database.rows(f"SELECT 1 FROM {table} LIMIT 1")]
+    if not most and not unread and not any(len(table) for table in tables.values()):
         nothing = "nsys recorded nothing" if database.has("META_DATA_EXPORT") else "it is not an nsys report"
         raise TraceError(f"{database.name} holds no events: {nothing}")
     info.caveats += [*wait_caveats, *iteration_caveats]
-    add_trace_caveats(
+    joins.add_trace_caveats(
         info,
         device_events=len(work.start_ns),
         unlaunched=int((launches.row < 0).sum()),
@@ -312,101 +267,49 @@ def _read(database: Database, process: Process, info: RankInfo) -> RankTables:
     )
     of_none = calls.unowned + ranges.lost
     if unread:
-        info.add_caveat("unread_tables", names=", ".join(unread))
+        info.add_caveat("unread_tables", names=", ".join(dict.fromkeys(unread)))
     _add_caveats(database, info, work, calls, ranges, unusable=work.unowned + of_none)
     lost = work.negative + work.unnamed + launches.ambiguous + work.unowned
     of_device = len(work.start_ns) + work.negative + work.unowned
-    add_lost(info, LostRecords(lost + calls.negative + of_none, lost, of_device), launches.ambiguous)
+    joins.add_lost(info, LostRecords(lost + calls.negative + of_none, lost, of_device), launches.ambiguous)
     info.partial = info.error is not None
     if most > _BLOCK_ROWS:
         give_memory_back()
-    host_events = HostEvents(ranges, calls, overhead, operator, base, info.rank, block_rows)
-    made: dict[str, DeviceEvents | HostEvents] = {"device_events": device_events, "host_events": host_events}
-    events = {name: next(blocks()) if len(blocks) == 1 else MadeTable(blocks) for name, blocks in made.items()}
-    return RankTables(info, tables | events)
+    count = len(work.start_ns)
+    blocks = [np.arange(begin, min(begin + block_rows, count)) for begin in range(0, max(count, 1), block_rows)]
+    device_events = _made("device_events", info, device_columns, blocks)
+    host_columns = partial(_host_columns, ranges, calls, overhead, operator)
+    host_events = _made("host_events", info, host_columns, _host_blocks(ranges, calls, overhead, block_rows))
+    return RankTables(info, tables | {"device_events": device_events, "host_events": host_events})
 
 
-def _times(work: DeviceWork, calls: Calls, ranges: Ranges, launches: Launches) -> DeviceTimes:
-    return DeviceTimes(
-        start_ns=work.start_ns,
-        duration_ns=work.duration_ns,
-        device=work.device,
-        stream=work.stream,
-        computes=~work.of_kind(COMMUNICATION),
-        launches=launches,
-        call_start_ns=calls.start_ns,
-        call_duration_ns=calls.duration_ns,
-        waits=calls.named([waits_for_all(name) for name in calls.names]),
-        host_ns=[np.array([latest]) for each in (calls, ranges) if (latest := _latest(each)) is not None]
-        + [calls.start_ns[:1]],
-    )
+def _made(name: str, info: RankInfo, columns: Callable[[Any], dict[str, Any]], blocks: Sequence[Any]) -> pa.Table | MadeTable:
+    """A table of one block, or one whose blocks are made on each use.
+
+    The 15 columns of device events take five times the memory of what they are made from, and 1 GB of host events 2 GB.
+    """
+
+    def make() -> Iterator[pa.Table]:
+        return (build(name, info.rank, columns(block), info.clock_base_ns) for block in blocks)
+
+    return next(make()) if len(blocks) == 1 else MadeTable(make)
 
 
-def _latest(events: DeviceWork | Calls | Ranges) -> int | None:
-    parts = zip(_parts(events.start_ns), events.duration_ns.parts(), strict=True)
-    return max((int((start + duration).max()) for start, duration in parts), default=None)
+def _span(of: events.DeviceWork | events.Calls | Ranges) -> Integers:
+    """The lowest and the highest of all starts and ends; none without events."""
+    found = []
+    for start, duration in zip(_parts(of.start_ns), of.duration_ns.parts(), strict=True):
+        found += [int(bound) for each in (start, start + duration) for bound in (each.min(), each.max())]
+    return np.array([min(found), max(found)] if found else [], np.int64)
 
 
 def _parts(values: NDArray[Any]) -> Iterator[Integers]:
     return (values[begin : begin + PART_ROWS].astype(np.int64) for begin in range(0, len(values), PART_ROWS))
 
 
-def _check_times(*times: Integers) -> None:
-    if any(len(each) and (each.max() > MAX_TIME_NS or each.min() < -MAX_TIME_NS) for each in times):
-        raise ValueError("its times are not nanoseconds of one session")
-
-
-def _periods(work: DeviceWork, calls: Calls, launches: Launches, begin_ns: int) -> tuple[Iterations, list[Caveat]]:
-    """Iterations in which the kernels repeat."""
-    copies = np.array([name.copy is not None and "H" in name.copy.direction for name in work.names], bool)[work.name[:]]
-    waits = calls.named([waits_for_device(name) for name in calls.names])
-    call_ends = calls.start_ns + calls.duration_ns[:]
-    return find_periods(
-        [name.text for name in work.names],
-        work.name[:].astype(np.int32),
-        (work.device[:], work.stream[:]),
-        work.of_kind(COMPUTE),
-        launches,
-        np.where(launches.row >= 0, taken(call_ends, launches.row), work.start_ns + work.duration_ns[:]),
-        np.concatenate((taken(calls.start_ns, launches.row)[copies], calls.start_ns[waits])),
-        begin_ns,
-    )
-
-
-def _collectives(process: Process, info: RankInfo, work: DeviceWork, device_events: DeviceEvents, ranges: Ranges) -> pa.Table:
-    rows = device_events.communication
-    thread, issued_ns = device_events.launch_thread(rows), device_events.issued_ns(rows)
-    found = operations(
-        process,
-        ranges,
-        kernels=[work.names[name].operation for name in work.name[rows].tolist()],
-        thread=thread,
-        issued_ns=issued_ns,
-        world_size=info.world_size,
-    )
-    if unknown := sum(operation.message_bytes is None for operation in found):
-        info.add_caveat("message_size_unknown", unknown=unknown, kernels=len(rows))
-    columns = collective_columns(found, device_events.table(rows), np.arange(len(rows)), issued_ns)
-    return build("collectives", info.rank, columns)
-
-
-def _system_columns(system: Calls) -> dict[str, Any]:
-    return {
-        "thread": thread_of(system.thread[:]),
-        "name": coded_column(system.name[:], system.names),
-        "start_ns": system.start_ns,
-        "end_ns": system.start_ns + system.duration_ns[:],
-    }
-
-
-def _unread(database: Database) -> list[str]:
-    """What a report holds that nsys records on request and nothing here reads."""
-    known = texts("bridge_profiling.traces", "caveats.toml")["unread"]
-    found = [what for table, what in known.items() if database.has(table) and database.rows(f"SELECT 1 FROM {table} LIMIT 1")]
-    return list(dict.fromkeys(found))
-
-
-def _add_caveats(database: Database, info: RankInfo, work: DeviceWork, calls: Calls, ranges: Ranges, *, unusable: int) -> None:
+def _add_caveats(
+    database: Database, info: RankInfo, work: events.DeviceWork, calls: events.Calls, ranges: Ranges, *, unusable: int
+) -> None:
     if negative := work.negative + calls.negative:
         info.error = f"{database.name} holds {negative} events that end before they start; the others were read"
     if database.pending:

@@ -66,7 +66,15 @@ class Packed:
         return self._base is not None
 
     def __getitem__(self, rows: slice | Integers) -> Integers:
-        return self._unpacked(self.kept[rows])
+        kept = self.kept[rows]
+        if kept.dtype == _WHOLE:
+            return kept
+        missing = kept == np.iinfo(kept.dtype).min
+        found = kept.astype(np.int64)
+        found += self._base or 0
+        if missing.any():
+            found[missing] = NULL
+        return found
 
     def parts(self) -> Iterator[Integers]:
         """The integers, some rows at a time."""
@@ -103,16 +111,6 @@ class Packed:
         if len(values) and values.min() == NULL:
             kept[values == NULL] = np.iinfo(self._kept.dtype).min
         self._kept[rows] = kept
-
-    def _unpacked(self, kept: NDArray[np.signedinteger[Any]]) -> Integers:
-        if kept.dtype == _WHOLE:
-            return kept
-        missing = kept == np.iinfo(kept.dtype).min
-        found = kept.astype(np.int64)
-        found += self._base or 0
-        if missing.any():
-            found[missing] = NULL
-        return found
 
     def _make_room(self, values: Integers, rows: int, expected: int = 0) -> None:
         """Make the array long enough for some rows, and its type large enough for some values."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -239,9 +241,9 @@ class Calls:
     negative: int
     unowned: int  # of no process, left out
 
-    def named(self, wanted: Sequence[bool]) -> NDArray[np.bool_]:
-        """Which calls have some of the names."""
-        return np.array(wanted, bool)[self.name[:]]
+    def named(self, wanted: Callable[[str], bool]) -> NDArray[np.bool_]:
+        """Which calls have a wanted name."""
+        return np.array(list(map(wanted, self.names)), bool)[self.name[:]]
 
 
 def read_calls(process: Process, table: str, unnamed: str) -> Calls:
@@ -268,7 +270,7 @@ def read_waits(process: Process, calls: Calls) -> tuple[dict[str, Any], list[Cav
     """Columns of `synchronizations`, joined with the event records that they wait for."""
     columns = process.columns(_WAITS, "start", "end", "deviceId", "streamId", "correlationId", "eventId", "eventSyncId")
     # cudaEventQuery and cudaStreamQuery have such records too, and do not wait.
-    queries = calls.correlation[np.flatnonzero(calls.named(["Query" in name for name in calls.names]))]
+    queries = calls.correlation[np.flatnonzero(calls.named(lambda name: "Query" in name))]
     rows = np.flatnonzero((columns["start"] != NULL) & (columns["end"] >= columns["start"]))
     rows = rows[~np.isin(columns["correlationId"][rows], queries)]
     rows = rows[np.argsort(columns["start"][rows], kind="stable")]
@@ -308,17 +310,15 @@ def _records_of(waits: dict[str, Integers], event: Integers, records: dict[str, 
 
 
 def _latest_before(records: dict[str, Integers], event: Integers, correlation: Integers) -> Integers:
-    order = np.lexsort((records["correlationId"], records["eventId"]))
-    ids, when = records["eventId"][order], records["correlationId"][order]
-    # Both keys in one: the place of each event among the distinct ones, then the correlation's place within it.
-    begins, ends = np.searchsorted(ids, event), np.searchsorted(ids, event, side="right")
-    places = np.unique(np.concatenate((when, correlation)))
-    size = np.int64(len(when) + len(correlation) + 1)
-    group = np.concatenate(([0], np.cumsum(np.diff(ids) != 0)))
-    keys = group * size + np.searchsorted(places, when)
-    of_event = group[np.minimum(begins, len(group) - 1)]
-    place = np.searchsorted(keys, of_event * size + np.searchsorted(places, correlation)) - 1
-    return np.where((ends > begins) & (place >= begins), order[np.maximum(place, 0)], -1)
+    rows_of: defaultdict[int, list[int]] = defaultdict(list)
+    for row in np.argsort(records["correlationId"], kind="stable").tolist():
+        rows_of[int(records["eventId"][row])].append(row)
+    found = np.full(len(event), -1)
+    for place, (one, before) in enumerate(zip(event.tolist(), correlation.tolist(), strict=True)):
+        rows = rows_of.get(one, [])
+        count = bisect_left(rows, before, key=records["correlationId"].__getitem__)
+        found[place] = rows[count - 1] if count else -1
+    return found
 
 
 def memory_columns(process: Process) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import json
 import re
 import struct
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -36,7 +36,8 @@ _MARK = "\x1e"
 
 #: Appended by torch's emit_nvtx to an operator's name: autograd's sequence number, its own, its inputs' dimensions.
 _NUMBERED = ", op_id = "
-_APPENDED = r"(?s), (?:seq = -?\d+(?:, op_id = \d*)?|op_id = \d*)(?:, sizes = (\[.*?\]))?(?:, input_op_ids = .*)?$"
+_NUMBERS = r"(?s), (?:seq = -?\d+(?:, op_id = \d*)?|op_id = \d*)"
+_SHAPES = r"(?:, sizes = (\[.*?\]))?(?:, input_op_ids = .*)?$"
 _SEQUENCE = r", seq = (?P<number>-?\d{1,18})"
 
 _CALL = re.compile(r"p?nccl(?=[A-Z])")
@@ -91,10 +92,10 @@ class Ranges:
         """When some ranges end."""
         return self.start_ns[rows] + self.duration_ns[rows]
 
-    def named(self, wanted: Sequence[bool]) -> Integers:
-        """The rows with some of the names."""
-        chosen = np.array(wanted, bool)
-        return np.flatnonzero(where(self.name, lambda part: chosen[part])) if any(wanted) else np.empty(0, np.int64)
+    def named(self, wanted: Callable[[str], bool]) -> Integers:
+        """The rows with a wanted name."""
+        chosen = np.array(list(map(wanted, self.names)), bool)
+        return np.flatnonzero(where(self.name, lambda part: chosen[part])) if chosen.any() else np.empty(0, np.int64)
 
     def innermost(self, thread: Packed, time_ns: Integers, rows: Integers | None = None) -> NDArray[np.int32]:
         """The innermost nested range that contains a time on its thread, -1 where none does; of `rows` if given."""
@@ -141,87 +142,65 @@ def read_ranges(process: Process, end_ns: int | None) -> Ranges:
         of_ranges = Among("eventType", tuple((kind, kind) for kind in _NESTED_TYPES + _FREE_TYPES))
         conditions = (*conditions, of_ranges)
         needed = {"eventType": (), "globalTid": (of_ranges,)}
-    written = _read(database, conditions, needed)
-    start, duration, codes, names = written.start[:], written.duration, written.code, written.names
+    names = ("start", "end", "globalTid", "textId", "eventType")
+    present = [name for name in names if database.has(NVTX, name)]
+    text = "text" if database.has(NVTX, "text") else None
+    codes = {} if text else {"": 0}  # of names, with _MARK between one and torch's additions
+    columns = {name: Packed() for name in ("start", "duration", "thread", "text_id", "sequence", "code")}
+    nested, lost, described = [np.empty(0, bool)], 0, False
+    for piece in database.pieces(NVTX, present, conditions, text, needed):
+        unknown = np.full(piece.rows, NULL)
+        begin, end, thread, text_id, kind = (piece.integers.get(name, unknown) for name in names)
+        code, number = (np.zeros(piece.rows, np.int64), unknown) if piece.texts is None else _named(piece.texts, codes)
+        expected = int((len(columns["start"]) + piece.rows) / piece.share)
+        fresh = (begin, difference(begin, end), thread, text_id, number, code)
+        for column, values in zip(columns.values(), fresh, strict=True):
+            column.append(values, expected)
+        nested.append(np.isin(kind, _NESTED_TYPES))
+        lost += piece.without
+        described = described or piece.pages is None or _COMMUNICATOR.encode() in piece.pages.tobytes()
+    start, duration, thread_of, text_ids, number_of, code_of = (columns.pop(name) for name in list(columns))
+    starts = start[:]
     still_open = np.flatnonzero(where(duration, lambda part: part == NULL))
-    still_open = still_open[start[still_open] != NULL]
+    still_open = still_open[starts[still_open] != NULL]
     if end_ns is not None:
-        duration.replace(still_open, np.maximum(end_ns - start[still_open], 0))
-    if written.text_id.has_values:
-        codes, names = _registered(database, written)
+        duration.replace(still_open, np.maximum(end_ns - starts[still_open], 0))
+    if text_ids.has_values:
+        code_of = _registered(database, text_ids, code_of, codes)
     usable = where(duration, lambda part: part >= 0)
     # Neither with nor without an end do those left out end later.
-    lost = written.lost + int((~usable).sum()) - (len(still_open) if end_ns is None else 0)
-    rows = rows_by_start(start, duration.kept, usable)
-    parts = [text.partition(_MARK) for text in names]
+    lost += int((~usable).sum()) - (len(still_open) if end_ns is None else 0)
+    rows = rows_by_start(starts, duration.kept, usable)
+    parts = [text.partition(_MARK) for text in codes]
     operator = np.array([bool(mark) and _ANNOTATION.match(name) is None for name, mark, _ in parts], bool)
-    codes = codes.select(rows)
-    numbers = zip(written.sequence.select(rows).parts(), codes.parts(), strict=True)
-    is_open = np.zeros(len(start), bool)
+    code_of = code_of.select(rows)
+    numbers = zip(number_of.select(rows).parts(), code_of.parts(), strict=True)
+    is_open = np.zeros(len(starts), bool)
     is_open[still_open] = True
     return Ranges(
-        start_ns=start[rows],
+        start_ns=starts[rows],
         duration_ns=duration.select(rows),
-        thread=written.thread.select(rows),
-        name=codes,
-        sequence=Packed((np.where(operator[code] & (number > 0), number, NULL) for number, code in numbers), len(codes)),
-        nested=written.nested[rows],
+        thread=thread_of.select(rows),
+        name=code_of,
+        sequence=Packed((np.where(operator[code] & (number > 0), number, NULL) for number, code in numbers), len(code_of)),
+        nested=np.concatenate(nested)[rows],
         open=np.flatnonzero(is_open[rows]),
         names=[name for name, _, _ in parts],
         operator=operator.tolist(),
         shapes=["".join(shapes.split()) or None for _, _, shapes in parts],
         lost=lost,
-        described=written.described,
+        described=described,
     )
 
 
-def _registered(database: Database, written: _Written) -> tuple[Packed, list[str]]:
-    """Codes and names, with those of texts that are registered once and have a number in the row."""
-    known = {text: code for code, text in enumerate(written.names)}
-    ids = np.unique(np.concatenate([distinct(part)[0] for part in written.text_id.parts()]))
+def _registered(database: Database, text_ids: Packed, code_of: Packed, codes: dict[str, int]) -> Packed:
+    """Codes of names, with those of texts that are registered once and have a number in the row, which nsys writes few of."""
+    ids = np.unique(np.concatenate([distinct(part)[0] for part in text_ids.parts()]))
     texts = database.strings(ids)
-    of_id = np.array([known.setdefault(texts[each], len(known)) if each in texts else -1 for each in ids.tolist()], np.int64)
-    by_id = (of_id[np.searchsorted(ids, part)] for part in written.text_id.parts())
-    pairs = zip(by_id, written.code.parts(), strict=True)
-    codes = Packed((np.where(of >= 0, of, code) for of, code in pairs), len(written.code))
-    return codes, list(known)
-
-
-@dataclass(frozen=True)
-class _Written:
-    """Rows of ranges as they are written. `names` have _MARK between a name and torch's additions."""
-
-    start: Packed
-    duration: Packed  # NULL without an end
-    thread: Packed
-    text_id: Packed  # nsys writes most names into the row
-    sequence: Packed  # autograd's number in the row's text
-    code: Packed  # index of `names`
-    nested: NDArray[np.bool_]
-    names: list[str]
-    lost: int  # rows without a thread or a type
-    described: bool
-
-
-def _read(database: Database, conditions: Sequence[Among], needed: Needed) -> _Written:
-    present = [name for name in ("start", "end", "globalTid", "textId", "eventType") if database.has(NVTX, name)]
-    text = "text" if database.has(NVTX, "text") else None
-    columns = {name: Packed() for name in ("start", "duration", "thread", "text_id", "sequence", "code")}
-    codes: dict[str, int] = {}
-    nested = [np.empty(0, bool)]
-    lost, described = 0, False
-    for piece in database.pieces(NVTX, present, conditions, text, needed):
-        unknown = np.full(piece.rows, NULL)
-        read = {name: piece.integers.get(name, unknown) for name in ("start", "end", "globalTid", "textId", "eventType")}
-        name, number = (np.zeros(piece.rows, np.int64), unknown) if piece.texts is None else _named(piece.texts, codes)
-        expected = int((len(columns["start"]) + piece.rows) / piece.share)
-        fresh = (read["start"], difference(read["start"], read["end"]), read["globalTid"], read["textId"], number, name)
-        for column, values in zip(columns.values(), fresh, strict=True):
-            column.append(values, expected)
-        nested.append(np.isin(read["eventType"], _NESTED_TYPES))
-        lost += piece.without
-        described = described or piece.pages is None or _COMMUNICATOR.encode() in piece.pages.tobytes()
-    return _Written(**columns, nested=np.concatenate(nested), names=list(codes) or [""], lost=lost, described=described)
+    of_id = np.array([codes.setdefault(texts[each], len(codes)) if each in texts else -1 for each in ids.tolist()], np.int64)
+    by_id = (of_id[np.searchsorted(ids, part)] for part in text_ids.parts())
+    pairs = zip(by_id, code_of.parts(), strict=True)
+    return Packed((np.where(of >= 0, of, code) for of, code in pairs), len(code_of))
 
 
 def _named(texts: pa.Array, codes: dict[str, int]) -> tuple[Integers, Integers]:
@@ -231,9 +210,9 @@ def _named(texts: pa.Array, codes: dict[str, int]) -> tuple[Integers, Integers]:
     shortened = pc.ascii_rtrim(texts, "0123456789")
     texts = pc.if_else(pc.ends_with(shortened, _NUMBERED), shortened, texts).dictionary_encode()
     written = texts.dictionary.view(pa.binary())  # which need not be UTF-8 in a damaged report
-    names = pc.replace_substring_regex(written, _APPENDED, rf"{_MARK}\1").dictionary_encode()
-    decoded = [name.decode("utf-8", "replace") for name in names.dictionary.to_pylist()]
-    known = np.array([codes.setdefault(name, len(codes)) for name in decoded], np.int64)
+    names = pc.replace_substring_regex(written, f"{_NUMBERS}$", _MARK).dictionary_encode()
+    shaped = pc.replace_substring_regex(names.dictionary, _NUMBERS + _SHAPES, rf"{_MARK}\1").to_pylist()
+    known = np.array([codes.setdefault(name.decode("utf-8", "replace"), len(codes)) for name in shaped], np.int64)
     number = pc.extract_regex(written, _SEQUENCE).flatten()[0].cast(pa.string()).cast(pa.int64())
     place = texts.indices.to_numpy()
     return known[names.indices.to_numpy()][place], to_int64(number)[place]
@@ -242,7 +221,6 @@ def _named(texts: pa.Array, codes: dict[str, int]) -> tuple[Integers, Integers]:
 def operations(
     process: Process,
     ranges: Ranges,
-    *,
     kernels: Sequence[str | None],
     thread: Integers,
     issued_ns: Integers,
@@ -258,7 +236,7 @@ def operations(
     """
     calls = _calls(process, ranges, world_size)
     groups = _groups(ranges, calls)
-    of_calls = ranges.named([_CALL.match(name) is not None for name in ranges.names])
+    of_calls = ranges.named(lambda name: _CALL.match(name) is not None)
     found = []
     for kernel, row in zip(kernels, ranges.innermost(Packed([thread]), issued_ns, of_calls).tolist(), strict=True):
         launched = groups[row] if row in groups else [calls[row]] if row in calls else []
@@ -288,7 +266,7 @@ def _groups(ranges: Ranges, calls: dict[int, Operation]) -> dict[int, list[Opera
     groups: dict[int, list[Operation]] = {}
     pending: dict[int, list[Operation]] = defaultdict(list)
     depth: dict[int, int] = defaultdict(int)
-    rows = np.union1d(ranges.named([name in _GROUPING for name in ranges.names]), np.array(list(calls), np.int64))
+    rows = np.union1d(ranges.named(lambda name: name in _GROUPING), np.array(list(calls), np.int64))
     codes = ranges.name[rows].tolist()
     for row, thread, name in zip(
         rows.tolist(), ranges.thread[rows].tolist(), map(ranges.names.__getitem__, codes), strict=True
@@ -313,19 +291,14 @@ def _calls(process: Process, ranges: Ranges, world_size: int | None) -> dict[int
         for payload in payloads.values()
         if _COMMUNICATOR in payload and 0 < payload.get(_RANKS, 0) <= _MAX_RANKS
     }
-    calling = [_CALL.match(name) is not None and not _NO_OPERATION.match(name) for name in ranges.names]
-    operation_of = [
-        torch_operation(_CALL.sub("", name, count=1)) if calls else None
-        for name, calls in zip(ranges.names, calling, strict=True)
-    ]
     found, made = {}, {}
-    rows = ranges.named(calling)
+    rows = ranges.named(lambda name: _CALL.match(name) is not None and not _NO_OPERATION.match(name))
     columns = (rows, ranges.thread[rows], ranges.start_ns[rows], ranges.name[rows])
     for row, thread, start, name in zip(*(column.tolist() for column in columns), strict=True):
         payload = payloads.get((thread, start), {})
         communicator, share, peer = payload.get(_COMMUNICATOR), payload.get(_SIZE, -1), payload.get(_PEER, -1)
         ranks = None if communicator is None else sizes.get(communicator)
-        operation = operation_of[name]
+        operation = torch_operation(_CALL.sub("", ranges.names[name], count=1))
         size = None
         if 0 <= share <= _MAX_SHARE_BYTES and operation in _WHOLE:
             size = share
