@@ -220,10 +220,11 @@ def answers(scratch: Path, open_run: Callable[[Path], Run]) -> list[Answer]:
     """The answers about all captures that may be looked at, in the order of `cases.json`."""
     for group in GROUPS:
         unpack(group, scratch)
-    return _with_baselines([answer(capture, scratch / capture.name, open_run) for capture in VISIBLE.values()])
+    return with_baselines([answer(capture, scratch / capture.name, open_run) for capture in VISIBLE.values()])
 
 
-def _with_baselines(found: Iterable[Answer]) -> list[Answer]:
+def with_baselines(found: Iterable[Answer]) -> list[Answer]:
+    """The answers, each with what is found in its baseline."""
     by_name = {one.capture.name: one for one in found}
     baselines = {name: by_name.get(one.capture.baseline or "") for name, one in by_name.items()}
     return [replace(one, in_baseline=of.found) if (of := baselines[name]) else one for name, one in by_name.items()]
@@ -235,7 +236,7 @@ def megatron(open_run: Callable[[Path], Run]) -> list[Answer]:
     for case in CASES.values():
         with open_run(case.folder) as run:
             timed[case.name] = _timed(run)
-    return _with_baselines(answer(_megatron_capture(case, timed), case.folder, open_run) for case in CASES.values())
+    return with_baselines(answer(_megatron_capture(case, timed), case.folder, open_run) for case in CASES.values())
 
 
 def _timed(run: Run) -> Milliseconds:
@@ -286,7 +287,7 @@ def causes_table(found: Iterable[Answer]) -> str:
                 _percent(one.saving_error),
             )
         )  # fmt: skip
-    return _table(
+    return table(
         "capture | | cause | on ranks | first finding | ranks | right | first beyond the baseline's | right | estimated saving,"
         " ms | at most, ms | measured gain, ms | within the bound | estimate off by",
         rows,
@@ -308,7 +309,7 @@ def healthy_table(found: Iterable[Answer]) -> str:
         for one in found
         if not one.capture.findings
     ]  # fmt: skip
-    return _table("capture | recorder | device busy | found | right", rows)
+    return table("capture | recorder | device busy | found | right", rows)
 
 
 def iterations_table(found: Iterable[Answer]) -> str:
@@ -322,7 +323,7 @@ def iterations_table(found: Iterable[Answer]) -> str:
         for one in found
         if one.capture.window_share == 1.0
     ]  # fmt: skip
-    return _table("capture | recorder | profiled, ms | estimated, ms | measured, ms | off by | ", rows)
+    return table("capture | recorder | profiled, ms | estimated, ms | measured, ms | off by | ", rows)
 
 
 def summary(found: Sequence[Answer]) -> str:
@@ -391,13 +392,19 @@ def page(found: Sequence[Answer], of_megatron: Sequence[Answer]) -> str:
         ("healthy", healthy_table(found)),
         ("iterations", iterations_table([*found, *of_megatron])),
     ):
-        begin, end = f"<!-- {name}: begin -->\n", f"<!-- {name}: end -->"
-        before, rest = text.split(begin)
-        text = f"{before}{begin}\n{content}\n\n{end}{rest.split(end)[1]}"
+        text = with_section(text, name, content)
     return text
 
 
-def _table(head: str, rows: Iterable[Sequence[str]]) -> str:
+def with_section(text: str, name: str, content: str) -> str:
+    """A page with a section's content between its marks."""
+    begin, end = f"<!-- {name}: begin -->\n", f"<!-- {name}: end -->"
+    before, rest = text.split(begin)
+    return f"{before}{begin}\n{content}\n\n{end}{rest.split(end)[1]}"
+
+
+def table(head: str, rows: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown; `|` separates its columns."""
     columns = head.split("|")
     lines = [f"| {' | '.join(column.strip() for column in columns)} |", f"|{' --- |' * len(columns)}"]
     return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])

@@ -34,9 +34,6 @@ from bridge_profiling.findings.unprofiled import (
 #: trainings on H200s, an event cost 1.7 to 2.6 µs.
 DOUBT = 0.25
 
-#: A cause is in no doubt if the profiler explains less than this share of what is left of it.
-_HARDLY = 0.05
-
 #: The same records can cost one host so many times as much as another one. Manifests time the job's iterations, not each host.
 _APART = 1.5
 
@@ -319,19 +316,14 @@ class Grids:
     def is_doubtful(self, *causes: Cause) -> bool:
         """Whether the remaining time of some causes can still be the profiler's, in a mean iteration of the worst rank.
 
-        How much of a gap in which the host launches on is due to which cause is uncertain. So these are judged together, unless
-        the profiler explains hardly any of theirs.
+        How much of a gap in which the host launches on is due to which cause is uncertain. So these are judged together.
         """
         if not self.numbers:
             return False
         together = (*causes, *(cause for cause in LAUNCHING if cause not in causes)) if set(causes) & set(LAUNCHING) else causes
-
-        def left_and_explained_us(*some: Cause) -> tuple[float, float]:
-            explained = sum((self.profiler.explained_us[cause] for cause in some), self.zero)
-            return float(np.mean(np.nanmax(self.idle_us(*some), axis=1))), float(np.mean(np.nanmax(explained, axis=1)))
-
-        (left_us, explained_us), (own_us, own_explained_us) = left_and_explained_us(*together), left_and_explained_us(*causes)
-        return left_us < DOUBT * explained_us and own_explained_us >= _HARDLY * own_us
+        explained = sum((self.profiler.explained_us[cause] for cause in together), self.zero)
+        left_us, explained_us = (float(np.mean(np.nanmax(times, axis=1))) for times in (self.idle_us(*together), explained))
+        return left_us < DOUBT * explained_us
 
     def confidence(self, *, of_host: bool = False) -> tuple[Confidence, str]:
         """How certain a finding about lost time can be, and the entry of `reasons` that says why not more.

@@ -25,8 +25,8 @@ _MOSTLY = 0.5
 #: Ranks that launch this share fewer kernels do less.
 _AS_MANY = 0.1
 
-#: Many synchronizations are a finding at a fifth of the threshold; fewer than `SEVERAL` at twice the threshold.
-_OF_MANY, _OF_FEW = 0.2, 2.0
+#: Fewer synchronizations than `SEVERAL` are a finding at twice the threshold.
+_OF_FEW = 2.0
 
 #: Advice for certain calls: a part of the event's name, and the entry in text.toml.
 _CALLS = {"cudaDeviceSynchronize": "cudaDeviceSynchronize", "aten::nonzero": "nonzero"}
@@ -74,7 +74,7 @@ def host_sync(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Iterator[
     cause = Cause.host_sync
     calls = grids.mean_us(grids.of_cause(cause, "calls"))
     number = max(calls.values(), default=0.0)
-    factor = _OF_MANY if number >= thresholds.synchronizations else _OF_FEW if number < SEVERAL else 1.0
+    factor = _OF_FEW if number < SEVERAL else 1.0
     lost_us, causes = ledger.left_us(cause), [cause]
     if number < SEVERAL:
         lost_us = lost_us - device_work.after_waits_in_sweeps_us(grids, thresholds, ledger)
@@ -213,7 +213,7 @@ def host_launch_bound(grids: Grids, thresholds: Thresholds, loss: Loss) -> Evide
     starved = grids.mean_us(grids.idle_us(loss.cause))
     profiler_us = max(grids.profiler_of_host_us.values(), default=0.0)
     differ = max(starved.values()) - min(starved.values()) > profiler_us
-    late = sorted({*responsible(starved), *_as_slow(grids, loss.saving_us)}) if differ else grids.ranks
+    late = responsible(starved) if differ else grids.ranks
     measures = {"idle_us": by_rank(starved), "profiler_us": by_rank(grids.profiler_us), **_launches(grids, late)}
     besides = max(starved.values()) > max(loss.lost_us.values()) + 1
     return evidence_of(grids, loss, measures, title=["title", "besides" if besides else ""], ranks=late, severe=0.30)
@@ -276,12 +276,6 @@ def _launching_as_many(grids: Grids, ranks: Sequence[int]) -> list[int]:
     count = grids.typical_us(grids.grid("launch_statistics", "kernel_count"))
     least = (1 - _AS_MANY) * min((count.get(rank, 0.0) for rank in ranks), default=0.0)
     return sorted({*ranks, *(rank for rank in grids.ranks if count.get(rank, -1.0) >= least)})
-
-
-def _as_slow(grids: Grids, saving_us: float) -> list[int]:
-    """Ranks whose own host would leave less than half of a saving, if only other hosts launched sooner."""
-    own = grids.typical_us(grids.grid("profiler_cost", "host_own_us"))
-    return [rank for rank, own_us in own.items() if grids.iteration_us - own_us < saving_us / 2]
 
 
 def _launches(grids: Grids, ranks: Sequence[int]) -> dict[str, Any]:

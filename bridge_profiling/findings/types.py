@@ -165,8 +165,8 @@ class Thresholds:
         collectives: so many collectives of data parallelism in an iteration are many: more than one per block of a model of 24
             blocks.
         small_collectives: share of them that must be small.
-        synchronizations: from this many waits of a host for its device per iteration, a fifth of `cause` is enough: the host
-            never gets ahead.
+        synchronizations: from this many waits of a host for its device per iteration, it never gets ahead, and what it launches
+            late is of its waits.
         slow_iteration: an iteration that takes this many medians is slow.
         profiler: share of an unprofiled iteration that the profiler adds.
         data_loading_ranges: regular expression for names of ranges (annotations, NVTX ranges, Python frames) in which the

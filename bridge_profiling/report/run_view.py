@@ -264,7 +264,7 @@ def _waits(facts: RunFacts) -> SectionView:
         matrix = rows.wait_matrix(marked or waits, iterations, ranks)
         cells = zip(matrix.ranks, matrix.wait_us, strict=True)
         pairs = [(wait, rank, other) for rank, row in cells for other, wait in zip(matrix.ranks, row, strict=True) if wait > 0]
-        longest = [f"rank {rank} for rank {other}, {words.milliseconds(wait)}" for wait, rank, other in sorted(pairs)[:-6:-1]]
+        longest = [f"rank {rank} for rank {other}, {words.ms(wait)}" for wait, rank, other in sorted(pairs)[:-6:-1]]
         if longest:
             said = [f"Longest waits per iteration: {'; '.join(longest)}."]
             drawn = captioned("waits", {"waits": figures.waits_figure(matrix)})

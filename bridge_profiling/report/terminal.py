@@ -15,7 +15,7 @@ from bridge_profiling.facts.words import UNKNOWN
 from bridge_profiling.manifest import RankCapture
 from bridge_profiling.printable import printable
 from bridge_profiling.report.views import Cell, Figure, FindingView, PageView, TableView, Verdict
-from bridge_profiling.report.words import first_sentence, milliseconds, sentence
+from bridge_profiling.report.words import first_sentence, ms, sentence
 
 #: Rows of a table of ranks, and findings, on a terminal; a pipe gets all.
 _RANKS, _FINDINGS = 16, 6
@@ -189,7 +189,7 @@ def _print_findings(findings: Sequence[FindingView], console: Console) -> None:
     for view in findings[:_FINDINGS]:
         finding = view.finding
         saving = finding.recoverable_us_per_iteration, finding.at_most_us_per_iteration
-        about, at_most = ("" if each is None else milliseconds(each) for each in saving)
+        about, at_most = ("" if each is None else ms(each) for each in saving)
         text = _text(finding.title, "bold red" if finding.severe else "bold")
         text.append(f"\n{printable(first_sentence(finding.action))}", style="not bold default")
         table.add_row(str(view.number), about or "unknown", at_most, finding.confidence, text)

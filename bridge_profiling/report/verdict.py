@@ -170,10 +170,10 @@ def _iteration(facts: RunFacts, found: Conclusion) -> Iterator[str]:
     durations = [row["duration_us"] for row in rows]
     counts = sorted({row["iterations"] for row in rows})
     of = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    spread = f"; {words.milliseconds(min(durations))} to {words.milliseconds(max(durations))} by rank)"
+    spread = f"; {words.ms(min(durations))} to {words.ms(max(durations))} by rank)"
     differ = max(durations) - min(durations) > _ALIKE * typical_us
     more = ", profiled), on CPUs" if on_cpus else spread if differ else ")"
-    yield f"An iteration takes {words.milliseconds(typical_us)} (median of {of} on {words.counted(len(rows), 'rank')}{more}."
+    yield f"An iteration takes {words.ms(typical_us)} (median of {of} on {words.counted(len(rows), 'rank')}{more}."
     spent = budget(rows, list(HOST_PARTS) if on_cpus else BY_CAUSE)
     parts, rest = [], 0.0
     # Compute first, then the others, the largest first.
@@ -207,11 +207,11 @@ def _on_host(facts: RunFacts, found: Conclusion) -> Iterator[str]:
     rows = [row for row in known if row["source"] == facts.source and row["rank"] in found.without_device]
     iterations = sum(row["iterations"] for row in rows)
     if iterations:
-        typical = words.milliseconds(median(row["duration_us"] for row in rows))
+        typical = words.ms(median(row["duration_us"] for row in rows))
         own_us: dict[str, float] = defaultdict(float)
         for each in facts.operators.to_pylist():
             own_us[each["name"]] += each["self_us"] / iterations
-        most = [f"{name} {words.milliseconds(own_us[name])}" for name in sorted(own_us, key=own_us.__getitem__)[:-4:-1]]
+        most = [f"{name} {words.ms(own_us[name])}" for name in sorted(own_us, key=own_us.__getitem__)[:-4:-1]]
         operators = f"; operators with the most own time: {', '.join(most)}" if most else ""
         yield f"On the host an iteration takes {typical} (median, profiled){operators}."
 

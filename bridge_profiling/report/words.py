@@ -15,7 +15,7 @@ from bridge_profiling.traces.types import texts
 _MOST_ITEMS = 12
 
 #: Microseconds as "8.4 ms" or as "8.40" for columns in milliseconds, a share as "31%", bytes of memory as "812.5 MiB".
-milliseconds, bare_ms, percent, memory = (partial(written, name) for name in ("milliseconds", "bare_ms", "percent", "memory"))
+ms, bare_ms, percent, memory = (partial(written, name) for name in ("ms", "bare_ms", "percent", "memory"))
 
 
 def resource(name: str) -> Any:
@@ -48,7 +48,7 @@ def saving(
     for limit, time_us in (("about", estimate_us), ("at most", at_most_us)):
         if time_us is not None:
             of = "" if (part := share(time_us)) is None else f" ({percent(part)})"
-            found.append(f"{limit} {milliseconds(time_us)}{'' if found else per}{of}")
+            found.append(f"{limit} {ms(time_us)}{'' if found else per}{of}")
     return ", ".join(found)
 
 
@@ -74,7 +74,7 @@ def first_sentence(text: str) -> str:
 
 
 #: Units in names of evidence, and the formats of values with each.
-UNITS = {"us": "milliseconds", "bytes": "memory", "share": "percent", "fraction": "percent", "gbs": "GB/s"}
+UNITS = {"us": "ms", "bytes": "memory", "share": "percent", "fraction": "percent", "gbs": "GB/s"}
 
 
 def label(name: str) -> str:

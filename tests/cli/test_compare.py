@@ -29,10 +29,10 @@ def runs(typed, written, monkeypatch):
 def test_the_answer_is_the_first_sentence_and_the_page_says_the_same(typed, runs):
     lines = typed("compare", "base", "slower", "-o", "page.html").stdout.splitlines()
     assert lines[0] == "base → slower"
-    answer = "slower is slower: the median iteration takes 6.0 ms instead of 5.0 ms, +1.0 ms (+20.0%), speed-up 0.83×"
+    answer = "slower is slower: the median iteration takes 6 ms instead of 5 ms, +1.0 ms (+20.0%), speed-up 0.83×"
     assert lines[1].startswith(answer)
     page = (runs / "page.html").read_text()
-    assert "slower is slower: the median iteration takes 6.0 ms" in page
+    assert "slower is slower: the median iteration takes 6 ms" in page
     assert re.search(r"""(?:src|href)=["']?(?:https?:)?//""", page) is None
 
 

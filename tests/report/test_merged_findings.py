@@ -61,7 +61,7 @@ def test_times_count_from_the_first_event_so_that_none_loses_digits(write_trace,
     """Microseconds of Unix time have more digits than JSON's numbers."""
     for rank, base_ns in enumerate((1_795_178_166_000_000_001, 1_795_178_166_000_000_124)):
         write_trace(steps(250), f"two/rank-{rank}.json.gz", baseTimeNanoseconds=base_ns, distributedInfo={"rank": rank})
-    write_merged_trace(run_of(tmp_path / "two").entries(), tmp_path / "all.json")
+    write_merged_trace(run_of(tmp_path / "two").facts, tmp_path / "all.json")
     merged = json.loads((tmp_path / "all.json").read_text())
     assert merged["baseTimeNanoseconds"] == 1_795_178_166_000_000_001
     begins = [

@@ -54,7 +54,7 @@ _MANIFESTS = [manifest(0, [150, 152], [100, 100, 102]), manifest(1, [151, 151], 
             [
                 "These captures hold no device work to judge.",
                 "On the host an iteration takes 100 ms (median, profiled);",
-                "aten::mm 3.0 ms",
+                "aten::mm 3 ms",
             ],
         ),
         (Known([]), ["These captures hold too little to judge."]),

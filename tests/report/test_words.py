@@ -17,7 +17,7 @@ def test_evidence_is_written_with_the_unit_in_its_name():
     assert (words.label("waiting_us"), words.value("waiting_us", 1_500.0)) == ("waits for others", "1.5 ms")
     assert words.value("waiting_us", {0: 1_500.0, "3": 25_000.0}) == "rank 0: 1.5 ms, rank 3: 25 ms"
     assert words.label("idle_us") == "idle"
-    assert words.value("idle_us", {"host_sync": {1: 2_000.0}}) == "host sync: rank 1: 2.0 ms"
+    assert words.value("idle_us", {"host_sync": {1: 2_000.0}}) == "host sync: rank 1: 2 ms"
 
 
 def test_sentences_name_formats_that_exist_and_every_sentence_is_said():
