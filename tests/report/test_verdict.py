@@ -47,7 +47,7 @@ _MANIFESTS = [manifest(0, [150, 152], [100, 100, 102]), manifest(1, [151, 151], 
                 "overhead is unknown (no",
             ],
         ),
-        (Known(_TWO, manifests=_MANIFESTS), ["Profiling made an iteration 50 ms longer"]),
+        (Known(_TWO, manifests=_MANIFESTS), ["Profiling made an iteration 50.5 ms longer"]),
         (Known(_TWO, manifests=[manifest(0, [150, 152], [2, 151, 2])]), ["Profiler overhead is unclear"]),
         (
             Known([row(0)], without_device=[0], operators=[{"name": "aten::mm", "self_us": 30 * MS}]),
