@@ -40,9 +40,6 @@ WHOLE_CAPTURE = -1
 #: Work that waited starts this soon after what it waited for; 2 to 4 µs are usual on an H200.
 PROMPT_NS = 10_000
 
-#: Work that starts so long after its launch was behind other work in the device's queue.
-_QUEUED_NS = 100_000
-
 
 @dataclass(frozen=True)
 class DeviceWork:
@@ -147,8 +144,7 @@ def windows(iterations: pa.Table, device_events: pa.Table) -> Windows:
         return Windows(number, boundary, start, end)
     # An iteration that launched no compute ends no earlier than the one before it.
     ends = np.maximum.accumulate(np.maximum(end, _last_compute_ns(number, device_events, end)))
-    before = np.maximum(_left_before_ns(number[0], device_events), _unrecorded_until_ns(device_events))
-    before = np.minimum(np.maximum(start[:1], before), ends[:1])
+    before = np.minimum(np.maximum(start[:1], _left_before_ns(number[0], device_events)), ends[:1])
     return Windows(number, boundary, np.maximum(start, np.concatenate((before, ends[:-1]))), ends)
 
 
@@ -224,26 +220,6 @@ def _left_before_ns(first: int, device_events: pa.Table) -> int:
     start, end = device_events["start_ns"].to_numpy(), device_events["end_ns"].to_numpy()
     own = start[computes & (iteration == first)]
     return int(end[computes & (iteration == NULL) & (start < own.min())].max(initial=NULL)) if len(own) else NULL
-
-
-def _unrecorded_until_ns(device_events: pa.Table) -> int:
-    """Until when the device ran what the capture does not show, because it was launched before the capture began; or `NULL`.
-
-    The first work of all, and the first on the stream that computes first, start as soon as the device has them, unless
-    something ran before.
-    """
-    if not device_events.num_rows:
-        return NULL
-    stream, device = to_int64(device_events["stream"]), to_int64(device_events["device"], 0)
-    start, end = (device_events[name].to_numpy() for name in ("start_ns", "end_ns"))  # by start
-    computes = int(np.argmax(rows_of(device_events["kind"], "compute")))
-    until = NULL
-    for row in (0, int(np.argmax((stream == stream[computes]) & (device == device[computes])))):
-        launched_ns, since = device_events["launch_end_ns"][row].as_py(), start[row] - end[:row]
-        queued = launched_ns is not None and start[row] - launched_ns > _QUEUED_NS
-        if queued and not ((since >= 0) & (since <= PROMPT_NS)).any():
-            until = int(start[row])
-    return until
 
 
 #: Host calls that make a stream wait.

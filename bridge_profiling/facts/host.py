@@ -7,7 +7,6 @@ delays nothing by itself.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 
@@ -19,7 +18,7 @@ from bridge_profiling.facts import host_ranges
 from bridge_profiling.facts.device import Windows
 from bridge_profiling.facts.host_ranges import Ranges, launching_threads, on_threads, outermost_ranges
 from bridge_profiling.facts.intervals import Intervals, Nanoseconds, coded, inside, rows_named, rows_of, union
-from bridge_profiling.facts.names import ALLOCATING, COMPILING, ENQUEUING, GARBAGE, OPTIMIZING, PREPARING, SYNCHRONIZING
+from bridge_profiling.facts.names import ALLOCATING, COMPILING, GARBAGE, SYNCHRONIZING
 from bridge_profiling.facts.types import Chosen
 from bridge_profiling.traces.joins import places
 from bridge_profiling.traces.tables import NULL, to_int64
@@ -32,10 +31,6 @@ STAGED_BYTES = 1 << 16
 
 #: A host that records no call and no operator for this long is doing something else than continuing after a wait.
 SILENT_NS = 2_000_000
-
-#: An operator pauses if it records nothing for so long, and for so many times what operators of its name take, of which there
-#: are so many. Copies within the host's memory take some milliseconds.
-_STUCK_NS, _STUCK, _ENOUGH_ALIKE = 10_000_000, 10, 4
 
 #: A synchronisation that starts within this time of a copy's call, on the same thread, waits for that copy.
 _AFTER_COPY_NS = 200_000
@@ -52,7 +47,7 @@ class HostActivity:
             gave it back other than to set something up, and copies of pageable memory with synchronisations that waited for
             them. Ranges of the other causes are inside no other range of the same cause.
         pageable_device: when the device carried such copies out.
-        silent: when the threads recorded nothing for at least `SILENT_NS`, between or unusually inside operators.
+        silent: when the threads recorded nothing for at least `SILENT_NS`.
     """
 
     ranges: dict[str, Ranges]
@@ -111,14 +106,12 @@ class Activity:
     """What of the host events `host_activity` reads.
 
     Args:
-        events: named ranges and calls, those that last long, and what runtime calls and operators record inside of these.
+        events: named ranges and calls, and those that last long enough to set something up.
         pauses: times of at least `SILENT_NS` between the records of launching threads.
-        stretches: operators in a row that launch nothing.
     """
 
     events: pa.Table
     pauses: Intervals
-    stretches: host_ranges.Stretches
 
 
 class ActivityCollector:
@@ -126,12 +119,10 @@ class ActivityCollector:
 
     def __init__(self, device_events: pa.Table, *, data_loading: str, checkpoint: str) -> None:
         self._threads = launching_threads(device_events)
-        self._expressions = (data_loading, checkpoint, GARBAGE, COMPILING, OPTIMIZING)
+        self._expressions = (data_loading, checkpoint, GARBAGE, COMPILING)
         self._chosen = Chosen(self._rows)
         self._pauses = [(np.empty(0, np.int64), np.empty(0, np.int64))]
-        self._stretches = host_ranges.StretchCollector()
         self._last: int | None = None  # until when the launching threads recorded something
-        self._long: dict[int, int] = {}  # the end of each thread's long records so far
 
     def add(self, block: pa.Table) -> None:
         """Take in the next host events."""
@@ -141,7 +132,7 @@ class ActivityCollector:
         """What was collected."""
         begins, ends = zip(*self._pauses, strict=True)
         pauses = union(np.concatenate(begins), np.concatenate(ends))
-        return Activity(self._chosen.result(), pauses, self._stretches.result())
+        return Activity(self._chosen.result(), pauses)
 
     def _rows(self, block: pa.Table) -> NDArray[np.bool_]:
         category, name = block["category"], block["name"]
@@ -149,17 +140,12 @@ class ActivityCollector:
         here = on_threads(block, self._threads)
         records = here & rows_of(category, "runtime", "operator")
         self._add_pauses(start, end, here, records)
-        runtime = here & rows_of(category, "runtime")
-        enqueues = runtime & rows_named(name, ENQUEUING.search)
-        waits = runtime & rows_of(name, *SYNCHRONIZING, *ALLOCATING)
-        called = enqueues | waits
-        computing = called | (here & rows_of(category, "operator"))
-        self._stretches.add(start[computing], end[computing], called[computing], enqueues[computing])
-        long = here & (end - start >= _STUCK_NS)
+        waits = here & rows_of(category, "runtime") & rows_of(name, *SYNCHRONIZING, *ALLOCATING)
+        long = here & (end - start >= host_ranges.SETS_UP_NS)
         chosen = rows_of(category, "overhead") & (here | (thread == 0))
         named = rows_named(name, lambda each: any(_matches(expression, each) for expression in self._expressions))
         chosen |= here & rows_of(category, *_RANGES) & named
-        return chosen | waits | long | self._inside_of_long(start, end, thread, records, long)
+        return chosen | waits | long
 
     def _add_pauses(self, start: Nanoseconds, end: Nanoseconds, here: NDArray[np.bool_], records: NDArray[np.bool_]) -> None:
         if self._last is None and here.any():
@@ -171,28 +157,10 @@ class ActivityCollector:
             pauses = until - begin >= SILENT_NS
             self._pauses.append((begin[pauses], until[pauses]))
 
-    def _inside_of_long(
-        self,
-        start: Nanoseconds,
-        end: Nanoseconds,
-        thread: NDArray[np.int64],
-        records: NDArray[np.bool_],
-        long: NDArray[np.bool_],
-    ) -> NDArray[np.bool_]:
-        found = np.zeros(len(start), bool)
-        for one in np.unique([*self._long, *thread[records & long].tolist()]).tolist():
-            rows = np.flatnonzero(records & (thread == one))
-            ends = np.concatenate(([self._long.get(one, NULL)], np.where(long[rows], end[rows], NULL)))
-            reached = np.maximum.accumulate(ends)
-            found[rows] = start[rows] < reached[1:]
-            self._long[one] = int(reached[-1])
-        return found
-
 
 def host_activity(
     activity: Activity,
     operators: Operators,
-    host_events: Callable[[], Iterable[pa.Table]],
     device_events: pa.Table,
     starved: Intervals,
     spans: Windows,
@@ -205,7 +173,6 @@ def host_activity(
     Args:
         activity: of the same expressions.
         operators: of the same rank.
-        host_events: all of `COLUMNS`, in blocks; read only if an operator pauses.
         device_events: of the same rank.
         starved: when the device waited for a launch.
         spans: the iterations.
@@ -224,15 +191,12 @@ def host_activity(
     start = calls.start_ns
     _, first, last = inside((call_thread, start - _AFTER_COPY_NS, start + 1), (copy_thread, copies.end_ns))
     of_copies = last > first
-    loading = _matching(events, ranges, data_loading)
-    prepared = host_ranges.preparing(activity.stretches, device_events) - _matching(events, ranges, OPTIMIZING).time
-    alone = loading.time.within_ns(prepared.start_ns, prepared.end_ns) == 0
-    unnamed = Ranges(np.full(alone.sum(), PREPARING, object), prepared.start_ns[alone], prepared.end_ns[alone])
-    silent = activity.pauses | _stuck(events, here, host_events, device_events)
     set_up, initialized = host_ranges.initializing(events, device_events, starved)
     found = {
-        "data_loading": host_ranges.joined(loading, unnamed),
-        "checkpoint_stall": host_ranges.with_saving(_matching(events, ranges, checkpoint), silent, device_events, spans),
+        "data_loading": _matching(events, ranges, data_loading),
+        "checkpoint_stall": host_ranges.with_saving(
+            _matching(events, ranges, checkpoint), activity.pauses, device_events, spans
+        ),
         "profiler": outermost_ranges(events, own),
         "garbage_collection": _matching(events, ranges, GARBAGE),
         "recompilation": _matching(events, ranges, COMPILING),
@@ -241,7 +205,7 @@ def host_activity(
         "host_sync": calls[~of_copies],
         "pageable_copy": host_ranges.joined(copies, calls[of_copies]),
     }
-    return HostActivity(found, on_device, silent)
+    return HostActivity(found, on_device, activity.pauses)
 
 
 def _pageable_copies(device_events: pa.Table) -> tuple[Ranges, NDArray[np.int64], Intervals]:
@@ -273,51 +237,6 @@ def _calls(host_events: pa.Table, rows: NDArray[np.bool_], operators: Operators)
     ]
     ranges = Ranges(np.array(names, object), to_int64(found["start_ns"]), to_int64(found["end_ns"]))
     return ranges, to_int64(found["thread"])
-
-
-def _stuck(
-    host_events: pa.Table,
-    here: NDArray[np.bool_],
-    every_host_event: Callable[[], Iterable[pa.Table]],
-    device_events: pa.Table,
-) -> Intervals:
-    """Pauses directly inside of an operator, with no record for far longer than that operator usually takes as a whole."""
-    rows = here & rows_of(host_events["category"], "runtime", "operator")
-    start, end, thread = (to_int64(host_events[name]) for name in ("start_ns", "end_ns", "thread"))
-    long = np.flatnonzero(rows & (end - start >= _STUCK_NS))
-    found: list[tuple[int, int]] = []
-    durations: dict[str, Nanoseconds] = {}
-    searched = dict.fromkeys(thread[long].tolist(), NULL)
-    for outer in long.tolist():
-        if end[outer] <= searched[thread[outer]]:
-            continue  # inside of the one before
-        searched[thread[outer]] = end[outer]
-        inside = slice(outer, np.searchsorted(start, end[outer]))
-        records = np.flatnonzero(rows[inside] & (thread[inside] == thread[outer])) + outer
-        times = np.sort(np.concatenate((start[records], np.minimum(end[records], end[outer]))))
-        around = long[(long >= outer) & (thread[long] == thread[outer])]
-        for place in np.flatnonzero(np.diff(times) >= _STUCK_NS):
-            begin, until = int(times[place]), int(times[place + 1])
-            # The last one to begin is the innermost. In a call, the host waits for the driver or the device.
-            innermost = around[(start[around] <= begin) & (end[around] >= until)][-1].item()
-            if host_events["category"][innermost].as_py() != "operator":
-                continue
-            name = host_events["name"][innermost].as_py()
-            if name not in durations:
-                durations[name] = _durations_ns(every_host_event(), name, launching_threads(device_events))
-            if len(durations[name]) >= _ENOUGH_ALIKE and until - begin >= _STUCK * np.median(durations[name]):
-                found.append((begin, until))
-    times_ns = np.array(found, np.int64).reshape(-1, 2)
-    return union(times_ns[:, 0], times_ns[:, 1])
-
-
-def _durations_ns(host_events: Iterable[pa.Table], name: str, threads: Sequence[int]) -> Nanoseconds:
-    """Durations of the runtime calls and operators of a name."""
-    found = []
-    for block in host_events:
-        alike = rows_of(block["category"], "runtime", "operator") & rows_of(block["name"], name) & on_threads(block, threads)
-        found.append((to_int64(block["end_ns"]) - to_int64(block["start_ns"]))[alike])
-    return np.concatenate(found)
 
 
 def _matching(host_events: pa.Table, rows: NDArray[np.bool_], expression: str) -> Ranges:

@@ -314,11 +314,6 @@ class Kernels:
         return judged(self.operator, self.operators, frozenset(wanted).__contains__)
 
     @property
-    def without_operators(self) -> bool:
-        """Whether the capture has none of torch's operators; libraries such as CUB have ranges that look like some."""
-        return not any(name and name.startswith("aten::") for name in self.operators)
-
-    @property
     def launched_by_one_tensor(self) -> NDArray[np.bool_]:
         """The kernels of torch's operators on one tensor: neither on lists of them, nor fused, nor a program's own."""
         return judged(self.operator, self.operators, lambda name: name.startswith("aten::") and not name.startswith(_ON_LISTS))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import cache, lru_cache
 from pathlib import Path
 
@@ -43,13 +43,6 @@ _CONVOLUTION = re.compile(r"conv(?!ert)|implicit_gemm|fprop|[dw]grad|winograd|sc
 
 #: torch copies with this kernel where the two tensors differ in strides; others copy several elements at a time.
 STRIDED_COPY = re.compile(r"at::native::elementwise_kernel<.*direct_copy_kernel")
-
-#: torch's kernels for one tensor; those for lists of tensors are multi_tensor_apply_kernel.
-OF_ONE_TENSOR = re.compile(r"at::native::(?:\(anonymous namespace\)::)?(?:vectorized_|unrolled_)?(?:elementwise|reduce)_kernel")
-
-_OF_PARAMETERS = re.compile(r"lerp_|addcmul|addcdiv|Norm\w*Ops")
-
-_SCALES, _ADDS = re.compile(r"MulFunctor"), re.compile(r"CUDAFunctor(?:OnSelf)?_add")
 
 #: Normalization of a batch of images in channels first.
 CHANNELS_FIRST_NORM = re.compile(r"at::native::batch_norm_(?!\w*channels_last)")
@@ -100,13 +93,6 @@ def is_fp64_elementwise(name: str) -> bool:
     return bool(_BOUND_BY_MEMORY.search(name)) and "<double" in name
 
 
-def update_parameters(names: Iterable[str]) -> bool:
-    """Whether these kernels update or measure parameters: steps of optimizers, moving averages, norms."""
-    names = list(names)
-    average = any(map(_SCALES.search, names)) and any(map(_ADDS.search, names))
-    return average or any(map(_OF_PARAMETERS.search, names))
-
-
 #: Names a TOML file whose table `groups` has more patterns, which come first: `"my group" = "regular expression"`.
 VARIABLE = "BRIDGE_PROFILING_KERNEL_GROUPS"
 
@@ -148,9 +134,9 @@ def _more() -> tuple[tuple[str, re.Pattern[str]], ...]:
         ) from error
 
 
-#: Names of ranges in which a program waits for its data, writes a checkpoint, collects garbage, compiles, steps an optimizer.
-DATA_LOADING, CHECKPOINT, GARBAGE, COMPILING, OPTIMIZING = (
-    str(_NAMES_OF["ranges"][name]) for name in ("data_loading", "checkpoint", "garbage", "compiling", "optimizing")
+#: Names of ranges in which a program waits for its data, writes a checkpoint, collects garbage, compiles.
+DATA_LOADING, CHECKPOINT, GARBAGE, COMPILING = (
+    str(_NAMES_OF["ranges"][name]) for name in ("data_loading", "checkpoint", "garbage", "compiling")
 )
 
 #: Names of calls that put work on the device.
@@ -165,7 +151,3 @@ ALLOCATING = (*FREEING, *_NAMES_OF["calls"]["getting"])
 def operators_of(kind: str) -> tuple[str, ...]:
     """torch's operators of a kind."""
     return tuple(f"aten::{name}" for name in _NAMES_OF["operators"][kind])
-
-
-#: A name for ranges in which operators on the CPU prepare a batch.
-PREPARING = "operators on the CPU, before a copy to the device"

@@ -179,7 +179,7 @@ def rank_facts(tables: RankTables, options: FactOptions) -> dict[str, Answer]:
     gaps = device.gaps(events, hosts.pop("waits"), waits, work, windows)
     cost = profiler_cost.replay(hosts.pop("recorded"), events, gaps, work, tables.info.source)
     names = hosts["operator_names"]
-    doing = host.host_activity(hosts.pop("activity"), names, host_events, events, gaps.launch_starved, spans, **vars(options))
+    doing = host.host_activity(hosts.pop("activity"), names, events, gaps.launch_starved, spans, **vars(options))
     found["idle_causes"] = idle.idle_causes(gaps, events, doing, names, spans, cost)
     del doing
     found["longest_calls"] = operators.longest_calls(hosts.pop("longest_calls"))

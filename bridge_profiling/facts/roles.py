@@ -45,7 +45,6 @@ from bridge_profiling.facts.names import (
     CHANNELS_FIRST_NORM,
     FULL_PRECISIONS,
     LAYOUT,
-    OF_ONE_TENSOR,
     STRIDED_COPY,
     is_convolution,
     is_fp32_elementwise,
@@ -54,7 +53,6 @@ from bridge_profiling.facts.names import (
     is_softmax,
     operators_of,
     product_precision,
-    update_parameters,
 )
 from bridge_profiling.facts.types import schema
 from bridge_profiling.traces.tables import NULL, to_int64
@@ -71,14 +69,8 @@ _SCALES, _ADDS = frozenset(["aten::mul", "aten::mul_"]), frozenset(["aten::add",
 #: With so many collectives for each kernel, a sweep waits for these.
 _MEETS = 0.5
 
-#: With so many copies to the host for each kernel, the host reads a result for each parameter.
-_READ = 0.1
-
 #: Parameters differ in size. A sweep whose kernels take equally long, but for this factor, visits parts of something else.
 _UNEQUAL = 1.5
-
-#: The most sweeps over parameters in an iteration: of two networks' optimizers, and of a moving average.
-_A_FEW = 3
 
 
 def _sweeps_of_operators(
@@ -102,30 +94,6 @@ def _sweeps_of_operators(
         return bool(of_optimizer[begin:end].any() or alone)
 
     return _long_runs(of_optimizer | (kernels.launched_by(*_ELEMENTWISE) & outside), visits_parameters)
-
-
-def _sweeps_by_names(kernels: Kernels, communicates: Nanoseconds, copies: Nanoseconds) -> NDArray[np.bool_]:
-    """Kernels of sweeps over parameters in a capture without operators, by their names, their lengths and how often they come.
-
-    A loop that each layer of a model has runs more often. Where the host reads what they compute, it waits for the device.
-
-    Args:
-        communicates: as of `of_operators`.
-        copies: when copies to the host started.
-    """
-    length = kernels.end_ns - kernels.start_ns
-    iterations = len(kernels.iteration.unique().drop_null())
-
-    def visits_parameters(begin: int, end: int) -> bool:
-        shorter, longer = np.quantile(length[begin:end], (0.1, 0.9))
-        met, read = (_meanwhile(times, kernels, begin, end) for times in (communicates, copies))
-        names = (kernels.names[code] or "" for code in np.unique(kernels.name[begin:end]).tolist())
-        alone = longer >= _UNEQUAL * shorter and met < _MEETS * (end - begin) and read < _READ * (end - begin)
-        return bool(alone and update_parameters(names))
-
-    found = _long_runs(kernels.named(OF_ONE_TENSOR.search), visits_parameters)
-    runs = int(np.count_nonzero(np.diff(found, prepend=False) & found))
-    return found & (runs <= _A_FEW * iterations)
 
 
 def _meanwhile(times_ns: Nanoseconds, kernels: Kernels, begin: int, end: int) -> int:
@@ -183,8 +151,8 @@ _FORWARD = (_COMPILED, *operators_of("forward"))
 #: Roles that cost nothing by themselves.
 _DESCRIBE = ("reduced", "layout_norm")
 
-#: The name of a sweep that no optimizer's range contains, and of one in a capture without operators.
-OUTSIDE, IN_A_ROW = "outside an optimizer", "in a row"
+#: The name of a sweep that no optimizer's range contains.
+OUTSIDE = "outside an optimizer"
 
 #: A softmax of attention takes at least this share of the time of the products around it.
 _OF_PRODUCTS = 0.5
@@ -276,14 +244,10 @@ def _roles(
     nodes = operators & rows_named(host_events["name"], lambda name: name.startswith(_BACKWARD))
     passes = nodes, operators & rows_of(host_events["name"], *_FORWARD)
     products = kernels.named(is_product)
-    start = to_int64(device_events["start_ns"])
-    communicates = np.sort(start[rows_of(device_events["kind"], "communication")])
-    if kernels.without_operators:
-        sweep = _sweeps_by_names(kernels, communicates, np.sort(start[rows_of(device_events["direction"], "DtoH")]))
-    else:
-        outside = _outside_passes(kernels.launch_ns, host_events, *passes)
-        of_one = of_optimizer & ~products & kernels.launched_by_one_tensor
-        sweep = _sweeps_of_operators(kernels, of_one, outside, communicates)
+    communicates = np.sort(to_int64(device_events["start_ns"])[rows_of(device_events["kind"], "communication")])
+    outside = _outside_passes(kernels.launch_ns, host_events, *passes)
+    of_one = of_optimizer & ~products & kernels.launched_by_one_tensor
+    sweep = _sweeps_of_operators(kernels, of_one, outside, communicates)
     yield "optimizer_sweep", sweep, _before_ns(kernels, gaps.launch_starved | gaps.dependency_stalled, sweep)
     batched = products & (kernels.launched_by(*_BATCHED) | (kernels.operator < 0))
     least_ns = np.where(kernels.operator < 0, _OF_PRODUCTS * (kernels.end_ns - kernels.start_ns), 0)
@@ -365,7 +329,7 @@ def _optimizers(kernels: Kernels, host_events: pa.Table) -> tuple[NDArray[np.int
         last = np.maximum(np.searchsorted(start, kernels.launch_ns, side="right") - 1, 0)
         inside = (start[last] <= kernels.launch_ns) & (kernels.launch_ns < end[last])
         found = np.where(inside, codes[rows][last], found)
-    return found, [*names, IN_A_ROW if kernels.without_operators and not len(rows) else OUTSIDE]
+    return found, [*names, OUTSIDE]
 
 
 def _recomputed(

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from bridge_profiling.facts.idle import Cause
 from bridge_profiling.facts.names import FULL_PRECISIONS, STRIDED_COPY
-from bridge_profiling.facts.roles import IN_A_ROW, OUTSIDE
+from bridge_profiling.facts.roles import OUTSIDE
 from bridge_profiling.findings.grids import Grids
 from bridge_profiling.findings.ledger import Ledger
 from bridge_profiling.findings.memory import free_at_peak
@@ -112,10 +112,6 @@ def unfused_attention(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> I
     )
 
 
-#: Entries about where a sweep over parameters is that no optimizer's range contains.
-_WHERE = {OUTSIDE: "outside_all", IN_A_ROW: "in_a_row"}
-
-
 def unfused_optimizer(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Iterator[Evidence]:
     """An optimizer, a moving average of weights or a clipping of gradients launches kernels for each parameter."""
     rows = grids.role("optimizer_sweep")
@@ -136,7 +132,7 @@ def unfused_optimizer(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> I
             "kernels_us": by_rank(grids.mean_us(own_us)),
             "idle_us": by_rank(grids.mean_us(idle_us)),
         },
-        title=["title", _WHERE.get(name, "within"), "take"],
+        title=["title", "outside_all" if name == OUTSIDE else "within", "take"],
         values={"range": name, "time": time_us},
         advice=["outside" if name == OUTSIDE else "default"],
     )

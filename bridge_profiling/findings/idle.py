@@ -11,7 +11,6 @@ import numpy as np
 from bridge_profiling.facts.host_ranges import COPIES
 from bridge_profiling.facts.idle import SEVERAL, Cause
 from bridge_profiling.facts.kernels import LAUNCH_NS
-from bridge_profiling.facts.names import PREPARING
 from bridge_profiling.findings import device_work
 from bridge_profiling.findings.grids import Grids
 from bridge_profiling.findings.ledger import Ledger
@@ -63,10 +62,8 @@ def initialization(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Iter
 @of_cause(Cause.data_loading, at_least="data_loading", in_ranges=True)
 def data_loading(grids: Grids, thresholds: Thresholds, loss: Loss) -> Evidence:
     """The launching thread waits for its next batch. Loading while the device computes costs nothing and does not count."""
-    measures, known = {"in_data_loading_us": by_rank(loss.host_us)}, dict[str, Any]()
-    if [event.name for event in grids.events(Cause.data_loading, ranks=loss.ranks, limit=1)] == [PREPARING]:
-        known = {"title": ["preparing"], "advice": ["prepared"]}
-    return evidence_of(grids, loss, measures, severe=3 * thresholds.data_loading, **known)
+    measures = {"in_data_loading_us": by_rank(loss.host_us)}
+    return evidence_of(grids, loss, measures, severe=3 * thresholds.data_loading)
 
 
 def host_sync(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Iterator[Evidence]:

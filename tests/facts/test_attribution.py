@@ -94,36 +94,6 @@ def test_the_first_iteration_begins_when_the_device_is_done_with_what_was_launch
     assert values(found, "duration_us", "compute_us") == [(0.8, 0.8), (0.5, 0.31)]
 
 
-@pytest.mark.parametrize(
-    ("first", "begins_ns"),
-    [
-        ([work("compute", 600_000, 700_000, 50, iteration=9)], 600_000),
-        ([work("memcpy", 590_000, 600_000, 40, iteration=9), work("compute", 600_000, 700_000, 50, iteration=9)], 590_000),
-        # A copy on a stream of its own does not wait for what the device still computes.
-        (
-            [
-                work("memcpy", 100, 10_000, 40, iteration=9, stream=9),
-                work("compute", 600_000, 700_000, 50, iteration=9),
-            ],
-            600_000,
-        ),
-        # The stream waited for the copy.
-        (
-            [
-                work("memcpy", 100, 599_000, 40, iteration=9, stream=9),
-                work("compute", 600_000, 700_000, 50, iteration=9),
-            ],
-            0,
-        ),
-        ([work("compute", 600_000, 700_000, 590_000, iteration=9)], 0),
-    ],
-)
-def test_a_capture_that_begins_on_a_busy_device_does_not_show_what_it_ran(first, begins_ns):
-    second = work("compute", 1_100_000, 1_900_000, 1_050_000, iteration=10)
-    found = _found([(0, 1_000_000), (1_000_000, 2_000_000)], *first, second)
-    assert found["start_ns"][0].as_py() == begins_ns
-
-
 def test_time_between_iterations_belongs_to_none_and_one_without_work_is_all_idle():
     found = _found([(0, 1000), (5000, 6000)], work("compute", 2000, 3000, 1500))
     assert values(found, "duration_us", "compute_us", "idle_us", "launch_starved_us") == [(1, 0, 1, 1)] * 2

@@ -160,35 +160,11 @@ def test_a_loop_that_waits_for_each_parameter_loses_what_it_launches_to_its_wait
     assert found["host_sync"].recoverable_us_per_iteration == approx(100 * (3 * 45 - 10), rel=0.1)
 
 
-_LERP, _MUL = (_ADD.replace("CUDAFunctor_add<float>", name) for name in ("lerp_scalar_kernel", "MulFunctor<float>"))
-
-
-def _without_operators(job, _, names=(_LERP, _ADD), sizes=(12, 32), rows=1, reads=False):
-    for _ in range(rows):
-        job.launch(0, 500 * US, None, count=40, name=_BF16)
-        for parameter in range(40):
-            for name in names:
-                job.launch(0, sizes[parameter % 2] * US, None, name=name)
-            if reads:
-                job.copy(0, 2 * US, out=True, operator=None)
-
-
-@pytest.mark.parametrize("names", [(_LERP, _ADD), (_MUL, _ADD)])
-def test_without_operators_the_names_of_kernels_show_a_sweep_over_parameters(find, names):
-    found = find(SimulatedJob(partial(_without_operators, names=names)))["unfused_optimizer"]
-    assert (found.evidence["kernels"], "in a row" in found.title) == ({"0": 80}, True)
-    assert found.recoverable_us_per_iteration == approx(80 * 17, rel=0.03)
-
-
 @pytest.mark.parametrize(
     ("finding", "step"),
     [
         *(("unfused_attention", partial(_attention, softmax=name)) for name in _LOSSES),
         ("unfused_attention", partial(_attention, product=None, softmax_us=90)),  # a router's takes less than the products
-        ("unfused_optimizer", partial(_without_operators, names=(_ADD, _ADD))),
-        ("unfused_optimizer", partial(_without_operators, sizes=(20, 22))),
-        ("unfused_optimizer", partial(_without_operators, rows=4)),  # in layers
-        ("unfused_optimizer", partial(_without_operators, reads=True)),
         ("unfused_attention", partial(_attention, product="aten::mm")),  # a router between its layers
         ("unfused_optimizer", partial(_optimizer, operators=("add_",), parameters=200)),  # a model of many small operators
         ("unfused_optimizer", partial(_optimizer, operators=("mul_", "add_"), parameters=200, sizes=(20, 22))),  # of one size
