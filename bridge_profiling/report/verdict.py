@@ -232,6 +232,8 @@ def _saving(found: Conclusion) -> Iterator[str]:
         yield f"Potential saving: {said(None, at_most_us)}."
     elif saving_us is None:
         yield "The potential saving is unknown." if not total else f"Potential saving of the other findings: {said(total)}."
+    if found.unprofiled and (saving_us or at_most_us or total):
+        yield words.say("share_of", found.unprofiled.iteration_us)
 
 
 def _advice(finding: Finding, captured: int) -> str:
