@@ -297,8 +297,10 @@ def _root_loggers_handlers_survive() -> Iterator[None]:
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     yield
-    if root.handlers != handlers:
+    # One that is collected later would take pytest's handler from another test.
+    if root.handlers != handlers or "nemo_run.run.experiment" in sys.modules:
         gc.collect()
+    if root.handlers != handlers:
         root.handlers[:] = handlers
         root.setLevel(level)
 

@@ -125,6 +125,8 @@ def main() -> None:
     parser.add_argument("suspects", nargs="*", help="all by default")
     parser.add_argument("--workers", type=int, default=2)
     options = parser.parse_args()
+    if unknown := set(options.suspects) - set(SUSPECTS):
+        parser.error(f"unknown: {', '.join(sorted(unknown))}. Type one of: {', '.join(SUSPECTS)}")
     suspects = options.suspects or list(SUSPECTS)
     with tempfile.TemporaryDirectory() as scratch, ProcessPoolExecutor(options.workers) as pool:
         folder = Path(scratch)

@@ -4,8 +4,8 @@ Roles, by what shows them:
 
 - `optimizer_sweep`: `SWEEP` or more kernels in a row, each launched by an operator on one tensor: an optimizer, a moving
   average of weights or a clipping of gradients that visits one parameter after the other. Outside of an optimizer's range
-  only element-wise operators count; no layer of a network launches so many without a matrix product in between. In a capture
-  without operators, the names of the kernels decide.
+  only element-wise operators count; no layer of a network launches so many without a matrix product in between. A capture
+  without operators shows none.
 - `attention_other`, `attention_product`: what runs between two batched matrix products and has a softmax in it (scale, mask,
   dropout, casts), and these products. Fused attention has none of that. In a capture without operators any product counts
   as batched, if the softmax takes half as long at least: attention has more scores than values. A router's takes far less.

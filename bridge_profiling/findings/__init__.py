@@ -32,6 +32,7 @@ from bridge_profiling.layout import name_ranks
 __all__ = [
     "ORDER",
     "RULES",
+    "About",
     "Confidence",
     "Event",
     "Evidence",
@@ -42,6 +43,7 @@ __all__ = [
     "Occurrence",
     "Rule",
     "Thresholds",
+    "bounds",
     "diagnose",
     "without_profiler",
 ]
@@ -92,10 +94,6 @@ RULES: tuple[Rule, ...] = (
 #: Ids of findings.
 ORDER = tuple(dict.fromkeys(rule.id for rule in RULES))
 
-#: Those that can explain slow iterations, and of these the ones with compute: a compiler tries kernels.
-_NOT_SLOW = tuple(id for id in ORDER if id != "slow_iterations")
-_OF_COMPUTE = ("straggler_compute", "recompilation")
-
 
 def _about(grids: Grids) -> About:
     if grids.has_device or not grids.facts.host_iterations.num_rows:
@@ -115,12 +113,12 @@ def diagnose(grids: Grids, thresholds: Thresholds | None = None, rules: Sequence
     if any(each.id == "initialization" and each.severe for each in found):
         found = [each for each in found if each.id.startswith(("memory_", "initialization"))]
     found = _once(grids, found)
-    known = {rule.id: rule.bound for rule in rules}
+    known = {rule.id: rule.bound for rule in reversed(rules)}  # a rule from outside comes before ours of its id
     limits = [bounds.at_most_us(grids, each, known[each.id]) for each in found]
     found = list(_within(grids, found))
     iteration_us = _mean_iteration_us(grids, ((each.id, each.saving_us, each.occurrence) for each in found))
     findings = [each.finding(grids, iteration_us, limit) for each, limit in zip(found, limits, strict=True)]
-    order = list(known)
+    order = [rule.id for rule in rules]
     return [_doubted(each, grids) for each in sorted(findings, key=lambda each: _by_saving(each, order))]
 
 
@@ -128,16 +126,17 @@ def _mean_iteration_us(grids: Grids, found: Iterable[tuple[str, float | None, Oc
     """A mean iteration of the job without the profiler, slow ones included: what every share refers to.
 
     Args:
-        found: id, saving and occurrence of each finding. Slow iterations that do not count are not in the grids' mean.
+        found: id, saving and occurrence of each finding. The grids' mean lacks slow iterations that manifests time, and those
+            captured ones that do not count.
     """
     return grids.iteration_us + sum(
-        saving_us or 0.0 for id, saving_us, struck in found if id == "slow_iterations" and _beyond(grids, struck)
+        saving_us or 0.0 for id, saving_us, struck in found if (_beyond(grids, struck) if struck else id == "slow_iterations")
     )
 
 
-def _beyond(grids: Grids, struck: Occurrence | None) -> bool:
+def _beyond(grids: Grids, struck: Occurrence) -> bool:
     """Whether a cause strikes iterations that do not count."""
-    return struck is None or not set(grids.numbers).issuperset(struck.iterations)
+    return not set(grids.numbers).issuperset(struck.iterations)
 
 
 def without_profiler(grids: Grids, findings: Sequence[Finding]) -> Unprofiled | None:
@@ -171,7 +170,7 @@ def _doubted(finding: Finding, grids: Grids) -> Finding:
 def _once(grids: Grids, found: list[Evidence]) -> list[Evidence]:
     """The findings without slow iterations that others explain: all of them are iterations that these strike.
 
-    Those that count in means compute more than the others, which few findings explain.
+    Those that count in means compute more than the others, which only a compiler explains that tries kernels.
     """
     counted = set(grids.numbers)
 
@@ -179,10 +178,9 @@ def _once(grids: Grids, found: list[Evidence]) -> list[Evidence]:
         if one.id != "slow_iterations" or not one.occurrence:
             return False
         numbers = set(one.occurrence.iterations)
-        ids = _OF_COMPUTE if numbers <= counted else _NOT_SLOW
-        return numbers <= {
-            number for each in found if each.occurrence and each.id in ids for number in each.occurrence.iterations
-        }
+        of_compute = numbers <= counted
+        others = [each for each in found if (each.id == "recompilation" if of_compute else each.id != one.id)]
+        return numbers <= {number for each in others if each.occurrence for number in each.occurrence.iterations}
 
     return [each for each in found if not explained(each)]
 

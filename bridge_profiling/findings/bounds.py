@@ -58,13 +58,11 @@ _REPLACED: Mapping[str, Mapping[str, float]] = {
 #: Element-wise kernels of torch that index by strides, as they do where memory formats meet.
 _STRIDED = re.compile("::elementwise_kernel<")
 
-#: Causes whose time the estimate of a finding can contain, where they are not just the one with the name of the evidence.
+#: Causes whose time the estimate of a finding can contain, where they are not just the one that the finding is named after.
 _CAUSES: Mapping[str, tuple[Cause, ...]] = {
     "copy_bound": (Cause.blocked_by_copy,),
     "host_launch_bound": (Cause.host_launch,),
     "host_sync": (Cause.host_sync, Cause.host_launch),
-    "slow_iterations": (),
-    "straggler_compute": (),
 }
 
 #: Idle time between kernels that the host launches one by one.
@@ -223,7 +221,7 @@ def _beyond_at(grids: Grids, evidence: Evidence, floor_us: _Times, cost: float) 
     left_out_us = [time_us for number, time_us in grids.left_out_us.items() if number in numbers]
     timed_us = [max(manifest.durations_ns(profiled=False), default=0) / 1e3 for manifest in grids.facts.manifests]
     lasting_us = np.maximum([*counted_us, *left_out_us], max(timed_us, default=0.0)) - np.median(floor_us)
-    causes = _CAUSES[evidence.id] if evidence.id in _CAUSES else (Cause(evidence.id),)
+    causes = _CAUSES.get(evidence.id, tuple(cause for cause in Cause if cause == evidence.id))
     between = [grids.of_cause(cause, "lost_us", between=True) for cause in causes]
     others_us = _most(sum(between, grids.idle_us(*causes)))[~struck]
     return float(np.maximum(lasting_us, 0.0).sum() + others_us.sum()) / evidence.occurrence.of

@@ -120,20 +120,12 @@ def pageable_copy(grids: Grids, thresholds: Thresholds, loss: Loss) -> Evidence:
 def checkpoint_stall(grids: Grids, thresholds: Thresholds, loss: Loss) -> Evidence:
     """Devices idle while a checkpoint is saved, within iterations or between them."""
     saving = np.nanmax(grids.in_ranges_us(Cause.checkpoint_stall), axis=1)
-    times, of = int((saving > 0).sum()), len(grids.numbers)
     measures = {
         "in_checkpoint_us": by_rank(loss.host_us),
         "iterations": [number for number, time_us in zip(grids.numbers, saving.tolist(), strict=True) if time_us > 0],
-        "iterations_captured": of,
+        "iterations_captured": len(grids.numbers),
     }
-    found = evidence_of(
-        grids,
-        loss,
-        measures,
-        title=["title", "each" if times == of else "some"],
-        values={"each": loss.saving_us * of / times, "times": times},
-        doubts=["save_interval"],
-    )
+    found = evidence_of(grids, loss, measures, doubts=["save_interval"])
     if found.events and all(event.name == COPIES for event in found.events):
         found = replace(
             found, sure=(Confidence.low, "saving_inferred"), doubts=[grids.confidence(of_host=True)[1], *found.doubts]

@@ -133,7 +133,8 @@ class Rule:
     Args:
         id: of its findings, and of its entries in text.toml.
         detect: evidence from facts, given the time that earlier rules left.
-        bound: the largest saving in an iteration that removing the cause can bring, or why there is none.
+        bound: the largest saving in an iteration that removing the cause can bring, or why there is none. Of `bounds`, `calls`,
+            `ranges` and `kernels` know our own causes and roles only.
         about: the trainings that it judges.
         texts: entries of its texts, for a rule from outside of this package, which has none in text.toml.
     """
@@ -226,7 +227,7 @@ def attributed(
     struck = occurrence(grids.numbers, most_us if cost_us is None else np.maximum(most_us, cost_us))
     if struck:
         ledger.sporadic_us += saving_us
-    return Loss(causes[0], saving_us, by_rank_us, host, responsible(host or by_rank_us), struck)
+    return Loss(causes[0], saving_us, by_rank_us, host, responsible(host) or responsible(by_rank_us), struck)
 
 
 def evidence_of(

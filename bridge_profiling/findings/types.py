@@ -106,7 +106,7 @@ class Finding:
     """A cause of lost time or of memory trouble.
 
     Args:
-        id: one of `findings.ORDER`.
+        id: one of `findings.ORDER`, or of a rule from outside.
         title: one sentence with the most important number.
         ranks: the responsible ranks, ascending; not the ranks that wait for them.
         evidence: numbers by name, with units in the names.

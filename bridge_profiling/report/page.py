@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import importlib.util
+import pickle
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -64,6 +65,12 @@ class _CompiledTemplates(FileSystemBytecodeCache):
         own = Path(__file__).stat().st_mtime_ns  # has the environment's options
         folder = Path(importlib.util.cache_from_source(__file__)).parent
         super().__init__(str(folder), f"%s.jinja-{version('jinja2')}-{own}")
+
+    def load_bytecode(self, bucket: Bucket) -> None:
+        try:
+            super().load_bytecode(bucket)
+        except (OSError, EOFError, ValueError, pickle.UnpicklingError):  # damaged
+            bucket.reset()
 
     def dump_bytecode(self, bucket: Bucket) -> None:
         if not sys.dont_write_bytecode:

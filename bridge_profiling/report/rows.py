@@ -49,7 +49,7 @@ class Part:
 
     column: str
     time_us: float  # microseconds of an iteration
-    share: float  # of the iteration; of a facts, the mean over its ranks
+    share: float  # of the iteration; of a run, the mean over its ranks
     low: float  # the smallest share of a rank
     high: float  # the largest share of a rank
 

@@ -125,7 +125,7 @@ def table_sections(tables: Mapping[str, TableView], side: str = "") -> list[Sect
 
 @dataclass(frozen=True)
 class Verdict:
-    """The answer in words: a headline, at most three sentences, what to do first, and what limits the answer."""
+    """The answer in words: a headline, at most four sentences, what to do first, and what limits the answer."""
 
     headline: str
     sentences: Sequence[str] = ()

@@ -6,7 +6,7 @@ import json
 from rich.console import Console
 
 from bridge_profiling.facts.idle import Cause
-from bridge_profiling.findings import RULES, Evidence, Rule, bounds
+from bridge_profiling.findings import RULES, Evidence, Occurrence, Rule, bounds
 from bridge_profiling.report.run_view import screen_view
 from bridge_profiling.report.terminal import print_report
 from bridge_profiling.run import Run
@@ -17,7 +17,9 @@ def stalled(grids, thresholds, ledger):
     cause = Cause.dependency_stalled
     saving_us = ledger.attribute(ledger.left_us(cause), (cause,))
     if grids.share(saving_us) > 0:
-        yield Evidence(ranks=grids.ranks, measures={"stalled_us": grids.mean_us(grids.idle_us(cause))}, saving_us=saving_us)
+        struck = Occurrence(tuple(grids.numbers[:1]), len(grids.numbers), saving_us * len(grids.numbers))
+        measures = {"stalled_us": grids.mean_us(grids.idle_us(cause))}
+        yield Evidence(ranks=grids.ranks, measures=measures, saving_us=saving_us, occurrence=struck)
 
 
 STALLED = Rule(
