@@ -25,8 +25,8 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from bridge_profiling.engines import Outcome, call  # noqa: E402
 from bridge_profiling.run import Run  # noqa: E402
+from tests.findings.simulated_jobs import Here  # noqa: E402
 from tools import everyday_causes  # noqa: E402
 from tools.injected_captures.everyday.captures import GROUPS, VISIBLE, unpack  # noqa: E402
 
@@ -54,15 +54,6 @@ SUSPECTS: Mapping[str, Mapping[str, Any]] = {
     "bounds: compute that communication slows": {"findings.bounds._slowed_us": lambda grids: grids.zero},
     "bounds: Student's t": {"findings.bounds._LEVEL": 0.5},
 }
-
-
-class Here:
-    """Reads captures in this process."""
-
-    def map(self, function: Any, tasks: Sequence[Any]) -> Iterator[Outcome]:
-        """Every task's outcome."""
-        for number, task in enumerate(tasks):
-            yield Outcome(number, *call(function, task))
 
 
 @contextmanager

@@ -109,12 +109,11 @@ def diagnose(grids: Grids, thresholds: Thresholds | None = None, rules: Sequence
         detected = list(rule.detect(grids, thresholds or Thresholds(), trial)) if about in rule.about else []
         if detected:
             ledger = trial
-        found += [replace(each, id=rule.id, texts=rule.texts) for each in detected]
+        found += [replace(each, id=rule.id, texts=rule.texts, bound=rule.bound) for each in detected]
     if any(each.id == "initialization" and each.severe for each in found):
         found = [each for each in found if each.id.startswith(("memory_", "initialization"))]
     found = _once(grids, found)
-    known = {rule.id: rule.bound for rule in reversed(rules)}  # a rule from outside comes before ours of its id
-    limits = [bounds.at_most_us(grids, each, known[each.id]) for each in found]
+    limits = [bounds.at_most_us(grids, each) for each in found]
     found = list(_within(grids, found))
     iteration_us = _mean_iteration_us(grids, ((each.id, each.saving_us, each.occurrence) for each in found))
     findings = [each.finding(grids, iteration_us, limit) for each, limit in zip(found, limits, strict=True)]

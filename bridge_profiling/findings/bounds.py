@@ -30,7 +30,7 @@ from bridge_profiling.facts.intervals import summed
 from bridge_profiling.facts.statistics import t_quantile
 from bridge_profiling.findings.grids import DOUBT, Grids
 from bridge_profiling.findings.peers import CONTENTION
-from bridge_profiling.findings.rule import Bound, Evidence
+from bridge_profiling.findings.rule import Evidence
 from bridge_profiling.findings.types import Grid
 from bridge_profiling.findings.unprofiled import total_us
 
@@ -69,12 +69,12 @@ _CAUSES: Mapping[str, tuple[Cause, ...]] = {
 _LAUNCHES = (Cause.small_kernels, Cause.host_launch, Cause.dependency_stalled)
 
 
-def at_most_us(grids: Grids, evidence: Evidence, bound: Bound | str) -> float | None:
+def at_most_us(grids: Grids, evidence: Evidence) -> float | None:
     """The upper bound of a saving, which is at least the estimate; None without one.
 
     It is at most an iteration without the profiler, except for slow iterations and causes in iterations that do not count.
     """
-    names_iterations = bound is slow_iterations
+    bound, names_iterations = evidence.bound, evidence.bound is slow_iterations
     # The saving of a device that is not busy is the sum of many causes, and only its limit is known.
     whole = evidence.id == "low_device_busy"
     if isinstance(bound, str) or not grids.numbers or (evidence.saving_us is None and not whole):

@@ -55,7 +55,7 @@ class Evidence:
         events: the places that show it best, most telling first.
         severe: past the threshold for trouble.
         occurrence: which iterations it strikes; None if it is about all of them.
-        id, texts: of the rule; `diagnose` fills them in.
+        id, texts, bound: of the rule; `diagnose` fills them in.
     """
 
     ranks: list[int]
@@ -71,6 +71,7 @@ class Evidence:
     occurrence: Occurrence | None = None
     id: str = ""
     texts: Mapping[str, str] | None = None
+    bound: Bound | str = ""
 
     def finding(self, grids: Grids, iteration_us: float, at_most_us: float | None) -> Finding:
         """The finding, in words: last, when nothing changes its saving any more.
