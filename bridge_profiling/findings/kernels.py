@@ -9,7 +9,7 @@ By default, ncu compares `--kernel-name` with the function's own name, without r
 parameters. When several instances of one template ran, it must compare the whole name (`--kernel-name-base demangled`), and it
 spells that differently from torch's profiler: `(int)4` for `4`, `<unnamed>` for `(anonymous namespace)`, `T1` for parameter
 types, `[lambda(int) (instance 1)]` for `{lambda(int)#1}`. So the expression has only words of the template arguments, in order,
-with anything between them: as few as separate the kernel from the others of its name.
+with anything between them: for each other kernel of its name, one that it lacks.
 """
 
 from __future__ import annotations
@@ -104,26 +104,21 @@ _LOCAL_RANK = re.compile(r"--local[-_]rank=\d+")
 #: Characters that end a name; spelled out, because ncu's dialect of regular expressions is not documented.
 _END = "[^A-Za-z0-9_]"
 
-_CLOSING = {"<": ">", "(": ")", "[": "]", "{": "}"}
-
-#: Words that ncu spells differently or omits, and types that it adds.
-_NOISE = frozenset(["lambda", "instance", "operator", "const", "void", "unsigned", "signed"])
-_NUMBERS = frozenset(["char", "short", "int", "long", "bool"])
-
-#: The type that ncu writes before a number.
-_CAST = re.compile(r"\((?:unsigned |signed )?(?:char|short|int|long|long long)\)(?=-?\d)")
-
-_BOOL = re.compile(r"\(bool\)([01])")
-_BOOLS = {"true": "(true|[(]bool[)]1)", "false": "(false|[(]bool[)]0)"}
+#: Words that ncu spells differently, omits, or adds as the type of a number.
+_OTHERWISE = frozenset(
+    ["bool", "char", "const", "false", "int", "lambda", "long", "operator", "short", "signed", "true", "unsigned", "void"]
+)
 
 #: Operators that look like brackets of template arguments.
 _OPERATORS = re.compile(r"operator\s*(?:->\*?|<=>|<<=?|>>=?|<=|>=|<|>)")
 
-_WORD = re.compile(r"[A-Za-z_]\w*|\d+")
+#: Names and numbers; `FillFunctor<int` is one, because ncu writes types before numbers, too.
+_WORD = re.compile(r"\b[A-Za-z_]\w*<(?:bool|char|short|int|long)\b|\b[A-Za-z_]\w*|\b\d+")
 
-#: A template with its first argument, or a lambda with the type of its first parameter: `FillFunctor<int`, `lambda(float`. The
-#: argument must not be a template itself: ncu writes a function's return type before it.
-_PAIR = re.compile(r"([A-Za-z_]\w*<|lambda\()((?:[A-Za-z_]\w*::)*[A-Za-z_]\w*)\b(?!::|\s*<)")
+#: Parameters or a cast, other brackets, and what a lambda takes, which tells instances apart.
+_PARAMETERS = re.compile(r"\([^()]*\)")
+_BRACKETS = re.compile(r"<[^<>]*>|\[[^][]*\]|\{[^{}]*\}")
+_OF_LAMBDA = re.compile(r"lambda\(([^()]*)\)")
 
 _MANGLED = re.compile(r"_Z\w+")
 
@@ -140,14 +135,6 @@ class KernelFilter(NamedTuple):
 
     options: list[str]
     also: list[str]
-
-
-class _Word(NamedTuple):
-    """A part of the template arguments that torch's profiler and ncu spell alike, and the expression that matches it."""
-
-    begin: int
-    end: int
-    expression: str
 
 
 def ncu_command(
@@ -248,18 +235,20 @@ def kernel_filter(name: str, others: Sequence[str]) -> KernelFilter:
     namesakes = [other for other in others if other != name and function_name(other) == function]
     if not namesakes:
         return KernelFilter(["--kernel-name", function], [])
-    arguments = {other: _arguments(other) for other in (name, *namesakes)}
-    spelled = {other: f"{function}<{text}>" for other, text in arguments.items()}
-    words = _chosen(function, _words(arguments[name]), [spelled[other] for other in namesakes])
-    expression = _expression(function, words)
-    also = [other for other in namesakes if re.search(expression, spelled[other])]
+    words = _words(name, function)
+    # Of each namesake, a word that it lacks; a number only where no name helps.
+    lacked = {other: [word for word in words if word not in _words(other, function)] for other in namesakes}
+    chosen = {min(found, key=str.isdigit) for found in lacked.values() if found}
+    ends = {word: "[^0-9]" if word.isdigit() else _END for word in words if word in chosen}  # a number can have a suffix
+    expression = f"(^|{_END}){re.escape(function)}<" + "".join(f"(.*{_END})?{word}{end}" for word, end in ends.items())
+    also = [other for other, found in lacked.items() if not found]
     return KernelFilter(["--kernel-name-base", "demangled", "--kernel-name", f"regex:{expression}"], also)
 
 
 def function_name(name: str) -> str:
     """The name of a demangled kernel's function alone, as `--kernel-name-base function` compares it."""
-    bare = _outside_brackets(_plain(name))
-    words = [word for word in bare.split() if word not in ("const", "volatile")]
+    bare = _without(_BRACKETS, _without(_PARAMETERS, _plain(name)))
+    words = [word for word in re.split(r"[<({[]", bare)[0].split() if word not in ("const", "volatile")]
     return words[-1].split("::")[-1] if words else name
 
 
@@ -267,89 +256,16 @@ def _plain(name: str) -> str:
     return _OPERATORS.sub("operator", name.replace("(anonymous namespace)", "").replace("<unnamed>", ""))
 
 
-def _outside_brackets(text: str) -> str:
-    """The text outside brackets, up to the first bracket that is not closed."""
-    kept: list[str] = []
-    closing: list[str] = []
-    for place, character in enumerate(text):
-        if closing and character == closing[-1]:
-            closing.pop()
-        elif character in _CLOSING:
-            if not closing and _CLOSING[character] not in text[place:]:
-                break
-            closing.append(_CLOSING[character])
-        elif not closing:
-            kept.append(character)
-    return "".join(kept)
+def _without(expression: re.Pattern[str], text: str) -> str:
+    """The text without what matches, innermost first."""
+    found = 1
+    while found:
+        text, found = expression.subn("", text)
+    return text
 
 
-def _words(arguments: str) -> list[_Word]:
-    """Everything to look for among template arguments, in order."""
-    found = []
-    for match in _PAIR.finditer(arguments):
-        head, bracket = match[1][:-1], match[1][-1]
-        if head not in _NOISE - {"lambda"} and match[2] not in _NOISE:
-            opening = bracket if bracket == "<" else f"[{bracket}]"
-            found.append(_Word(*match.span(), f"{head}{opening}{match[2]}{_END}"))
-    for match in _WORD.finditer(arguments):
-        word = match[0]
-        if word.isdigit():
-            # A number can have a suffix, as in 3ul.
-            found.append(_Word(*match.span(), f"{word}[^0-9]"))
-        elif word not in _NOISE | _NUMBERS:
-            found.append(_Word(*match.span(), f"{_BOOLS.get(word, word)}{_END}"))
-    return sorted(found, key=lambda word: word[:2])
-
-
-def _arguments(name: str) -> str:
-    """The template arguments of a function, numbers plain, without parameters of functions that are templates themselves."""
-    name = _plain(name)
-    start = re.search(rf"{re.escape(function_name(name))}\s*<", name)
-    if start is None:
-        return ""
-    kept: list[str] = []
-    # Open brackets, and whether their content is left out.
-    depth: list[tuple[str, bool]] = [(">", False)]
-    before = ""
-    for character in name[start.end() :]:
-        if character == depth[-1][0]:
-            depth.pop()
-            if not depth:
-                break
-        elif character in _CLOSING:
-            parameters = character == "(" and before == ">"
-            depth.append((_CLOSING[character], depth[-1][1] or parameters))
-        if not depth[-1][1]:
-            kept.append(character)
-        if not character.isspace():
-            before = character
-    text = _CAST.sub("", _BOOL.sub(lambda found: "true" if found[1] == "1" else "false", "".join(kept)))
-    return re.sub(r"\b(\d+)(?:ull|ul|ll|u|l)\b", r"\1", text)
-
-
-def _chosen(function: str, words: Sequence[_Word], namesakes: Sequence[str]) -> list[_Word]:
-    """The fewest words that separate a kernel from its namesakes, as far as words can; numbers only where no word helps."""
-    chosen: list[_Word] = []
-    left = list(namesakes)
-    while left:
-        best, remaining = None, left
-        for word in sorted(words, key=lambda word: word.expression[0].isdigit()):
-            if best is not None and word.expression[0].isdigit() and not best.expression[0].isdigit():
-                break
-            if any(word.begin < other.end and other.begin < word.end for other in chosen):
-                continue
-            expression = re.compile(_expression(function, [*chosen, word]))
-            still = [name for name in left if expression.search(name)]
-            if len(still) < len(remaining):
-                best, remaining = word, still
-        if best is None:
-            break
-        chosen.append(best)
-        left = remaining
-    return chosen
-
-
-def _expression(function: str, words: Sequence[_Word]) -> str:
-    """Matches a function with these words among its template arguments."""
-    ordered = sorted(words, key=lambda word: word.begin)
-    return f"(^|{_END}){re.escape(function)}<" + "".join(f"(.*{_END})?{word.expression}" for word in ordered)
+def _words(name: str, function: str) -> list[str]:
+    """The words of a function's template arguments that ncu spells alike, each once: no parameters of functions, no casts."""
+    plain = _OF_LAMBDA.sub(r"lambda \1 ", _plain(name))
+    arguments = _without(_PARAMETERS, plain).rpartition(f"{function}<")[2]
+    return [word for word in dict.fromkeys(_WORD.findall(arguments)) if word not in _OTHERWISE]
