@@ -6,12 +6,13 @@ nsys' tables change between versions: a missing table has no rows, and a missing
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import sqlite3
 import struct
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 
 from bridge_profiling.errors import TraceError
 from bridge_profiling.traces.bounds import MAX_NAME, open_regular
-from bridge_profiling.traces.nsys.pages import Bytes, TableFile, TableRows, UnusualError, slices_of
+from bridge_profiling.traces.nsys.pages import Piece, TableFile, UnusualError
 from bridge_profiling.traces.tables import NULL, Integers, to_int64
 
 #: Rows that are unpacked at a time.
@@ -195,18 +196,6 @@ Needed = Mapping[str, Sequence[Among]]
 _NOTHING_NEEDED: Needed = {}
 
 
-@dataclass(frozen=True)
-class Piece:
-    """Some rows of a table."""
-
-    rows: int
-    integers: Mapping[str, Integers]
-    texts: pa.Array | None  # of the column of texts, if one was asked for, as bytes
-    without: int = 0  # rows of this part of the table, chosen or not, that lack an integer: as from `not_integers`
-    pages: Bytes | None = None  # all that this part of the table holds; None where SQLite read it
-    share: float = 1  # of the table that is read so far
-
-
 class Database:
     """An nsys SQLite export, open for reading. Errors name the file `name`: the SQLite file can be a temporary one.
 
@@ -271,14 +260,14 @@ class Database:
         return {name: packed.pop(name)[:] for name in names}
 
     def packed(self, table: str, names: Sequence[str], where: Sequence[Among], needed: Needed) -> tuple[dict[str, Packed], int]:
-        """The same in less memory, and how many rows of the table lack an integer that they need, as from `not_integers`."""
+        """The same in less memory, and how many rows of the table lack an integer that they need."""
         found = {name: Packed() for name in names}
         present = [name for name in names if self.has(table, name)]
         lost = rows = 0
         for piece in self.pieces(table, present, where, needed=needed):
-            lost, rows = lost + piece.without, rows + piece.rows
+            lost, rows = lost + piece.without, rows + len(piece)
             for name, column in found.items():
-                column.append(piece.integers[name] if name in present else np.full(piece.rows, NULL), int(rows / piece.share))
+                column.append(piece.integers[name] if name in present else np.full(len(piece), NULL), int(rows / piece.share))
         return found, lost
 
     def pieces(
@@ -297,18 +286,19 @@ class Database:
         if not self.has(table) or not (names or text):
             return
         needed = {name: conditions for name, conditions in needed.items() if self.has(table, name)}
-        conditions = [*where, *(each for conditions in needed.values() for each in conditions)]
+        deciding = {*needed, *(each.column for each in (*where, *itertools.chain(*needed.values())))}
         last = NULL
         try:
-            for rows in self._from_pages(table, {*names, *needed, *(each.column for each in conditions)}, text):
-                yield _chosen(rows, names, where, needed, with_texts=text is not None)
-                last = rows.last
+            for piece in self._from_pages(table, {*names, *deciding}, text):
+                yield _chosen(piece, names, where, needed)
+                last = piece.last
         except UnusualError:
-            if without := self.not_integers(table, needed, after=last):
-                yield Piece(0, {name: np.empty(0, np.int64) for name in names}, pa.array([], pa.binary()), without)
-            yield from self._from_sqlite(table, names, where, text, last)
+            lacking = [f"typeof({quoted(name)}) != 'integer'" for name in needed]
+            condition = " OR ".join([sql_of(where), *lacking])
+            for piece in self._from_sqlite(table, {*names} - deciding, deciding, text, condition, last):
+                yield _chosen(piece, names, where, needed)
 
-    def _from_pages(self, table: str, names: set[str], text: str | None) -> Iterator[TableRows]:
+    def _from_pages(self, table: str, names: set[str], text: str | None) -> Iterator[Piece]:
         described = {row[1]: row for row in self.rows(f"PRAGMA table_xinfo({quoted(table)})")}
         # A column that is the row's number, or computed, is not in the record. Others are converted as their type demands.
         plain = all(kept[5] == 0 and kept[6] == 0 for kept in described.values())
@@ -321,31 +311,30 @@ class Database:
         yield from TableFile(self._file).rows(root, places, None if text is None else described[text][0])
 
     def _from_sqlite(
-        self, table: str, names: Sequence[str], where: Sequence[Among], text: str | None, last: int
+        self, table: str, names: set[str], deciding: set[str], text: str | None, condition: str, last: int
     ) -> Iterator[Piece]:
-        """The rows after one. Functions of SQLite end a text at a zero, and count characters."""
+        """The rows after one that meet a condition. Whatever is not an integer is null in the columns that decide."""
+        integers = [
+            *map(quoted, names),
+            *(f"CASE typeof({column}) WHEN 'integer' THEN {column} END" for column in map(quoted, deciding)),
+        ]
+        # Functions of SQLite end a text at a zero, and count characters.
         texts = [] if text is None else [f"CAST(substr(ifnull({quoted(text)}, ''), 1, {MAX_NAME}) AS BLOB)"]
         query = (
-            f"SELECT rowid, {', '.join([*map(quoted, names), *texts])} FROM {quoted(table)}"
-            f" WHERE rowid > ? AND {sql_of(where)} ORDER BY rowid LIMIT {_ROWS}"
+            f"SELECT rowid, {', '.join([*integers, *texts])} FROM {quoted(table)}"
+            f" WHERE rowid > ? AND ({condition}) ORDER BY rowid LIMIT {_ROWS}"
         )
         while rows := self.rows(query, (last,)):
-            found = dict(zip(("", *names, text), zip(*rows, strict=True), strict=False))
+            found = dict(zip(("", *names, *deciding, text), zip(*rows, strict=True), strict=False))
             last = rows[-1][0]
-            integers = {}
-            for name in names:
+            columns = {}
+            for name in (*names, *deciding):
                 try:
-                    integers[name] = to_int64(pa.array(found[name], pa.int64()))
+                    columns[name] = to_int64(pa.array(found[name], pa.int64()))
                 except (pa.ArrowInvalid, TypeError) as error:
                     problem = f"{table}.{name} holds something other than integers"
                     raise TraceError(f"{self.name} cannot be read: {problem}") from error
-            yield Piece(len(rows), integers, None if text is None else pa.array(found[text], pa.binary()))
-
-    def not_integers(self, table: str, needed: Needed, *, after: int) -> int:
-        """How many rows after one meet the conditions of a column, and have no integer in it; each row counts once."""
-        wrong = [f"typeof({quoted(name)}) != 'integer' AND {sql_of(where)}" for name, where in needed.items()]
-        query = f"SELECT count(*) FROM {quoted(table)} WHERE rowid > ? AND ({' OR '.join(wrong)})"
-        return int(self.rows(query, (after,))[0][0]) if wrong else 0
+            yield Piece(last, columns, None if text is None else pa.array(found[text], pa.binary()))
 
     def strings(self, ids: Integers) -> dict[int, str]:
         """Some texts of `StringIds`, which can hold millions.
@@ -366,26 +355,19 @@ class Database:
         return found
 
 
-def _chosen(rows: TableRows, names: Sequence[str], where: Sequence[Among], needed: Needed, *, with_texts: bool) -> Piece:
-    def meeting(conditions: Sequence[Among]) -> NDArray[np.bool_]:
-        return np.logical_and.reduce([each.holds(rows.integers[each.column]) for each in conditions])
+def _chosen(piece: Piece, names: Sequence[str], where: Sequence[Among], needed: Needed) -> Piece:
+    """The rows of a piece that meet some conditions."""
 
-    chosen: NDArray[np.bool_] | slice = slice(None)
-    if where and not (met := meeting(where)).all():
-        chosen = met
-    # Whatever is neither an integer nor null is unusual.
-    lacking = [(name, rows.integers[name] == NULL) for name in needed]
-    lacking_here = [null & meeting(needed[name]) if needed[name] else null for name, null in lacking if null.any()]
-    without = int(np.logical_or.reduce(lacking_here).sum()) if lacking_here else 0
-    integers = {name: rows.integers[name][chosen] for name in names}
-    if not with_texts:
-        return Piece(len(next(iter(integers.values()))), integers, None, without, rows.data, rows.share)
-    length = rows.text_bytes[chosen]
-    texts = slices_of(rows.data, rows.text_start[chosen], length)
-    # Functions of SQLite end a text at a zero, and count characters.
-    if (length > MAX_NAME).any() or not np.frombuffer(texts.buffers()[2] or b"", np.uint8).all():
-        raise UnusualError
-    return Piece(len(texts), integers, texts, without, rows.data, rows.share)
+    def meeting(conditions: Sequence[Among]) -> NDArray[np.bool_]:
+        return np.logical_and.reduce([each.holds(piece.integers[each.column]) for each in conditions])
+
+    lacking = [(piece.integers[name] == NULL) & meeting(conditions) for name, conditions in needed.items()]
+    without, met = int(np.logical_or.reduce(lacking).sum()), meeting(where)
+    integers, texts = {name: piece.integers[name] for name in names}, piece.texts
+    if not met.all():
+        integers = {name: values[met] for name, values in integers.items()}
+        texts = None if texts is None else texts.filter(pa.array(met))
+    return replace(piece, integers=integers, texts=texts, without=without)
 
 
 def _pending(path: Path, file: BinaryIO) -> str | None:

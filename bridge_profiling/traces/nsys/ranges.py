@@ -149,10 +149,10 @@ def read_ranges(process: Process, end_ns: int | None) -> Ranges:
     columns = {name: Packed() for name in ("start", "duration", "thread", "text_id", "sequence", "code")}
     nested, lost, described = [np.empty(0, bool)], 0, False
     for piece in database.pieces(NVTX, present, conditions, text, needed):
-        unknown = np.full(piece.rows, NULL)
+        unknown = np.full(len(piece), NULL)
         begin, end, thread, text_id, kind = (piece.integers.get(name, unknown) for name in names)
-        code, number = (np.zeros(piece.rows, np.int64), unknown) if piece.texts is None else _named(piece.texts, codes)
-        expected = int((len(columns["start"]) + piece.rows) / piece.share)
+        code, number = (np.zeros(len(piece), np.int64), unknown) if piece.texts is None else _named(piece.texts, codes)
+        expected = int((len(columns["start"]) + len(piece)) / piece.share)
         fresh = (begin, difference(begin, end), thread, text_id, number, code)
         for column, values in zip(columns.values(), fresh, strict=True):
             column.append(values, expected)
