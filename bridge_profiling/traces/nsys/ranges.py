@@ -97,7 +97,7 @@ class Ranges:
         """The innermost nested range that contains a time on its thread, -1 where none does; of `rows` if given."""
         found = np.full(len(time_ns), -1, np.int32)
         usable = self.nested & (self.duration_ns > 0) & (self.thread != NULL)
-        rows = np.flatnonzero(usable) if rows is None else rows[usable[rows]]
+        rows = (np.flatnonzero(usable) if rows is None else rows[usable[rows]]).astype(np.int32)
         for one in distinct(thread)[0].tolist():
             mine, times = rows[self.thread[rows] == one], np.flatnonzero(thread == one)
             inner = _innermost(self.start_ns[mine], self.end_ns(mine), time_ns[times])
