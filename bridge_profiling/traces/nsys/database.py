@@ -13,6 +13,7 @@ import struct
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -31,8 +32,8 @@ def durations(start: Integers, end: Integers) -> Integers:
     return np.where((start == NULL) | (end == NULL), NULL, np.where(end < start, -1, end - start))
 
 
-#: Rows that SQLite gives at a time: a few MB of Python's objects.
-_ROWS = 1 << 14
+#: Rows that SQLite gives at a time: Python's objects for more exceed the processor's cache.
+_ROWS = 1 << 12
 
 _MAGIC = b"SQLite format 3\0"
 
@@ -119,10 +120,14 @@ class Database:
 
     def rows(self, query: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """The result of a query; for small tables."""
+        return list(itertools.chain.from_iterable(self._fetched(query, parameters)))
+
+    def _fetched(self, query: str, parameters: Sequence[Any]) -> Iterator[list[tuple[Any, ...]]]:
+        """The same, some rows at a time."""
         steps = iter(range(0, self._steps, _STEPS_AT_A_TIME))
         self._connection.set_progress_handler(lambda: next(steps, None) is None, _STEPS_AT_A_TIME)
         try:
-            return self._connection.execute(query, parameters).fetchall()
+            yield from iter(partial(self._connection.execute(query, parameters).fetchmany, _ROWS), [])
         except (sqlite3.Error, OverflowError, UnicodeDecodeError) as error:  # the last: SQLite names the damaged part
             raise TraceError(f"{self.name} cannot be read: {error}") from error
 
@@ -194,13 +199,10 @@ class Database:
         ]
         # Functions of SQLite end a text at a zero, and count characters.
         texts = [] if text is None else [f"CAST(substr(ifnull({quoted(text)}, ''), 1, {MAX_NAME}) AS BLOB)"]
-        query = (
-            f"SELECT rowid, {', '.join([*integers, *texts])} FROM {quoted(table)}"
-            f" WHERE rowid > ? AND ({condition}) ORDER BY rowid LIMIT {_ROWS}"
-        )
-        while rows := self.rows(query, (last,)):
+        wanted = ", ".join(["rowid", *integers, *texts])
+        query = f"SELECT {wanted} FROM {quoted(table)} WHERE rowid > ? AND ({condition}) ORDER BY rowid"
+        for rows in self._fetched(query, (last,)):
             found = dict(zip(("", *names, *deciding, text), zip(*rows, strict=True), strict=False))
-            last = rows[-1][0]
             columns = {}
             for name in (*names, *deciding):
                 try:
@@ -208,7 +210,7 @@ class Database:
                 except (pa.ArrowInvalid, TypeError) as error:
                     problem = f"{table}.{name} holds something other than integers"
                     raise TraceError(f"{self.name} cannot be read: {problem}") from error
-            yield Piece(last, columns, None if text is None else pa.array(found[text], pa.binary()))
+            yield Piece(rows[-1][0], columns, None if text is None else pa.array(found[text], pa.binary()))
 
     def strings(self, ids: Integers) -> dict[int, str]:
         """Some texts of `StringIds`, which can hold millions.
