@@ -1,14 +1,13 @@
 """Flame graph of one rank: how long its host is in each stack, and how long its device works on what was launched there.
 
-Ranges need not nest: an annotation that is entered in `__enter__` outlasts that Python frame. Of the ranges open at a time, the
-one that started first is the outermost; when it ends, those inside it move outward. A range therefore has a piece for each set
-of ranges that it is inside of, and pieces nest.
+Ranges need not nest: an annotation that is entered in `__enter__` outlasts that Python frame. A range counts from when the
+ranges have ended that it starts in and outlasts. So all of them nest.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 
 import numpy as np
@@ -55,14 +54,14 @@ def flame_graph(host_events: pa.Table, device_events: pa.Table, iterations: pa.T
         counts for the frame that makes the call.
     """
     frames = _frames(host_events, iterations)
-    calls, left_out = _calls(frames)
+    frames, depth, left_out = _nesting(frames)
     thread, time_ns, duration_ns = _launches(host_events, device_events, iterations)
-    # A launch is an empty range: the call that it is in is its parent.
-    starts, ends = np.concatenate((calls.start_ns, time_ns)), np.concatenate((calls.end_ns, time_ns))
-    parent = parents(np.concatenate((frames.thread[calls.row], thread)), starts, ends)
-    parent, launching = np.split(parent, [len(calls.row)])
+    # A launch is an empty range: the frame that it is in is its parent.
+    starts, ends = np.concatenate((frames.start_ns, time_ns)), np.concatenate((frames.end_ns, time_ns))
+    parent = parents(np.concatenate((frames.thread, thread)), starts, ends)
+    parent, launching = np.split(parent, [len(frames.thread)])
     known = launching >= 0
-    tree = _Tree(frames, calls, parent, launching[known], duration_ns[known])
+    tree = _Tree(frames, depth, parent, launching[known], duration_ns[known])
     caveats = []
     if not (frames.category == _PYTHON).any():
         caveats.append(caveat("no_python_stacks"))
@@ -129,62 +128,40 @@ def _frame(name: str) -> tuple[str, bool]:
     return (mark[1], True) if mark else (name, False)
 
 
-@dataclass(frozen=True)
-class _Calls:
-    """The pieces of all threads' ranges: a call is a range in its place in a stack."""
+def _nesting(frames: _Frames) -> tuple[_Frames, Integers, int]:
+    """The frames, each from when those have ended that it starts in and outlasts.
 
-    row: Integers  # of the frame
-    start_ns: Nanoseconds
-    end_ns: Nanoseconds
-    depth: Integers  # number of calls that it is inside of
-
-    @property
-    def longest(self) -> NDArray[np.bool_]:
-        """Whether each call is the longest of its range, the last of several: exactly one counts."""
-        order = np.lexsort((self.end_ns - self.start_ns, self.row))
-        found = np.zeros(len(order), bool)
-        found[order[run_starts(self.row[order])[1:] - 1]] = found[order[-1:]] = True
-        return found
-
-
-def _calls(frames: _Frames) -> tuple[_Calls, int]:
-    """The calls, by thread and start, and the number of ranges that are too deep."""
-    found, left_out = [(np.zeros(0, np.int64),) * 4], 0
-    for rows in np.split(np.arange(len(frames.thread)), run_starts(frames.thread)[1:]):
+    With their depths, and the number of those that are too deep.
+    """
+    kept, depth, start_ns = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)], frames.start_ns.copy()
+    for rows in np.split(np.arange(len(start_ns)), run_starts(frames.thread)[1:]):
         start, end = frames.start_ns[rows], frames.end_ns[rows]
-        shallow = (depths(start, end) < DEEPEST) | (end <= start)
-        left_out += int((~shallow).sum())
-        row, start, end = pieces(start[shallow], end[shallow])
-        found.append((rows[shallow][row], start, end, depths(start, end)))
-    return _Calls(*map(np.concatenate, zip(*found, strict=True))), left_out
+        rows = rows[(depths(start, end) < DEEPEST) | (end <= start)]
+        start_ns[rows] = nesting_starts(start_ns[rows], frames.end_ns[rows])
+        kept.append(rows[np.argsort(start_ns[rows], kind="stable")])
+        depth.append(depths(start_ns[kept[-1]], frames.end_ns[kept[-1]]))
+    rows = np.concatenate(kept)
+    nested = replace(frames, start_ns=start_ns)
+    chosen = {each.name: getattr(nested, each.name)[rows] for each in fields(nested) if each.name != "names"}
+    return replace(nested, **chosen), np.concatenate(depth), len(start_ns) - len(rows)
 
 
-def pieces(start_ns: Nanoseconds, end_ns: Nanoseconds) -> tuple[Integers, Nanoseconds, Nanoseconds]:
-    """Range, start and end of the pieces of one thread's ranges, by start and the outermost first.
-
-    A range is cut where one ends that started before it and is open when it starts, so that pieces nest.
+def nesting_starts(start_ns: Nanoseconds, end_ns: Nanoseconds) -> Nanoseconds:
+    """When each of one thread's ranges starts outside of the earlier ones that it outlasts.
 
     Args:
         start_ns: of the ranges, ascending.
         end_ns: of those that start together, the longest comes first.
     """
-    count = len(start_ns)
-    rows = np.arange(count)
+    rows, found = np.arange(len(start_ns)), start_ns.copy()
     # Ranges that start inside each one follow it, up to here.
     until = places(start_ns, end_ns)
-    bounds = np.column_stack((rows + 1, until))
-    last_ns = np.maximum.reduceat(np.append(end_ns, NULL), bounds.ravel())[::2]
-    cut, cuts_ns = [rows], [start_ns]
+    last_ns = np.maximum.reduceat(np.append(end_ns, NULL), np.column_stack((rows + 1, until)).ravel())[::2]
     for outer in np.flatnonzero((until > rows + 1) & (last_ns > end_ns)).tolist():
-        inside = slice(outer + 1, until[outer])
-        cut.append(rows[inside][end_ns[inside] > end_ns[outer]])
-        cuts_ns.append(np.full(len(cut[-1]), end_ns[outer]))
-    row, start = np.concatenate(cut), np.concatenate(cuts_ns)
-    order = np.lexsort((start, row))
-    row, start = row[order], start[order]
-    end = np.where(np.append(row[1:] == row[:-1], False)[: len(row)], np.append(start[1:], NULL)[: len(row)], end_ns[row])
-    order = np.lexsort((row, start))
-    return row[order], start[order], end[order]
+        inside = rows[outer + 1 : until[outer]]
+        inside = inside[end_ns[inside] > end_ns[outer]]
+        found[inside] = np.maximum(found[inside], end_ns[outer])
+    return found
 
 
 def _launches(
@@ -208,47 +185,48 @@ def _launches(
 
 
 class _Tree:
-    """The distinct stacks of each thread: a node for each stack that a call is the last frame of, by depth."""
+    """The distinct stacks of each thread: a node for each stack that a frame is the last of, by depth."""
 
-    def __init__(self, frames: _Frames, calls: _Calls, parent: Integers, launching: Integers, launched_ns: Nanoseconds) -> None:
+    def __init__(
+        self, frames: _Frames, depth: Integers, parent: Integers, launching: Integers, launched_ns: Nanoseconds
+    ) -> None:
         """Make the nodes.
 
         Args:
-            frames: ranges of the host.
-            calls: their pieces.
-            parent: the call that each one is directly inside of; -1 for none.
-            launching: the call that launched each device event.
+            frames: ranges of the host, which nest.
+            depth: how many frames each one is inside of.
+            parent: the frame that each one is directly inside of; -1 for none.
+            launching: the frame that launched each device event.
             launched_ns: duration of the event.
         """
         threads, thread = np.unique(frames.thread, return_inverse=True)
         names = max(len(frames.names), 1)
-        node = np.zeros(len(calls.row), np.int64)
+        node = np.zeros(len(parent), np.int64)
         keys, inside = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
         self._levels: list[slice] = []
         count = 0
-        by_depth = np.argsort(calls.depth, kind="stable")
-        for depth, mine in enumerate(np.split(by_depth, np.cumsum(np.bincount(calls.depth))[:-1])):
-            row = calls.row[mine]
-            outer = node[parent[mine]] if depth else thread[row]
-            key, place = np.unique(outer * names + frames.name[row], return_inverse=True)
+        by_depth = np.argsort(depth, kind="stable")
+        for level, mine in enumerate(np.split(by_depth, np.cumsum(np.bincount(depth))[:-1])):
+            outer = node[parent[mine]] if level else thread[mine]
+            key, place = np.unique(outer * names + frames.name[mine], return_inverse=True)
             node[mine] = count + place
             keys.append(key)
-            inside.append(key // names if depth else np.full(len(key), -1))
+            inside.append(key // names if level else np.full(len(key), -1))
             self._levels.append(slice(count, count + len(key)))
             count += len(key)
         self.name, self.parent = np.concatenate(keys) % names, np.concatenate(inside)
         self.depth = np.repeat(np.arange(len(keys)) - 1, [len(key) for key in keys])
         self.category, self.thread = np.zeros(count, np.int8), np.zeros(count, np.int64)
-        self.category[node], self.thread[node] = frames.category[calls.row], threads[thread[calls.row]]
-        while (moved := (frames.category[calls.row[launching]] == _RUNTIME) & (parent[launching] >= 0)).any():
+        self.category[node], self.thread[node] = frames.category, threads[thread]
+        while (moved := (frames.category[launching] == _RUNTIME) & (parent[launching] >= 0)).any():
             launching = np.where(moved, parent[launching], launching)
 
         def total(values: NDArray, of_node: Integers) -> Integers:
             # Sums of less than 2**53 ns, 104 days, are exact.
             return np.bincount(of_node, values, minlength=count).astype(np.int64)
 
-        self.count = np.bincount(node[calls.longest], minlength=count)
-        self.self_ns = total(self_times_ns(parent, calls.start_ns, calls.end_ns), node)
+        self.count = np.bincount(node, minlength=count)
+        self.self_ns = total(self_times_ns(parent, frames.start_ns, frames.end_ns), node)
         self.device_ns = total(launched_ns, node[launching])
         self.total_ns, self.device_total_ns = self._with_calls(self.self_ns), self._with_calls(self.device_ns)
 

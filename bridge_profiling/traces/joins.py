@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -93,15 +93,7 @@ def distinct(values: Integers) -> tuple[Integers, NDArray[np.int32]]:
     return known[order], place[encoded.indices.to_numpy()]
 
 
-class Column(Protocol):
-    """Integers by row: an array, or one that unpacks them."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, rows: Integers, /) -> Integers: ...
-
-
-def taken(values: Column, rows: NDArray[np.integer[Any]]) -> Integers:
+def taken(values: Integers, rows: NDArray[np.integer[Any]]) -> Integers:
     """`values[rows]`, NULL where a row is -1."""
     if not len(values):
         return np.full(len(rows), NULL)
@@ -332,13 +324,13 @@ class DeviceTimes:
     """Work on devices by start, with its launches and the host's calls."""
 
     start_ns: Integers
-    duration_ns: Column
-    device: Column
-    stream: Column
+    duration_ns: Integers
+    device: Integers
+    stream: Integers
     computes: NDArray[np.bool_]
     launches: Launches
     call_start_ns: Integers
-    call_duration_ns: Column
+    call_duration_ns: Integers
     calls_named: Callable[[Callable[[str], bool]], NDArray[np.bool_]]  # which calls have a wanted name
     host_ns: Sequence[Integers]  # starts and ends of everything on the host
 
@@ -361,7 +353,7 @@ def device_time_caveats(work: DeviceTimes) -> list[Caveat]:
 def _clock_caveats(work: DeviceTimes) -> Iterator[Caveat]:
     early = late = launched = earliest_ns = latest_ns = 0
     # A call waits for the current device, which is known only if there is no other.
-    devices, _ = distinct(work.device[np.arange(len(work.device))])
+    devices, _ = distinct(work.device)
     calls = np.flatnonzero(work.calls_named(waits_for_all) & (len(devices) == 1))
     waits_ns = work.call_start_ns[calls]
     # Of calls on several threads, the first that returns.
@@ -404,7 +396,7 @@ def _overlapping(work: DeviceTimes) -> Iterator[Caveat]:
 
     Those of one launch, as of a graph, can overlap as they like.
     """
-    (_, device), (streams, stream) = (distinct(each[np.arange(len(each))]) for each in (work.device, work.stream))
+    (_, device), (streams, stream) = distinct(work.device), distinct(work.stream)
     order = np.argsort(device.astype(np.int64) << 32 | stream, kind="stable")
     before, after = order[:-2], order[2:]
     same = (device[before] == device[after]) & (stream[before] == stream[after])

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bridge_profiling.traces.iterations import NO_ITERATIONS, Iterations
-from bridge_profiling.traces.joins import Column, DeviceTimes, distinct, places, taken, waits_for_device
+from bridge_profiling.traces.joins import DeviceTimes, distinct, places, taken, waits_for_device
 from bridge_profiling.traces.tables import NULL, Integers
 from bridge_profiling.traces.types import Caveat, caveat
 
@@ -55,7 +55,12 @@ class _Period:
 
 
 def find_periods(
-    work: DeviceTimes, names: Sequence[str], name: Column, compute: NDArray[np.bool_], copied: NDArray[np.bool_], begin_ns: int
+    work: DeviceTimes,
+    names: Sequence[str],
+    name: NDArray[np.int32],
+    compute: NDArray[np.bool_],
+    copied: NDArray[np.bool_],
+    begin_ns: int,
 ) -> tuple[Iterations, list[Caveat]]:
     """Iterations that end with the launch of a period's last kernel; none where kernels do not repeat.
 
@@ -71,7 +76,7 @@ def find_periods(
     """
     launches = work.launches
     rows = _of_busiest_stream(np.flatnonzero(compute & (launches.issued_ns != NULL)), (work.device, work.stream))
-    sequence = name[rows].astype(np.int32)
+    sequence = name[rows]
     launched_ns = work.launched_ns(rows)
     # The host meets the device where it waits for it, or copies.
     waits_ns, copies_ns = (
@@ -100,7 +105,7 @@ def find_periods(
     return NO_ITERATIONS, []
 
 
-def _of_busiest_stream(rows: Integers, streams: Sequence[Column]) -> Integers:
+def _of_busiest_stream(rows: Integers, streams: Sequence[Integers]) -> Integers:
     """Those of the stream with most kernels: they run in the order of their launches."""
     for numbers in streams:
         used, place = distinct(numbers[rows])

@@ -44,6 +44,41 @@ _SIZES = {"bytes", "requested_bytes", "free_bytes", "total_allocated_bytes", "to
 _SIZES |= {"message_bytes", "in_elements", "out_elements"}
 
 
+#: Rows that a column has room for at first.
+_FIRST_ROWS = 1 << 12
+
+
+class Columns:
+    """Columns of one kind of events. Each is an array that grows in place.
+
+    Joining many small arrays would leave holes in the heap, as large as half of the memory that reading takes.
+    """
+
+    def __init__(self) -> None:
+        self._buffers: dict[str, NDArray[Any]] = {}
+        self._rows = 0
+
+    def add(self, **columns: NDArray[Any]) -> None:
+        """Append one piece of every column."""
+        first = self._rows
+        for name, values in columns.items():
+            self._rows = first + len(values)
+            if name not in self._buffers:
+                self._buffers[name] = np.empty(max(_FIRST_ROWS, self._rows), values.dtype)
+            buffer = self._buffers[name]
+            if len(buffer) < self._rows:
+                buffer.resize(max(len(buffer) * 5 // 4, self._rows), refcheck=False)
+            buffer[first : self._rows] = values
+
+    def take(self, name: str, rows: NDArray[Any] | slice = slice(None)) -> NDArray[Any]:
+        """Remove a column and return its rows, in the order given. Columns take most of the memory."""
+        buffer = self._buffers.pop(name, None)
+        return np.empty(0, np.int64)[rows] if buffer is None else buffer[: self._rows][rows]
+
+    def __len__(self) -> int:
+        return self._rows
+
+
 def build(name: str, rank: int, columns: Mapping[str, pa.Array | NDArray[Any]], base_ns: int = 0) -> pa.Table:
     """A table of a schema, from at least one column. Types are cast; columns that are not given are null.
 

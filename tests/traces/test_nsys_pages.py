@@ -1,5 +1,6 @@
 """Tables that are read from the pages of the file, or in blocks, have the rows of SQLite, which reads whatever is unusual."""
 
+import io
 import itertools
 import random
 import sqlite3
@@ -56,11 +57,10 @@ def together(pieces):
 def test_the_rows_are_sqlites(file, monkeypatch, change, plain):
     database = Database(file(change), "t")
     asked = ("t", ["a", "b"], [Among("b", ((2, 5), (6, 20)))], "s")
-    expected = together(database._from_sqlite(*asked, -(1 << 63)))
-    left = []
-    monkeypatch.setattr(database, "_from_sqlite", lambda *of: left.append(1) or Database._from_sqlite(database, *of))
-    assert together(database.pieces(*asked)) == expected
-    assert bool(left) is not plain
+    found = list(database.pieces(*asked))
+    assert all(piece.pages is not None for piece in found) is plain
+    monkeypatch.setattr(database, "_from_pages", lambda *of: iter(TableFile(io.BytesIO()).rows(2, {})))
+    assert together(found) == together(database.pieces(*asked))
     database.close()
 
 

@@ -22,10 +22,10 @@ from bridge_profiling.traces import joins, kinds
 from bridge_profiling.traces.bounds import UNIX_SINCE_NS
 from bridge_profiling.traces.iterations import Iterations, find_iterations
 from bridge_profiling.traces.kineto.collect import MEANINGS, Collector
-from bridge_profiling.traces.kineto.columns import Columns, InexactTimes, Names
+from bridge_profiling.traces.kineto.columns import InexactTimes, Names
 from bridge_profiling.traces.kineto.decode import EventReader, rank_info
 from bridge_profiling.traces.periods import find_periods
-from bridge_profiling.traces.tables import NULL, Integers, build, coded_column
+from bridge_profiling.traces.tables import NULL, Columns, Integers, build, coded_column
 from bridge_profiling.traces.types import Caveat, LostRecords, ProcessGroup, RankInfo, RankSource, RankTables, caveat
 
 _KINDS = (kinds.COMPUTE, kinds.COMMUNICATION, kinds.MEMCPY, kinds.MEMSET)

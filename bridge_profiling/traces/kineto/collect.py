@@ -20,7 +20,6 @@ from bridge_profiling.traces.joins import MAX_RANKS, Operation, ranks_of
 from bridge_profiling.traces.kinds import torch_operation
 from bridge_profiling.traces.kineto.columns import (
     Codes,
-    Columns,
     Identifiers,
     durations_ns,
     integer,
@@ -28,7 +27,7 @@ from bridge_profiling.traces.kineto.columns import (
     starts_ns,
 )
 from bridge_profiling.traces.kineto.decode import ABSENT, CATEGORIES, AnyEvent, Args, EventReader, Number, usual_types
-from bridge_profiling.traces.tables import MAX_SIZE, NULL, Integers
+from bridge_profiling.traces.tables import MAX_SIZE, NULL, Columns, Integers
 from bridge_profiling.traces.types import texts
 
 HOST = ("operator", "runtime", "annotation", "python", "overhead")

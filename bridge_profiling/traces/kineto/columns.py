@@ -23,8 +23,6 @@ _MAX_START_US, _MAX_DURATION_US = 4e15, 1e11
 _MAX_INTEGER = (1 << 63) - 1
 _MAX_EXPONENT = 18
 
-_FIRST_ROWS = 1 << 12
-
 #: Values that are not all numbers.
 _NOT_ALL = (TypeError, ValueError, OverflowError)
 
@@ -59,37 +57,6 @@ class Codes:
         if values and values[0] is None and values.count(None) == len(values):  # such as stacks that were not recorded
             return np.full(len(values), self.values[None], np.int32)
         return np.fromiter(map(self.values.__getitem__, values), np.int32, len(values))
-
-
-class Columns:
-    """Columns of one kind of events. Each is an array that grows in place.
-
-    Joining many small arrays would leave holes in the heap, as large as half of the memory that reading takes.
-    """
-
-    def __init__(self) -> None:
-        self._buffers: dict[str, NDArray[Any]] = {}
-        self._rows = 0
-
-    def add(self, **columns: NDArray[Any]) -> None:
-        """Append one piece of every column."""
-        first = self._rows
-        for name, values in columns.items():
-            self._rows = first + len(values)
-            if name not in self._buffers:
-                self._buffers[name] = np.empty(max(_FIRST_ROWS, self._rows), values.dtype)
-            buffer = self._buffers[name]
-            if len(buffer) < self._rows:
-                buffer.resize(max(len(buffer) * 5 // 4, self._rows), refcheck=False)
-            buffer[first : self._rows] = values
-
-    def take(self, name: str, rows: NDArray[Any] | slice = slice(None)) -> NDArray[Any]:
-        """Remove a column and return its rows, in the order given. Columns take most of the memory."""
-        buffer = self._buffers.pop(name, None)
-        return np.empty(0, np.int64)[rows] if buffer is None else buffer[: self._rows][rows]
-
-    def __len__(self) -> int:
-        return self._rows
 
 
 class Names:

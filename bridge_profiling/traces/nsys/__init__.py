@@ -21,7 +21,7 @@ from bridge_profiling.traces import joins
 from bridge_profiling.traces.iterations import Iterations, can_mark, find_iterations
 from bridge_profiling.traces.kinds import COMMUNICATION, COMPUTE, MEMCPY, MEMSET
 from bridge_profiling.traces.nsys import events, report
-from bridge_profiling.traces.nsys.database import PART_ROWS, Database, Packed
+from bridge_profiling.traces.nsys.database import Database
 from bridge_profiling.traces.nsys.ranges import Ranges, operations, read_ranges
 from bridge_profiling.traces.periods import find_periods
 from bridge_profiling.traces.tables import NULL, Integers, MadeTable, build, coded_column, give_memory_back
@@ -34,7 +34,7 @@ def _device_columns(
     work: events.DeviceWork,
     calls: events.Calls,
     launches: joins.Launches,
-    operator: Packed,
+    operator: Integers,
     iterations: Iterations,
     communication: Integers,
     rows: Integers,
@@ -75,7 +75,7 @@ def _host_blocks(ranges: Ranges, calls: events.Calls, overhead: events.Calls, bl
 
 
 def _host_columns(
-    ranges: Ranges, calls: events.Calls, overhead: events.Calls, operator: Packed, block: tuple[slice, ...]
+    ranges: Ranges, calls: events.Calls, overhead: events.Calls, operator: Integers, block: tuple[slice, ...]
 ) -> dict[str, Any]:
     """The columns of `host_events` of one block, by start; `operator` is that of each call."""
     of_ranges, of_calls, of_overhead = block
@@ -165,10 +165,10 @@ def _read(database: Database, process: report.Process, info: RankInfo) -> RankTa
     # Calls that launch one kernel each.
     launching = calls.named(joins.launches_one)
     launches = joins.launch_of(
-        work.correlation[:],
+        work.correlation,
         work.start_ns,
         kernel=~work.of_kind(MEMCPY, MEMSET),
-        calls=calls.correlation[:],
+        calls=calls.correlation,
         call_start_ns=calls.start_ns,
         launches_one=launching,
     )
@@ -195,7 +195,7 @@ def _read(database: Database, process: report.Process, info: RankInfo) -> RankTa
         calls.start_ns[launching],
         begin_ns,
     )
-    info.content = joins.content_of(work.start_ns, work.duration_ns[:], calls.start_ns, ranges.start_ns, system.start_ns)
+    info.content = joins.content_of(work.start_ns, work.duration_ns, calls.start_ns, ranges.start_ns, system.start_ns)
     host_ns = [*(span[1:] for span in spans[1:3]), calls.start_ns[:1]]
     device_times = joins.DeviceTimes(
         start_ns=work.start_ns,
@@ -212,7 +212,7 @@ def _read(database: Database, process: report.Process, info: RankInfo) -> RankTa
     info.caveats += joins.device_time_caveats(device_times)
     if not len(iterations.number) and not iteration_caveats:
         names = [name.text for name in work.names]
-        copied = np.array([name.copy is not None and "H" in name.copy.direction for name in work.names], bool)[work.name[:]]
+        copied = np.array([name.copy is not None and "H" in name.copy.direction for name in work.names], bool)[work.name]
         iterations, iteration_caveats = find_periods(device_times, names, work.name, work.of_kind(COMPUTE), copied, begin_ns)
     flushes = np.flatnonzero(overhead.named(lambda name: _FLUSH.search(name) is not None))
     flush_start = overhead.start_ns[flushes]
@@ -222,8 +222,8 @@ def _read(database: Database, process: report.Process, info: RankInfo) -> RankTa
     base = info.clock_base_ns
     block_rows = max(most if most <= _BLOCK_ROWS else _BLOCK_ROWS // 4, 1)
     # Operators are numbered by their ranges, from 1.
-    innermost = _parts(ranges.innermost(calls.thread, calls.start_ns))
-    operator = Packed((np.where(part >= 0, part + 1, NULL) for part in innermost), len(calls.start_ns))
+    innermost = ranges.innermost(calls.thread, calls.start_ns)
+    operator = np.where(innermost >= 0, innermost.astype(np.int64) + 1, NULL)
     kernels = np.flatnonzero(work.of_kind(COMMUNICATION))
     device_columns = partial(_device_columns, work, calls, launches, operator, iterations, kernels)
     issued_ns = launches.issued_ns[kernels]
@@ -239,16 +239,16 @@ def _read(database: Database, process: report.Process, info: RankInfo) -> RankTa
     }
     sampled = {"gpu_metrics": events.metric_columns(process), "cuda_memory": events.memory_columns(process)}
     system_columns = {
-        "thread": thread_of(system.thread[:]),
-        "name": coded_column(system.name[:], system.names),
+        "thread": thread_of(system.thread),
+        "name": coded_column(system.name, system.names),
         "start_ns": system.start_ns,
-        "end_ns": system.start_ns + system.duration_ns[:],
+        "end_ns": system.start_ns + system.duration_ns,
     }
     more = {"synchronizations": waits, "system_calls": system_columns} | sampled
     built = [(name, build(name, info.rank, columns, base)) for name, columns in more.items() if columns]
     tables |= {name: table for name, table in built if table.num_rows}
     if len(system.start_ns):
-        callers = len(np.unique(system.thread[:] >> report.THREAD_BITS))
+        callers = len(np.unique(system.thread >> report.THREAD_BITS))
         if process.global_pid is None and callers > 1:
             info.add_caveat("processes_unnamed.callers", count=callers)
     # What nsys records on request and nothing here reads.
@@ -297,14 +297,10 @@ def _made(name: str, info: RankInfo, columns: Callable[[Any], dict[str, Any]], b
 
 def _span(of: events.DeviceWork | events.Calls | Ranges) -> Integers:
     """The lowest and the highest of all starts and ends; none without events."""
-    found = []
-    for start, duration in zip(_parts(of.start_ns), of.duration_ns.parts(), strict=True):
-        found += [int(bound) for each in (start, start + duration) for bound in (each.min(), each.max())]
-    return np.array([min(found), max(found)] if found else [], np.int64)
-
-
-def _parts(values: NDArray[Any]) -> Iterator[Integers]:
-    return (values[begin : begin + PART_ROWS].astype(np.int64) for begin in range(0, len(values), PART_ROWS))
+    bounds = [
+        bound for times in (of.start_ns, of.start_ns + of.duration_ns) if len(times) for bound in (times.min(), times.max())
+    ]
+    return np.array([min(bounds), max(bounds)] if bounds else [], np.int64)
 
 
 def _add_caveats(

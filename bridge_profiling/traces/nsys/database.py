@@ -6,12 +6,14 @@ nsys' tables change between versions: a missing table has no rows, and a missing
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import sqlite3
 import struct
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -21,140 +23,17 @@ from numpy.typing import NDArray
 
 from bridge_profiling.errors import TraceError
 from bridge_profiling.traces.bounds import MAX_NAME, open_regular
-from bridge_profiling.traces.nsys.pages import Bytes, TableFile, TableRows, UnusualError, slices_of
-from bridge_profiling.traces.tables import NULL, Integers, to_int64
-
-#: Rows that are unpacked at a time.
-PART_ROWS = 1 << 17
-
-_Type = np.dtype[np.signedinteger[Any]]
-
-_SMALL: tuple[_Type, ...] = (np.dtype(np.int8), np.dtype(np.int16), np.dtype(np.int32))
-_WHOLE: _Type = np.dtype(np.int64)
-
-#: An array of so many integers grows to its expected length: one that grew in steps would leave freed memory behind.
-_LARGE = 1 << 17
-_GROWTH = 1 / 8
+from bridge_profiling.traces.nsys.pages import Piece, TableFile, UnusualError
+from bridge_profiling.traces.tables import NULL, Columns, Integers, to_int64
 
 
-class Packed:
-    """Integers that are appended in parts. Indexing by rows unpacks them.
-
-    Each is kept as its difference from the least of the first part, in the smallest type that fits all; the type's own least
-    number stands for NULL. Where 32 bits do not fit, the integers themselves are kept.
-    """
-
-    def __init__(self, parts: Iterable[Integers] = (), expected: int = 0) -> None:
-        """`expected` is as in `append`."""
-        self._kept: NDArray[np.signedinteger[Any]] = np.empty(0, _SMALL[0])
-        self._rows = 0
-        self._base: int | None = None
-        for part in parts:
-            self.append(part, expected)
-
-    def __len__(self) -> int:
-        return self._rows
-
-    @property
-    def kept(self) -> NDArray[np.signedinteger[Any]]:
-        """The integers as they are kept: in the same order as their values."""
-        return self._kept[: self._rows]
-
-    @property
-    def has_values(self) -> bool:
-        """Whether one of them is not NULL."""
-        return self._base is not None
-
-    def __getitem__(self, rows: slice | Integers) -> Integers:
-        kept = self.kept[rows]
-        if kept.dtype == _WHOLE:
-            return kept
-        missing = kept == np.iinfo(kept.dtype).min
-        found = kept.astype(np.int64)
-        found += self._base or 0
-        if missing.any():
-            found[missing] = NULL
-        return found
-
-    def parts(self) -> Iterator[Integers]:
-        """The integers, some rows at a time."""
-        return (self[begin : begin + PART_ROWS] for begin in range(0, self._rows, PART_ROWS))
-
-    def append(self, values: Integers, expected: int = 0) -> None:
-        """Add integers at the end.
-
-        Args:
-            expected: about how many there will be in all; where that is unknown, 0 or how many there are so far.
-        """
-        rows = self._rows + len(values)
-        self._make_room(values, rows, expected)
-        self._put(slice(self._rows, rows), values)
-        self._rows = rows
-
-    def replace(self, rows: Integers, values: Integers) -> None:
-        """Set the integers of some rows."""
-        self._make_room(values, self._rows)
-        self._put(rows, values)
-
-    def select(self, rows: slice | Integers) -> Packed:
-        """The integers of some rows, in their order."""
-        found = Packed()
-        found._kept, found._base = self.kept[rows], self._base
-        found._rows = len(found._kept)
-        return found
-
-    def _put(self, rows: slice | Integers, values: Integers) -> None:
-        if self._kept.dtype == _WHOLE:
-            self._kept[rows] = values
-            return
-        kept = (values - (self._base or 0)).astype(self._kept.dtype)
-        if len(values) and values.min() == NULL:
-            kept[values == NULL] = np.iinfo(self._kept.dtype).min
-        self._kept[rows] = kept
-
-    def _make_room(self, values: Integers, rows: int, expected: int = 0) -> None:
-        """Make the array long enough for some rows, and its type large enough for some values."""
-        needed = max(self._kept.dtype, self._type_of(values))
-        if needed != self._kept.dtype:
-            wide = self[:] if needed == _WHOLE else self.kept.astype(needed)
-            if needed != _WHOLE:
-                wide[self.kept == np.iinfo(self._kept.dtype).min] = np.iinfo(needed).min
-            self._kept = wide
-        if rows > len(self._kept):
-            grown = int(rows * (1 + _GROWTH)) if rows < _LARGE or rows > expected else expected
-            self._kept.resize(grown, refcheck=False)
-
-    def _type_of(self, values: Integers) -> _Type:
-        known = values
-        if len(values) and values.min() == NULL:
-            known = values[values != NULL]
-        if not len(known):
-            return _SMALL[0]
-        least, most = int(known.min()), int(known.max())
-        if self._base is None:
-            self._base = least
-        fits = (kind for kind in _SMALL if np.iinfo(kind).min < least - self._base and most - self._base <= np.iinfo(kind).max)
-        return next(fits, _WHOLE)
-
-
-def where(values: Packed, holds: Callable[[Integers], NDArray[np.bool_]]) -> NDArray[np.bool_]:
-    """Which integers meet a condition."""
-    return np.concatenate([np.empty(0, bool), *map(holds, values.parts())])
-
-
-def durations(start: Packed, end: Packed) -> Packed:
-    """Ends less starts; NULL where one of them is."""
-    pairs = zip(start.parts(), end.parts(), strict=True)
-    return Packed((difference(begin, last) for begin, last in pairs), len(start))
-
-
-def difference(start: Integers, end: Integers) -> Integers:
-    """End less start; NULL where one of them is, and -1 where it is negative: times of damaged rows exceed 64 bits together."""
+def durations(start: Integers, end: Integers) -> Integers:
+    """Ends less starts; NULL where one is, -1 where it is negative: times of damaged rows exceed 64 bits together."""
     return np.where((start == NULL) | (end == NULL), NULL, np.where(end < start, -1, end - start))
 
 
-#: Rows that SQLite gives at a time: a few MB of Python's objects.
-_ROWS = 1 << 14
+#: Rows that SQLite gives at a time: Python's objects for more exceed the processor's cache.
+_ROWS = 1 << 12
 
 _MAGIC = b"SQLite format 3\0"
 
@@ -193,18 +72,6 @@ def sql_of(where: Sequence[Among]) -> str:
 #: Columns that rows need an integer in, where they meet some conditions.
 Needed = Mapping[str, Sequence[Among]]
 _NOTHING_NEEDED: Needed = {}
-
-
-@dataclass(frozen=True)
-class Piece:
-    """Some rows of a table."""
-
-    rows: int
-    integers: Mapping[str, Integers]
-    texts: pa.Array | None  # of the column of texts, if one was asked for, as bytes
-    without: int = 0  # rows of this part of the table, chosen or not, that lack an integer: as from `not_integers`
-    pages: Bytes | None = None  # all that this part of the table holds; None where SQLite read it
-    share: float = 1  # of the table that is read so far
 
 
 class Database:
@@ -253,10 +120,14 @@ class Database:
 
     def rows(self, query: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """The result of a query; for small tables."""
+        return list(itertools.chain.from_iterable(self._fetched(query, parameters)))
+
+    def _fetched(self, query: str, parameters: Sequence[Any]) -> Iterator[list[tuple[Any, ...]]]:
+        """The same, some rows at a time."""
         steps = iter(range(0, self._steps, _STEPS_AT_A_TIME))
         self._connection.set_progress_handler(lambda: next(steps, None) is None, _STEPS_AT_A_TIME)
         try:
-            return self._connection.execute(query, parameters).fetchall()
+            yield from iter(partial(self._connection.execute(query, parameters).fetchmany, _ROWS), [])
         except (sqlite3.Error, OverflowError, UnicodeDecodeError) as error:  # the last: SQLite names the damaged part
             raise TraceError(f"{self.name} cannot be read: {error}") from error
 
@@ -264,22 +135,19 @@ class Database:
         """Some columns of a small table; empty where one of them is missing."""
         return self.rows(f"SELECT {', '.join(map(quoted, columns))} FROM {quoted(table)}") if self.has(table, *columns) else []
 
-    def columns(self, table: str, names: Sequence[str], where: Sequence[Among] = ()) -> dict[str, Integers]:
-        """Columns of integers; NULL where a value, the column or the table is missing."""
-        packed, _ = self.packed(table, names, where, _NOTHING_NEEDED)
-        # One after another, so that not all columns are in memory twice.
-        return {name: packed.pop(name)[:] for name in names}
+    def columns(
+        self, table: str, names: Sequence[str], where: Sequence[Among] = (), needed: Needed = _NOTHING_NEEDED
+    ) -> tuple[dict[str, Integers], int]:
+        """Columns of integers, NULL where a value, the column or the table is missing.
 
-    def packed(self, table: str, names: Sequence[str], where: Sequence[Among], needed: Needed) -> tuple[dict[str, Packed], int]:
-        """The same in less memory, and how many rows of the table lack an integer that they need, as from `not_integers`."""
-        found = {name: Packed() for name in names}
+        With how many rows of the table lack an integer that they need.
+        """
+        found, lost = Columns(), 0
         present = [name for name in names if self.has(table, name)]
-        lost = rows = 0
         for piece in self.pieces(table, present, where, needed=needed):
-            lost, rows = lost + piece.without, rows + piece.rows
-            for name, column in found.items():
-                column.append(piece.integers[name] if name in present else np.full(piece.rows, NULL), int(rows / piece.share))
-        return found, lost
+            lost += piece.without
+            found.add(**piece.integers)
+        return {name: found.take(name) if name in present else np.full(len(found), NULL) for name in names}, lost
 
     def pieces(
         self,
@@ -297,18 +165,19 @@ class Database:
         if not self.has(table) or not (names or text):
             return
         needed = {name: conditions for name, conditions in needed.items() if self.has(table, name)}
-        conditions = [*where, *(each for conditions in needed.values() for each in conditions)]
+        deciding = {*needed, *(each.column for each in (*where, *itertools.chain(*needed.values())))}
         last = NULL
         try:
-            for rows in self._from_pages(table, {*names, *needed, *(each.column for each in conditions)}, text):
-                yield _chosen(rows, names, where, needed, with_texts=text is not None)
-                last = rows.last
+            for piece in self._from_pages(table, {*names, *deciding}, text):
+                yield _chosen(piece, names, where, needed)
+                last = piece.last
         except UnusualError:
-            if without := self.not_integers(table, needed, after=last):
-                yield Piece(0, {name: np.empty(0, np.int64) for name in names}, pa.array([], pa.binary()), without)
-            yield from self._from_sqlite(table, names, where, text, last)
+            lacking = [f"typeof({quoted(name)}) != 'integer'" for name in needed]
+            condition = " OR ".join([sql_of(where), *lacking])
+            for piece in self._from_sqlite(table, {*names} - deciding, deciding, text, condition, last):
+                yield _chosen(piece, names, where, needed)
 
-    def _from_pages(self, table: str, names: set[str], text: str | None) -> Iterator[TableRows]:
+    def _from_pages(self, table: str, names: set[str], text: str | None) -> Iterator[Piece]:
         described = {row[1]: row for row in self.rows(f"PRAGMA table_xinfo({quoted(table)})")}
         # A column that is the row's number, or computed, is not in the record. Others are converted as their type demands.
         plain = all(kept[5] == 0 and kept[6] == 0 for kept in described.values())
@@ -321,31 +190,27 @@ class Database:
         yield from TableFile(self._file).rows(root, places, None if text is None else described[text][0])
 
     def _from_sqlite(
-        self, table: str, names: Sequence[str], where: Sequence[Among], text: str | None, last: int
+        self, table: str, names: set[str], deciding: set[str], text: str | None, condition: str, last: int
     ) -> Iterator[Piece]:
-        """The rows after one. Functions of SQLite end a text at a zero, and count characters."""
+        """The rows after one that meet a condition. Whatever is not an integer is null in the columns that decide."""
+        integers = [
+            *map(quoted, names),
+            *(f"CASE typeof({column}) WHEN 'integer' THEN {column} END" for column in map(quoted, deciding)),
+        ]
+        # Functions of SQLite end a text at a zero, and count characters.
         texts = [] if text is None else [f"CAST(substr(ifnull({quoted(text)}, ''), 1, {MAX_NAME}) AS BLOB)"]
-        query = (
-            f"SELECT rowid, {', '.join([*map(quoted, names), *texts])} FROM {quoted(table)}"
-            f" WHERE rowid > ? AND {sql_of(where)} ORDER BY rowid LIMIT {_ROWS}"
-        )
-        while rows := self.rows(query, (last,)):
-            found = dict(zip(("", *names, text), zip(*rows, strict=True), strict=False))
-            last = rows[-1][0]
-            integers = {}
-            for name in names:
+        wanted = ", ".join(["rowid", *integers, *texts])
+        query = f"SELECT {wanted} FROM {quoted(table)} WHERE rowid > ? AND ({condition}) ORDER BY rowid"
+        for rows in self._fetched(query, (last,)):
+            found = dict(zip(("", *names, *deciding, text), zip(*rows, strict=True), strict=False))
+            columns = {}
+            for name in (*names, *deciding):
                 try:
-                    integers[name] = to_int64(pa.array(found[name], pa.int64()))
+                    columns[name] = to_int64(pa.array(found[name], pa.int64()))
                 except (pa.ArrowInvalid, TypeError) as error:
                     problem = f"{table}.{name} holds something other than integers"
                     raise TraceError(f"{self.name} cannot be read: {problem}") from error
-            yield Piece(len(rows), integers, None if text is None else pa.array(found[text], pa.binary()))
-
-    def not_integers(self, table: str, needed: Needed, *, after: int) -> int:
-        """How many rows after one meet the conditions of a column, and have no integer in it; each row counts once."""
-        wrong = [f"typeof({quoted(name)}) != 'integer' AND {sql_of(where)}" for name, where in needed.items()]
-        query = f"SELECT count(*) FROM {quoted(table)} WHERE rowid > ? AND ({' OR '.join(wrong)})"
-        return int(self.rows(query, (after,))[0][0]) if wrong else 0
+            yield Piece(rows[-1][0], columns, None if text is None else pa.array(found[text], pa.binary()))
 
     def strings(self, ids: Integers) -> dict[int, str]:
         """Some texts of `StringIds`, which can hold millions.
@@ -366,26 +231,19 @@ class Database:
         return found
 
 
-def _chosen(rows: TableRows, names: Sequence[str], where: Sequence[Among], needed: Needed, *, with_texts: bool) -> Piece:
-    def meeting(conditions: Sequence[Among]) -> NDArray[np.bool_]:
-        return np.logical_and.reduce([each.holds(rows.integers[each.column]) for each in conditions])
+def _chosen(piece: Piece, names: Sequence[str], where: Sequence[Among], needed: Needed) -> Piece:
+    """The rows of a piece that meet some conditions."""
 
-    chosen: NDArray[np.bool_] | slice = slice(None)
-    if where and not (met := meeting(where)).all():
-        chosen = met
-    # Whatever is neither an integer nor null is unusual.
-    lacking = [(name, rows.integers[name] == NULL) for name in needed]
-    lacking_here = [null & meeting(needed[name]) if needed[name] else null for name, null in lacking if null.any()]
-    without = int(np.logical_or.reduce(lacking_here).sum()) if lacking_here else 0
-    integers = {name: rows.integers[name][chosen] for name in names}
-    if not with_texts:
-        return Piece(len(next(iter(integers.values()))), integers, None, without, rows.data, rows.share)
-    length = rows.text_bytes[chosen]
-    texts = slices_of(rows.data, rows.text_start[chosen], length)
-    # Functions of SQLite end a text at a zero, and count characters.
-    if (length > MAX_NAME).any() or not np.frombuffer(texts.buffers()[2] or b"", np.uint8).all():
-        raise UnusualError
-    return Piece(len(texts), integers, texts, without, rows.data, rows.share)
+    def meeting(conditions: Sequence[Among]) -> NDArray[np.bool_]:
+        return np.logical_and.reduce([each.holds(piece.integers[each.column]) for each in conditions])
+
+    lacking = [(piece.integers[name] == NULL) & meeting(conditions) for name, conditions in needed.items()]
+    without, met = int(np.logical_or.reduce(lacking).sum()), meeting(where)
+    integers, texts = {name: piece.integers[name] for name in names}, piece.texts
+    if not met.all():
+        integers = {name: values[met] for name, values in integers.items()}
+        texts = None if texts is None else texts.filter(pa.array(met))
+    return replace(piece, integers=integers, texts=texts, without=without)
 
 
 def _pending(path: Path, file: BinaryIO) -> str | None:

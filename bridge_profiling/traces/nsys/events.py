@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from bridge_profiling.errors import TraceError
 from bridge_profiling.traces.joins import distinct, rows_by_key, rows_by_start, taken
 from bridge_profiling.traces.kinds import COMPUTE, MEMCPY, MEMSET, Copy, configuration, kernel_kind, memory_kind
-from bridge_profiling.traces.nsys.database import Database, Packed, durations, where
+from bridge_profiling.traces.nsys.database import Database, durations
 from bridge_profiling.traces.nsys.report import COPY, GRAPH, KERNEL, Process
 from bridge_profiling.traces.nsys.report import MEMSET as MEMSETS
 from bridge_profiling.traces.tables import NULL, Integers, coded_column
@@ -71,15 +71,15 @@ class DeviceWork:
     """Columns of device events; NULL for unknown values."""
 
     start_ns: Integers
-    duration_ns: Packed
-    device: Packed
-    stream: Packed
-    correlation: Packed
-    graph: Packed
-    bytes: Packed
-    name: Packed  # index of `names`
+    duration_ns: Integers
+    device: Integers
+    stream: Integers
+    correlation: Integers
+    graph: Integers
+    bytes: Integers
+    name: NDArray[np.int32]  # index of `names`
     names: list[DeviceName]
-    configuration: Packed  # index of `configurations`; NULL for other work than kernels
+    configuration: NDArray[np.int32]  # index of `configurations`; -1 for other work than kernels
     configurations: list[str | None]  # as in `device_events`
     whole_graphs: int  # events that are executions of a CUDA graph as a whole
     negative: int  # events left out because they end before they start
@@ -88,7 +88,7 @@ class DeviceWork:
 
     def of_kind(self, *kinds: str) -> NDArray[np.bool_]:
         """Which events are of some kinds."""
-        return np.array([name.kind in kinds for name in self.names], bool)[self.name[:]]
+        return np.array([name.kind in kinds for name in self.names], bool)[self.name]
 
 
 def read_device_work(process: Process) -> DeviceWork:
@@ -101,55 +101,54 @@ def read_device_work(process: Process) -> DeviceWork:
     # The last are not UTF-8.
     unnamed = np.array([name.text == _UNNAMED or "\N{REPLACEMENT CHARACTER}" in name.text for name in names], bool)
     # One after another, so that not all columns are in memory twice.
-    columns = {name: Packed(part for piece in pieces for part in piece.pop(name).parts()) for name in list(pieces[0])}
-    start = columns.pop("start")[:]
-    duration = columns.pop("duration")
-    rows = np.flatnonzero(where(duration, lambda part: part >= 0))
+    columns = {name: np.concatenate([piece.pop(name) for piece in pieces]) for name in list(pieces[0])}
+    start, duration = columns.pop("start"), columns.pop("duration")
+    rows = np.flatnonzero(duration >= 0)
     rows = rows[np.argsort(start[rows], kind="stable")]
-    chosen = {name: column.select(rows) for name, column in columns.items()}
+    chosen = {name: columns.pop(name)[rows] for name in list(columns)}
     return DeviceWork(
         **chosen,
         start_ns=start[rows],
-        duration_ns=duration.select(rows),
+        duration_ns=duration[rows],
         names=names,
         configurations=configurations,
         whole_graphs=whole_graphs,
         negative=len(start) - len(rows),
-        unnamed=int(unnamed[chosen["name"][:]].sum()),
+        unnamed=int(unnamed[chosen["name"]].sum()),
         unowned=sum(unowned),
     )
 
 
-def _columns(process: Process, table: str, *more: str) -> tuple[dict[str, Packed], int]:
+def _columns(process: Process, table: str, *more: str) -> tuple[dict[str, Any], int]:
     """Columns of a table of device work, and how many of its events are of no process."""
     if missing := [name for name in ("start", "end") if process.database.has(table) and not process.database.has(table, name)]:
         raise TraceError(f"{process.database.name} cannot be read: {table} has no column {missing[0]}")
     names = ("start", "end", "deviceId", "streamId", "correlationId", "bytes", "graphNodeId", *more)
-    return process.packed(table, "globalPid", *names)
+    return process.columns(table, *names, owner="globalPid")
 
 
 def _piece(
-    columns: dict[str, Packed],
+    columns: dict[str, Any],
     names: list[DeviceName],
     keys: Integers,
     name: Callable[[Any], DeviceName],
-    graph: Packed,
-    configuration: Packed | None = None,
-) -> dict[str, Packed]:
+    graph: Integers,
+    configuration: NDArray[np.int32] | None = None,
+) -> dict[str, Any]:
     """The columns that all kinds of device work have. A name is made once for each distinct key."""
     used, place = distinct(keys) if keys.ndim == 1 else np.unique(keys, axis=0, return_inverse=True)
-    codes = Packed([len(names) + place.reshape(-1).astype(np.int64)])
+    codes = (len(names) + place.reshape(-1)).astype(np.int32)
     names += [name(key) for key in used.tolist()]
     shared = {each.removesuffix("Id"): columns[each] for each in ("start", "deviceId", "streamId", "correlationId", "bytes")}
     found = {"duration": durations(columns["start"], columns["end"]), "name": codes, "graph": graph}
-    return shared | found | {"configuration": configuration or Packed([np.full(len(keys), NULL)])}
+    return shared | found | {"configuration": np.full(len(keys), -1, np.int32) if configuration is None else configuration}
 
 
-def _kernels(process: Process, names: list[DeviceName], configurations: list[str | None]) -> tuple[dict[str, Packed], int]:
+def _kernels(process: Process, names: list[DeviceName], configurations: list[str | None]) -> tuple[dict[str, Any], int]:
     columns, unowned = _columns(process, KERNEL, "demangledName", "shortName", "graphId", *_SIZES, *_SHARED_MEMORY)
     if len(columns["start"]) and not any(process.database.has(KERNEL, name) for name in ("demangledName", "shortName")):
         raise TraceError(f"{process.database.name} cannot be read: {KERNEL} has neither demangledName nor shortName")
-    ids = _known(columns["demangledName"], columns["shortName"])[:]
+    ids = _known(columns["demangledName"], columns["shortName"])
     texts = process.database.strings(distinct(ids)[0])
 
     def name(number: int) -> DeviceName:
@@ -161,32 +160,32 @@ def _kernels(process: Process, names: list[DeviceName], configurations: list[str
     return _piece(columns, names, ids, name, graph, _configuration(columns, configurations)), unowned
 
 
-def _configuration(columns: dict[str, Packed], configurations: list[str | None]) -> Packed:
+def _configuration(columns: dict[str, Any], configurations: list[str | None]) -> NDArray[np.int32]:
     """Indexes of the kernels' launch configurations, which are appended."""
     # One number for each combination that a GPU can launch, a column after another: rows of nine columns are not compared.
     code: NDArray[np.integer[Any]] = np.zeros(len(columns["start"]), np.int64)
     values: list[tuple[int, ...]] = [()]
     for name in (*_SIZES, *_SHARED_MEMORY):
-        known, place = distinct(columns.pop(name)[:])
+        known, place = distinct(columns.pop(name))
         used, code = distinct(code.astype(np.int64) * len(known) + place)
         values = [(*values[pair // len(known)], int(known[pair % len(known)])) for pair in used.tolist()]
     for *sizes, registers, static, dynamic in values if len(code) else ():
         shared = None if NULL in (static, dynamic) else static + dynamic
         configurations.append(configuration(sizes[:3], sizes[3:], None if registers == NULL else registers, shared))
-    return Packed([code.astype(np.int64)])
+    return code.astype(np.int32)
 
 
-def _graphs(process: Process, names: list[DeviceName]) -> tuple[dict[str, Packed], int]:
+def _graphs(process: Process, names: list[DeviceName]) -> tuple[dict[str, Any], int]:
     """Executions of CUDA graphs that were recorded as a whole, without the kernels inside."""
     columns, unowned = _columns(process, GRAPH, "graphId")
 
     def name(graph: int) -> DeviceName:
         return DeviceName("CUDA graph" if graph == NULL else f"CUDA graph {graph}", COMPUTE)
 
-    return _piece(columns, names, columns["graphId"][:], name, columns["graphId"]), unowned
+    return _piece(columns, names, columns["graphId"], name, columns["graphId"]), unowned
 
 
-def _copies(process: Process, names: list[DeviceName]) -> tuple[dict[str, Packed], int]:
+def _copies(process: Process, names: list[DeviceName]) -> tuple[dict[str, Any], int]:
     of_kind = ("copyKind", "srcKind", "dstKind")
     columns, unowned = _columns(process, COPY, *of_kind)
     memories = _memories(process.database)
@@ -197,28 +196,28 @@ def _copies(process: Process, names: list[DeviceName]) -> tuple[dict[str, Packed
         memory = f"{copy.from_memory.capitalize()} -> {copy.to_memory.capitalize()}"
         return DeviceName(f"Memcpy {copy.direction} ({memory})", MEMCPY, copy=copy)
 
-    keys = np.stack([columns[each][:] for each in of_kind], axis=1)
+    keys = np.stack([columns[each] for each in of_kind], axis=1)
     return _piece(columns, names, keys, name, _node_graph(columns)), unowned
 
 
-def _memsets(process: Process, names: list[DeviceName]) -> tuple[dict[str, Packed], int]:
+def _memsets(process: Process, names: list[DeviceName]) -> tuple[dict[str, Any], int]:
     columns, unowned = _columns(process, MEMSETS, "memKind")
     memories = _memories(process.database)
 
     def name(memory: int) -> DeviceName:
         return DeviceName(f"Memset ({memories.get(memory, 'unknown').capitalize()})", MEMSET)
 
-    return _piece(columns, names, columns["memKind"][:], name, _node_graph(columns)), unowned
+    return _piece(columns, names, columns["memKind"], name, _node_graph(columns)), unowned
 
 
-def _known(first: Packed, second: Packed, *, none: int = NULL) -> Packed:
+def _known(first: Integers, second: Integers, *, none: int = NULL) -> Integers:
     """The first value of each row, or the second one where that is unknown."""
-    pairs = zip(first.parts(), second.parts(), strict=True)
-    return Packed(np.where((one != NULL) & (one != none), one, other) for one, other in pairs)
+    return np.where((first != NULL) & (first != none), first, second)
 
 
-def _node_graph(columns: dict[str, Packed]) -> Packed:
-    return Packed(np.where((node != NULL) & (node != 0), node >> _GRAPH_SHIFT, NULL) for node in columns["graphNodeId"].parts())
+def _node_graph(columns: dict[str, Any]) -> Integers:
+    node = columns["graphNodeId"]
+    return np.where((node != NULL) & (node != 0), node >> _GRAPH_SHIFT, NULL)
 
 
 def _memories(database: Database) -> dict[int, str]:
@@ -233,33 +232,34 @@ class Calls:
     """CUDA runtime and driver calls, or nsys' own work, by start; `name` is an index of `names`."""
 
     start_ns: Integers
-    duration_ns: Packed
-    thread: Packed
-    correlation: Packed
-    name: Packed
+    duration_ns: Integers
+    thread: Integers
+    correlation: Integers
+    name: NDArray[np.int32]
     names: list[str]
     negative: int
     unowned: int  # of no process, left out
 
     def named(self, wanted: Callable[[str], bool]) -> NDArray[np.bool_]:
         """Which calls have a wanted name."""
-        return np.array(list(map(wanted, self.names)), bool)[self.name[:]]
+        return np.array(list(map(wanted, self.names)), bool)[self.name]
 
 
 def read_calls(process: Process, table: str, unnamed: str) -> Calls:
     """The events of one host table; those without a name are called `unnamed`."""
-    columns, unowned = process.packed(table, "globalTid", "start", "end", "globalTid", "correlationId", "nameId")
-    start, duration = columns["start"][:], durations(columns["start"], columns.pop("end"))
-    usable = where(duration, lambda part: part >= 0)
-    rows = rows_by_start(start, duration.kept, usable)
-    ids, place = distinct(columns["nameId"].select(rows)[:])
+    columns, unowned = process.columns(table, "start", "end", "globalTid", "correlationId", "nameId", owner="globalTid")
+    start = columns["start"]
+    duration = durations(start, columns.pop("end"))
+    usable = duration >= 0
+    rows = rows_by_start(start, duration, usable)
+    ids, place = distinct(columns["nameId"][rows])
     texts = process.database.strings(ids)
     return Calls(
         start_ns=start[rows],
-        duration_ns=duration.select(rows),
-        thread=columns["globalTid"].select(rows),
-        correlation=columns["correlationId"].select(rows),
-        name=Packed([place.astype(np.int64)]),
+        duration_ns=duration[rows],
+        thread=columns["globalTid"][rows],
+        correlation=columns["correlationId"][rows],
+        name=place,
         names=[_VERSION.sub("", texts.get(number, unnamed)) for number in ids.tolist()],
         negative=int((~usable).sum()),
         unowned=unowned,
@@ -268,7 +268,7 @@ def read_calls(process: Process, table: str, unnamed: str) -> Calls:
 
 def read_waits(process: Process, calls: Calls) -> tuple[dict[str, Any], list[Caveat]]:
     """Columns of `synchronizations`, joined with the event records that they wait for."""
-    columns = process.columns(_WAITS, "start", "end", "deviceId", "streamId", "correlationId", "eventId", "eventSyncId")
+    columns, _ = process.columns(_WAITS, "start", "end", "deviceId", "streamId", "correlationId", "eventId", "eventSyncId")
     # cudaEventQuery and cudaStreamQuery have such records too, and do not wait.
     queries = calls.correlation[np.flatnonzero(calls.named(lambda name: "Query" in name))]
     rows = np.flatnonzero((columns["start"] != NULL) & (columns["end"] >= columns["start"]))
@@ -280,7 +280,7 @@ def read_waits(process: Process, calls: Calls) -> tuple[dict[str, Any], list[Cav
     # CUPTI documents which ids each kind has. `syncType` is unreliable: nsys 2024.2 gives a wait for an event the number 3,
     # which its own list calls a wait for a stream.
     kind = np.select([(stream != NULL) & (event != NULL), event != NULL, stream != NULL], [0, 1, 2], 3)
-    records = process.columns(_RECORDS, "streamId", "correlationId", "eventId", "eventSyncId")
+    records, _ = process.columns(_RECORDS, "streamId", "correlationId", "eventId", "eventSyncId")
     record = _records_of(columns, event, records)
     waiting, caveats = event != NULL, []
     if unresolved := int((waiting & (record < 0)).sum()):
@@ -323,7 +323,7 @@ def _latest_before(records: dict[str, Integers], event: Integers, correlation: I
 
 def memory_columns(process: Process) -> dict[str, Any]:
     """Columns of `cuda_memory`: what CUDA allocated and freed, by time."""
-    columns = process.columns(MEMORY_USAGE, "start", "deviceId", "bytes", "memKind", "memoryOperationType")
+    columns, _ = process.columns(MEMORY_USAGE, "start", "deviceId", "bytes", "memKind", "memoryOperationType")
     usable = (columns["start"] > -MAX_TIME_NS) & (columns["start"] < MAX_TIME_NS) & (columns["bytes"] >= 0)
     rows = np.flatnonzero(usable & np.isin(columns["memoryOperationType"], (0, 1)))
     rows = rows[np.argsort(columns["start"][rows], kind="stable")]
@@ -348,7 +348,7 @@ def metric_columns(process: Process) -> dict[str, Any]:
     database = process.database
     if not database.has("GPU_METRICS", "timestamp", "typeId", "metricId", "value"):
         return {}
-    columns = database.columns("GPU_METRICS", ("timestamp", "typeId", "metricId", "value"))
+    columns, _ = database.columns("GPU_METRICS", ("timestamp", "typeId", "metricId", "value"))
     own = {gpu: cuda for cuda, gpu in process.gpus.items()}
     # The lowest byte of a type is the GPU that it was sampled on.
     gpus, place = np.unique(columns["typeId"] & 0xFF, return_inverse=True)

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from bridge_profiling.traces.bounds import MAX_NAME
 from bridge_profiling.traces.tables import NULL, Integers
 
 Bytes = NDArray[np.uint8]
@@ -48,15 +49,18 @@ class UnusualError(Exception):
 
 
 @dataclass(frozen=True)
-class TableRows:
-    """Some rows of a table, in its order: columns of integers, and where the texts of one column are in `data`."""
+class Piece:
+    """Some rows of a table, in its order."""
 
     last: int  # number of the last row
     integers: Mapping[str, Integers]
-    data: Bytes
-    text_start: Integers
-    text_bytes: Integers  # 0 for null
-    share: float = 1  # of the table's pages that are read so far
+    texts: pa.Array | None = None  # of the column of texts, if one was asked for, as bytes: empty for null
+    pages: Bytes | None = None  # all that this part of the table holds; None where SQLite read it
+    share: float = 1  # of the table that is read so far
+    without: int = 0  # rows of this part of the table, chosen or not, that lack an integer which they need
+
+    def __len__(self) -> int:
+        return len(next(iter(self.integers.values())) if self.texts is None else self.texts)
 
 
 class TableFile:
@@ -81,7 +85,7 @@ class TableFile:
         self._pages = os.fstat(file.fileno()).st_size // self._page
         self._at_a_time = max(_PIECE_BYTES // self._page, 1)
 
-    def rows(self, root: int, columns: Mapping[str, int], text: int | None = None) -> Iterator[TableRows]:
+    def rows(self, root: int, columns: Mapping[str, int], text: int | None = None) -> Iterator[Piece]:
         """Pieces of a table: columns of integers, and one of texts, each by its place in the table.
 
         Args:
@@ -162,7 +166,7 @@ class TableFile:
         return row, place, end
 
 
-def _decoded(last: int, data: Bytes, place: Integers, end: Integers, columns: Mapping[str, int], text: int | None) -> TableRows:
+def _decoded(last: int, data: Bytes, place: Integers, end: Integers, columns: Mapping[str, int], text: int | None) -> Piece:
     """Columns of records: a header of serial types, whose size is before them, then the values."""
     size, kinds = _varint(data, place)
     value = header_end = place + size
@@ -188,7 +192,13 @@ def _decoded(last: int, data: Bytes, place: Integers, end: Integers, columns: Ma
         value = value + length
     if (value > end).any():
         raise UnusualError
-    return TableRows(last, integers, data, text_start, text_bytes)
+    if text is None:
+        return Piece(last, integers, pages=data)
+    texts = _slices(data, text_start, text_bytes)
+    # Functions of SQLite end a text at a zero, and count characters.
+    if (text_bytes > MAX_NAME).any() or not np.frombuffer(texts.buffers()[2] or b"", np.uint8).all():
+        raise UnusualError
+    return Piece(last, integers, texts, data)
 
 
 def _serial_types(data: Bytes, place: Integers, end: Integers, count: int) -> Iterator[NDArray[Any]]:
@@ -253,7 +263,7 @@ def _varint(data: Bytes, place: Integers) -> tuple[Integers, Integers]:
     return value, place
 
 
-def slices_of(data: Bytes, start: Integers, length: Integers) -> pa.Array:
+def _slices(data: Bytes, start: Integers, length: Integers) -> pa.Array:
     """Parts of `data` as binary values, which Arrow copies in a third of NumPy's time.
 
     Raises:

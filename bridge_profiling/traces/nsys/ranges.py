@@ -10,7 +10,7 @@ import json
 import re
 import struct
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 
 from bridge_profiling.traces.joins import Operation, batch, carried_out_by, distinct, places, rows_by_start
 from bridge_profiling.traces.kinds import torch_operation
-from bridge_profiling.traces.nsys.database import Among, Database, Needed, Packed, difference, sql_of, where
+from bridge_profiling.traces.nsys.database import Among, Database, Needed, durations, sql_of
 from bridge_profiling.traces.nsys.report import NVTX, Process
-from bridge_profiling.traces.tables import NULL, Integers, to_int64
+from bridge_profiling.traces.tables import NULL, Columns, Integers, to_int64
 
 #: NvtxPushPopRange and NvtxtPushPopRange nest on their thread; NvtxStartEndRange and NvtxtStartEndRange need not.
 _NESTED_TYPES, _FREE_TYPES = (59, 70), (60, 71)
@@ -64,19 +64,15 @@ _SHARED = {"all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"}
 _WHOLE = {"all_reduce", "broadcast", "reduce", "send", "recv"}
 
 
-#: Ranges that the innermost ones are found among at a time.
-_BLOCK_ROWS = 1 << 17
-
-
 @dataclass(frozen=True)
 class Ranges:
     """Ranges by start, the longer first, on the report's clock."""
 
     start_ns: Integers
-    duration_ns: Packed  # up to the report's end for a range that is still open there
-    thread: Packed  # globalTid
-    name: Packed  # index of `names`, `operator` and `shapes`
-    sequence: Packed  # autograd's number of an operator; NULL for others, and on threads that made no node of its graph
+    duration_ns: Integers  # up to the report's end for a range that is still open there
+    thread: Integers  # globalTid
+    name: NDArray[np.int32]  # index of `names`, `operator` and `shapes`
+    sequence: Integers  # autograd's number of an operator; NULL for others, and on threads that made no node of its graph
     nested: NDArray[np.bool_]  # pushed and popped on its thread
     open: Integers  # rows of those that are still open at the report's end
     names: list[str]  # without torch's additions
@@ -95,43 +91,38 @@ class Ranges:
     def named(self, wanted: Callable[[str], bool]) -> Integers:
         """The rows with a wanted name."""
         chosen = np.array(list(map(wanted, self.names)), bool)
-        return np.flatnonzero(where(self.name, lambda part: chosen[part])) if chosen.any() else np.empty(0, np.int64)
+        return np.flatnonzero(chosen[self.name]) if chosen.any() else np.empty(0, np.int64)
 
-    def innermost(self, thread: Packed, time_ns: Integers, rows: Integers | None = None) -> NDArray[np.int32]:
+    def innermost(self, thread: Integers, time_ns: Integers, rows: Integers | None = None) -> NDArray[np.int32]:
         """The innermost nested range that contains a time on its thread, -1 where none does; of `rows` if given."""
         found = np.full(len(time_ns), -1, np.int32)
-        ascending = not (time_ns[1:] < time_ns[:-1]).any()
-        order = None if ascending else np.argsort(time_ns, kind="stable")
-        if order is not None:
-            thread, time_ns = thread.select(order), time_ns[order]
-        nestings: defaultdict[int, Nesting] = defaultdict(Nesting)
-        count, done = len(self) if rows is None else len(rows), 0
-        for begin in range(0, count, _BLOCK_ROWS):
-            end = min(begin + _BLOCK_ROWS, count)
-            some = np.arange(begin, end) if rows is None else rows[begin:end]
-            self._add(nestings, some)
-            next_row = None if end == count else end if rows is None else rows[end]
-            last = len(time_ns) if next_row is None else int(time_ns.searchsorted(self.start_ns[next_row]))
-            for group in groups(thread.kept[done:last]):
-                times = group + done
-                if (one := int(thread[times[:1]][0])) in nestings:
-                    found[times] = nestings[one].innermost(time_ns[times])
-            done = last
-        if order is None:
-            return found
-        unordered = np.empty_like(found)
-        unordered[order] = found
-        return unordered
+        usable = self.nested & (self.duration_ns > 0) & (self.thread != NULL)
+        rows = (np.flatnonzero(usable) if rows is None else rows[usable[rows]]).astype(np.int32)
+        for one in distinct(thread)[0].tolist():
+            mine, times = rows[self.thread[rows] == one], np.flatnonzero(thread == one)
+            inner = _innermost(self.start_ns[mine], self.end_ns(mine), time_ns[times])
+            found[times] = np.append(mine, -1)[inner]
+        return found
 
-    def _add(self, nestings: defaultdict[int, Nesting], rows: Integers) -> None:
-        """Add a block of ranges to those of each thread."""
-        start, duration = self.start_ns[rows], self.duration_ns[rows]
-        usable = np.flatnonzero(self.nested[rows] & (duration > 0))
-        for group in groups(self.thread.kept[rows[usable]]):
-            some = usable[group]
-            one = int(self.thread[rows[some[:1]]][0])
-            if one != NULL:
-                nestings[one].add(rows[some], start[some], start[some] + duration[some], int(start[0]))
+
+def _innermost(start_ns: Integers, end_ns: Integers, time_ns: Integers) -> Integers:
+    """The innermost of nested ranges, by start, that contains each time; -1 where none does.
+
+    It is the last to start among those as deep as the number of ranges that are open at the time.
+    """
+    ends = np.sort(end_ns)
+    # How many were open when each began.
+    depth = (np.arange(len(start_ns)) - places(ends, start_ns, "right")).astype(np.int32)
+    opened = places(start_ns, time_ns, "right") - places(ends, time_ns, "right")
+    found = np.full(len(time_ns), -1)
+    # Clocks that went backwards could give less than 0.
+    for level in np.flatnonzero(np.bincount(np.maximum(opened, 0))).tolist():
+        times, candidates = np.flatnonzero(opened == level), np.flatnonzero(depth == level - 1)
+        if level and len(candidates):
+            before = places(start_ns[candidates], time_ns[times], "right") - 1
+            place = candidates[np.maximum(before, 0)]
+            found[times] = np.where((before >= 0) & (end_ns[place] > time_ns[times]), place, -1)
+    return found
 
 
 def read_ranges(process: Process, end_ns: int | None) -> Ranges:
@@ -146,44 +137,43 @@ def read_ranges(process: Process, end_ns: int | None) -> Ranges:
     present = [name for name in names if database.has(NVTX, name)]
     text = "text" if database.has(NVTX, "text") else None
     codes = {} if text else {"": 0}  # of names, with _MARK between one and torch's additions
-    columns = {name: Packed() for name in ("start", "duration", "thread", "text_id", "sequence", "code")}
-    nested, lost, described = [np.empty(0, bool)], 0, False
+    columns, registered = Columns(), {NULL: -1}
+    lost, described = 0, False
     for piece in database.pieces(NVTX, present, conditions, text, needed):
-        unknown = np.full(piece.rows, NULL)
+        unknown = np.full(len(piece), NULL)
         begin, end, thread, text_id, kind = (piece.integers.get(name, unknown) for name in names)
-        code, number = (np.zeros(piece.rows, np.int64), unknown) if piece.texts is None else _named(piece.texts, codes)
-        expected = int((len(columns["start"]) + piece.rows) / piece.share)
-        fresh = (begin, difference(begin, end), thread, text_id, number, code)
-        for column, values in zip(columns.values(), fresh, strict=True):
-            column.append(values, expected)
-        nested.append(np.isin(kind, _NESTED_TYPES))
+        code, number = (np.zeros(len(piece), np.int64), unknown) if piece.texts is None else _named(piece.texts, codes)
+        columns.add(
+            start=begin,
+            duration=durations(begin, end),
+            thread=thread,
+            sequence=number,
+            code=_registered(database, text_id, code, codes, registered).astype(np.int32),
+            nested=np.isin(kind, _NESTED_TYPES),
+        )
         lost += piece.without
         described = described or piece.pages is None or _COMMUNICATOR.encode() in piece.pages.tobytes()
-    start, duration, thread_of, text_ids, number_of, code_of = (columns.pop(name) for name in list(columns))
-    starts = start[:]
-    still_open = np.flatnonzero(where(duration, lambda part: part == NULL))
-    still_open = still_open[starts[still_open] != NULL]
+    start, duration = columns.take("start"), columns.take("duration")
+    still_open = np.flatnonzero((duration == NULL) & (start != NULL))
     if end_ns is not None:
-        duration.replace(still_open, np.maximum(end_ns - starts[still_open], 0))
-    if text_ids.has_values:
-        code_of = _registered(database, text_ids, code_of, codes)
-    usable = where(duration, lambda part: part >= 0)
+        duration[still_open] = np.maximum(end_ns - start[still_open], 0)
+    usable = duration >= 0
     # Neither with nor without an end do those left out end later.
     lost += int((~usable).sum()) - (len(still_open) if end_ns is None else 0)
-    rows = rows_by_start(starts, duration.kept, usable)
+    rows = rows_by_start(start, duration, usable)
     parts = [text.partition(_MARK) for text in codes]
     operator = np.array([bool(mark) and _ANNOTATION.match(name) is None for name, mark, _ in parts], bool)
-    code_of = code_of.select(rows)
-    numbers = zip(number_of.select(rows).parts(), code_of.parts(), strict=True)
-    is_open = np.zeros(len(starts), bool)
+    name, sequence = columns.take("code", rows), columns.take("sequence", rows)
+    sequence[~operator[name] | (sequence <= 0)] = NULL
+    is_open = np.zeros(len(start), bool)
     is_open[still_open] = True
     return Ranges(
-        start_ns=starts[rows],
-        duration_ns=duration.select(rows),
-        thread=thread_of.select(rows),
-        name=code_of,
-        sequence=Packed((np.where(operator[code] & (number > 0), number, NULL) for number, code in numbers), len(code_of)),
-        nested=np.concatenate(nested)[rows],
+        start_ns=start[rows],
+        duration_ns=duration[rows],
+        thread=columns.take("thread", rows),
+        name=name,
+        sequence=sequence,
+        nested=columns.take("nested", rows).astype(bool),
         open=np.flatnonzero(is_open[rows]),
         names=[name for name, _, _ in parts],
         operator=operator.tolist(),
@@ -193,14 +183,19 @@ def read_ranges(process: Process, end_ns: int | None) -> Ranges:
     )
 
 
-def _registered(database: Database, text_ids: Packed, code_of: Packed, codes: dict[str, int]) -> Packed:
-    """Codes of names, with those of texts that are registered once and have a number in the row, which nsys writes few of."""
-    ids = np.unique(np.concatenate([distinct(part)[0] for part in text_ids.parts()]))
-    texts = database.strings(ids)
-    of_id = np.array([codes.setdefault(texts[each], len(codes)) if each in texts else -1 for each in ids.tolist()], np.int64)
-    by_id = (of_id[np.searchsorted(ids, part)] for part in text_ids.parts())
-    pairs = zip(by_id, code_of.parts(), strict=True)
-    return Packed((np.where(of >= 0, of, code) for of, code in pairs), len(code_of))
+def _registered(
+    database: Database, text_ids: Integers, code: Integers, codes: dict[str, int], known: dict[int, int]
+) -> Integers:
+    """Codes of names, with those of texts that are registered once and have a number in the row.
+
+    `known` has the codes of numbers; -1 where there is no such text.
+    """
+    ids, place = distinct(text_ids)
+    fresh = [each for each in ids.tolist() if each not in known]
+    texts = database.strings(np.array(fresh, np.int64))
+    known |= {each: codes.setdefault(texts[each], len(codes)) if each in texts else -1 for each in fresh}
+    of_id = np.array([known[each] for each in ids.tolist()], np.int64)[place]
+    return np.where(of_id >= 0, of_id, code)
 
 
 def _named(texts: pa.Array, codes: dict[str, int]) -> tuple[Integers, Integers]:
@@ -238,7 +233,7 @@ def operations(
     groups = _groups(ranges, calls)
     of_calls = ranges.named(lambda name: _CALL.match(name) is not None)
     found = []
-    for kernel, row in zip(kernels, ranges.innermost(Packed([thread]), issued_ns, of_calls).tolist(), strict=True):
+    for kernel, row in zip(kernels, ranges.innermost(thread, issued_ns, of_calls).tolist(), strict=True):
         launched = groups[row] if row in groups else [calls[row]] if row in calls else []
         found.append(_operation_of(kernel, launched))
     return found
@@ -361,51 +356,3 @@ def _parsed(text: Any) -> dict[str, int]:
     if not isinstance(found, dict):
         return {}
     return {name: value for name, value in found.items() if name in _FIELDS and type(value) is int}
-
-
-class Nesting:
-    """The nested ranges of one thread, added in blocks by start."""
-
-    def __init__(self) -> None:
-        self._row = self._start = self._end = self._depth = np.empty(0, np.int64)
-        self._ends = self._end  # ascending
-
-    def add(self, row: Integers, start_ns: Integers, end_ns: Integers, since_ns: int) -> None:
-        """Add a block of ranges by start, each of which ends after it. No earlier time than `since_ns` is asked for later."""
-        kept = self._end > since_ns
-        # The last one of each depth stays, too: it says that no earlier one of that depth is the innermost.
-        last = len(kept) - 1 - np.unique(self._depth[::-1], return_index=True)[1]
-        kept[last] = True
-        self._end = np.append(self._end[kept], end_ns)
-        self._ends = np.sort(self._end)
-        # How many were open when each began.
-        depth = np.arange(len(self._end) - len(row), len(self._end)) - places(self._ends, start_ns, "right")
-        self._depth = np.append(self._depth[kept], depth)
-        self._row = np.append(self._row[kept], row)
-        self._start = np.append(self._start[kept], start_ns)
-
-    def innermost(self, time_ns: Integers) -> Integers:
-        """The row of the innermost range that contains each time; -1 where none does.
-
-        It is the last to start among those as deep as the number of ranges that are open at the time.
-        """
-        opened = places(self._start, time_ns, "right") - places(self._ends, time_ns, "right")
-        found = np.full(len(time_ns), -1)
-        # Clocks that went backwards could give less than 0.
-        levels = np.flatnonzero(np.bincount(np.maximum(opened, 0)))
-        for level in levels[levels > 0].tolist():
-            times = np.flatnonzero(opened == level)
-            candidates = np.flatnonzero(self._depth == level - 1)
-            if len(candidates):
-                before = places(self._start[candidates], time_ns[times], "right") - 1
-                place = candidates[np.maximum(before, 0)]
-                found[times] = np.where((before >= 0) & (self._end[place] > time_ns[times]), self._row[place], -1)
-        return found
-
-
-def groups(keys: NDArray[Any]) -> Iterator[Integers]:
-    """The places of each distinct key, ascending."""
-    # A sort of 8 or 16 bits is a radix sort, and does not grow with the number of keys.
-    order = np.argsort(keys, kind="stable")
-    ordered = keys[order]
-    return iter(np.split(order, np.flatnonzero(ordered[1:] != ordered[:-1]) + 1) if len(keys) else ())

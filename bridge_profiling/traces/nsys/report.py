@@ -21,7 +21,7 @@ from bridge_profiling.nsys.command import export_command, find_nsys, without_inj
 from bridge_profiling.processes import run_owned
 from bridge_profiling.traces.bounds import MAX_BASE_NS, NSYS, open_regular, unpack
 from bridge_profiling.traces.joins import MAX_RANKS
-from bridge_profiling.traces.nsys.database import Among, Database, Packed, quoted
+from bridge_profiling.traces.nsys.database import Among, Database, quoted
 from bridge_profiling.traces.tables import Integers
 from bridge_profiling.traces.types import RankInfo
 
@@ -113,13 +113,12 @@ class Process:
             return (Among("globalTid", ((self.global_pid, self.global_pid | THREAD_MASK),)),)
         return ()
 
-    def columns(self, table: str, *names: str) -> dict[str, Integers]:
-        """Columns of integers of the process' rows: see `Database.columns`."""
-        return self.database.columns(table, names, self.where(table))
+    def columns(self, table: str, *names: str, owner: str | None = None) -> tuple[dict[str, Integers], int]:
+        """Columns of integers of the process' rows, see `Database.columns`.
 
-    def packed(self, table: str, owner: str, *names: str) -> tuple[dict[str, Packed], int]:
-        """The same in less memory, and how many of the table's rows are of no process, whose number is in `owner`."""
-        return self.database.packed(table, names, self.where(table), {owner: ()})
+        With how many of the table's rows are of no process, whose number is in `owner`.
+        """
+        return self.database.columns(table, names, self.where(table), {} if owner is None else {owner: ()})
 
 
 def processes(database: Database) -> list[Process]:
