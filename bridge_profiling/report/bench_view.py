@@ -9,11 +9,11 @@ from typing import Any
 from bridge_profiling.compare.bench import AgainstBench
 from bridge_profiling.facts.words import named_ranks
 from bridge_profiling.report import tables, words
-from bridge_profiling.report.rows import group_name
+from bridge_profiling.report.rows import Rows, group_name
 from bridge_profiling.report.views import Row, SectionView, TableView
 
-#: Kinds of communication in sentences, and rows in tables: those with the most time.
-_SAID, _SHOWN = 3, 24
+#: Kinds of communication in sentences: those with the most time.
+_SAID = 3
 
 #: From this share on, the run is as fast as the benchmark.
 _AS_FAST = 0.95
@@ -26,7 +26,8 @@ def section(bench: AgainstBench | None) -> SectionView:
         return SectionView("bench", title)
     text = words.say("bench", path=bench.file, found=", found next to the captures" if bench.found_beside_captures else "")
     said = list(_sentences(bench)) or [words.say("bench_nothing")]
-    return SectionView("bench", title, [text, *said], tables=alone_tables(bench))
+    shown = tables.view("bench-communication", communication(bench)), tables.view("bench-copies", bench.copies.to_pylist())
+    return SectionView("bench", title, [text, *said], tables=[each for each in shown if each.rows])
 
 
 def _sentences(bench: AgainstBench) -> Iterator[str]:
@@ -50,14 +51,9 @@ def _reached(subject: str, row: Row, bandwidth: str) -> str:
     return words.say(name, subject, share=row["reached_share"], speed=row[bandwidth], alone=row[f"alone_{bandwidth}"])
 
 
-def alone_tables(bench: AgainstBench) -> list[TableView]:
-    """Communication and copies compared with the benchmark."""
-    communication = [row | {"group": _group(row, ", ")} for row in _by_time(bench)]
-    found = [
-        tables.view("bench-communication", communication, _SHOWN, path=bench.file),
-        tables.view("bench-copies", bench.copies.to_pylist()),
-    ]
-    return [each for each in found if each.rows]
+def communication(bench: AgainstBench | None) -> Rows:
+    """Rows of communication compared with the benchmark, the most time first."""
+    return [] if bench is None else [row | {"group": _group(row, ", "), "path": bench.file} for row in _by_time(bench)]
 
 
 def _by_time(bench: AgainstBench) -> list[dict[str, Any]]:
@@ -72,10 +68,9 @@ def _group(row: Row, separator: str) -> str:
 
 def result_table(result: dict[str, Any]) -> TableView:
     """One result of `bridge-profiling bench`, as written to its document."""
-    said: dict[str, Any] = {name: str(value) for name, value in result.items() if isinstance(value, (str, int))}
     declared = "bench-of-copies" if result["kind"] == "copies" else result["kind"]
-    on_hosts = words.counted(result.get("hosts", 1), "host")
-    return tables.view(declared, result["rows"], shown_as=result["kind"], on_hosts=on_hosts, **said)
+    known = result | {"on_hosts": words.counted(result.get("hosts", 1), "host")}
+    return tables.view(declared, [known | row for row in result["rows"]], shown_as=result["kind"])
 
 
 def recommendation(result: dict[str, Any]) -> str:

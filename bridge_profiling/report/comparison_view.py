@@ -14,9 +14,6 @@ from bridge_profiling.report import figures, tables, words
 from bridge_profiling.report.rows import Rows
 from bridge_profiling.report.views import PageView, Row, TableView, Verdict, captioned, section, table_sections
 
-#: Rows of a table of events, and ranks in a table; the JSON has all.
-_SHOWN, _RANKS = 10, 8
-
 #: Parts of the iterations of a series with a column of their own; the figure has the others.
 _PARTS = 4
 
@@ -89,13 +86,13 @@ def _tables(comparison: Comparison) -> dict[str, TableView]:
         "Comparability": tables.view("differences", [vars(each) for each in comparison.differences]),
         "By cause": tables.view("parts-by-cause", _parts(comparison.by_cause, comparison)),
         "By activity": tables.view("parts-by-activity", _parts(comparison.by_activity, comparison)),
-        "Ranks": tables.view("by-rank", ranks, _RANKS),
+        "Ranks": tables.view("by-rank", ranks),
         "Kernels": _events("kernels", "Kernels", changed(comparison.kernels)),
         "Copies": _events("copies", "Copies", copies),
-        "Communication": tables.view("changed-communication", communication, _SHOWN, shown_as="communication"),
+        "Communication": tables.view("changed-communication", communication, shown_as="communication"),
         "Operators": _events("host", operators, changed(comparison.operators)),
-        "Memory": tables.view("changed-memory", memory, _RANKS, shown_as="memory"),
-        "Allocation sites": tables.view("changed-sites", comparison.changed_sites, _SHOWN, shown_as="sites"),
+        "Memory": tables.view("changed-memory", memory, shown_as="memory"),
+        "Allocation sites": tables.view("changed-sites", comparison.changed_sites, shown_as="sites"),
         "Findings": tables.view("changed-findings", findings, shown_as="findings"),
     }
 
@@ -124,7 +121,7 @@ def _changed_most(row: Row) -> str:
 
 
 def _events(id: str, what: str, rows: Rows) -> TableView:
-    return tables.view("changed-events", rows, _SHOWN, shown_as=id, what=what)
+    return tables.view("changed-events", [row | {"what": what} for row in rows], shown_as=id)
 
 
 def _limitations(comparison: Comparison) -> list[str]:
@@ -204,16 +201,16 @@ def _why(found: Comparison | None) -> str:
 def _tables_of_series(series: Series, names: Sequence[str]) -> list[TableView]:
     """The times, and the parts: in one table they would not fit on a terminal."""
     parts = _shown_parts(series.runs)
+    which = "without profiling" if series.evidence == "unprofiled" else "in the captures"
     rows = [
         vars(run)
-        | {"run": number, "name": name, **dict.fromkeys(parts), **run.parts}
+        | {"run": number, "name": name, "which": which}
+        | {part: run.parts.get(part) if part in parts else None for part in BY_CAUSE}
         | {"rest_us": sum(run.parts[part] for part in BY_CAUSE if part not in parts) if run.parts else None}
         | {"median": _median(run.step_us), "first": _change(run.against_first), "previous": _change(run.against_previous)}
         for number, (run, name) in enumerate(zip(series.runs, names, strict=True), 1)
     ]
-    which = "without profiling" if series.evidence == "unprofiled" else "in the captures"
-    split = {PARTS[part]: part for part in parts}
-    return [tables.view("runs", rows, which=which), tables.view("run-parts", rows, more=split)]
+    return [tables.view("runs", rows), tables.view("run-parts", rows)]
 
 
 def _shown_parts(runs: Sequence[SeriesRun]) -> list[str]:

@@ -19,7 +19,6 @@ from bridge_profiling.compare.bench import with_alone
 from bridge_profiling.facts.parts import BY_CAUSE
 from bridge_profiling.facts.run import RunFacts
 from bridge_profiling.facts.types import Row
-from bridge_profiling.findings.scorecard import scorecard
 from bridge_profiling.report import measurements
 from bridge_profiling.report.documents import row as declared
 from bridge_profiling.report.figures import PARTS
@@ -36,12 +35,12 @@ def document(facts: RunFacts, found: Conclusion) -> dict[str, Any]:
         "schema_version": 1,
         "verdict": _verdict(facts, found),
         "budget": _budget(facts, found),
-        "scorecard": scorecard(facts).to_pylist(),
+        "scorecard": found.scorecard,
         "measured": {
-            "training": measurements.training_rows(facts.manifests),
-            "phase_memory": measurements.phase_memory_rows(facts.manifests),
-            "wall_clock": measurements.wall_clock_rows(facts.manifests),
-            "flops_profile": measurements.flops_rows(facts.manifests),
+            "training": measurements.training(facts.manifests),
+            "phase_memory": measurements.phase_memory(facts.manifests),
+            "wall_clock": measurements.wall_clock(facts.manifests),
+            "flops_profile": measurements.flops_profile(facts.manifests),
         },
         "ranks": _ranks(facts),
         "collectives": _collectives(facts),

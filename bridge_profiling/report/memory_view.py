@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import accumulate
 
 from bridge_profiling.facts.intervals import grouped
@@ -162,9 +161,9 @@ def _tables(facts: RunFacts) -> dict[str, TableView]:
     rows = [{"rank": rank, "bytes": size, "count": count, "site": site} for (rank, size, site), count in largest]
     sites = [row | {"share": row["bytes_at_peak"] / peak} for row in facts.memory_sites.to_pylist()]
     return {
-        "Devices": replace(tables.view("memory-devices", devices), title="Memory by device"),
-        "Sites": tables.view("sites", sites, _SHOWN),
-        "Largest": tables.view("largest", rows, _SHOWN),
+        "Devices": tables.view("devices", devices, shown_as="memory-devices"),
+        "Sites": tables.view("sites", sites),
+        "Largest": tables.view("largest", rows),
         "Growth": tables.view("growth", facts.memory_growth.to_pylist()),
     }
 
@@ -173,4 +172,4 @@ def _differing(difference: Rows) -> TableView:
     changes = ("change_bytes_at_peak", "change_end_bytes")
     found = [row for row in difference if max(abs(row[name]) for name in changes) >= _LEAST_BYTES] or difference
     shown = [row for row in found[:_SHOWN] if any(row[name] for name in changes)]
-    return tables.view("difference", shown, changed=str(len(found)))
+    return tables.view("difference", [row | {"changed": len(found)} for row in shown])

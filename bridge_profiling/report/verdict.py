@@ -18,6 +18,7 @@ from bridge_profiling.facts.run import RunFacts
 from bridge_profiling.facts.types import sentences
 from bridge_profiling.facts.words import named_ranks
 from bridge_profiling.findings import Confidence, Finding
+from bridge_profiling.findings.scorecard import scorecard
 from bridge_profiling.findings.unprofiled import Unprofiled, timed_iterations, usual_cost_us
 from bridge_profiling.report import words
 from bridge_profiling.report.figures import HOST_PARTS, PARTS
@@ -62,6 +63,7 @@ class Conclusion:
     profiler_us: float | None  # time that profiling added to an iteration, from the manifests: the median over ranks
     unprofiled: Unprofiled | None  # the iteration without the profiler
     bench: AgainstBench | None  # the run compared with benchmarks
+    scorecard: Rows  # the checklist
 
     @property
     def typical_us(self) -> float | None:
@@ -115,7 +117,8 @@ def conclude(
     else:
         outcome = Outcome.memory_only if _snapshots(facts) else Outcome.too_little
     profiler_us = unprofiled.measured_cost_us if unprofiled else usual_cost_us(timed_iterations(facts.manifests))
-    return Conclusion(outcome, findings, on_devices, on_cpus, without_device, profiler_us, unprofiled, bench)
+    checks = scorecard(facts).to_pylist()
+    return Conclusion(outcome, findings, on_devices, on_cpus, without_device, profiler_us, unprofiled, bench, checks)
 
 
 def _snapshots(facts: RunFacts) -> list[int]:

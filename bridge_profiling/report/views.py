@@ -112,8 +112,9 @@ def section(
     texts = words.text("sections", id)
     found = [each for each in tables if each.rows]
     view = SectionView(id, texts["title"], short=texts.get("short", ""), figures=figures, tables=found, **more)
-    text = texts.get("nothing" if view.empty else "text")
-    return replace(view, paragraphs=[*([text] if text else []), *paragraphs])
+    nothing = view.empty and "nothing" in texts
+    text, kind = texts.get("nothing" if view.empty else "text"), "" if nothing else texts.get("kind", "")
+    return replace(view, paragraphs=[*([text] if text else []), *paragraphs], kind=kind)
 
 
 def table_sections(tables: Mapping[str, TableView], side: str = "") -> list[SectionView]:
