@@ -154,7 +154,7 @@ def verdict(facts: RunFacts, found: Conclusion) -> Verdict:
     findings = [finding for finding in findings if finding.id != _OVERHEAD]
     # A device that is not busy is a symptom of the others.
     causes = [finding for finding in findings if finding.id != "low_device_busy"] or findings
-    first = [_advice(finding, len(facts.infos)) for finding in causes[:_FIRST]]
+    first = [_advice(finding, len(facts.infos) - len(facts.unjudged)) for finding in causes[:_FIRST]]
     return Verdict(headline, sentences, first, list(_caveats(facts, found)))
 
 
@@ -239,9 +239,9 @@ def _saving(found: Conclusion) -> Iterator[str]:
         yield words.say("share_of", found.unprofiled.iteration_us)
 
 
-def _advice(finding: Finding, captured: int) -> str:
+def _advice(finding: Finding, judged: int) -> str:
     """The first sentence of a finding's advice, for the responsible ranks."""
-    who = f"{words.sentence(named_ranks(finding.ranks))[:-1]}: " if finding.ranks and len(finding.ranks) < captured else ""
+    who = f"{words.sentence(named_ranks(finding.ranks))[:-1]}: " if finding.ranks and len(finding.ranks) < judged else ""
     return f"{who}{words.first_sentence(finding.action)}"
 
 
