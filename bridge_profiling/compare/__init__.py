@@ -382,7 +382,7 @@ def _only(side: Sequence[Comparable], than: Sequence[Comparable]) -> list[Any]:
 
 
 def _data(value: Any) -> Any:
-    """Plain data. Of a comparison in a series, the change of the iteration, and what explains it: the rest is in its document."""
+    """Plain data; of a comparison in a series, the change of the iteration and what explains it."""
     match value:
         case Change():
             us = {f"{name}_us": getattr(value, name) for name in ("base", "other", "change", "low", "high")}

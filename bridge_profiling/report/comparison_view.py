@@ -1,21 +1,30 @@
-"""A comparison of two runs, or of three or more in order, in words, tables and figures."""
+"""Comparisons in words, tables and figures: of two runs, of three or more in order, of a run with benchmarks; and these."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from bridge_profiling.compare import Comparison, Series, SeriesRun, changed
+from bridge_profiling.compare.bench import AgainstBench
 from bridge_profiling.compare.steps import OUTLIERS
 from bridge_profiling.facts.parts import BY_CAUSE
 from bridge_profiling.facts.statistics import LEVEL, Change, Estimate
-from bridge_profiling.facts.words import UNKNOWN, fill, written
+from bridge_profiling.facts.words import UNKNOWN, fill, named_ranks, written
 from bridge_profiling.report import figures, tables, words
-from bridge_profiling.report.rows import Rows
-from bridge_profiling.report.views import PageView, Row, TableView, Verdict, captioned, section, table_sections
+from bridge_profiling.report.rows import Rows, group_name
+from bridge_profiling.report.views import PageView, Row, SectionView, TableView, Verdict, captioned, section, table_sections
 
 #: Parts of the iterations of a series with a column of their own; the figure has the others.
 _PARTS = 4
+
+#: Kinds of communication in sentences: those with the most time.
+_SAID = 3
+
+#: From this share on, the run is as fast as the benchmark.
+_AS_FAST = 0.95
 
 #: Names of an iteration's parts.
 PARTS = {name: text for name, (text, _) in figures.PARTS.items()} | {OUTLIERS: "median less mean: outlying iterations"}
@@ -233,3 +242,69 @@ def _change(found: Comparison | None) -> str:
         return UNKNOWN
     us, verdict = found.step.us, "no difference" if found.step.verdict == "unchanged" else found.step.verdict
     return f"{written('signed percent', us.relative)}, {written('speedup', us.speedup)}, {verdict}"
+
+
+def bench_section(bench: AgainstBench | None) -> SectionView:
+    """A run compared with a benchmark, in sentences and tables; empty without one."""
+    title = "Comparison with benchmarks"
+    if bench is None:
+        return SectionView("bench", title)
+    text = words.say("bench", path=bench.file, found=", found next to the captures" if bench.found_beside_captures else "")
+    said = list(_sentences_of_bench(bench)) or [words.say("bench_nothing")]
+    shown = (
+        tables.view("bench-communication", bench_communication(bench)),
+        tables.view("bench-copies", bench.copies.to_pylist()),
+    )
+    return SectionView("bench", title, [text, *said], tables=[each for each in shown if each.rows])
+
+
+def _sentences_of_bench(bench: AgainstBench) -> Iterator[str]:
+    communication, copies = _by_time(bench), bench.copies.to_pylist()
+    for row in [row for row in communication if row["reached_share"] is not None][:_SAID]:
+        yield _reached(f"{row['operation']} in group {_group(row, ' on ')}", row, "bus_bandwidth_gbs")
+    for row in copies:
+        if row["reached_share"] is not None:
+            yield _reached(f"{row['direction']} of {row['host_memory']} memory", row, "bandwidth_gbs")
+    alone = {name: found for name, found in (("step", bench.step), ("data loader", bench.data_loader)) if found is not None}
+    yield from (words.say(f"bench {name}", found) for name, found in alone.items() if not found["reason"])
+    yield from (
+        f"Not compared: {name} {found['subject']}: {found['reason']}." for name, found in alone.items() if found["reason"]
+    )
+    reasons = dict.fromkeys(row["reason"] for row in [*communication, *copies] if row["reason"])
+    yield from (f"Not compared: {reason}." for reason in list(reasons)[:_SAID])
+
+
+def _reached(subject: str, row: Row, bandwidth: str) -> str:
+    name = "bench_as_fast" if row["reached_share"] >= _AS_FAST else "bench_reached"
+    return words.say(name, subject, share=row["reached_share"], speed=row[bandwidth], alone=row[f"alone_{bandwidth}"])
+
+
+def bench_communication(bench: AgainstBench | None) -> Rows:
+    """Rows of communication compared with the benchmark, the most time first."""
+    return [] if bench is None else [row | {"group": _group(row, ", "), "path": bench.file} for row in _by_time(bench)]
+
+
+def _by_time(bench: AgainstBench) -> list[dict[str, Any]]:
+    return sorted(bench.communication.to_pylist(), key=lambda row: -(row["transfer_us"] or 0.0))
+
+
+def _group(row: Row, separator: str) -> str:
+    """A group, and its ranks if they are few."""
+    members = json.loads(row["group_ranks"] or "[]")
+    return separator.join(filter(None, (group_name(row["group"]), named_ranks(members) if 0 < len(members) <= 8 else "")))
+
+
+def result_table(result: dict[str, Any]) -> TableView:
+    """One result of `bridge-profiling bench`, as written to its document."""
+    declared = "bench-of-copies" if result["kind"] == "copies" else result["kind"]
+    known = result | {"on_hosts": words.counted(result.get("hosts", 1), "host")}
+    return tables.view(declared, [known | row for row in result["rows"]], shown_as=result["kind"])
+
+
+def recommendation(result: dict[str, Any]) -> str:
+    """Which data loader settings to use; "" for other results."""
+    chosen = result.get("recommendation")
+    if chosen is None:
+        return ""
+    prefetch = f", prefetch_factor={chosen['prefetch']}" if chosen["prefetch"] else ""
+    return f"Use num_workers={chosen['workers']}, pin_memory={chosen['pin_memory']}{prefetch}: {chosen['reason']}"

@@ -27,7 +27,8 @@ from bridge_profiling.facts.words import named_ranks
 from bridge_profiling.findings import Event
 from bridge_profiling.manifest import RankCapture
 from bridge_profiling.printable import shell_path
-from bridge_profiling.report import bench_view, figures, measurements, rows, tables, words
+from bridge_profiling.report import figures, measurements, rows, tables, words
+from bridge_profiling.report.comparison_view import bench_communication, bench_section
 from bridge_profiling.report.findings_view import Pictures, findings_view
 from bridge_profiling.report.flame_graph import flame_graph_section
 from bridge_profiling.report.rows import Rows, of_source
@@ -71,7 +72,7 @@ def screen_view(facts: RunFacts, found: Conclusion) -> PageView:
         shown.section("host" if found.on_cpus else "budget"),
         shown.section("scorecard"),
         section("phases", tables=[shown.table("phases")]),
-        bench_view.section(found.bench),
+        bench_section(found.bench),
     ]
     findings = findings_view(facts, found)
     return PageView("report", _title(facts), verdict(facts, found), sections, findings=findings, notices=notices(facts))
@@ -340,7 +341,7 @@ class Answers:
 
     def bench_communication(self) -> Rows:
         """Communication compared with benchmarks."""
-        return bench_view.communication(self.bench)
+        return bench_communication(self.bench)
 
     def bench_copies(self) -> Rows:
         """Copies compared with benchmarks."""
@@ -447,7 +448,7 @@ class Answers:
         return said, {"notes": some if len(matrix.ranks) < everyone else []}
 
     def _of_communication(self) -> _More:
-        bench = bench_view.section(self.bench)
+        bench = bench_section(self.bench)
         return (), {"parts": [] if bench.empty else [bench]}
 
     def _of_timeline(self) -> _More:
