@@ -15,7 +15,7 @@ from bridge_profiling.facts.statistics import LEVEL, Change, Estimate
 from bridge_profiling.facts.words import UNKNOWN, fill, named_ranks, written
 from bridge_profiling.report import figures, tables, words
 from bridge_profiling.report.rows import Rows, group_name
-from bridge_profiling.report.views import PageView, Row, SectionView, TableView, Verdict, captioned, section, table_sections
+from bridge_profiling.report.views import PageView, Row, SectionView, TableView, Verdict, captioned, section
 
 #: Parts of the iterations of a series with a column of their own; the figure has the others.
 _PARTS = 4
@@ -34,7 +34,7 @@ def comparison_view(comparison: Comparison) -> PageView:
     """The view of a comparison."""
     headline, *sentences = _sentences(comparison)
     names = _names(comparison)
-    sections = table_sections(_tables(comparison))
+    sections = tables.sections(_rows(comparison))
     if comparison.profiled is not None and comparison.profiled.change:
         variants = {
             name: figures.change_figure(parts, comparison.profiled, names, PARTS)
@@ -79,30 +79,25 @@ def _sentences(comparison: Comparison) -> Iterator[str]:
         yield words.say("largest_part", whole=profiled, name=PARTS[explains[0]], part=explains[1])
 
 
-def _tables(comparison: Comparison) -> dict[str, TableView]:
-    """Tables by the short names of their sections."""
+def _rows(comparison: Comparison) -> dict[str, Rows]:
+    """The rows of each table."""
     ranks = comparison.ranks.to_pylist()
     ranks = [row | {"most": _changed_most(row)} for row in ranks] if any(row["change_duration_us"] for row in ranks) else []
-    copies = [row | {"name": tables.copy_kind(row)} for row in changed(comparison.copies)]
     communication = comparison.communication.to_pylist()
-    communication = [row for row in communication if row["change"] is not None or abs(row["change_wait_us"]) >= 1]
-    operators = "Host operators, own time over the whole capture, profiler overhead included,"
     memory = comparison.memory.to_pylist()
-    memory = [row for row in memory if row["change_peak_bytes"] or row["change_growth_bytes_per_iteration"]]
     sides = (("new", comparison.findings_came), ("gone", comparison.findings_went))
-    findings = [{"change": word, "id": each.id, "finding": each.title} for word, mine in sides for each in mine]
     return {
-        "Comparability": tables.view("differences", [vars(each) for each in comparison.differences]),
-        "By cause": tables.view("parts-by-cause", _parts(comparison.by_cause, comparison)),
-        "By activity": tables.view("parts-by-activity", _parts(comparison.by_activity, comparison)),
-        "Ranks": tables.view("by-rank", ranks),
-        "Kernels": _events("kernels", "Kernels", changed(comparison.kernels)),
-        "Copies": _events("copies", "Copies", copies),
-        "Communication": tables.view("changed-communication", communication, shown_as="communication"),
-        "Operators": _events("host", operators, changed(comparison.operators)),
-        "Memory": tables.view("changed-memory", memory, shown_as="memory"),
-        "Allocation sites": tables.view("changed-sites", comparison.changed_sites, shown_as="sites"),
-        "Findings": tables.view("changed-findings", findings, shown_as="findings"),
+        "differences": [vars(each) for each in comparison.differences],
+        "parts-by-cause": _parts(comparison.by_cause, comparison),
+        "parts-by-activity": _parts(comparison.by_activity, comparison),
+        "by-rank": ranks,
+        "changed-kernels": changed(comparison.kernels),
+        "changed-copies": [row | {"name": tables.copy_kind(row)} for row in changed(comparison.copies)],
+        "changed-communication": [row for row in communication if row["change"] or abs(row["change_wait_us"]) >= 1],
+        "changed-operators": changed(comparison.operators),
+        "changed-memory": [row for row in memory if row["change_peak_bytes"] or row["change_growth_bytes_per_iteration"]],
+        "changed-sites": comparison.changed_sites,
+        "changed-findings": [{"change": word, "id": each.id, "finding": each.title} for word, mine in sides for each in mine],
     }
 
 
@@ -127,10 +122,6 @@ def _parts(parts: dict[str, Change], comparison: Comparison) -> Rows:
 def _changed_most(row: Row) -> str:
     changed_us = row[f"change_{row['largest']}"]
     return f"{PARTS[row['largest']]} {written('signed bare_ms', changed_us)}" if row["change_duration_us"] else ""
-
-
-def _events(id: str, what: str, rows: Rows) -> TableView:
-    return tables.view("changed-events", [row | {"what": what} for row in rows], shown_as=id)
 
 
 def _limitations(comparison: Comparison) -> list[str]:
@@ -298,7 +289,7 @@ def result_table(result: dict[str, Any]) -> TableView:
     """One result of `bridge-profiling bench`, as written to its document."""
     declared = "bench-of-copies" if result["kind"] == "copies" else result["kind"]
     known = result | {"on_hosts": words.counted(result.get("hosts", 1), "host")}
-    return tables.view(declared, [known | row for row in result["rows"]], shown_as=result["kind"])
+    return tables.view(declared, [known | row for row in result["rows"]])
 
 
 def recommendation(result: dict[str, Any]) -> str:

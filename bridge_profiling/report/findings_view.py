@@ -49,7 +49,7 @@ def _events(place: int, events: Sequence[Event], timeline: Timeline | None) -> T
         for event in events[:_MOST_EVENTS]
     ]
     left = len(events) - len(rows)
-    view = tables.view("events", rows, shown_as=f"events-{place}", note=f"{left:,} more events." if left else "")
+    view = tables.view("events", rows, note=f"{left:,} more events." if left else "")
     return replace(view, python=f"findings[{place - 1}].events") if rows else None
 
 

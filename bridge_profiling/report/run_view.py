@@ -150,8 +150,8 @@ class Answers:
 
     def table(self, id: str) -> TableView:
         """A table as it is declared."""
-        declared, _, function = words.resource("tables")[id]["rows"].partition(" ")
-        scope, _, name = declared.rpartition(".")
+        source, _, function = tables.declared(id)["rows"].partition(" ")
+        scope, _, name = source.rpartition(".")
         made: Any = self._own(name) if scope == "own" else getattr(self.facts if scope else self, name)
         made = made.to_pylist() if scope else made() if callable(made) else made
         found, note = made if isinstance(made, tuple) else (made, "")
@@ -166,7 +166,8 @@ class Answers:
         """A section as it is declared, with what its method adds to that."""
         if id == "flame":
             return next(iter(flame_graph_section(self.facts, self.captured)), section(id))
-        declared = words.text("sections", id)
+        texts = words.text("sections", id)
+        declared = words.text("sections", texts.get("like", id))
         drawn = [figure for name in declared.get("figures", ()) for figure in self._figure(name)]
         found = [self.table(name) for name in declared.get("tables", ())]
         paragraphs, more = getattr(self, f"_of_{id}", lambda: ((), {}))()

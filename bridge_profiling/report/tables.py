@@ -14,7 +14,7 @@ from bridge_profiling.facts.words import UNKNOWN, fill, written
 from bridge_profiling.report import words
 from bridge_profiling.report.figures import HOST_PARTS, PARTS, VIEWS
 from bridge_profiling.report.rows import Rows
-from bridge_profiling.report.views import Cell, Row, TableView
+from bridge_profiling.report.views import Cell, Row, SectionView, TableView
 
 #: Units in names of columns, and the formats of values with each.
 _UNITS = words.UNITS | {"us": "bare_ms", "gbs": "bandwidth"}
@@ -62,7 +62,20 @@ class _Column:
         return Cell(written(self.form, value), value if isinstance(value, (int, float)) else None)
 
 
-def view(id: str, rows: Rows, most: int | None = None, *, place: str = "page", note: str = "", shown_as: str = "") -> TableView:
+def declared(id: str) -> dict[str, Any]:
+    """The declaration of a table, with what it takes from another one."""
+    every = words.resource("tables")
+    return every.get(every[id].get("like"), {}) | every[id]
+
+
+def sections(rows: Mapping[str, Rows], side: str = "") -> list[SectionView]:
+    """A section for each table that has rows, by its short name; `side`: what comes before it, as "Before: "."""
+    views = {f"{side}{declared(id)['short']}": view(id, found) for id, found in rows.items() if found}
+    ids = {name: name.lower().replace(": ", "-").replace(" ", "-") for name in views}
+    return [SectionView(ids[name], f"{side}{table.title}", tables=[table], short=name) for name, table in views.items()]
+
+
+def view(id: str, rows: Rows, most: int | None = None, *, place: str = "page", note: str = "") -> TableView:
     """A table of rows.
 
     Args:
@@ -71,18 +84,15 @@ def view(id: str, rows: Rows, most: int | None = None, *, place: str = "page", n
         most: how many of them the table has at most; a note counts the others. None for the declared number.
         place: where it is shown, which decides that number.
         note: a further note.
-        shown_as: its id on the page; "" for the same.
     """
-    table, every = words.resource("tables")[id], list(rows)
+    table, every = declared(id), list(rows)
     order, kinds, less = table.get("order"), table.get("kinds"), table.get("less", "with less time")
     names_of_parts = (
-        HOST_PARTS if table.get("parts") == "host" else {part: PARTS[part] for part in VIEWS.get(table.get("parts"), ())}
+        HOST_PARTS if table.get("parts") == "host" else {part: PARTS[part] for part in VIEWS.get(table.get("parts", ""), ())}
     )
     parts = [f"{name} = {part} ?" for part, (name, _) in names_of_parts.items()]
-    declared = [part for each in table["columns"] for part in (parts if each == "*" else [each])]
-    columns = [
-        each for each in map(_Column.of, declared) if not each.condition or any(row.get(each.condition) for row in every)
-    ]
+    made = [part for each in table["columns"] for part in (parts if each == "*" else [each])]
+    columns = [each for each in map(_Column.of, made) if not each.condition or any(row.get(each.condition) for row in every)]
     if order:
         every.sort(key=lambda row: -(row[order] or 0))
     most = table.get("most", {}).get(place) if most is None else most
@@ -94,7 +104,7 @@ def view(id: str, rows: Rows, most: int | None = None, *, place: str = "page", n
     said = {**(every[0] if every else {}), **marked, "shown": len(shown), "all": len(every)}
     names, found = [column.name for column in columns], {row[kinds] for row in shown} if kinds else set()
     return TableView(
-        shown_as or id,
+        id,
         table["title"].format_map(defaultdict(str, said)),
         [column.heading for column in columns],
         [[column.cell(row) for column in columns] for row in shown],

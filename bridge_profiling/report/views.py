@@ -117,13 +117,6 @@ def section(
     return replace(view, paragraphs=[*([text] if text else []), *paragraphs], kind=kind)
 
 
-def table_sections(tables: Mapping[str, TableView], side: str = "") -> list[SectionView]:
-    """A section for each table that has rows, by its short name; `side`: what comes before it, as "Before: "."""
-    named = {f"{side}{name}": table for name, table in tables.items() if table.rows}
-    ids = {name: name.lower().replace(": ", "-").replace(" ", "-") for name in named}
-    return [SectionView(ids[name], f"{side}{table.title}", tables=[table], short=name) for name, table in named.items()]
-
-
 @dataclass(frozen=True)
 class Verdict:
     """The answer in words: a headline, at most four sentences, what to do first, and what limits the answer."""

@@ -6,7 +6,7 @@ from bridge_profiling.report import figures, tables, words
 
 
 def test_every_declared_column_can_be_written_and_every_function_is_declared():
-    columns = [tables._Column.of(each) for table in words.resource("tables").values() for each in table["columns"]]
+    columns = [tables._Column.of(each) for id in words.resource("tables") for each in tables.declared(id)["columns"]]
     called = {column.name[:-2] for column in columns if column.name.endswith("()")}
     assert called == set(tables.FUNCTIONS)
     assert {column.heading for column in columns if column.name == "exposed_communication_us"} == {
