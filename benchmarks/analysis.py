@@ -139,7 +139,7 @@ _PACKAGES = {
 _OURS = (
     "pyarrow.compute",
     "bridge_profiling.run",
-    "bridge_profiling.report.json",
+    "bridge_profiling.report.documents",
     "bridge_profiling.facts.intervals",
     "bridge_profiling.traces.cache",
     "bridge_profiling.traces.kineto",

@@ -345,7 +345,7 @@ class Run:
 
     def to_json(self) -> str:
         """Every answer, as the document that `bridge-profiling analyze --json` prints."""
-        from bridge_profiling.report.json import dumps
+        from bridge_profiling.report.documents import dumps
 
         return dumps(self.facts, self.conclusion)
 

@@ -19,7 +19,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from bridge_profiling.report.json import document  # noqa: E402
+from bridge_profiling.report.documents import document  # noqa: E402
 from bridge_profiling.run import Run  # noqa: E402
 from tests.planted.cases import CASES, Case  # noqa: E402
 from tools.injected_captures.everyday.captures import GROUPS, VISIBLE, Capture, Milliseconds, unpack  # noqa: E402

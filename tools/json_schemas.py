@@ -36,7 +36,8 @@ def _keys(row: Row, path: str) -> Iterator[tuple[str, str, str, str]]:
         if about.endswith((": after", ": the change")):
             continue  # in the row of the same amount before
         if about.endswith(": before"):
-            about = f"{about.removesuffix(': before')} before; and after, and the change: `other_…`, `change_…`"
+            after = "after" if key.startswith("before_") else "other"
+            about = f"{about.removesuffix(': before')} before; and after, and the change: `{after}_…`, `change_…`"
         kind, unit, below = _kind(column.kind.json)
         yield f"{path}{key}", kind, _UNITS.get(unit, ""), about
         if column.kind.row is not None:

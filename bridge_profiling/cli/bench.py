@@ -123,7 +123,7 @@ def _run(request: requests.Request, output: Path | None, *, as_json: bool) -> No
         if as_json:
             typer.echo(json.dumps(result, indent=1))
         else:
-            from bridge_profiling.report.bench_view import recommendation, result_table
+            from bridge_profiling.report.comparison_view import recommendation, result_table
             from bridge_profiling.report.terminal import print_tables
 
             print_tables([result_table(result)], result["limitations"], common.console())

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -28,18 +27,13 @@ from bridge_profiling.facts.intervals import grouped, totals
 from bridge_profiling.facts.memory import difference
 from bridge_profiling.facts.parts import BY_ACTIVITY, BY_CAUSE
 from bridge_profiling.facts.statistics import LEVEL, Change, Estimate, Spread, median_of, spread_of, trend_of
+from bridge_profiling.findings import Finding
 from bridge_profiling.traces.tables import fields
 
 SCHEMA_VERSION = 1
 
 #: Smaller changes of memory are rounding of the allocator.
 _LEAST_BYTES = 1 << 20
-
-#: Dataclasses as dictionaries; NumPy's numbers as Python's.
-_plain = partial(msgspec.to_builtins, enc_hook=float)
-
-#: Attributes of a run of a series that are comparisons.
-_AGAINST = ("against_first", "against_previous")
 
 _MEMORY = ("peak_bytes", "peak_reserved_bytes", "growth_bytes_per_iteration")
 
@@ -136,33 +130,16 @@ class Comparison:
 
     def document(self) -> dict[str, Any]:
         """All of it as plain data, with events that changed."""
-        parts = {
-            name: {part: _change(each) for part, each in getattr(self, name).items()} for name in ("by_cause", "by_activity")
-        }
         return {
             "schema_version": SCHEMA_VERSION,
-            "base": self.base,
-            "other": self.other,
-            "same_work": self.same_work,
-            "differences": _plain(self.differences),
-            "step": self.step_document(),
-            "profiled_step": None if self.profiled is None else _change(self.profiled),
-            **parts,
-            "ranks": self.ranks.to_pylist(),
+            **{name: _data(getattr(self, name)) for name in ("base", "other", "same_work", "differences", "step")},
+            "profiled_step": _data(self.profiled),
+            **{name: _data(getattr(self, name)) for name in ("by_cause", "by_activity", "ranks")},
             **{name: changed(getattr(self, name)) for name in KEYS},
-            "memory": self.memory.to_pylist(),
+            "memory": _data(self.memory),
             "memory_sites": self.changed_sites,
-            "findings_came": [_finding(each) for each in self.findings_came],
-            "findings_went": [_finding(each) for each in self.findings_went],
-            "limitations": self.limitations,
+            **{name: _data(getattr(self, name)) for name in ("findings_came", "findings_went", "limitations")},
         }
-
-    def step_document(self) -> dict[str, Any] | None:
-        """The change of the median iteration as plain data."""
-        if self.step is None:
-            return None
-        known = {name: getattr(self.step, name) for name in ("verdict", "evidence", "method", "reason")}
-        return _change(self.step.us) | known | {"samples": list(self.step.samples), "level": LEVEL}
 
     def to_json(self) -> str:
         """`document` as text: the output of `bridge-profiling compare BASE OTHER --json`."""
@@ -223,11 +200,9 @@ class Series:
             "schema_version": SCHEMA_VERSION,
             "evidence": self.evidence,
             "level": LEVEL,
-            "runs": [
-                _plain(vars(run) | {name: _against_document(getattr(run, name)) for name in _AGAINST}) for run in self.runs
-            ],
-            "over_runs_us": _plain(self.over_runs_us),
-            "trend_us_per_run": _plain(self.trend),
+            "runs": [_data(vars(run)) for run in self.runs],
+            "over_runs_us": _data(self.over_runs_us),
+            "trend_us_per_run": _data(self.trend),
             "no_trend": self.no_trend,
             "limitations": self.limitations,
         }
@@ -406,26 +381,26 @@ def _only(side: Sequence[Comparable], than: Sequence[Comparable]) -> list[Any]:
     return list(found.values())
 
 
-def _finding(finding: Any) -> dict[str, Any]:
-    return {"id": finding.id, "title": finding.title, "ranks": list(finding.ranks), "confidence": str(finding.confidence)}
-
-
-def _change(change: Change) -> dict[str, Any]:
-    us = {f"{name}_us": getattr(change, name) for name in ("base", "other", "change", "low", "high")}
-    return us | {"relative": change.relative, "speedup": change.speedup, "significant": change.significant}
-
-
-def _against_document(comparison: Comparison | None) -> dict[str, Any] | None:
-    """The change of the iteration, and what explains it; `compare` of the two runs gives the rest."""
-    if comparison is None:
-        return None
-    explains = comparison.explains_most
-    return {
-        "step": comparison.step_document(),
-        "same_work": comparison.same_work,
-        "differences": _plain(comparison.differences),
-        "explains_most": None
-        if explains is None
-        else {"part": explains[0], "change_us": explains[1].change, "significant": explains[1].significant},
-        "undecided": comparison.undecided,
-    }
+def _data(value: Any) -> Any:
+    """Plain data; of a comparison in a series, the change of the iteration and what explains it."""
+    match value:
+        case Change():
+            us = {f"{name}_us": getattr(value, name) for name in ("base", "other", "change", "low", "high")}
+            return us | {name: getattr(value, name) for name in ("relative", "speedup", "significant")}
+        case StepChange():
+            known = {name: getattr(value, name) for name in ("verdict", "evidence", "method", "reason")}
+            return _data(value.us) | known | {"samples": list(value.samples), "level": LEVEL}
+        case Comparison():
+            part, change = value.explains_most or (None, None)
+            explains = change and {"part": part, "change_us": change.change, "significant": change.significant}
+            known = {name: _data(getattr(value, name)) for name in ("step", "same_work", "differences")}
+            return known | {"explains_most": explains, "undecided": value.undecided}
+        case Finding():
+            return {name: _data(getattr(value, name)) for name in ("id", "title", "ranks", "confidence")}
+        case pa.Table():
+            return value.to_pylist()
+        case dict():
+            return {name: _data(each) for name, each in value.items()}
+        case list():
+            return [_data(each) for each in value]
+    return msgspec.to_builtins(value, enc_hook=float)  # also dataclasses, and NumPy's numbers

@@ -1,24 +1,30 @@
-"""A comparison of two runs, or of three or more in order, in words, tables and figures."""
+"""Comparisons in words, tables and figures: of two runs, of three or more in order, of a run with benchmarks; and these."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from bridge_profiling.compare import Comparison, Series, SeriesRun, changed
+from bridge_profiling.compare.bench import AgainstBench
 from bridge_profiling.compare.steps import OUTLIERS
 from bridge_profiling.facts.parts import BY_CAUSE
 from bridge_profiling.facts.statistics import LEVEL, Change, Estimate
-from bridge_profiling.facts.words import UNKNOWN, fill, written
+from bridge_profiling.facts.words import UNKNOWN, fill, named_ranks, written
 from bridge_profiling.report import figures, tables, words
-from bridge_profiling.report.rows import Rows
-from bridge_profiling.report.views import PageView, Row, TableView, Verdict, captioned, section, table_sections
-
-#: Rows of a table of events, and ranks in a table; the JSON has all.
-_SHOWN, _RANKS = 10, 8
+from bridge_profiling.report.rows import Rows, group_name
+from bridge_profiling.report.views import PageView, Row, SectionView, TableView, Verdict, captioned, section
 
 #: Parts of the iterations of a series with a column of their own; the figure has the others.
 _PARTS = 4
+
+#: Kinds of communication in sentences: those with the most time.
+_SAID = 3
+
+#: From this share on, the run is as fast as the benchmark.
+_AS_FAST = 0.95
 
 #: Names of an iteration's parts.
 PARTS = {name: text for name, (text, _) in figures.PARTS.items()} | {OUTLIERS: "median less mean: outlying iterations"}
@@ -28,7 +34,7 @@ def comparison_view(comparison: Comparison) -> PageView:
     """The view of a comparison."""
     headline, *sentences = _sentences(comparison)
     names = _names(comparison)
-    sections = table_sections(_tables(comparison))
+    sections = tables.sections(_rows(comparison))
     if comparison.profiled is not None and comparison.profiled.change:
         variants = {
             name: figures.change_figure(parts, comparison.profiled, names, PARTS)
@@ -73,30 +79,25 @@ def _sentences(comparison: Comparison) -> Iterator[str]:
         yield words.say("largest_part", whole=profiled, name=PARTS[explains[0]], part=explains[1])
 
 
-def _tables(comparison: Comparison) -> dict[str, TableView]:
-    """Tables by the short names of their sections."""
+def _rows(comparison: Comparison) -> dict[str, Rows]:
+    """The rows of each table."""
     ranks = comparison.ranks.to_pylist()
     ranks = [row | {"most": _changed_most(row)} for row in ranks] if any(row["change_duration_us"] for row in ranks) else []
-    copies = [row | {"name": tables.copy_kind(row)} for row in changed(comparison.copies)]
     communication = comparison.communication.to_pylist()
-    communication = [row for row in communication if row["change"] is not None or abs(row["change_wait_us"]) >= 1]
-    operators = "Host operators, own time over the whole capture, profiler overhead included,"
     memory = comparison.memory.to_pylist()
-    memory = [row for row in memory if row["change_peak_bytes"] or row["change_growth_bytes_per_iteration"]]
     sides = (("new", comparison.findings_came), ("gone", comparison.findings_went))
-    findings = [{"change": word, "id": each.id, "finding": each.title} for word, mine in sides for each in mine]
     return {
-        "Comparability": tables.view("differences", [vars(each) for each in comparison.differences]),
-        "By cause": tables.view("parts-by-cause", _parts(comparison.by_cause, comparison)),
-        "By activity": tables.view("parts-by-activity", _parts(comparison.by_activity, comparison)),
-        "Ranks": tables.view("by-rank", ranks, _RANKS),
-        "Kernels": _events("kernels", "Kernels", changed(comparison.kernels)),
-        "Copies": _events("copies", "Copies", copies),
-        "Communication": tables.view("changed-communication", communication, _SHOWN, shown_as="communication"),
-        "Operators": _events("host", operators, changed(comparison.operators)),
-        "Memory": tables.view("changed-memory", memory, _RANKS, shown_as="memory"),
-        "Allocation sites": tables.view("changed-sites", comparison.changed_sites, _SHOWN, shown_as="sites"),
-        "Findings": tables.view("changed-findings", findings, shown_as="findings"),
+        "differences": [vars(each) for each in comparison.differences],
+        "parts-by-cause": _parts(comparison.by_cause, comparison),
+        "parts-by-activity": _parts(comparison.by_activity, comparison),
+        "by-rank": ranks,
+        "changed-kernels": changed(comparison.kernels),
+        "changed-copies": [row | {"name": tables.copy_kind(row)} for row in changed(comparison.copies)],
+        "changed-communication": [row for row in communication if row["change"] or abs(row["change_wait_us"]) >= 1],
+        "changed-operators": changed(comparison.operators),
+        "changed-memory": [row for row in memory if row["change_peak_bytes"] or row["change_growth_bytes_per_iteration"]],
+        "changed-sites": comparison.changed_sites,
+        "changed-findings": [{"change": word, "id": each.id, "finding": each.title} for word, mine in sides for each in mine],
     }
 
 
@@ -121,10 +122,6 @@ def _parts(parts: dict[str, Change], comparison: Comparison) -> Rows:
 def _changed_most(row: Row) -> str:
     changed_us = row[f"change_{row['largest']}"]
     return f"{PARTS[row['largest']]} {written('signed bare_ms', changed_us)}" if row["change_duration_us"] else ""
-
-
-def _events(id: str, what: str, rows: Rows) -> TableView:
-    return tables.view("changed-events", rows, _SHOWN, shown_as=id, what=what)
 
 
 def _limitations(comparison: Comparison) -> list[str]:
@@ -204,16 +201,16 @@ def _why(found: Comparison | None) -> str:
 def _tables_of_series(series: Series, names: Sequence[str]) -> list[TableView]:
     """The times, and the parts: in one table they would not fit on a terminal."""
     parts = _shown_parts(series.runs)
+    which = "without profiling" if series.evidence == "unprofiled" else "in the captures"
     rows = [
         vars(run)
-        | {"run": number, "name": name, **dict.fromkeys(parts), **run.parts}
+        | {"run": number, "name": name, "which": which}
+        | {part: run.parts.get(part) if part in parts else None for part in BY_CAUSE}
         | {"rest_us": sum(run.parts[part] for part in BY_CAUSE if part not in parts) if run.parts else None}
         | {"median": _median(run.step_us), "first": _change(run.against_first), "previous": _change(run.against_previous)}
         for number, (run, name) in enumerate(zip(series.runs, names, strict=True), 1)
     ]
-    which = "without profiling" if series.evidence == "unprofiled" else "in the captures"
-    split = {PARTS[part]: part for part in parts}
-    return [tables.view("runs", rows, which=which), tables.view("run-parts", rows, more=split)]
+    return [tables.view("runs", rows), tables.view("run-parts", rows)]
 
 
 def _shown_parts(runs: Sequence[SeriesRun]) -> list[str]:
@@ -236,3 +233,69 @@ def _change(found: Comparison | None) -> str:
         return UNKNOWN
     us, verdict = found.step.us, "no difference" if found.step.verdict == "unchanged" else found.step.verdict
     return f"{written('signed percent', us.relative)}, {written('speedup', us.speedup)}, {verdict}"
+
+
+def bench_section(bench: AgainstBench | None) -> SectionView:
+    """A run compared with a benchmark, in sentences and tables; empty without one."""
+    title = "Comparison with benchmarks"
+    if bench is None:
+        return SectionView("bench", title)
+    text = words.say("bench", path=bench.file, found=", found next to the captures" if bench.found_beside_captures else "")
+    said = list(_sentences_of_bench(bench)) or [words.say("bench_nothing")]
+    shown = (
+        tables.view("bench-communication", bench_communication(bench)),
+        tables.view("bench-copies", bench.copies.to_pylist()),
+    )
+    return SectionView("bench", title, [text, *said], tables=[each for each in shown if each.rows])
+
+
+def _sentences_of_bench(bench: AgainstBench) -> Iterator[str]:
+    communication, copies = _by_time(bench), bench.copies.to_pylist()
+    for row in [row for row in communication if row["reached_share"] is not None][:_SAID]:
+        yield _reached(f"{row['operation']} in group {_group(row, ' on ')}", row, "bus_bandwidth_gbs")
+    for row in copies:
+        if row["reached_share"] is not None:
+            yield _reached(f"{row['direction']} of {row['host_memory']} memory", row, "bandwidth_gbs")
+    alone = {name: found for name, found in (("step", bench.step), ("data loader", bench.data_loader)) if found is not None}
+    yield from (words.say(f"bench {name}", found) for name, found in alone.items() if not found["reason"])
+    yield from (
+        f"Not compared: {name} {found['subject']}: {found['reason']}." for name, found in alone.items() if found["reason"]
+    )
+    reasons = dict.fromkeys(row["reason"] for row in [*communication, *copies] if row["reason"])
+    yield from (f"Not compared: {reason}." for reason in list(reasons)[:_SAID])
+
+
+def _reached(subject: str, row: Row, bandwidth: str) -> str:
+    name = "bench_as_fast" if row["reached_share"] >= _AS_FAST else "bench_reached"
+    return words.say(name, subject, share=row["reached_share"], speed=row[bandwidth], alone=row[f"alone_{bandwidth}"])
+
+
+def bench_communication(bench: AgainstBench | None) -> Rows:
+    """Rows of communication compared with the benchmark, the most time first."""
+    return [] if bench is None else [row | {"group": _group(row, ", "), "path": bench.file} for row in _by_time(bench)]
+
+
+def _by_time(bench: AgainstBench) -> list[dict[str, Any]]:
+    return sorted(bench.communication.to_pylist(), key=lambda row: -(row["transfer_us"] or 0.0))
+
+
+def _group(row: Row, separator: str) -> str:
+    """A group, and its ranks if they are few."""
+    members = json.loads(row["group_ranks"] or "[]")
+    return separator.join(filter(None, (group_name(row["group"]), named_ranks(members) if 0 < len(members) <= 8 else "")))
+
+
+def result_table(result: dict[str, Any]) -> TableView:
+    """One result of `bridge-profiling bench`, as written to its document."""
+    declared = "bench-of-copies" if result["kind"] == "copies" else result["kind"]
+    known = result | {"on_hosts": words.counted(result.get("hosts", 1), "host")}
+    return tables.view(declared, [known | row for row in result["rows"]])
+
+
+def recommendation(result: dict[str, Any]) -> str:
+    """Which data loader settings to use; "" for other results."""
+    chosen = result.get("recommendation")
+    if chosen is None:
+        return ""
+    prefetch = f", prefetch_factor={chosen['prefetch']}" if chosen["prefetch"] else ""
+    return f"Use num_workers={chosen['workers']}, pin_memory={chosen['pin_memory']}{prefetch}: {chosen['reason']}"

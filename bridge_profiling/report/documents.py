@@ -1,14 +1,29 @@
-"""The documents that commands print with --json: `run_document.toml` and `documents.toml` declare them. Their JSON Schemas."""
+"""The documents that commands print with --json, and their JSON Schemas: `run_document.toml` and `documents.toml` declare them.
+
+Keys may be added; within a `schema_version` none changes its meaning. Times are microseconds, sizes bytes, bandwidths
+10⁹ bytes per second.
+"""
 
 from __future__ import annotations
 
 import json
+import math
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
+import pyarrow as pa
+
+from bridge_profiling.compare.bench import with_alone
 from bridge_profiling.facts.parts import BY_CAUSE
+from bridge_profiling.facts.run import RunFacts
 from bridge_profiling.facts.types import COLUMNS, Declarations, Row, choice, one
 from bridge_profiling.findings import Confidence
-from bridge_profiling.report.verdict import Outcome
+from bridge_profiling.report import measurements
+from bridge_profiling.report.figures import PARTS
+from bridge_profiling.report.rows import budget
+from bridge_profiling.report.verdict import Conclusion, Outcome, verdict
 
 #: The documents of each command: one of these objects.
 DOCUMENTS = {
@@ -64,3 +79,145 @@ def _define(row: Row, definitions: dict[str, Any]) -> None:
         for column in row.columns.values():
             if column.kind.row is not None:
                 _define(column.kind.row, definitions)
+
+
+def document(facts: RunFacts, found: Conclusion) -> dict[str, Any]:
+    """Every answer about a run as plain data: what is not made here is the fact of its name."""
+    measured = row("Measured").columns
+    sizes = [each | {"ranks": _members(each)} for each in with_alone(facts).to_pylist()]
+    made = {
+        "schema_version": 1,
+        "verdict": _verdict(facts, found),
+        "budget": _budget(facts, found),
+        "scorecard": found.scorecard,
+        "measured": {name: getattr(measurements, name)(facts.manifests) for name in measured},
+        "ranks": _ranks(facts),
+        "collectives": _collectives(facts),
+        "collectives_by_size": [_chosen("SizedCollective", each) for each in sizes],
+        "bench": None if found.bench is None else found.bench.as_plain_data(),
+        "findings": [_chosen("Finding", asdict(finding)) for finding in found.findings],
+        "caveats": [asdict(caveat) for caveat in facts.caveats()],
+    }
+    answers = {name: made[name] if name in made else getattr(facts, name) for name in row("RunDocument").columns}
+    return {name: each.to_pylist() if isinstance(each, pa.Table) else each for name, each in answers.items()}
+
+
+def dumps(facts: RunFacts, found: Conclusion) -> str:
+    """The document as JSON text; infinite and undefined numbers are null."""
+    return as_text(document(facts, found), indent=1)
+
+
+def _chosen(name: str, found: Mapping[str, Any]) -> dict[str, Any]:
+    """The declared keys of an object."""
+    return {key: found[key] for key in row(name).columns}
+
+
+def _ranks(facts: RunFacts) -> list[dict[str, Any]]:
+    columns, facts_of = row("RankAnswer").columns, {"device": "breakdown", "kernels": "kernels_by_rank"}
+    of_info = ("rank", "source", "files", "coordinates", "judged")
+    lists = {
+        name: _by_capture(getattr(facts, facts_of.get(name, name)), column.kind.row)
+        for name, column in columns.items()
+        if column.kind.row is not None and name != "lost"
+    }
+    found = []
+    for info in facts.every_info:
+        mine = {name: rows[info.rank, info.source] for name, rows in lists.items()}
+        known = {name: getattr(info, name) for name in of_info} | {"lost": asdict(info.lost)}
+        found.append(known | mine | {"device": mine["device"][0]})
+    return found
+
+
+def _by_capture(table: pa.Table, declared: Row) -> dict[tuple[int, str], list[dict[str, Any]]]:
+    """Rows of each rank and source, without these two columns."""
+    found: dict[tuple[int, str], list[dict[str, Any]]] = defaultdict(list)
+    for each in table.select(["rank", "source", *declared.columns]).to_pylist():
+        found[each.pop("rank"), each.pop("source")].append(each)
+    return found
+
+
+def _verdict(facts: RunFacts, found: Conclusion) -> dict[str, Any]:
+    said, first, unprofiled = verdict(facts, found), found.first, found.unprofiled
+    # Without a finding, or the iteration without the profiler, what comes from it is null.
+    known = ({} if first is None else {**vars(first), "finding": first.id}) | {
+        "outcome": found.outcome.value,
+        "headline": said.headline,
+        "sentences": said.sentences,
+        "first": said.first,
+        "notes": said.caveats,
+        "iteration_us": found.typical_us,
+        "iterations": found.fewest_iterations,
+        "recoverable_share": found.share(None if first is None else first.recoverable_us_per_iteration),
+        "total_recoverable_us_per_iteration": found.total_saving_us,
+        "total_recoverable_share": found.share(found.total_saving_us),
+        "profiler_us": found.profiler_us,
+    }
+    if unprofiled is not None:
+        known |= {"estimated_profiler_us": unprofiled.estimated_cost_us, "unprofiled_us": unprofiled.iteration_us}
+        known["unprofiled_source"] = unprofiled.source
+    return {name: known.get(name) for name in row("Verdict").columns}
+
+
+def _budget(facts: RunFacts, found: Conclusion) -> dict[str, Any]:
+    spent = budget(found.on_devices)
+    return {
+        "source": facts.source,
+        "iteration_us": spent.iteration_us,
+        "waiting_known": spent.waiting_known,
+        "parts": [
+            _part(part.column, part.time_us, part.share) | {"low_share": part.low, "high_share": part.high}
+            for part in spent.parts
+        ],
+        "ranks": [_rank_budget(each) for each in found.on_devices],
+    }
+
+
+def _rank_budget(found: dict[str, Any]) -> dict[str, Any]:
+    """A row of `RunFacts.attribution`."""
+    whole_us = found["duration_us"]
+    return {
+        "rank": found["rank"],
+        "iteration_us": whole_us,
+        "iterations": found["iterations"],
+        "waiting_known": found["waiting_known"],
+        "parts": [_part(name, found[name], found[name] / whole_us if whole_us else 0.0) for name in BY_CAUSE],
+    }
+
+
+def _part(column: str, time_us: float, share: float) -> dict[str, Any]:
+    return {"cause": column.removesuffix("_us"), "name": PARTS[column][0], "time_us": time_us, "share": share}
+
+
+def _collectives(facts: RunFacts) -> list[dict[str, Any]]:
+    waits: dict[tuple[Any, ...], dict[str, float]] = defaultdict(dict)
+    for each in facts.communication_by_rank.to_pylist():
+        if each["wait_us"] is not None:
+            waits[_kind(each)][str(each["rank"])] = each["wait_us"]
+    found = facts.communication.to_pylist()
+    known = [{"ranks": _members(each), "size": each["group_size"], "wait_us": waits[_kind(each)]} for each in found]
+    return [_chosen("Collective", each | more) for each, more in zip(found, known, strict=True)]
+
+
+def _kind(found: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(found[name] for name in ("operation", "group", "group_name", "group_ranks"))
+
+
+def _members(found: Mapping[str, Any]) -> list[int] | None:
+    return None if found["group_ranks"] is None else json.loads(found["group_ranks"])
+
+
+def as_text(value: Any, **layout: Any) -> str:
+    """JSON of plain data; infinite and undefined numbers become null. `layout` is that of `json.dumps`."""
+    try:
+        return json.dumps(value, allow_nan=False, **layout)
+    except ValueError:  # rare, and a copy of a page's data takes 4 ms a rank
+        return json.dumps(finite(value), allow_nan=False, **layout)
+
+
+def finite(value: Any) -> Any:
+    """Plain data that JSON can hold: infinite and undefined numbers become None."""
+    if isinstance(value, dict):
+        return {key: finite(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -26,7 +26,7 @@ _COMMAND = ("ncu_command", "ncu_notes")
 
 def findings_view(facts: RunFacts, found: Conclusion, pictures: Pictures | None = None) -> list[FindingView]:
     """Every finding; for a page with its picture, and with links into the page's timeline."""
-    views = []
+    views, judged = [], len(facts.infos) - len(facts.unjudged)
     for number, finding in enumerate(found.findings, 1):
         saving = finding.recoverable_us_per_iteration, finding.at_most_us_per_iteration
         evidence = [
@@ -34,7 +34,7 @@ def findings_view(facts: RunFacts, found: Conclusion, pictures: Pictures | None 
             for name, value in finding.evidence.items()
             if value not in (None, {}, [], ()) and name not in _COMMAND
         ]
-        responsible = named_ranks(finding.ranks, len(facts.infos)) if finding.ranks else ""
+        responsible = named_ranks(finding.ranks, judged) if finding.ranks else ""
         events = _events(number, finding.events, None if pictures is None else pictures.timeline)
         picture = None if pictures is None else pictures.of(finding)
         figure = None if picture is None else FigureView(f"finding-{number}", {"finding": picture[0]}, picture[1])
@@ -49,7 +49,7 @@ def _events(place: int, events: Sequence[Event], timeline: Timeline | None) -> T
         for event in events[:_MOST_EVENTS]
     ]
     left = len(events) - len(rows)
-    view = tables.view("events", rows, shown_as=f"events-{place}", note=f"{left:,} more events." if left else "")
+    view = tables.view("events", rows, note=f"{left:,} more events." if left else "")
     return replace(view, python=f"findings[{place - 1}].events") if rows else None
 
 

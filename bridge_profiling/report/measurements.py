@@ -49,7 +49,7 @@ class FlopsProfile:
     timers_ms: dict[str, float] = field(default_factory=dict)
 
 
-def training_rows(manifests: Iterable[RankCapture]) -> list[dict[str, Any]]:
+def training(manifests: Iterable[RankCapture]) -> list[dict[str, Any]]:
     """Sizes of each rank's model and data, as its integration reports them; ranks that report none are left out."""
     rows = []
     for capture in manifests:
@@ -61,7 +61,7 @@ def training_rows(manifests: Iterable[RankCapture]) -> list[dict[str, Any]]:
     return rows
 
 
-def flops_rows(manifests: Iterable[RankCapture]) -> list[dict[str, Any]]:
+def flops_profile(manifests: Iterable[RankCapture]) -> list[dict[str, Any]]:
     """DeepSpeed's FLOPs profile: operations of a forward pass, and its speed where the engine timed that pass."""
     rows = []
     for capture, found in _measured(manifests, FlopsProfile, "flops_profiler", "result"):
@@ -72,7 +72,7 @@ def flops_rows(manifests: Iterable[RankCapture]) -> list[dict[str, Any]]:
     return rows
 
 
-def phase_memory_rows(manifests: Iterable[RankCapture]) -> list[dict[str, Any]]:
+def phase_memory(manifests: Iterable[RankCapture]) -> list[dict[str, Any]]:
     """Device memory of each rank's phases: means before and after, and the highest peak."""
     rows = []
     for capture, found in _measured(manifests, PhaseMemory, "phase_memory"):
@@ -85,7 +85,7 @@ def phase_memory_rows(manifests: Iterable[RankCapture]) -> list[dict[str, Any]]:
     return rows
 
 
-def wall_clock_rows(manifests: Iterable[RankCapture]) -> list[dict[str, Any]]:
+def wall_clock(manifests: Iterable[RankCapture]) -> list[dict[str, Any]]:
     """DeepSpeed's wall-clock breakdown: mean, deviation and share of the captured iterations."""
     rows = []
     for capture, timers_ms in _measured(manifests, dict[str, list[float]], "wall_clock_breakdown", "timers_ms"):
@@ -138,7 +138,7 @@ _SHARDED = ("megatron-bridge", "recipe")
 
 def training_facts(facts: RunFacts) -> list[tuple[str, str]]:
     """Sizes of the first rank's model and data. Megatron's ranks hold parts of the model, and each counts its own."""
-    sizes = next(iter(training_rows(facts.manifests)), {})
+    sizes = next(iter(training(facts.manifests)), {})
     parts = any((each.manifest.framework or {}).get("name") in _SHARDED for each in facts.manifests)
     part = f" of rank {sizes['rank']}" if parts and sizes else ""
     if sizes.get("trainable_parameters") == sizes.get("parameters"):

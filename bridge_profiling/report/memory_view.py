@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import accumulate
 
 from bridge_profiling.facts.intervals import grouped
@@ -16,7 +15,7 @@ from bridge_profiling.facts.words import written
 from bridge_profiling.report import tables, words
 from bridge_profiling.report.rows import Rows
 from bridge_profiling.report.run_view import memory_over_time_view
-from bridge_profiling.report.views import PageView, SectionView, TableView, Verdict, table_sections
+from bridge_profiling.report.views import PageView, SectionView, Verdict
 
 SCHEMA_VERSION = 1
 
@@ -56,12 +55,12 @@ def memory_view(runs: Sequence[RunFacts]) -> PageView:
     sections = []
     difference = _difference(runs)
     if difference:
-        sections.append(SectionView("difference", "Difference", tables=[_differing(difference)]))
+        sections.append(SectionView("difference", "Difference", tables=[tables.view("difference", _differing(difference))]))
     for facts, side, id in zip(runs, ("Before: ", "After: ") if len(runs) > 1 else ("",), _FIGURES, strict=False):
         drawn = memory_over_time_view(facts, {rank for rank, _ in _drawn(facts)}, id)
         if drawn:
             sections.append(SectionView(id, f"{side}memory over time".capitalize(), figures=drawn))
-        sections += table_sections(_tables(facts), side)
+        sections += tables.sections(_rows(facts), side)
     headline, *sentences = _sentences(runs, difference)
     limitations = list(dict.fromkeys(sentence for facts in runs for sentence in _limitations(facts)))
     title = " → ".join(facts.path.absolute().name for facts in runs)
@@ -152,25 +151,23 @@ def _growing(devices: Rows) -> str:
     return words.say("growth", highest, device=words.device(highest["rank"], highest["device"]))
 
 
-def _tables(facts: RunFacts) -> dict[str, TableView]:
-    """Tables of one run by their short names."""
+def _rows(facts: RunFacts) -> dict[str, Rows]:
+    """The rows of each table of one run."""
     devices = facts.memory.to_pylist()
     peak = max(row["peak_bytes"] for row in devices) or 1
     at_peak = facts.memory_at_peak.select(["rank", "bytes", "site"]).slice(0, 1000).to_pylist()
     alike = Counter(tuple(row.values()) for row in at_peak)
     largest = sorted(alike.items(), key=lambda item: (-item[0][1], -item[1], item[0][2]))
-    rows = [{"rank": rank, "bytes": size, "count": count, "site": site} for (rank, size, site), count in largest]
-    sites = [row | {"share": row["bytes_at_peak"] / peak} for row in facts.memory_sites.to_pylist()]
     return {
-        "Devices": replace(tables.view("memory-devices", devices), title="Memory by device"),
-        "Sites": tables.view("sites", sites, _SHOWN),
-        "Largest": tables.view("largest", rows, _SHOWN),
-        "Growth": tables.view("growth", facts.memory_growth.to_pylist()),
+        "devices": devices,
+        "sites": [row | {"share": row["bytes_at_peak"] / peak} for row in facts.memory_sites.to_pylist()],
+        "largest": [{"rank": rank, "bytes": size, "count": count, "site": site} for (rank, size, site), count in largest],
+        "growth": facts.memory_growth.to_pylist(),
     }
 
 
-def _differing(difference: Rows) -> TableView:
+def _differing(difference: Rows) -> Rows:
     changes = ("change_bytes_at_peak", "change_end_bytes")
     found = [row for row in difference if max(abs(row[name]) for name in changes) >= _LEAST_BYTES] or difference
     shown = [row for row in found[:_SHOWN] if any(row[name] for name in changes)]
-    return tables.view("difference", shown, changed=str(len(found)))
+    return [row | {"changed": len(found)} for row in shown]

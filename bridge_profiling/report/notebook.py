@@ -14,6 +14,7 @@ from bridge_profiling.facts.timeline import segments, whole_captures, windows_of
 from bridge_profiling.report import figures, rows
 from bridge_profiling.report.flame_graph import LEAST_SHARE, Weight, flame_graph_figure
 from bridge_profiling.report.rows import of_source
+from bridge_profiling.report.run_view import Answers
 from bridge_profiling.report.timeline import timeline_figure
 from bridge_profiling.report.views import Figure
 
@@ -59,22 +60,16 @@ def show_tables() -> None:
         formatter.for_type(pa.Table, lambda table: table.to_pandas()._repr_html_())
 
 
+def _answers(facts: RunFacts) -> Answers:
+    return Answers(facts, "page", None, None)
+
+
 def _attribution(facts: RunFacts, view: str = "cause") -> Figure:
     return figures.attribution_figure(of_source(facts, facts.attribution).to_pylist(), view)
 
 
 def _iterations(facts: RunFacts, measure: str = "own_us") -> Figure:
     return figures.iterations_figure(facts.ranks.to_pylist(), measure)
-
-
-def _waits(facts: RunFacts) -> Figure:
-    waits = facts.waits.to_pylist()
-    return figures.waits_figure(rows.wait_matrix(waits, _iteration_count(facts), [info.rank for info in facts.infos]))
-
-
-def _communication(facts: RunFacts) -> Figure:
-    found = rows.by_group(facts.communication.to_pylist(), _iteration_count(facts))
-    return figures.communication_figure(found[: rows.MOST_GROUPS])
 
 
 def _memory(facts: RunFacts, rank: int | None = None, device: int = 0) -> Figure:
@@ -115,16 +110,12 @@ def _flame_graph(facts: RunFacts, rank: int | None = None, weight: str = "host")
     return flame_graph_figure(stacks, Weight(weight), f"rank {ranks[0]}", count)
 
 
-def _iteration_count(facts: RunFacts) -> int:
-    return len(set(facts.iterations["iteration"].to_pylist())) or 1
-
-
 #: The figures of `Run.figure`.
 FIGURES: Mapping[str, Callable[..., Figure | None]] = {
     "attribution": _attribution,
     "iterations": _iterations,
-    "waits": _waits,
-    "communication": _communication,
+    "waits": lambda facts: figures.waits_figure(_answers(facts).waiting),
+    "communication": lambda facts: figures.communication_figure(_answers(facts).by_group[: rows.MOST_GROUPS]),
     "roofline": lambda facts: figures.roofline_figure(facts.matrix_products.to_pylist()),
     "counters": lambda facts: figures.kernel_counters_figure(facts.kernel_counters.to_pylist()),
     "memory": _memory,

@@ -23,8 +23,8 @@ from bridge_profiling import __version__
 from bridge_profiling.atomic import write_atomically
 from bridge_profiling.errors import ProfilingConfigError, require
 from bridge_profiling.printable import printable
+from bridge_profiling.report.documents import as_text
 from bridge_profiling.report.figures import COLORS, KIND_NAMES
-from bridge_profiling.report.json import as_text
 from bridge_profiling.report.views import PageView
 from bridge_profiling.report.words import sentence
 from bridge_profiling.traces.files import is_capture

@@ -118,26 +118,27 @@ def operators(of_ranks: pa.Table) -> Rows:
 
 def kernel_counters(rows: Rows) -> Rows:
     """Rows of `RunFacts.kernel_counters` by kernel, most device time first: means weighted by device time."""
-    merged = []
-    for mine in grouped(rows, "name").values():
-        means = {name: _weighted(mine, name) for name in (*MEASURES, "memory_tb_s", "dram_tb_s", "samples_per_call")}
-        merged.append(_with_dram({**mine[0], **_added(mine, "count", "device_us"), **means}))
-    return sorted(merged, key=lambda row: -row["device_us"])
+    means = (*MEASURES, "memory_tb_s", "dram_tb_s", "samples_per_call")
+    return [_with_dram(row) for row in _by_device_time(rows, ("name",), *means)]
 
 
 def matrix_products(rows: Rows) -> Rows:
     """Rows of `RunFacts.matrix_products` by operator, shapes and precision on a kind of device, most device time first."""
-    merged = []
-    for mine in grouped(rows, *_PRODUCT).values():
-        row = (
-            mine[0]
-            | _added(mine, "count", "device_us")
-            | {name: _weighted(mine, name) for name in ("tensor_active", "dram_tb_s")}
-        )
+    merged = _by_device_time(rows, _PRODUCT, "tensor_active", "dram_tb_s")
+    for row in merged:
         flops = row["flops"] and row["flops"] * row["count"] / 1e6
         row["tflops"] = _ratio(flops, row["device_us"])
         row |= {f"share_of_{most}": _ratio(row["tflops"], row[f"{most}_tflops"]) for most in ("peak", "roof")}
-        merged.append(row | {"measured_flops_per_byte": _ratio(row["tflops"], row["dram_tb_s"])})
+        row["measured_flops_per_byte"] = _ratio(row["tflops"], row["dram_tb_s"])
+    return merged
+
+
+def _by_device_time(rows: Rows, keys: Sequence[str], *means: str) -> Rows:
+    """Rows that are alike in some columns as one each, with means of others that are weighted by device time."""
+    merged = [
+        mine[0] | _added(mine, "count", "device_us") | {name: _weighted(mine, name) for name in means}
+        for mine in grouped(rows, *keys).values()
+    ]
     return sorted(merged, key=lambda row: -row["device_us"])
 
 

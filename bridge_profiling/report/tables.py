@@ -4,24 +4,17 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from statistics import median
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-import pyarrow as pa
-
-from bridge_profiling.facts.intervals import grouped
-from bridge_profiling.facts.parts import BY_ACTIVITY
 from bridge_profiling.facts.phases import KINDS
-from bridge_profiling.facts.words import UNKNOWN, fill, named_ranks, written
-from bridge_profiling.manifest import RankCapture
-from bridge_profiling.report import rows as summed
+from bridge_profiling.facts.words import UNKNOWN, fill, written
 from bridge_profiling.report import words
-from bridge_profiling.report.figures import HOST_PARTS, PARTS, visible_parts
+from bridge_profiling.report.figures import HOST_PARTS, PARTS, VIEWS
 from bridge_profiling.report.rows import Rows
-from bridge_profiling.report.views import Cell, Row, TableView, Target
-from bridge_profiling.traces.types import RankInfo
+from bridge_profiling.report.views import Cell, Row, SectionView, TableView
 
 #: Units in names of columns, and the formats of values with each.
 _UNITS = words.UNITS | {"us": "bare_ms", "gbs": "bandwidth"}
@@ -69,139 +62,73 @@ class _Column:
         return Cell(written(self.form, value), value if isinstance(value, (int, float)) else None)
 
 
-def view(
-    id: str,
-    rows: Rows,
-    most_rows: int | None = None,
-    *,
-    note: str = "",
-    more: Mapping[str, str] | None = None,
-    shown_as: str = "",
-    **said: str,
-) -> TableView:
+def declared(id: str) -> dict[str, Any]:
+    """The declaration of a table, with what it takes from another one."""
+    every = words.resource("tables")
+    return every.get(every[id].get("like"), {}) | every[id]
+
+
+def sections(rows: Mapping[str, Rows], side: str = "") -> list[SectionView]:
+    """A section for each table that has rows, by its short name; `side`: what comes before it, as "Before: "."""
+    views = {f"{side}{declared(id)['short']}": view(id, found) for id, found in rows.items() if found}
+    ids = {name: name.lower().replace(": ", "-").replace(" ", "-") for name in views}
+    return [SectionView(ids[name], f"{side}{table.title}", tables=[table], short=name) for name, table in views.items()]
+
+
+def view(id: str, rows: Rows, most: int | None = None, *, place: str = "page", note: str = "") -> TableView:
     """A table of rows.
 
     Args:
         id: of the table in `tables.toml`.
         rows: the rows.
-        most_rows: how many of them the table has at most; a note counts the others.
+        most: how many of them the table has at most; a note counts the others. None for the declared number.
+        place: where it is shown, which decides that number.
         note: a further note.
-        more: headings and names of the columns that "*" stands for.
-        shown_as: its id on the page; "" for the same.
-        said: what the title names.
     """
-    table, every = words.resource("tables")[id], list(rows)
+    table, every = declared(id), list(rows)
     order, kinds, less = table.get("order"), table.get("kinds"), table.get("less", "with less time")
-    added = [f"{heading} = {name}" for heading, name in (more or {}).items()]
-    declared = [part for each in table["columns"] for part in (added if each == "*" else [each])]
-    columns = [
-        each for each in map(_Column.of, declared) if not each.condition or any(row.get(each.condition) for row in every)
-    ]
+    names_of_parts = (
+        HOST_PARTS if table.get("parts") == "host" else {part: PARTS[part] for part in VIEWS.get(table.get("parts", ""), ())}
+    )
+    parts = [f"{name} = {part} ?" for part, (name, _) in names_of_parts.items()]
+    made = [part for each in table["columns"] for part in (parts if each == "*" else [each])]
+    columns = [each for each in map(_Column.of, made) if not each.condition or any(row.get(each.condition) for row in every)]
     if order:
         every.sort(key=lambda row: -(row[order] or 0))
-    shown = every[:most_rows]
+    most = table.get("most", {}).get(place) if most is None else most
+    shown = every[:most]
     left = len(every) - len(shown) if less else 0
     noted = f"{left:,} more {less}: bridge-profiling analyze --json lists them. " if left else ""
-    names = [column.name for column in columns]
+    unmarked = not any(row.get("iterations") for row in every)
+    marked = {name: texts[unmarked] for name, texts in table.get("marked", {}).items()}
+    said = {**(every[0] if every else {}), **marked, "shown": len(shown), "all": len(every)}
+    names, found = [column.name for column in columns], {row[kinds] for row in shown} if kinds else set()
     return TableView(
-        shown_as or id,
-        table["title"].format(shown=len(shown), all=len(every), **said),
+        id,
+        table["title"].format_map(defaultdict(str, said)),
         [column.heading for column in columns],
         [[column.cell(row) for column in columns] for row in shown],
-        filters=None if kinds is None else sorted({row[kinds] for row in shown} if kinds else ()),
+        filters=None if kinds is None else [kind for kind in (*KINDS, *sorted(found - {*KINDS})) if kind in found],
         sorted_by=names.index(order) if order in names else 0,
-        note=f"{noted}{note}".strip(),
+        note=f"{noted}{NOTES[id](every, shown) if id in NOTES else note}".strip(),
         **{name: table[name] for name in _SHOWN if name in table},
     )
 
 
-def typical(rows: Rows, without_device: Collection[tuple[int, str]]) -> TableView:
-    """Rows of `RunFacts.typical_iteration`; ranks without a device have a duration only."""
-    known = {"rank", "source", "duration_us", "iterations"}
-    on_cpus = [(row["rank"], row["source"]) in without_device for row in rows]
-    shown = [row | dict.fromkeys(row.keys() - known) if on_cpu else row for row, on_cpu in zip(rows, on_cpus, strict=True)]
-    return view("typical", shown)
+def _differing(every: Rows, shown: Rows) -> str:
+    return "A +: launches differ, and the most frequent is shown." if any(row["configurations"] > 1 for row in shown) else ""
 
 
-def attribution(bars: Rows, by: str = "cause") -> TableView:
-    """Bars of the attribution figure in numbers; each has a `label`."""
-    return view(f"attribution-by-{by}", bars, more={PARTS[part][0]: part for part in visible_parts(bars, by)})
+def _unknown_counters(every: Rows, shown: Rows) -> str:
+    unknown = [row for row in every if row["samples_per_call"] < 1]
+    if not unknown:
+        return ""
+    spent = sum(row["device_us"] for row in unknown) / sum(row["device_us"] for row in every)
+    return words.say("unknown_counters", "1 kernel is" if len(unknown) == 1 else f"{len(unknown):,} kernels are", spent)
 
 
-def host(ranks: Rows) -> TableView:
-    """The parts of each rank's mean iteration, from `rows.mean_host_iterations`."""
-    return view("host", ranks, more={name: f"{part} ?" for part, (name, _) in HOST_PARTS.items()})
-
-
-def spread(rows: Rows) -> TableView:
-    """How the ranks of a large job differ, from rows of `RunFacts.attribution`."""
-    lines = []
-    for part in ("duration_us", *visible_parts(rows), *BY_ACTIVITY[1:]):
-        values = sorted(row[part] for row in rows)
-        low, high = (values[min(int(share * len(values)), len(values) - 1)] for share in (0.05, 0.95))
-        name = "iteration" if part == "duration_us" else PARTS[part][0]
-        ends = {"minimum_us": values[0], "low_us": low, "high_us": high, "maximum_us": values[-1]}
-        lines.append({"part": name, "median_us": median(values), **ends})
-    return view("spread", lines)
-
-
-def kernels(rows: Rows, count: int) -> TableView:
-    """Rows of `RunFacts.kernels`."""
-    differ = any(row["configurations"] > 1 for row in rows[:count])
-    note = "A +: launches differ, and the most frequent is shown." if differ else ""
-    return view("kernels", summed.shares(rows), count, note=note)
-
-
-def operators(of_ranks: pa.Table, count: int, places: Mapping[str, Target] | None = None) -> TableView:
-    """`RunFacts.operators`; `places`: where the timeline shows the longest call of each name."""
-    found = summed.operators(of_ranks)
-    if places:
-        found = [row | {"longest": Cell("", target=places.get(row["name"]))} for row in found]
-    return view("operators", found, count, ranks=named_ranks(sorted(set(of_ranks["rank"].to_pylist()))))
-
-
-def kernel_counters(rows: Rows, count: int) -> TableView:
-    """Rows of `RunFacts.kernel_counters`: the kernels that take the most device time."""
-    merged = summed.kernel_counters(rows)
-    unknown = [row for row in merged if row["samples_per_call"] < 1]
-    note = ""
-    if unknown:
-        spent = sum(row["device_us"] for row in unknown) / sum(row["device_us"] for row in rows)
-        shorter = "1 kernel is" if len(unknown) == 1 else f"{len(unknown):,} kernels are"
-        note = (
-            f"{shorter} shorter than the time between two samples ({words.percent(spent)} of the device time), which leaves"
-            " their counters unknown. nsys_extra_args=--gpu-metrics-frequency=200000 samples more often."
-        )
-    return view("kernel-counters", merged, count, note=note)
-
-
-def system_calls(rows: Rows, count: int) -> TableView:
-    """Rows of `RunFacts.system_calls`."""
-    when = "an iteration" if any(row["iterations"] for row in rows) else "the whole capture"
-    return view("system-calls", rows, count, when=when)
-
-
-def phases(rows: Rows, count: int, *, of_device: bool, library: bool = True) -> TableView:
-    """Rows of `RunFacts.phases`, one per name; see `rows.phases`."""
-    merged = [row | {"of_device": of_device} for row in summed.phases(rows, library=library)]
-    each = "iteration" if any(row["iterations"] for row in merged) else "rank"
-    return view("phases", merged, count, per=_per(merged), each=each)
-
-
-def phases_of_ranks(rows: Rows, count: int, places: Sequence[Target | None], *, of_device: bool) -> TableView:
-    """Rows of `RunFacts.phases`, one per name and rank; `places`: for each, where the timeline shows its longest call."""
-    shown = [
-        summed.with_counters(row)
-        | {"of_device": of_device, "on_host": not of_device}
-        | {"longest": Cell("", row["longest_us"], target=place) if any(places) else None}
-        for row, place in zip(rows, places, strict=True)
-    ]
-    found = view("phases-by-rank", shown, count, per=_per(rows))
-    return replace(found, filters=[kind for kind in KINDS if kind in (found.filters or ())])
-
-
-def _per(rows: Rows) -> str:
-    return "per iteration" if any(row["iterations"] for row in rows) else "in the whole capture"
+#: Notes on the rows of tables and on those shown, by the tables' ids.
+NOTES: Mapping[str, Callable[[Rows, Rows], str]] = {"kernels": _differing, "kernel-counters": _unknown_counters}
 
 
 def _launch(row: Row) -> Cell:
@@ -256,37 +183,3 @@ FUNCTIONS: Mapping[str, Callable[[Row], Cell | str]] = {
     "resources": _resources,
     "slow": _slow,
 }
-
-
-def captures(
-    infos: Iterable[RankInfo],
-    manifests: Mapping[int, RankCapture],
-    iterations: Rows,
-    offsets: Mapping[int, Row],
-    uneventful: int | None,
-) -> TableView:
-    """How complete each rank's capture is; of the complete ones the first `uneventful`, None for all."""
-    boundaries = grouped(iterations, "rank")
-    rows, quiet = [], 0
-    for info in infos:
-        manifest, offset = manifests.get(info.rank), offsets.get(info.rank, {})
-        status = manifest.manifest.status if manifest else "partial" if info.partial else "no manifest"
-        sound = status in ("complete", "no manifest") and not info.error
-        quiet += sound
-        if sound and uneventful is not None and quiet > uneventful:
-            continue
-        boundary = [row["boundary"] for row in boundaries.get(info.rank, ())]
-        edges = f", {sum(boundary)} at the profiler's edges" if any(boundary) else ""
-        row = {
-            "rank": f"rank {info.rank}",
-            "status": f"{status}{', cut short' if info.error and info.judged else '' if info.judged else ', not judged'}",
-            "iterations": f"{len(boundary)}{edges}",
-            **{name: offset.get(name) for name in ("offset_ns", "residual_ns")},
-            "host": info.host or None,
-        }
-        for name, profiled in (("profiled", True), ("not_profiled", False)):
-            durations_ns = manifest.durations_ns(profiled=profiled) if manifest else []
-            row[name] = median(durations_ns) / 1e3 if durations_ns else None
-        rows.append(row)
-    left = 0 if uneventful is None else max(quiet - uneventful, 0)
-    return view("captures", rows, note=f"{left:,} more ranks without problems." if left else "")

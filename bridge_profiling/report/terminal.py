@@ -158,7 +158,8 @@ def _print_bars(figure: Figure, console: Console) -> None:
     labels = figure["data"][0]["y"]
     totals = [sum(trace["x"][row] for trace in figure["data"]) for row in range(len(labels))]
     longest = max(totals) or 1.0
-    table = Table(title="The median iteration", title_justify="left", box=None, pad_edge=False)
+    whole = figure["layout"]["xaxis"]["title"]["text"].removeprefix("ms of the ")
+    table = Table(title=f"The {whole}", title_justify="left", box=None, pad_edge=False)
     for heading in ("", "", "ms", figure["data"][0]["name"]):
         table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
     legend: dict[str, Text] = {}

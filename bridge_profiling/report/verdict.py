@@ -18,6 +18,7 @@ from bridge_profiling.facts.run import RunFacts
 from bridge_profiling.facts.types import sentences
 from bridge_profiling.facts.words import named_ranks
 from bridge_profiling.findings import Confidence, Finding
+from bridge_profiling.findings.scorecard import scorecard
 from bridge_profiling.findings.unprofiled import Unprofiled, timed_iterations, usual_cost_us
 from bridge_profiling.report import words
 from bridge_profiling.report.figures import HOST_PARTS, PARTS
@@ -62,6 +63,7 @@ class Conclusion:
     profiler_us: float | None  # time that profiling added to an iteration, from the manifests: the median over ranks
     unprofiled: Unprofiled | None  # the iteration without the profiler
     bench: AgainstBench | None  # the run compared with benchmarks
+    scorecard: Rows  # the checklist
 
     @property
     def typical_us(self) -> float | None:
@@ -115,7 +117,8 @@ def conclude(
     else:
         outcome = Outcome.memory_only if _snapshots(facts) else Outcome.too_little
     profiler_us = unprofiled.measured_cost_us if unprofiled else usual_cost_us(timed_iterations(facts.manifests))
-    return Conclusion(outcome, findings, on_devices, on_cpus, without_device, profiler_us, unprofiled, bench)
+    checks = scorecard(facts).to_pylist()
+    return Conclusion(outcome, findings, on_devices, on_cpus, without_device, profiler_us, unprofiled, bench, checks)
 
 
 def _snapshots(facts: RunFacts) -> list[int]:
@@ -151,7 +154,7 @@ def verdict(facts: RunFacts, found: Conclusion) -> Verdict:
     findings = [finding for finding in findings if finding.id != _OVERHEAD]
     # A device that is not busy is a symptom of the others.
     causes = [finding for finding in findings if finding.id != "low_device_busy"] or findings
-    first = [_advice(finding, len(facts.infos)) for finding in causes[:_FIRST]]
+    first = [_advice(finding, len(facts.infos) - len(facts.unjudged)) for finding in causes[:_FIRST]]
     return Verdict(headline, sentences, first, list(_caveats(facts, found)))
 
 
@@ -236,9 +239,9 @@ def _saving(found: Conclusion) -> Iterator[str]:
         yield words.say("share_of", found.unprofiled.iteration_us)
 
 
-def _advice(finding: Finding, captured: int) -> str:
+def _advice(finding: Finding, judged: int) -> str:
     """The first sentence of a finding's advice, for the responsible ranks."""
-    who = f"{words.sentence(named_ranks(finding.ranks))[:-1]}: " if finding.ranks and len(finding.ranks) < captured else ""
+    who = f"{words.sentence(named_ranks(finding.ranks))[:-1]}: " if finding.ranks and len(finding.ranks) < judged else ""
     return f"{who}{words.first_sentence(finding.action)}"
 
 

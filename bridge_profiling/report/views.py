@@ -112,15 +112,9 @@ def section(
     texts = words.text("sections", id)
     found = [each for each in tables if each.rows]
     view = SectionView(id, texts["title"], short=texts.get("short", ""), figures=figures, tables=found, **more)
-    text = texts.get("nothing" if view.empty else "text")
-    return replace(view, paragraphs=[*([text] if text else []), *paragraphs])
-
-
-def table_sections(tables: Mapping[str, TableView], side: str = "") -> list[SectionView]:
-    """A section for each table that has rows, by its short name; `side`: what comes before it, as "Before: "."""
-    named = {f"{side}{name}": table for name, table in tables.items() if table.rows}
-    ids = {name: name.lower().replace(": ", "-").replace(" ", "-") for name in named}
-    return [SectionView(ids[name], f"{side}{table.title}", tables=[table], short=name) for name, table in named.items()]
+    nothing = view.empty and "nothing" in texts
+    text, kind = texts.get("nothing" if view.empty else "text"), "" if nothing else texts.get("kind", "")
+    return replace(view, paragraphs=[*([text] if text else []), *paragraphs], kind=kind)
 
 
 @dataclass(frozen=True)

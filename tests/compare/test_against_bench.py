@@ -12,7 +12,7 @@ import pytest
 from bridge_profiling.bench import results as bench_results
 from bridge_profiling.compare.bench import interpolated
 from bridge_profiling.errors import ProfilingConfigError
-from bridge_profiling.report.bench_view import section
+from bridge_profiling.report.comparison_view import bench_section
 from bridge_profiling.run import Run
 from tests.planted.cases import CASES
 from tests.report.published import problems
@@ -84,7 +84,7 @@ def test_each_group_is_compared_with_as_many_ranks_at_its_own_sizes(compared):
     gathers = [row for row in rows_of(run, "DATA_PARALLEL_GROUP_WITH_CP") if row["operation"] == "all_gather"]
     assert [row["alone_bus_bandwidth_gbs"] for row in gathers] == [pytest.approx(gbs_of(75_544_576) / 2)] * 2
     fell_short = "all_reduce in group tensor model parallel on ranks 0-1 reached 27% of the benchmark's bandwidth (26 of "
-    assert [sentence.startswith(fell_short) for sentence in section(run.bench).paragraphs].count(True) == 1
+    assert [sentence.startswith(fell_short) for sentence in bench_section(run.bench).paragraphs].count(True) == 1
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_a_file_next_to_the_captures_is_taken_and_one_of_something_else_is_repor
     path = folder / "bench.json"
     try:
         bench_results.write(path, [collectives()])
-        assert "bench.json, found next to the captures" in section(run_of(folder).bench).paragraphs[0]
+        assert "bench.json, found next to the captures" in bench_section(run_of(folder).bench).paragraphs[0]
         path.write_text('{"results": "of another tool"}')
         run = run_of(folder)
         assert run.bench is None

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from bridge_profiling.report.measurements import flops_rows, phase_memory_rows, training_facts, wall_clock_rows
+from bridge_profiling.report.measurements import flops_profile, phase_memory, training_facts, wall_clock
 from bridge_profiling.report.tables import view
 from bridge_profiling.run import Run
 from tests.report.known import manifest
@@ -28,7 +28,7 @@ def test_memory_by_phase_and_deepspeeds_timers():
     measured.manifest.framework = _FRAMEWORK
     other.manifest.framework = {"phase_memory": {"phase": "forward"}, "wall_clock_breakdown": {"timers_ms": {"fwd": "fast"}}}
     unavailable.manifest.framework = {"phase_memory": "this rank has no CUDA device"}
-    answers = {"phase-memory": phase_memory_rows, "wall-clock": wall_clock_rows, "flops-profile": flops_rows}
+    answers = {"phase-memory": phase_memory, "wall-clock": wall_clock, "flops-profile": flops_profile}
     tables = [view(name, rows([measured, other, unavailable])) for name, rows in answers.items()]
     assert [[[cell.text for cell in row] for row in table.rows] for table in tables] == [
         [["0", "forward", "2", "2.0 MiB", "6.0 MiB", "8.0 MiB"], ["0", "backward", "1", "5.0 MiB", "1.0 MiB", "9.0 MiB"]],

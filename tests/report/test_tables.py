@@ -6,7 +6,7 @@ from bridge_profiling.report import figures, tables, words
 
 
 def test_every_declared_column_can_be_written_and_every_function_is_declared():
-    columns = [tables._Column.of(each) for table in words.resource("tables").values() for each in table["columns"]]
+    columns = [tables._Column.of(each) for id in words.resource("tables") for each in tables.declared(id)["columns"]]
     called = {column.name[:-2] for column in columns if column.name.endswith("()")}
     assert called == set(tables.FUNCTIONS)
     assert {column.heading for column in columns if column.name == "exposed_communication_us"} == {
@@ -18,14 +18,14 @@ def test_every_declared_column_can_be_written_and_every_function_is_declared():
 def test_rows_are_sorted_and_cut_and_columns_without_values_left_out():
     call = {"rank": 0, "calls": 2.0, "share": None, "longest_us": 500.0, "iterations": 0}
     rows = [call | {"name": name, "time_us": time_us} for name, time_us in (("poll", 2e3), ("read", 3e6), ("open", 1e3))]
-    view = tables.system_calls(rows, 2)
+    view = tables.view("system-calls", rows, 2)
     assert view.columns == ["rank", "calls", "ms", "longest ms", "name"]
     assert [[cell.text for cell in row] for row in view.rows] == [
         ["0", "2.0", "3,000.00", "0.50", "read"],
         ["0", "2.0", "2.00", "0.50", "poll"],
     ]
     assert (view.sorted_by, view.note) == (2, "1 more with less time: bridge-profiling analyze --json lists them.")
-    marked = tables.system_calls([row | {"iterations": 3, "share": 0.5} for row in rows], 2)
+    marked = tables.view("system-calls", [row | {"iterations": 3, "share": 0.5} for row in rows], 2)
     assert ("of the iteration" in marked.columns, "in an iteration" in marked.title) == (True, True)
 
 
