@@ -28,6 +28,7 @@ from bridge_profiling.facts.intervals import grouped, totals
 from bridge_profiling.facts.memory import difference
 from bridge_profiling.facts.parts import BY_ACTIVITY, BY_CAUSE
 from bridge_profiling.facts.statistics import LEVEL, Change, Estimate, Spread, median_of, spread_of, trend_of
+from bridge_profiling.facts.types import document_key, documented
 from bridge_profiling.traces.tables import fields
 
 SCHEMA_VERSION = 1
@@ -106,7 +107,7 @@ class Comparison:
     def empty(self) -> bool:
         """Whether nothing differs, as between a run and itself."""
         quiet = not any(changed(getattr(self, name)) for name in KEYS) and not changed_memory(self.memory)
-        still = self.step is None or self.step.verdict == "unchanged" or not self.step.us.change
+        still = self.step is None or self.step.verdict == "unchanged" or not self.step.ns.change
         return quiet and still and not self.differences and not self.findings_came and not self.findings_went
 
     @property
@@ -139,7 +140,7 @@ class Comparison:
         parts = {
             name: {part: _change(each) for part, each in getattr(self, name).items()} for name in ("by_cause", "by_activity")
         }
-        return {
+        found = {
             "schema_version": SCHEMA_VERSION,
             "base": self.base,
             "other": self.other,
@@ -148,21 +149,22 @@ class Comparison:
             "step": self.step_document(),
             "profiled_step": None if self.profiled is None else _change(self.profiled),
             **parts,
-            "ranks": self.ranks.to_pylist(),
+            "ranks": [row | {"largest": document_key(row["largest"])} for row in self.ranks.to_pylist()],
             **{name: changed(getattr(self, name)) for name in KEYS},
-            "memory": self.memory.to_pylist(),
+            "memory": self.memory,
             "memory_sites": self.changed_sites,
             "findings_came": [_finding(each) for each in self.findings_came],
             "findings_went": [_finding(each) for each in self.findings_went],
             "limitations": self.limitations,
         }
+        return documented(found)
 
     def step_document(self) -> dict[str, Any] | None:
         """The change of the median iteration as plain data."""
         if self.step is None:
             return None
         known = {name: getattr(self.step, name) for name in ("verdict", "evidence", "method", "reason")}
-        return _change(self.step.us) | known | {"samples": list(self.step.samples), "level": LEVEL}
+        return _change(self.step.ns) | known | {"samples": list(self.step.samples), "level": LEVEL}
 
     def to_json(self) -> str:
         """`document` as text: the output of `bridge-profiling compare BASE OTHER --json`."""
@@ -176,10 +178,10 @@ class SeriesRun:
     Args:
         name: path of the run.
         captured_unix_ns: when its manifests were written, by their clock, nanoseconds since 1970; None without one.
-        step_us: median iteration in microseconds; None without iterations.
+        step_ns: median iteration in nanoseconds; None without iterations.
         samples: number of iterations that the median is of.
-        spread_us: how much these iterations differ, in microseconds; None without iterations.
-        parts: microseconds of each part (`BY_CAUSE`, `BY_ACTIVITY`) of the mean captured iteration, and its `duration_us`;
+        spread_ns: how much these iterations differ, in nanoseconds; None without iterations.
+        parts: nanoseconds of each part (`BY_CAUSE`, `BY_ACTIVITY`) of the mean captured iteration, and its `duration_ns`;
             empty without captured iterations.
         peak_bytes: highest peak of allocated memory of its devices; None if no memory was recorded.
         against_first: comparison with the first run; None for the first.
@@ -188,9 +190,9 @@ class SeriesRun:
 
     name: str
     captured_unix_ns: int | None
-    step_us: Estimate | None
+    step_ns: Estimate | None
     samples: int
-    spread_us: Spread | None
+    spread_ns: Spread | None
     parts: dict[str, float]
     peak_bytes: int | None
     against_first: Comparison | None
@@ -203,15 +205,15 @@ class Series:
 
     Args:
         runs: at least three.
-        over_runs_us: how much the runs' median iterations differ, in microseconds; None without iterations.
+        over_runs_ns: how much the runs' median iterations differ, in nanoseconds; None without iterations.
         evidence: iterations that all medians are of: `unprofiled` if every run timed enough of them, else `profiled`.
-        trend: change of the median iteration from one run to the next, in microseconds; None if it is not supported.
+        trend: change of the median iteration from one run to the next, in nanoseconds; None if it is not supported.
         no_trend: why no trend is supported; None otherwise.
         limitations: caveats as sentences.
     """
 
     runs: list[SeriesRun]
-    over_runs_us: Spread | None
+    over_runs_ns: Spread | None
     evidence: str
     trend: Estimate | None
     no_trend: str | None
@@ -219,18 +221,19 @@ class Series:
 
     def document(self) -> dict[str, Any]:
         """All of it as plain data."""
-        return {
+        found = {
             "schema_version": SCHEMA_VERSION,
             "evidence": self.evidence,
             "level": LEVEL,
             "runs": [
                 _plain(vars(run) | {name: _against_document(getattr(run, name)) for name in _AGAINST}) for run in self.runs
             ],
-            "over_runs_us": _plain(self.over_runs_us),
-            "trend_us_per_run": _plain(self.trend),
+            "over_runs_ns": _plain(self.over_runs_ns),
+            "trend_ns_per_run": _plain(self.trend),
             "no_trend": self.no_trend,
             "limitations": self.limitations,
         }
+        return documented(found)
 
     def to_json(self) -> str:
         """`document` as text: the output of `bridge-profiling compare --json` for three or more runs."""
@@ -279,7 +282,7 @@ def compare_series(runs: Sequence[Comparable], *, noise: Noise | None = None) ->
     require(len(runs) >= 3, f"a series of {len(runs)} runs", why="a series needs three", instead="Use compare() for two runs")
     sides = _with_steps([[run] for run in runs])
     every = [measured for side in sides for measured in side]
-    evidence = of_steps.best_evidence([each for each in every if each[1] is not None or of_steps.unprofiled_us(*each)])
+    evidence = of_steps.best_evidence([each for each in every if each[1] is not None or of_steps.unprofiled_ns(*each)])
     known = [[steps] for _, steps in every if steps is not None]
     equal_parts = iter(of_steps.with_equal_parts(*known))
     found: list[SeriesRun] = []
@@ -295,20 +298,20 @@ def compare_series(runs: Sequence[Comparable], *, noise: Noise | None = None) ->
             SeriesRun(
                 name=str(run.facts.path),
                 captured_unix_ns=min((clock.unix_ns for clock in clocks if clock is not None), default=None),
-                step_us=median,
+                step_ns=median,
                 samples=len(times),
-                spread_us=spread_of(times) if times else None,
+                spread_ns=spread_of(times) if times else None,
                 parts={} if steps is None else {name: float(of.mean()) for name, of in next(equal_parts)[0].parts.items()},
                 peak_bytes=max((peak for peak in run.facts.memory["peak_bytes"].to_pylist() if peak is not None), default=None),
                 against_first=against.get(0),
                 against_previous=against.get(number - 1),
             )
         )
-    medians = [run.step_us.value for run in found if run.step_us is not None]
+    medians = [run.step_ns.value for run in found if run.step_ns is not None]
     trend, no_trend = trend_of(medians)
     return Series(
         runs=found,
-        over_runs_us=spread_of(medians) if medians else None,
+        over_runs_ns=spread_of(medians) if medians else None,
         evidence=evidence,
         trend=trend,
         no_trend=no_trend,
@@ -336,9 +339,9 @@ def _compare(before: Side, after: Side, noise: Noise, evidence: str | None = Non
     found = {of: (events.events_of(before, of, rekey.get(of)), events.events_of(after, of, rekey.get(of))) for of in KEYS}
     communication = found["communication"]
     found["communication"] = events.comparable(*communication)
-    means = [float(each.parts["duration_us"].mean()) for each in base]
+    means = [float(each.parts["duration_ns"].mean()) for each in base]
     # Without iterations, every change of an event counts.
-    step_us = sum(means) / len(means) if means else 0.0
+    step_ns = sum(means) / len(means) if means else 0.0
     evidence = evidence or of_steps.best_evidence([*before, *after])
     return Comparison(
         base=[str(run.facts.path) for run in runs[0]],
@@ -350,7 +353,7 @@ def _compare(before: Side, after: Side, noise: Noise, evidence: str | None = Non
         by_activity=of_steps.split(base, other, BY_ACTIVITY) if marked else {},
         ranks=_table(of_steps.split_by_rank(base, other), "rank"),
         **{
-            of: _table(events.changes(before, after, of, step_us=step_us, noise=noise), "change", *KEYS[of])
+            of: _table(events.changes(before, after, of, step_ns=step_ns, noise=noise), "change", *KEYS[of])
             for of, (before, after) in found.items()
         },
         memory=_memory(runs),
@@ -411,8 +414,8 @@ def _finding(finding: Any) -> dict[str, Any]:
 
 
 def _change(change: Change) -> dict[str, Any]:
-    us = {f"{name}_us": getattr(change, name) for name in ("base", "other", "change", "low", "high")}
-    return us | {"relative": change.relative, "speedup": change.speedup, "significant": change.significant}
+    times = {f"{name}_ns": getattr(change, name) for name in ("base", "other", "change", "low", "high")}
+    return times | {"relative": change.relative, "speedup": change.speedup, "significant": change.significant}
 
 
 def _against_document(comparison: Comparison | None) -> dict[str, Any] | None:
@@ -426,6 +429,6 @@ def _against_document(comparison: Comparison | None) -> dict[str, Any] | None:
         "differences": _plain(comparison.differences),
         "explains_most": None
         if explains is None
-        else {"part": explains[0], "change_us": explains[1].change, "significant": explains[1].significant},
+        else {"part": document_key(explains[0]), "change_ns": explains[1].change, "significant": explains[1].significant},
         "undecided": comparison.undecided,
     }
