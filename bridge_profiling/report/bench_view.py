@@ -61,7 +61,7 @@ def alone_tables(bench: AgainstBench) -> list[TableView]:
 
 
 def _by_time(bench: AgainstBench) -> list[dict[str, Any]]:
-    return sorted(bench.communication.to_pylist(), key=lambda row: -(row["transfer_us"] or 0.0))
+    return sorted(bench.communication.to_pylist(), key=lambda row: -(row["transfer_ns"] or 0.0))
 
 
 def _group(row: Row, separator: str) -> str:

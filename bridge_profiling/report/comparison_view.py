@@ -61,7 +61,7 @@ def _sentences(comparison: Comparison) -> Iterator[str]:
     step, profiled, explains = comparison.step, comparison.profiled, comparison.explains_most
     verdict = "nothing" if comparison.empty else "no_iterations" if step is None else step.verdict
     known = {"name": _names(comparison)[1], "step": step, "level": LEVEL, "reason": step and (step.reason or "too little data")}
-    yield words.say(f"compared_{verdict}", seen=words.say("compared_seen", step.us) if step else "", **known)
+    yield words.say(f"compared_{verdict}", seen=words.say("compared_seen", step.ns) if step else "", **known)
     if not comparison.same_work:
         yield words.say("different_work", ", ".join(each.topic for each in comparison.differences if each.concerns == "work"))
     if step is not None and step.verdict != "unknown":
@@ -76,10 +76,10 @@ def _sentences(comparison: Comparison) -> Iterator[str]:
 def _tables(comparison: Comparison) -> dict[str, TableView]:
     """Tables by the short names of their sections."""
     ranks = comparison.ranks.to_pylist()
-    ranks = [row | {"most": _changed_most(row)} for row in ranks] if any(row["change_duration_us"] for row in ranks) else []
+    ranks = [row | {"most": _changed_most(row)} for row in ranks] if any(row["change_duration_ns"] for row in ranks) else []
     copies = [row | {"name": tables.copy_kind(row)} for row in changed(comparison.copies)]
     communication = comparison.communication.to_pylist()
-    communication = [row for row in communication if row["change"] is not None or abs(row["change_wait_us"]) >= 1]
+    communication = [row for row in communication if row["change"] is not None or abs(row["change_wait_ns"]) >= 1e3]
     operators = "Host operators, own time over the whole capture, profiler overhead included,"
     memory = comparison.memory.to_pylist()
     memory = [row for row in memory if row["change_peak_bytes"] or row["change_growth_bytes_per_iteration"]]
@@ -113,14 +113,14 @@ def _parts(parts: dict[str, Change], comparison: Comparison) -> Rows:
     ends = "{0.low:signed bare_ms} to {0.high:signed bare_ms}"
     return [
         {"part": name, "interval": UNKNOWN if part.low is None else fill(ends, part)}
-        | {f"{side}_us": getattr(part, side) for side in ("base", "other", "change")}
+        | {f"{side}_ns": getattr(part, side) for side in ("base", "other", "change")}
         for name, part in shown.items()
     ]
 
 
 def _changed_most(row: Row) -> str:
-    changed_us = row[f"change_{row['largest']}"]
-    return f"{PARTS[row['largest']]} {written('signed bare_ms', changed_us)}" if row["change_duration_us"] else ""
+    changed_ns = row[f"change_{row['largest']}"]
+    return f"{PARTS[row['largest']]} {written('signed bare_ms', changed_ns)}" if row["change_duration_ns"] else ""
 
 
 def _events(id: str, what: str, rows: Rows) -> TableView:
@@ -143,7 +143,7 @@ def series_view(series: Series) -> PageView:
     names = distinct_names([run.name for run in series.runs])
     headline, *sentences = _sentences_of_series(series)
     labels = [f"{number} {name}" for number, name in enumerate(names, 1)]
-    figure = figures.series_figure(labels, [run.step_us for run in series.runs], [_changed(run) for run in series.runs])
+    figure = figures.series_figure(labels, [run.step_ns for run in series.runs], [_changed(run) for run in series.runs])
     times, parts = _tables_of_series(series, names)
     rows = [{"label": label, **run.parts} for label, run in zip(labels, series.runs, strict=True) if run.parts]
     axis = "ms of the mean captured iteration"
@@ -175,12 +175,12 @@ def _sentences_of_series(series: Series) -> Iterator[str]:
         differ = f"runs {', '.join(map(str, undecided))} differ" if len(undecided) > 1 else f"run {undecided[0]} differs"
         why = _why(series.runs[undecided[0] - 1].against_previous)
         yield words.say("unknown_from_previous", runs_differ=differ, why=why)
-    spread = series.over_runs_us
+    spread = series.over_runs_ns
     if spread is not None and spread.std is not None:
         deviation = words.say("relative_deviation", spread.std, spread.std / spread.mean) if spread.mean else "0 ms"
         yield words.say("over_runs", spread, deviation=deviation)
     if series.trend is not None and series.trend.low is not None and series.trend.high is not None:
-        yield words.say("trend", series.trend, timed=sum(run.step_us is not None for run in series.runs), level=LEVEL)
+        yield words.say("trend", series.trend, timed=sum(run.step_ns is not None for run in series.runs), level=LEVEL)
 
 
 def _against(number: int, base: int, found: Comparison | None) -> str:
@@ -188,13 +188,13 @@ def _against(number: int, base: int, found: Comparison | None) -> str:
     verdict = "unknown" if found is None or found.step is None else found.step.verdict
     if found is None or found.step is None or verdict in ("unknown", "unchanged"):
         return words.say(f"against_{verdict}", run=number, base=base, step=found and found.step, why=_why(found))
-    us, explains, more = found.step.us, found.explains_most, ""
+    time, explains, more = found.step.ns, found.explains_most, ""
     # A part whose change may be chance explains nothing, nor does one that changed in the other direction.
-    if explains is not None and explains[1].significant is not False and explains[1].change * us.change > 0:
+    if explains is not None and explains[1].significant is not False and explains[1].change * time.change > 0:
         more = f": {PARTS[explains[0]]} {written('change', explains[1].change)}"
     if found.different_work:
         more += f"; the runs are not comparable ({'; '.join(found.different_work)})"
-    return words.say("against_changed", run=number, base=base, step=found.step, share=abs(us.relative or 0.0), more=more)
+    return words.say("against_changed", run=number, base=base, step=found.step, share=abs(time.relative or 0.0), more=more)
 
 
 def _why(found: Comparison | None) -> str:
@@ -207,8 +207,8 @@ def _tables_of_series(series: Series, names: Sequence[str]) -> list[TableView]:
     rows = [
         vars(run)
         | {"run": number, "name": name, **dict.fromkeys(parts), **run.parts}
-        | {"rest_us": sum(run.parts[part] for part in BY_CAUSE if part not in parts) if run.parts else None}
-        | {"median": _median(run.step_us), "first": _change(run.against_first), "previous": _change(run.against_previous)}
+        | {"rest_ns": sum(run.parts[part] for part in BY_CAUSE if part not in parts) if run.parts else None}
+        | {"median": _median(run.step_ns), "first": _change(run.against_first), "previous": _change(run.against_previous)}
         for number, (run, name) in enumerate(zip(series.runs, names, strict=True), 1)
     ]
     which = "without profiling" if series.evidence == "unprofiled" else "in the captures"
@@ -234,5 +234,5 @@ def _median(found: Estimate | None) -> str:
 def _change(found: Comparison | None) -> str:
     if found is None or found.step is None:
         return UNKNOWN
-    us, verdict = found.step.us, "no difference" if found.step.verdict == "unchanged" else found.step.verdict
-    return f"{written('signed percent', us.relative)}, {written('speedup', us.speedup)}, {verdict}"
+    time, verdict = found.step.ns, "no difference" if found.step.verdict == "unchanged" else found.step.verdict
+    return f"{written('signed percent', time.relative)}, {written('speedup', time.speedup)}, {verdict}"

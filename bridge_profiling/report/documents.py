@@ -24,11 +24,11 @@ row = Declarations(
     COLUMNS,
     (__package__, "documents.toml"),
     known={
-        "Cause": choice(*(each.removesuffix("_us") for each in BY_CAUSE)),
+        "Cause": choice(*(each.removesuffix("_ns") for each in BY_CAUSE)),
         "Confidence": choice(*Confidence),
         "Outcome": choice(*Outcome),
     },
-    parts=BY_CAUSE,
+    parts=[each.replace("_ns", "_us") for each in BY_CAUSE],
 )
 
 

@@ -1,7 +1,7 @@
 """The document that `bridge-profiling analyze --json` and `report --json` print; `run_document.toml` has its keys.
 
-Keys may be added; within a `schema_version` none changes its meaning. Times are microseconds, sizes bytes, bandwidths
-10⁹ bytes per second.
+Keys may be added; within a `schema_version` none changes its meaning. Times are microseconds, points in
+time nanoseconds, sizes bytes, bandwidths 10⁹ bytes per second.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pyarrow as pa
 from bridge_profiling.compare.bench import with_alone
 from bridge_profiling.facts.parts import BY_CAUSE
 from bridge_profiling.facts.run import RunFacts
-from bridge_profiling.facts.types import Row
+from bridge_profiling.facts.types import Row, documented
 from bridge_profiling.findings.scorecard import scorecard
 from bridge_profiling.report import measurements
 from bridge_profiling.report.documents import row as declared
@@ -34,27 +34,27 @@ def document(facts: RunFacts, found: Conclusion) -> dict[str, Any]:
     """Every answer about a run as plain data."""
     return {
         "schema_version": 1,
-        "verdict": _verdict(facts, found),
-        "budget": _budget(facts, found),
+        "verdict": documented(_verdict(facts, found)),
+        "budget": documented(_budget(facts, found)),
         "scorecard": scorecard(facts).to_pylist(),
         "measured": {
             "training": measurements.training_rows(facts.manifests),
             "phase_memory": measurements.phase_memory_rows(facts.manifests),
-            "wall_clock": measurements.wall_clock_rows(facts.manifests),
-            "flops_profile": measurements.flops_rows(facts.manifests),
+            "wall_clock": documented(measurements.wall_clock_rows(facts.manifests)),
+            "flops_profile": documented(measurements.flops_rows(facts.manifests)),
         },
         "ranks": _ranks(facts),
         "collectives": _collectives(facts),
         "collectives_by_size": [
-            _chosen(declared("SizedCollective"), row | {"ranks": _members(row)}) for row in with_alone(facts).to_pylist()
+            _chosen(declared("SizedCollective"), row | {"ranks": _members(row)}) for row in documented(with_alone(facts))
         ],
-        "memory": facts.memory.to_pylist(),
-        "pipeline": facts.pipeline.to_pylist(),
-        "pipeline_waits": facts.pipeline_waits.to_pylist(),
-        "gpu_metrics": facts.gpu_metrics.to_pylist(),
-        "kernel_counters": facts.kernel_counters.to_pylist(),
-        "bench": None if found.bench is None else found.bench.as_plain_data(),
-        "findings": [_chosen(declared("Finding"), asdict(finding)) for finding in found.findings],
+        "memory": documented(facts.memory),
+        "pipeline": documented(facts.pipeline),
+        "pipeline_waits": documented(facts.pipeline_waits),
+        "gpu_metrics": documented(facts.gpu_metrics),
+        "kernel_counters": documented(facts.kernel_counters),
+        "bench": None if found.bench is None else documented(vars(found.bench)),
+        "findings": [_chosen(declared("Finding"), documented(asdict(finding))) for finding in found.findings],
         # Last: questions add to what the captures cannot show.
         "limitations": facts.limitations,
         "caveats": [asdict(caveat) for caveat in facts.caveats()],
@@ -97,14 +97,14 @@ def _ranks(facts: RunFacts) -> list[dict[str, Any]]:
 def _by_capture(table: pa.Table, row: Row) -> dict[tuple[int, str], list[dict[str, Any]]]:
     """Rows of each rank and source, without these two columns."""
     found: dict[tuple[int, str], list[dict[str, Any]]] = defaultdict(list)
-    for each in table.select(["rank", "source", *row.columns]).to_pylist():
+    for each in documented(table.select(["rank", "source", *row.schema().names])):
         found[each.pop("rank"), each.pop("source")].append(each)
     return found
 
 
 def _verdict(facts: RunFacts, found: Conclusion) -> dict[str, Any]:
     said, first, unprofiled = verdict(facts, found), found.first, found.unprofiled
-    saving_us = None if first is None else first.recoverable_us_per_iteration
+    saving_ns = None if first is None else first.recoverable_ns_per_iteration
     return {
         "outcome": found.outcome.value,
         "headline": said.headline,
@@ -112,18 +112,18 @@ def _verdict(facts: RunFacts, found: Conclusion) -> dict[str, Any]:
         "first": said.first,
         "notes": said.caveats,
         "finding": None if first is None else first.id,
-        "iteration_us": found.typical_us,
+        "iteration_ns": found.typical_ns,
         "iterations": found.fewest_iterations,
-        "recoverable_us_per_iteration": saving_us,
-        "at_most_us_per_iteration": None if first is None else first.at_most_us_per_iteration,
-        "recoverable_share": found.share(saving_us),
-        "total_recoverable_us_per_iteration": found.total_saving_us,
-        "total_recoverable_share": found.share(found.total_saving_us),
+        "recoverable_ns_per_iteration": saving_ns,
+        "at_most_ns_per_iteration": None if first is None else first.at_most_ns_per_iteration,
+        "recoverable_share": found.share(saving_ns),
+        "total_recoverable_ns_per_iteration": found.total_saving_ns,
+        "total_recoverable_share": found.share(found.total_saving_ns),
         "confidence": None if first is None else first.confidence.value,
         "confidence_reason": None if first is None else first.confidence_reason,
-        "profiler_us": found.profiler_us,
-        "estimated_profiler_us": None if unprofiled is None else unprofiled.estimated_cost_us,
-        "unprofiled_us": None if unprofiled is None else unprofiled.iteration_us,
+        "profiler_ns": found.profiler_ns,
+        "estimated_profiler_ns": None if unprofiled is None else unprofiled.estimated_cost_ns,
+        "unprofiled_ns": None if unprofiled is None else unprofiled.iteration_ns,
         "unprofiled_source": None if unprofiled is None else unprofiled.source,
     }
 
@@ -132,10 +132,10 @@ def _budget(facts: RunFacts, found: Conclusion) -> dict[str, Any]:
     spent = budget(found.on_devices)
     return {
         "source": facts.source,
-        "iteration_us": spent.iteration_us,
+        "iteration_ns": spent.iteration_ns,
         "waiting_known": spent.waiting_known,
         "parts": [
-            _part(part.column, part.time_us, part.share) | {"low_share": part.low, "high_share": part.high}
+            _part(part.column, part.time_ns, part.share) | {"low_share": part.low, "high_share": part.high}
             for part in spent.parts
         ],
         "ranks": [_rank_budget(row) for row in found.on_devices],
@@ -144,23 +144,23 @@ def _budget(facts: RunFacts, found: Conclusion) -> dict[str, Any]:
 
 def _rank_budget(row: dict[str, Any]) -> dict[str, Any]:
     """A row of `RunFacts.attribution`."""
-    whole_us = row["duration_us"]
+    whole_ns = row["duration_ns"]
     return {
         "rank": row["rank"],
-        "iteration_us": whole_us,
+        "iteration_ns": whole_ns,
         "iterations": row["iterations"],
         "waiting_known": row["waiting_known"],
-        "parts": [_part(name, row[name], row[name] / whole_us if whole_us else 0.0) for name in BY_CAUSE],
+        "parts": [_part(name, row[name], row[name] / whole_ns if whole_ns else 0.0) for name in BY_CAUSE],
     }
 
 
-def _part(column: str, time_us: float, share: float) -> dict[str, Any]:
-    return {"cause": column.removesuffix("_us"), "name": PARTS[column][0], "time_us": time_us, "share": share}
+def _part(column: str, time_ns: float, share: float) -> dict[str, Any]:
+    return {"cause": column.removesuffix("_ns"), "name": PARTS[column][0], "time_ns": time_ns, "share": share}
 
 
 def _collectives(facts: RunFacts) -> list[dict[str, Any]]:
     waits: dict[tuple[Any, ...], dict[str, float]] = defaultdict(dict)
-    for row in facts.communication_by_rank.to_pylist():
+    for row in documented(facts.communication_by_rank):
         if row["wait_us"] is not None:
             waits[tuple(row[name] for name in _KIND)][str(row["rank"])] = row["wait_us"]
     return [
@@ -168,7 +168,7 @@ def _collectives(facts: RunFacts) -> list[dict[str, Any]]:
             declared("Collective"),
             row | {"ranks": _members(row), "size": row["group_size"], "wait_us": waits[tuple(row[name] for name in _KIND)]},
         )
-        for row in facts.communication.to_pylist()
+        for row in documented(facts.communication)
     ]
 
 

@@ -162,8 +162,8 @@ def _longest_calls(facts: RunFacts, timeline: Timeline) -> dict[str, Target]:
     calls = facts.longest_calls
     shown = pc.is_in(calls["rank"], pa.array(timeline.ranks, pa.int32()))
     rows = calls.filter(pc.and_(pc.equal(calls["source"], facts.source), shown)).to_pylist()
-    for row in sorted(rows, key=lambda row: -row["duration_us"]):
-        if row["name"] not in found and (place := timeline.target_at(row["rank"], row["start_ns"], row["duration_us"])):
+    for row in sorted(rows, key=lambda row: -row["duration_ns"]):
+        if row["name"] not in found and (place := timeline.target_at(row["rank"], row["start_ns"], row["duration_ns"])):
             found[row["name"]] = place
     return found
 
@@ -209,7 +209,7 @@ def _attribution(facts: RunFacts, found: Conclusion, shown: Sequence[int], every
     if len(by_rank) > every:
         for stage, members in list(stages(facts.infos).items())[:every]:
             if mine := [by_rank[rank] for rank in members if rank in by_rank]:
-                means = {part: fmean(row[part] for row in mine) for part in ("duration_us", *{*BY_CAUSE, *BY_ACTIVITY})}
+                means = {part: fmean(row[part] for row in mine) for part in ("duration_ns", *{*BY_CAUSE, *BY_ACTIVITY})}
                 bars.append({"label": f"{stage}, mean of {len(mine)}", **means})
     bars += [{**by_rank[rank], "label": f"rank {rank}{' (slow)' if rank in slow else ''}"} for rank in shown if rank in by_rank]
     notes = []
@@ -237,7 +237,7 @@ def _on_cpus(found: Conclusion) -> SectionView:
 
 def _phases(facts: RunFacts, found: Conclusion, shown: Sequence[int], timeline: Timeline) -> SectionView:
     phases = [row for row in of_source(facts, facts.phases).to_pylist() if row["rank"] in set(shown)]
-    named = ("rank", "name", "longest_iteration", "longest_start_ns", "longest_us")
+    named = ("rank", "name", "longest_iteration", "longest_start_ns", "longest_ns")
     places = [timeline.target(Event(*(row[name] for name in named))) for row in phases]
     view = tables.phases_of_ranks(phases, _MOST_ROWS, places, of_device=not found.on_cpus)
     return section("phases", *([words.say("device_time_inside")] if phases and not found.on_cpus else []), tables=[view])
@@ -262,7 +262,7 @@ def _waits(facts: RunFacts) -> SectionView:
         waits, iterations = facts.waits.to_pylist(), len(set(facts.ranks["iteration"].to_pylist())) or 1
         marked = [row for row in waits if row["iteration"] is not None]
         matrix = rows.wait_matrix(marked or waits, iterations, ranks)
-        cells = zip(matrix.ranks, matrix.wait_us, strict=True)
+        cells = zip(matrix.ranks, matrix.wait_ns, strict=True)
         pairs = [(wait, rank, other) for rank, row in cells for other, wait in zip(matrix.ranks, row, strict=True) if wait > 0]
         longest = [f"rank {rank} for rank {other}, {words.ms(wait)}" for wait, rank, other in sorted(pairs)[:-6:-1]]
         if longest:
@@ -280,7 +280,7 @@ def _waits(facts: RunFacts) -> SectionView:
 
 def _communication(by_group: Rows, by_size: Rows, bench: SectionView) -> SectionView:
     shown = by_group[: rows.MOST_GROUPS]
-    known = any(row["transfer_us"] is not None for row in shown)
+    known = any(row["transfer_ns"] is not None for row in shown)
     drawn = captioned("communication", {"communication": figures.communication_figure(shown) if known else None})
     found = [
         tables.view("communication-table", by_group, rows.MOST_GROUPS),

@@ -24,7 +24,7 @@ from bridge_profiling.report.views import Cell, Row, TableView, Target
 from bridge_profiling.traces.types import RankInfo
 
 #: Units in names of columns, and the formats of values with each.
-_UNITS = words.UNITS | {"us": "bare_ms", "gbs": "bandwidth"}
+_UNITS = words.UNITS | {"ns": "bare_ms", "gbs": "bandwidth"}
 
 #: Numbers that identify something: they are not grouped in thousands.
 _IDENTIFIERS = ("rank", "stage", "waits_for_stage", "device", "iteration")
@@ -47,7 +47,7 @@ class _Column:
         heading, equals, made = map(str.strip, rest.rpartition("="))
         name, _, form = (made, "", "") if "{" in made else made.partition(" ")
         if not equals:
-            heading = " ".join(word for word in name.removesuffix("()").split("_") if word not in ("us", "bytes"))
+            heading = " ".join(word for word in name.removesuffix("()").split("_") if word not in ("ns", "bytes"))
         unit = next((_UNITS[word] for word in name.split("_") if word in _UNITS), "plain")
         if not form or form == "signed":
             form = f"signed {unit}" if form else "identifier" if name in _IDENTIFIERS else unit
@@ -117,7 +117,7 @@ def view(
 
 def typical(rows: Rows, without_device: Collection[tuple[int, str]]) -> TableView:
     """Rows of `RunFacts.typical_iteration`; ranks without a device have a duration only."""
-    known = {"rank", "source", "duration_us", "iterations"}
+    known = {"rank", "source", "duration_ns", "iterations"}
     on_cpus = [(row["rank"], row["source"]) in without_device for row in rows]
     shown = [row | dict.fromkeys(row.keys() - known) if on_cpu else row for row, on_cpu in zip(rows, on_cpus, strict=True)]
     return view("typical", shown)
@@ -136,12 +136,12 @@ def host(ranks: Rows) -> TableView:
 def spread(rows: Rows) -> TableView:
     """How the ranks of a large job differ, from rows of `RunFacts.attribution`."""
     lines = []
-    for part in ("duration_us", *visible_parts(rows), *BY_ACTIVITY[1:]):
+    for part in ("duration_ns", *visible_parts(rows), *BY_ACTIVITY[1:]):
         values = sorted(row[part] for row in rows)
         low, high = (values[min(int(share * len(values)), len(values) - 1)] for share in (0.05, 0.95))
-        name = "iteration" if part == "duration_us" else PARTS[part][0]
-        ends = {"minimum_us": values[0], "low_us": low, "high_us": high, "maximum_us": values[-1]}
-        lines.append({"part": name, "median_us": median(values), **ends})
+        name = "iteration" if part == "duration_ns" else PARTS[part][0]
+        ends = {"minimum_ns": values[0], "low_ns": low, "high_ns": high, "maximum_ns": values[-1]}
+        lines.append({"part": name, "median_ns": median(values), **ends})
     return view("spread", lines)
 
 
@@ -166,7 +166,7 @@ def kernel_counters(rows: Rows, count: int) -> TableView:
     unknown = [row for row in merged if row["samples_per_call"] < 1]
     note = ""
     if unknown:
-        spent = sum(row["device_us"] for row in unknown) / sum(row["device_us"] for row in rows)
+        spent = sum(row["device_ns"] for row in unknown) / sum(row["device_ns"] for row in rows)
         shorter = "1 kernel is" if len(unknown) == 1 else f"{len(unknown):,} kernels are"
         note = (
             f"{shorter} shorter than the time between two samples ({words.percent(spent)} of the device time), which leaves"
@@ -193,7 +193,7 @@ def phases_of_ranks(rows: Rows, count: int, places: Sequence[Target | None], *, 
     shown = [
         summed.with_counters(row)
         | {"of_device": of_device, "on_host": not of_device}
-        | {"longest": Cell("", row["longest_us"], target=place) if any(places) else None}
+        | {"longest": Cell("", row["longest_ns"], target=place) if any(places) else None}
         for row, place in zip(rows, places, strict=True)
     ]
     found = view("phases-by-rank", shown, count, per=_per(rows))
@@ -232,7 +232,7 @@ def copy_kind(row: Row) -> str:
 
 
 def _low_high(side: str) -> Callable[[Row], Cell]:
-    low, high = f"{side}_low_us", f"{side}_high_us"
+    low, high = f"{side}_low_ns", f"{side}_high_ns"
     ends = "{0:bare_ms} – {1:bare_ms}"
     return lambda row: Cell(UNKNOWN if row[low] is None else fill(ends, row[low], row[high]), row[high])
 
@@ -286,7 +286,7 @@ def captures(
         }
         for name, profiled in (("profiled", True), ("not_profiled", False)):
             durations_ns = manifest.durations_ns(profiled=profiled) if manifest else []
-            row[name] = median(durations_ns) / 1e3 if durations_ns else None
+            row[name] = median(durations_ns) if durations_ns else None
         rows.append(row)
     left = 0 if uneventful is None else max(quiet - uneventful, 0)
     return view("captures", rows, note=f"{left:,} more ranks without problems." if left else "")
