@@ -148,9 +148,9 @@ def _check(waits: pa.Table, offsets: pa.Table, size: int) -> None:
     within: dict[int, float] = {}
     for row in waits.to_pylist():
         if row["rank"] // size == row["waits_for"] // size:
-            within[row["rank"]] = within.get(row["rank"], 0.0) + row["wait_us"]
-    for rank, wait_us in within.items():
-        assert abs(wait_us - within[rank % size]) <= 0.05 * within[rank % size] + 10_000, f"rank {rank} waits {wait_us} us"
+            within[row["rank"]] = within.get(row["rank"], 0.0) + row["wait_ns"]
+    for rank, wait_ns in within.items():
+        assert abs(wait_ns - within[rank % size]) <= 0.05 * within[rank % size] + 10_000_000, f"rank {rank} waits {wait_ns} ns"
 
 
 def main() -> None:

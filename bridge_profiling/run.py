@@ -312,8 +312,8 @@ class Run:
         """An answer as a Plotly figure.
 
         Args:
-            name: `attribution` (view: `cause` or `activity`), `iterations` (measure: `own_us`, `duration_us`, `compute_us` or
-                `waiting_us`), `waits`, `communication`, `roofline`, `counters`, `memory` (rank, device),
+            name: `attribution` (view: `cause` or `activity`), `iterations` (measure: `own_ns`, `duration_ns`, `compute_ns` or
+                `waiting_ns`), `waits`, `communication`, `roofline`, `counters`, `memory` (rank, device),
                 `timeline` (iteration, ranks), `flame_graph` (rank, weight: `host` or `device`).
             options: of that figure.
 

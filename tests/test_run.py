@@ -74,19 +74,19 @@ def test_without_iterations_none_can_be_chosen(run_of, write_trace):
 @pytest.mark.parametrize(
     ("table", "by", "columns"),
     [
-        ("kernels", "name", {"name", "total_us"}),
-        ("kernels", "rank", {"rank", "name", "total_us"}),
+        ("kernels", "name", {"name", "total_ns"}),
+        ("kernels", "rank", {"rank", "name", "total_ns"}),
         ("kernels", "group", {"rank", "group", "share"}),
-        ("operators", "name", {"rank", "name", "self_us"}),
+        ("operators", "name", {"rank", "name", "self_ns"}),
         ("operators", "shapes", {"shapes"}),
         ("operators", "stack", {"stack"}),
         ("operators", "module", {"module"}),
         ("counters", "metric", {"metric"}),
-        ("counters", "kernel", {"name", "device_us"}),
-        ("communication", "group", {"group", "transfer_us"}),
-        ("communication", "rank", {"rank", "exposed_us"}),
+        ("counters", "kernel", {"name", "device_ns"}),
+        ("communication", "group", {"group", "transfer_ns"}),
+        ("communication", "rank", {"rank", "exposed_ns"}),
         ("communication", "size", {"message_bytes", "alone_bus_bandwidth_gbs"}),
-        ("pipeline", "stage", {"stage", "bubble_us"}),
+        ("pipeline", "stage", {"stage", "bubble_ns"}),
         ("pipeline", "rank", {"rank", "iteration"}),
         ("pipeline", "wait", {"stage", "waits_for_stage"}),
     ],
@@ -132,11 +132,11 @@ def test_a_run_says_what_was_found_and_nothing_is_read_for_that(run_of, write_tr
 
 
 def test_a_finding_is_a_line():
-    found = Finding("data_loading", "Data loading stalls rank 1", [1], {}, Confidence.high, "Load ahead.", 3_100.0, 5_200.0)
+    found = Finding("data_loading", "Data loading stalls rank 1", [1], {}, Confidence.high, "Load ahead.", 3_100_000, 5_200_000)
     assert repr(found) == (
         "data_loading on rank 1: saves 3.1 ms per iteration (at most 5.2 ms), high confidence: Data loading stalls rank 1"
     )
-    bounded = Finding("memory_growth", "Memory grows", [], {}, Confidence.low, "", None, 5_200.0)
+    bounded = Finding("memory_growth", "Memory grows", [], {}, Confidence.low, "", None, 5_200_000)
     assert repr(bounded) == "memory_growth: at most 5.2 ms, low confidence: Memory grows"
     assert repr(Finding("memory_growth", "Memory grows", [0, 1], {}, Confidence.low, "")) == (
         "memory_growth on ranks 0-1: low confidence: Memory grows"

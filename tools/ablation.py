@@ -32,10 +32,10 @@ from tools.injected_captures.everyday.captures import GROUPS, VISIBLE, unpack  #
 
 #: What is switched off, and the attributes that do it: of modules of bridge_profiling.
 SUSPECTS: Mapping[str, Mapping[str, Any]] = {
-    "time of neighbouring iterations": {"findings.ledger._with_neighbours": lambda path_us, cost_us, follows: path_us},
+    "time of neighbouring iterations": {"findings.ledger._with_neighbours": lambda path_ns, cost_ns, follows: path_ns},
     "causes of iterations that means leave out": {"findings.rule._in_left_out": lambda *_: iter(())},
     "slow iterations that others explain": {"findings._once": lambda grids, found: found},
-    "chance: pauses longer than any unprofiled iteration": {"findings.unprofiled.longer_than_any_us": lambda manifests: {}},
+    "chance: pauses longer than any unprofiled iteration": {"findings.unprofiled.longer_than_any_ns": lambda manifests: {}},
     "the profiler's start": {"findings.unprofiled._ENOUGH_TO_START": 1 << 62},
     "causes that profiling inflates": {"findings.unprofiled._INFLATED": ()},
     "doubt about what the profiler costs": {"findings.grids.DOUBT": 0.0},
@@ -46,12 +46,12 @@ SUSPECTS: Mapping[str, Mapping[str, Any]] = {
     "kernels that another process interrupts": {"findings.peers.contended_ranks": lambda grids: []},
     "idle time of a shared device": {"findings.peers._STALLED": 1e9},
     "compute that communication slows": {"findings.peers.CONTENTION": 0.0},
-    "executions beyond the peers'": {"findings.peers._of_more_executions_us": lambda grids: np.zeros(len(grids.ranks))},
-    "hosts that issue small collectives": {"findings.collectives._issuing_us": lambda grids, many: grids.zero},
+    "executions beyond the peers'": {"findings.peers._of_more_executions_ns": lambda grids: np.zeros(len(grids.ranks))},
+    "hosts that issue small collectives": {"findings.collectives._issuing_ns": lambda grids, many: grids.zero},
     "repeated reductions": {"findings.collectives._repeats": lambda grids: {}},
-    "bounds: longer outside the capture": {"findings.bounds._longer_outside_us": lambda grids: 0.0},
-    "bounds: strided kernels": {"findings.bounds._strided_us": lambda grids: 0.0},
-    "bounds: compute that communication slows": {"findings.bounds._slowed_us": lambda grids: grids.zero},
+    "bounds: longer outside the capture": {"findings.bounds._longer_outside_ns": lambda grids: 0.0},
+    "bounds: strided kernels": {"findings.bounds._strided_ns": lambda grids: 0.0},
+    "bounds: compute that communication slows": {"findings.bounds._slowed_ns": lambda grids: grids.zero},
     "bounds: Student's t": {"findings.bounds._LEVEL": 0.5},
 }
 

@@ -174,7 +174,7 @@ def answer(capture: Capture, folder: Path, open_run: Callable[[Path], Run]) -> A
     """Analyze a capture as `bridge-profiling analyze --json` does."""
     with open_run(folder) as run:
         said: Any = document(run.facts, run.conclusion)
-        captured_us = run.grids.captured_iteration_us  # the mean, as what is measured without a profiler
+        captured_us = run.grids.captured_iteration_ns / 1e3  # the mean, as what is measured without a profiler
     named = [finding for finding in said["findings"] if finding["id"] not in NEUTRAL]
     idle = [finding for finding in said["findings"] if finding["id"] == "low_device_busy"]
     verdict = said["verdict"]

@@ -27,6 +27,7 @@ from bridge_profiling.facts.intervals import grouped, totals
 from bridge_profiling.facts.memory import difference
 from bridge_profiling.facts.parts import BY_ACTIVITY, BY_CAUSE
 from bridge_profiling.facts.statistics import LEVEL, Change, Estimate, Spread, median_of, spread_of, trend_of
+from bridge_profiling.facts.types import document_key, documented
 from bridge_profiling.findings import Finding
 from bridge_profiling.traces.tables import fields
 
@@ -100,7 +101,7 @@ class Comparison:
     def empty(self) -> bool:
         """Whether nothing differs, as between a run and itself."""
         quiet = not any(changed(getattr(self, name)) for name in KEYS) and not changed_memory(self.memory)
-        still = self.step is None or self.step.verdict == "unchanged" or not self.step.us.change
+        still = self.step is None or self.step.verdict == "unchanged" or not self.step.ns.change
         return quiet and still and not self.differences and not self.findings_came and not self.findings_went
 
     @property
@@ -130,16 +131,18 @@ class Comparison:
 
     def document(self) -> dict[str, Any]:
         """All of it as plain data, with events that changed."""
-        return {
+        found = {
             "schema_version": SCHEMA_VERSION,
             **{name: _data(getattr(self, name)) for name in ("base", "other", "same_work", "differences", "step")},
             "profiled_step": _data(self.profiled),
-            **{name: _data(getattr(self, name)) for name in ("by_cause", "by_activity", "ranks")},
+            **{name: _data(getattr(self, name)) for name in ("by_cause", "by_activity")},
+            "ranks": [row | {"largest": document_key(row["largest"])} for row in self.ranks.to_pylist()],
             **{name: changed(getattr(self, name)) for name in KEYS},
             "memory": _data(self.memory),
             "memory_sites": self.changed_sites,
             **{name: _data(getattr(self, name)) for name in ("findings_came", "findings_went", "limitations")},
         }
+        return documented(found)
 
     def to_json(self) -> str:
         """`document` as text: the output of `bridge-profiling compare BASE OTHER --json`."""
@@ -153,10 +156,10 @@ class SeriesRun:
     Args:
         name: path of the run.
         captured_unix_ns: when its manifests were written, by their clock, nanoseconds since 1970; None without one.
-        step_us: median iteration in microseconds; None without iterations.
+        step_ns: median iteration in nanoseconds; None without iterations.
         samples: number of iterations that the median is of.
-        spread_us: how much these iterations differ, in microseconds; None without iterations.
-        parts: microseconds of each part (`BY_CAUSE`, `BY_ACTIVITY`) of the mean captured iteration, and its `duration_us`;
+        spread_ns: how much these iterations differ, in nanoseconds; None without iterations.
+        parts: nanoseconds of each part (`BY_CAUSE`, `BY_ACTIVITY`) of the mean captured iteration, and its `duration_ns`;
             empty without captured iterations.
         peak_bytes: highest peak of allocated memory of its devices; None if no memory was recorded.
         against_first: comparison with the first run; None for the first.
@@ -165,9 +168,9 @@ class SeriesRun:
 
     name: str
     captured_unix_ns: int | None
-    step_us: Estimate | None
+    step_ns: Estimate | None
     samples: int
-    spread_us: Spread | None
+    spread_ns: Spread | None
     parts: dict[str, float]
     peak_bytes: int | None
     against_first: Comparison | None
@@ -180,15 +183,15 @@ class Series:
 
     Args:
         runs: at least three.
-        over_runs_us: how much the runs' median iterations differ, in microseconds; None without iterations.
+        over_runs_ns: how much the runs' median iterations differ, in nanoseconds; None without iterations.
         evidence: iterations that all medians are of: `unprofiled` if every run timed enough of them, else `profiled`.
-        trend: change of the median iteration from one run to the next, in microseconds; None if it is not supported.
+        trend: change of the median iteration from one run to the next, in nanoseconds; None if it is not supported.
         no_trend: why no trend is supported; None otherwise.
         limitations: caveats as sentences.
     """
 
     runs: list[SeriesRun]
-    over_runs_us: Spread | None
+    over_runs_ns: Spread | None
     evidence: str
     trend: Estimate | None
     no_trend: str | None
@@ -196,16 +199,17 @@ class Series:
 
     def document(self) -> dict[str, Any]:
         """All of it as plain data."""
-        return {
+        found = {
             "schema_version": SCHEMA_VERSION,
             "evidence": self.evidence,
             "level": LEVEL,
             "runs": [_data(vars(run)) for run in self.runs],
-            "over_runs_us": _data(self.over_runs_us),
-            "trend_us_per_run": _data(self.trend),
+            "over_runs_ns": _data(self.over_runs_ns),
+            "trend_ns_per_run": _data(self.trend),
             "no_trend": self.no_trend,
             "limitations": self.limitations,
         }
+        return documented(found)
 
     def to_json(self) -> str:
         """`document` as text: the output of `bridge-profiling compare --json` for three or more runs."""
@@ -254,7 +258,7 @@ def compare_series(runs: Sequence[Comparable], *, noise: Noise | None = None) ->
     require(len(runs) >= 3, f"a series of {len(runs)} runs", why="a series needs three", instead="Use compare() for two runs")
     sides = _with_steps([[run] for run in runs])
     every = [measured for side in sides for measured in side]
-    evidence = of_steps.best_evidence([each for each in every if each[1] is not None or of_steps.unprofiled_us(*each)])
+    evidence = of_steps.best_evidence([each for each in every if each[1] is not None or of_steps.unprofiled_ns(*each)])
     known = [[steps] for _, steps in every if steps is not None]
     equal_parts = iter(of_steps.with_equal_parts(*known))
     found: list[SeriesRun] = []
@@ -270,20 +274,20 @@ def compare_series(runs: Sequence[Comparable], *, noise: Noise | None = None) ->
             SeriesRun(
                 name=str(run.facts.path),
                 captured_unix_ns=min((clock.unix_ns for clock in clocks if clock is not None), default=None),
-                step_us=median,
+                step_ns=median,
                 samples=len(times),
-                spread_us=spread_of(times) if times else None,
+                spread_ns=spread_of(times) if times else None,
                 parts={} if steps is None else {name: float(of.mean()) for name, of in next(equal_parts)[0].parts.items()},
                 peak_bytes=max((peak for peak in run.facts.memory["peak_bytes"].to_pylist() if peak is not None), default=None),
                 against_first=against.get(0),
                 against_previous=against.get(number - 1),
             )
         )
-    medians = [run.step_us.value for run in found if run.step_us is not None]
+    medians = [run.step_ns.value for run in found if run.step_ns is not None]
     trend, no_trend = trend_of(medians)
     return Series(
         runs=found,
-        over_runs_us=spread_of(medians) if medians else None,
+        over_runs_ns=spread_of(medians) if medians else None,
         evidence=evidence,
         trend=trend,
         no_trend=no_trend,
@@ -311,9 +315,9 @@ def _compare(before: Side, after: Side, noise: Noise, evidence: str | None = Non
     found = {of: (events.events_of(before, of, rekey.get(of)), events.events_of(after, of, rekey.get(of))) for of in KEYS}
     communication = found["communication"]
     found["communication"] = events.comparable(*communication)
-    means = [float(each.parts["duration_us"].mean()) for each in base]
+    means = [float(each.parts["duration_ns"].mean()) for each in base]
     # Without iterations, every change of an event counts.
-    step_us = sum(means) / len(means) if means else 0.0
+    step_ns = sum(means) / len(means) if means else 0.0
     evidence = evidence or of_steps.best_evidence([*before, *after])
     return Comparison(
         base=[str(run.facts.path) for run in runs[0]],
@@ -325,7 +329,7 @@ def _compare(before: Side, after: Side, noise: Noise, evidence: str | None = Non
         by_activity=of_steps.split(base, other, BY_ACTIVITY) if marked else {},
         ranks=_table(of_steps.split_by_rank(base, other), "rank"),
         **{
-            of: _table(events.changes(before, after, of, step_us=step_us, noise=noise), "change", *KEYS[of])
+            of: _table(events.changes(before, after, of, step_ns=step_ns, noise=noise), "change", *KEYS[of])
             for of, (before, after) in found.items()
         },
         memory=_memory(runs),
@@ -385,14 +389,16 @@ def _data(value: Any) -> Any:
     """Plain data; of a comparison in a series, the change of the iteration and what explains it."""
     match value:
         case Change():
-            us = {f"{name}_us": getattr(value, name) for name in ("base", "other", "change", "low", "high")}
-            return us | {name: getattr(value, name) for name in ("relative", "speedup", "significant")}
+            times = {f"{name}_ns": getattr(value, name) for name in ("base", "other", "change", "low", "high")}
+            return times | {name: getattr(value, name) for name in ("relative", "speedup", "significant")}
         case StepChange():
             known = {name: getattr(value, name) for name in ("verdict", "evidence", "method", "reason")}
-            return _data(value.us) | known | {"samples": list(value.samples), "level": LEVEL}
+            return _data(value.ns) | known | {"samples": list(value.samples), "level": LEVEL}
         case Comparison():
             part, change = value.explains_most or (None, None)
-            explains = change and {"part": part, "change_us": change.change, "significant": change.significant}
+            explains = (
+                part and change and {"part": document_key(part), "change_ns": change.change, "significant": change.significant}
+            )
             known = {name: _data(getattr(value, name)) for name in ("step", "same_work", "differences")}
             return known | {"explains_most": explains, "undecided": value.undecided}
         case Finding():

@@ -44,10 +44,6 @@ class AgainstBench:
     step: dict[str, Any] | None  # the step alone and a captured iteration; None without such a result
     data_loader: dict[str, Any] | None  # the loader alone and a captured iteration; None without such a result
 
-    def as_plain_data(self) -> dict[str, Any]:
-        """For `analyze --json`."""
-        return {name: each.to_pylist() if isinstance(each, pa.Table) else each for name, each in vars(self).items()}
-
 
 def with_alone(facts: RunFacts) -> pa.Table:
     """Rows of `communication_by_size` with `alone_bus_bandwidth_gbs`: of the same operation and size alone, null if unknown."""
@@ -57,8 +53,8 @@ def with_alone(facts: RunFacts) -> pa.Table:
     for row in sizes.to_pylist() if results else ():
         points, _ = _measured(row, results, infos)
         size = row["message_bytes"]
-        one_us = interpolated(points, size) if size else None
-        found.append(bus_factor(row["operation"], row["group_size"] or 2) * size / one_us / 1e3 if one_us else None)
+        one_ns = interpolated(points, size) if size else None
+        found.append(bus_factor(row["operation"], row["group_size"] or 2) * size / one_ns if one_ns else None)
     return sizes.append_column("alone_bus_bandwidth_gbs", pa.array(found or [None] * len(sizes), pa.float64()))
 
 
@@ -68,10 +64,10 @@ def against_bench(facts: RunFacts) -> AgainstBench | None:
     if document is None:
         return None
     device = _device(facts.infos)
-    unprofiled = [time / 1e3 for manifest in facts.manifests for time in manifest.durations_ns(profiled=False)]
-    times = unprofiled or facts.iterations["duration_us"].to_pylist()
+    unprofiled = [time for manifest in facts.manifests for time in manifest.durations_ns(profiled=False)]
+    times = unprofiled or facts.iterations["duration_ns"].to_pylist()
     iteration = {
-        "iteration_us": median(times) if times else None,
+        "iteration_ns": median(times) if times else None,
         "of": "iterations that were not profiled" if unprofiled else "captured iterations",
         "reason": None if times else "no iteration is marked",
     }
@@ -86,16 +82,16 @@ def against_bench(facts: RunFacts) -> AgainstBench | None:
 
 
 def interpolated(points: Sequence[tuple[int, float]], size: int) -> float | None:
-    """Microseconds at a size in bytes, linear between the two measured sizes around it; None outside of them.
+    """Nanoseconds at a size in bytes, linear between the two measured sizes around it; None outside of them.
 
     Args:
         points: sizes in bytes with bandwidths in 1e9 bytes/s, in any order.
         size: in bytes.
     """
-    times_us = dict(sorted((measured, measured / gbs / 1e3) for measured, gbs in points if gbs > 0))
-    if not times_us or not min(times_us) <= size <= max(times_us):
+    times_ns = dict(sorted((measured, measured / gbs) for measured, gbs in points if gbs > 0))
+    if not times_ns or not min(times_ns) <= size <= max(times_ns):
         return None
-    return float(np.interp(size, list(times_us), list(times_us.values())))
+    return float(np.interp(size, list(times_ns), list(times_ns.values())))
 
 
 def _communication(document: BenchDocument, facts: RunFacts) -> Iterator[dict[str, Any]]:
@@ -108,11 +104,11 @@ def _communication(document: BenchDocument, facts: RunFacts) -> Iterator[dict[st
         points, reason = _measured(row, results, facts.infos)
         if not row["matched_count"]:
             points, reason = [], "waiting cannot be separated from transfer: fewer than two participants are captured"
-        measured = [(each["message_bytes"], each["matched_count"], each["transfer_us"]) for each in transfers]
+        measured = [(each["message_bytes"], each["matched_count"], each["transfer_ns"]) for each in transfers]
         unknown = row["matched_count"] - sum(count for _, count, _ in measured)
         factor = bus_factor(row["operation"], row["group_size"] or 2)
         yield {name: row[name] for name in (*_GROUP, "group_size", "count")} | _compared(
-            measured, points, reason, "transfer_us", "bus_bandwidth_gbs", factor=factor, unknown=unknown
+            measured, points, reason, "transfer_ns", "bus_bandwidth_gbs", factor=factor, unknown=unknown
         )
 
 
@@ -180,9 +176,9 @@ def _copies(document: BenchDocument, copies: pa.Table, device: str | None) -> It
             if (each["direction"], each["host_memory"]) == (direction, memory) and each["correct"]
         ]
         reason = other_device or (None if points else f"{direction} of {memory} memory was not measured")
-        sizes = [(row["bytes"], row["count"], row["copy_us"]) for row in rows]
+        sizes = [(row["bytes"], row["count"], row["copy_ns"]) for row in rows]
         kind = {"direction": direction, "host_memory": memory, "count": sum(row["count"] for row in rows)}
-        yield kind | _compared(sizes, points, reason, "copy_us", "bandwidth_gbs")
+        yield kind | _compared(sizes, points, reason, "copy_ns", "bandwidth_gbs")
 
 
 def _newest(results: Sequence[Mapping[str, Any]], device: str | None) -> tuple[Mapping[str, Any], str | None]:
@@ -204,22 +200,22 @@ def _compared(
     """Columns of the comparison of transfers with bandwidths by size, and the reason why some are not compared.
 
     Args:
-        sizes: message bytes, number, and sum of microseconds.
+        sizes: message bytes, number, and sum of nanoseconds.
         points: measured sizes and bandwidths; none if nothing fits.
         reason: why nothing fits.
         factor: bus over algorithm bandwidth.
         unknown: number of transfers whose size is unknown.
     """
     count = amount = 0
-    taken_us = alone_us = 0.0
+    taken_ns = alone_ns = 0.0
     outside: list[int] = []
-    for size, transfers, time_us in sizes:
-        one_us = interpolated(points, size)
-        if one_us is None:
+    for size, transfers, time_ns in sizes:
+        one_ns = interpolated(points, size)
+        if one_ns is None:
             outside.append(size)
         else:
             count, amount = count + transfers, amount + size * transfers
-            taken_us, alone_us = taken_us + time_us, alone_us + transfers * one_us
+            taken_ns, alone_ns = taken_ns + time_ns, alone_ns + transfers * one_ns
     reasons = []
     if outside and points:
         span = f"{min(points)[0]:,} to {max(points)[0]:,} bytes"
@@ -229,11 +225,11 @@ def _compared(
         reasons.append(f"the size of {unknown} is unknown")
     return {
         "compared_count": count,
-        time_name: taken_us if count else None,
-        "alone_us": alone_us if count else None,
-        "reached_share": alone_us / taken_us if taken_us else None,
-        bandwidth_name: factor * amount / taken_us / 1e3 if taken_us else None,
-        f"alone_{bandwidth_name}": factor * amount / alone_us / 1e3 if alone_us else None,
+        time_name: round(taken_ns) if count else None,
+        "alone_ns": round(alone_ns) if count else None,
+        "reached_share": alone_ns / taken_ns if taken_ns else None,
+        bandwidth_name: factor * amount / taken_ns if taken_ns else None,
+        f"alone_{bandwidth_name}": factor * amount / alone_ns if alone_ns else None,
         "reason": reason or "; ".join(reasons) or None,
     }
 
@@ -244,8 +240,8 @@ def _step(document: BenchDocument, device: str | None, iteration: dict[str, Any]
         return None
     result, reason = _newest(results, device)
     reason = reason or iteration["reason"]
-    alone_us = None if reason else result["rows"][0]["time_us"]["median"]
-    return {"subject": result["subject"], "alone_us": alone_us, **iteration, "reason": reason}
+    alone_ns = None if reason else 1e3 * result["rows"][0]["time_us"]["median"]
+    return {"subject": result["subject"], "alone_ns": alone_ns, **iteration, "reason": reason}
 
 
 def _data_loader(document: BenchDocument, iteration: dict[str, Any]) -> dict[str, Any] | None:
@@ -253,6 +249,6 @@ def _data_loader(document: BenchDocument, iteration: dict[str, Any]) -> dict[str
     if not results:
         return None
     rates = [rate for row in results[-1]["rows"] if (rate := (row["batches_per_s"] or {}).get("mean"))]
-    batch_us = 1e6 / max(rates) if rates else None
+    batch_ns = 1e9 / max(rates) if rates else None
     reason = iteration["reason"] if rates else "no rate was measured"
-    return {"subject": results[-1]["subject"], "batch_us": batch_us, **iteration, "reason": reason}
+    return {"subject": results[-1]["subject"], "batch_ns": batch_ns, **iteration, "reason": reason}

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from bridge_profiling.compare.events import Events
-from bridge_profiling.compare.steps import Comparable, Side, captured_iterations, unprofiled_us
+from bridge_profiling.compare.steps import Comparable, Side, captured_iterations, unprofiled_ns
 from bridge_profiling.layout import name_ranks, number_ranges
 from bridge_profiling.manifest import RankCapture
 from bridge_profiling.traces.types import RankInfo, filled, texts
@@ -223,7 +223,7 @@ def limitations_of_series(runs: Side, captured_ns: Sequence[int | None], evidenc
         evidence: iterations that are compared, as of `steps.step_change`.
     """
     found = []
-    unprofiled = [bool(unprofiled_us(*run)) for run in runs]
+    unprofiled = [bool(unprofiled_ns(*run)) for run in runs]
     if evidence == "profiled" and any(unprofiled):
         missing = [str(run.facts.path) for (run, _), known in zip(runs, unprofiled, strict=True) if not known]
         have = "have" if len(missing) > 1 else "has"

@@ -49,9 +49,9 @@ class Noise:
 class EventSide:
     """One kind of event on one side."""
 
-    # Those of `_AMOUNTS`: means over ranks and iterations; us is microseconds of all calls.
+    # Those of `_AMOUNTS`: means over ranks and iterations; ns is nanoseconds of all calls.
     amounts: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    samples: list[float] = field(default_factory=list)  # mean microseconds per call, by iteration; of several runs, by run
+    samples: list[float] = field(default_factory=list)  # mean nanoseconds per call, by iteration; of several runs, by run
     fastest: float = math.inf  # the lowest mean of a rank in an iteration
     slowest: float = 0.0  # the highest
 
@@ -63,9 +63,9 @@ class EventSide:
         self.slowest = max(self.slowest, *(row["slowest"] for row in rows))
 
     @property
-    def mean_us(self) -> float | None:
+    def mean_ns(self) -> float | None:
         """Per call; None without calls."""
-        return self.amounts["us"] / self.amounts["count"] if self.amounts["count"] else None
+        return self.amounts["ns"] / self.amounts["count"] if self.amounts["count"] else None
 
 
 Key = tuple[Any, ...]
@@ -78,10 +78,10 @@ KEYS = kernels.KEYS | {"operators": ("name",)}
 
 #: Amounts of each kind.
 _AMOUNTS: dict[str, tuple[str, ...]] = {
-    "kernels": ("count", "us"),
-    "copies": ("count", "us", "bytes"),
-    "communication": ("count", "us", "bytes", "wait_us", "kernel_us"),
-    "operators": ("count", "us", "device_us"),
+    "kernels": ("count", "ns"),
+    "copies": ("count", "ns", "bytes"),
+    "communication": ("count", "ns", "bytes", "wait_ns", "kernel_ns"),
+    "operators": ("count", "ns", "device_ns"),
 }
 
 
@@ -113,7 +113,7 @@ def events_of(side: Side, of: str, rekey: Callable[[Key], Key] | None = None) ->
             if of != "operators":
                 # An iteration has several rows if `rekey` merged keys.
                 means = [
-                    sum(row["us"] for row in each) / sum(row["count"] for row in each)
+                    sum(row["ns"] for row in each) / sum(row["count"] for row in each)
                     for each in grouped(mine, "iteration").values()
                 ]
                 event.samples += means if len(side) == 1 else [fmean(means)]
@@ -125,9 +125,9 @@ def _operators(run: Comparable, steps: RunSteps | None) -> tuple[int, list[dict[
     operators = run.facts.operators_by(shapes=True)
     ranks = operators["rank"].unique() if steps is None else pa.array(steps.ranks, pa.int32())
     mine = operators.filter(pc.is_in(operators["rank"], ranks)).group_by(["name", "rank"], use_threads=False)
-    summed = mine.aggregate([(name, "sum") for name in ("count", "self_us", "device_self_us")])
-    rows = summed.rename_columns(["name", "rank", "count", "us", "device_us"]).to_pylist()
-    return len(ranks), [row | dict.fromkeys(("fastest", "slowest"), row["us"] / row["count"]) for row in rows]
+    summed = mine.aggregate([(name, "sum") for name in ("count", "self_ns", "device_self_ns")])
+    rows = summed.rename_columns(["name", "rank", "count", "ns", "device_ns"]).to_pylist()
+    return len(ranks), [row | dict.fromkeys(("fastest", "slowest"), row["ns"] / row["count"]) for row in rows]
 
 
 def comparable(base: Events, other: Events) -> tuple[Events, Events]:
@@ -142,7 +142,7 @@ def _by_operation(events: Events) -> Events:
     found: Events = {}
     for (operation, _, _), event in events.items():
         # The kernels' whole times, since one side cannot separate transfer from waiting.
-        row = event.amounts | {"us": event.amounts["kernel_us"], "wait_us": 0.0}
+        row = event.amounts | {"ns": event.amounts["kernel_ns"], "wait_ns": 0.0}
         row |= {"fastest": event.fastest, "slowest": event.slowest}
         found.setdefault((operation, "any group", 0), EventSide()).add([row], 1, _AMOUNTS["communication"])
     return found
@@ -155,19 +155,19 @@ def without_arguments(key: Key) -> Key:
     return kind, re.split(r"[<(]", spelled, maxsplit=1)[0].strip()
 
 
-def changes(base: Events, other: Events, of: str, *, step_us: float, noise: Noise) -> list[dict[str, Any]]:
+def changes(base: Events, other: Events, of: str, *, step_ns: float, noise: Noise) -> list[dict[str, Any]]:
     """A row per kind of event of either side, the largest change of its time first.
 
     Args:
         base: events of one side.
         other: events of the other side.
         of: key of `KEYS`.
-        step_us: the base's mean iteration, which shares are of.
+        step_ns: the base's mean iteration, which shares are of.
         noise: limits.
 
     Returns:
         Columns of `KEYS`; change (`came`, `went`, `slower`, `faster`, `more`, `fewer`; None if within noise); base_, other_ and
-        change_ of count, us and extra amounts; base_mean_us, other_mean_us and relative_mean per call.
+        change_ of count, ns and extra amounts; base_mean_ns, other_mean_ns and relative_mean per call.
     """
     names = KEYS[of]
     host = of == "operators"
@@ -177,32 +177,32 @@ def changes(base: Events, other: Events, of: str, *, step_us: float, noise: Nois
         before, after = base.get(key, EventSide()), other.get(key, EventSide())
         row: dict[str, Any] = {"change": None} | dict(zip(names, key, strict=True))
         row |= amounts(_AMOUNTS[of], before.amounts, after.amounts)
-        first_mean, second_mean = before.mean_us, after.mean_us
-        row |= {"base_mean_us": first_mean, "other_mean_us": second_mean, "relative_mean": None}
+        first_mean, second_mean = before.mean_ns, after.mean_ns
+        row |= {"base_mean_ns": first_mean, "other_mean_ns": second_mean, "relative_mean": None}
         if first_mean and second_mean is not None:
             row["relative_mean"] = second_mean / first_mean - 1
         # Times of communication kernels contain waiting.
         timed = of != "kernels" or key[0] == "compute"
-        row["change"] = _word(before, after, row, share * step_us, relative, noise, timed)
+        row["change"] = _word(before, after, row, share * step_ns, relative, noise, timed)
         rows.append(row)
-    rows.sort(key=lambda row: (-abs(row["change_us"]), -abs(row["change_count"]), *(str(row[name]) for name in names)))
+    rows.sort(key=lambda row: (-abs(row["change_ns"]), -abs(row["change_count"]), *(str(row[name]) for name in names)))
     return rows
 
 
 def _word(
-    before: EventSide, after: EventSide, row: dict[str, Any], least_us: float, relative: float, noise: Noise, timed: bool
+    before: EventSide, after: EventSide, row: dict[str, Any], least_ns: float, relative: float, noise: Noise, timed: bool
 ) -> str | None:
     first, second = before.amounts["count"], after.amounts["count"]
     if not first or not second:
         return "came" if second else "went"
     more = second / first - 1
     # The change by the number of calls, and by the time of each: the larger part gives its name.
-    by_calls = (second - first) * (before.mean_us or 0.0)
-    by_time = (row["other_mean_us"] - row["base_mean_us"]) * second
-    calls = abs(more) > noise.calls and (abs(by_calls) >= least_us or not timed)
+    by_calls = (second - first) * (before.mean_ns or 0.0)
+    by_time = (row["other_mean_ns"] - row["base_mean_ns"]) * second
+    calls = abs(more) > noise.calls and (abs(by_calls) >= least_ns or not timed)
     time = (
         timed
-        and abs(by_time) >= least_us
+        and abs(by_time) >= least_ns
         and abs(row["relative_mean"] or 0.0) > relative
         and _beyond_noise(before, after, noise.chance)
     )

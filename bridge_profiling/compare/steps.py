@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from bridge_profiling.findings.types import Finding
 
 #: Name of the part that is the change of the median beyond the mean.
-OUTLIERS = "outlying_iterations_us"
+OUTLIERS = "outlying_iterations_ns"
 
 #: Two runs per side show a spread.
 _ENOUGH_RUNS = 2
@@ -51,7 +51,7 @@ class RunSteps:
 
     iterations: list[int]  # their numbers
     ranks: list[int]  # that each value is the mean of
-    parts: dict[str, NDArray[np.float64]]  # by name (`duration_us`, `BY_CAUSE`, `BY_ACTIVITY`), a value per iteration
+    parts: dict[str, NDArray[np.float64]]  # by name (`duration_ns`, `BY_CAUSE`, `BY_ACTIVITY`), a value per iteration
     of_ranks: dict[int, dict[str, float]]  # by rank and name, the mean over iterations
     with_boundary: bool = False  # whether all captured iterations are boundary ones, and count
 
@@ -70,14 +70,14 @@ class StepChange:
     """The change of the median iteration.
 
     Args:
-        us: microseconds before and after, and the confidence interval of the change if known.
+        ns: nanoseconds before and after, and the confidence interval of the change if known.
         evidence: `unprofiled` (iterations timed in the manifests) or `profiled` (iterations in the captures).
         method: `median` of the iterations of one run per side, or `welch` over the medians of several runs.
         samples: of each side: iterations or runs.
         reason: why the confidence interval is unknown; None if it is known.
     """
 
-    us: Change
+    ns: Change
     evidence: str
     method: str
     samples: tuple[int, int]
@@ -86,15 +86,15 @@ class StepChange:
     @property
     def verdict(self) -> str:
         """`slower`, `faster`, `unchanged` (within chance) or `unknown`."""
-        if self.us.significant is None:
+        if self.ns.significant is None:
             return "unknown"
-        if not self.us.significant:
+        if not self.ns.significant:
             return "unchanged"
-        return "slower" if self.us.change > 0 else "faster"
+        return "slower" if self.ns.change > 0 else "faster"
 
     def regressed(self, limit: float) -> bool:
         """Whether iterations are certainly slower, and by more than a share of the base such as 0.05."""
-        return self.verdict == "slower" and self.us.relative is not None and self.us.relative > limit
+        return self.verdict == "slower" and self.ns.relative is not None and self.ns.relative > limit
 
 
 def captured_iterations(run: Comparable) -> int:
@@ -120,7 +120,7 @@ def run_steps(run: Comparable, ranks: Sequence[int]) -> RunSteps | None:
     whole = {number: each for number, each in sorted(by_iteration.items()) if len(each) == len(found)} or by_iteration
     boundary = {number: any(row["boundary"] for row in each) for number, each in whole.items()}
     chosen = {number: whole[number] for number in steady_iterations(boundary, at_least=1)}
-    names = dict.fromkeys(("duration_us", *BY_CAUSE, *BY_ACTIVITY))
+    names = dict.fromkeys(("duration_ns", *BY_CAUSE, *BY_ACTIVITY))
     of_rank = grouped(itertools.chain.from_iterable(chosen.values()), "rank")
     return RunSteps(
         iterations=list(chosen),
@@ -131,8 +131,8 @@ def run_steps(run: Comparable, ranks: Sequence[int]) -> RunSteps | None:
     )
 
 
-def unprofiled_us(run: Comparable, steps: RunSteps | None) -> list[float]:
-    """Microseconds of each iteration outside the profiler's window, as means over the compared ranks that timed it.
+def unprofiled_ns(run: Comparable, steps: RunSteps | None) -> list[float]:
+    """Nanoseconds of each iteration outside the profiler's window, as means over the compared ranks that timed it.
 
     Without captured iterations, over all ranks.
     """
@@ -143,20 +143,20 @@ def unprofiled_us(run: Comparable, steps: RunSteps | None) -> list[float]:
         for iteration, duration in capture.durations_by_iteration(profiled=False).items():
             times.setdefault(iteration, []).append(duration)
     most = max((len(each) for each in times.values()), default=0)
-    return [fmean(times[iteration]) / 1e3 for iteration in sorted(times) if len(times[iteration]) == most]
+    return [fmean(times[iteration]) for iteration in sorted(times) if len(times[iteration]) == most]
 
 
 def best_evidence(runs: Side) -> str:
     """`unprofiled` if each of the runs timed enough iterations outside its window, else `profiled`."""
-    return "unprofiled" if all(len(unprofiled_us(*run)) >= ENOUGH_SAMPLES for run in runs) else "profiled"
+    return "unprofiled" if all(len(unprofiled_ns(*run)) >= ENOUGH_SAMPLES for run in runs) else "profiled"
 
 
 def step_times(side: Side, evidence: str) -> list[list[float]] | None:
-    """Microseconds of each run's iterations, of one kind of evidence; None if a run has none."""
+    """Nanoseconds of each run's iterations, of one kind of evidence; None if a run has none."""
     if evidence == "unprofiled":
-        times = [unprofiled_us(run, steps) for run, steps in side]
+        times = [unprofiled_ns(run, steps) for run, steps in side]
     else:
-        times = [[] if steps is None else steps.parts["duration_us"].tolist() for _, steps in side]
+        times = [[] if steps is None else steps.parts["duration_ns"].tolist() for _, steps in side]
     return times if all(times) else None
 
 
@@ -201,8 +201,8 @@ def _change(
 
 def with_equal_parts(*sides: Sequence[RunSteps]) -> list[list[RunSteps]]:
     """Both sides; waiting for other ranks counts as communication if one side cannot separate the two."""
-    known = [any(float(steps.parts["waiting_us"].sum()) > 0 for steps in side) for side in sides]
-    communicated = all(float(steps.parts["communication_us"].sum()) > 0 for side in sides for steps in side)
+    known = [any(float(steps.parts["waiting_ns"].sum()) > 0 for steps in side) for side in sides]
+    communicated = all(float(steps.parts["communication_ns"].sum()) > 0 for side in sides for steps in side)
     if len(set(known)) == 1 or not communicated:
         return [list(side) for side in sides]
     return [[_waiting_as_communication(steps) for steps in side] for side in sides]
@@ -210,8 +210,8 @@ def with_equal_parts(*sides: Sequence[RunSteps]) -> list[list[RunSteps]]:
 
 def _waiting_as_communication(steps: RunSteps) -> RunSteps:
     def merged(parts: dict) -> dict:
-        both = parts["communication_us"] + parts["waiting_us"]
-        return parts | {"communication_us": both, "waiting_us": parts["waiting_us"] * 0}
+        both = parts["communication_ns"] + parts["waiting_ns"]
+        return parts | {"communication_ns": both, "waiting_ns": parts["waiting_ns"] * 0}
 
     of_ranks = {rank: merged(parts) for rank, parts in steps.of_ranks.items()}
     return replace(steps, parts=merged(steps.parts), of_ranks=of_ranks)
@@ -220,28 +220,28 @@ def _waiting_as_communication(steps: RunSteps) -> RunSteps:
 def split(base: Sequence[RunSteps], other: Sequence[RunSteps], names: Sequence[str]) -> dict[str, Change]:
     """The change of each part in `names`, then `OUTLIERS`; they add up to the change of the captures' median iteration."""
     found = {name: _of_mean(base, other, name) for name in names}
-    mean, median = _of_mean(base, other, "duration_us"), median_change(base, other)
+    mean, median = _of_mean(base, other, "duration_ns"), median_change(base, other)
     found[OUTLIERS] = Change(median.base - mean.base, median.other - mean.other)
     return found
 
 
 def median_change(base: Sequence[RunSteps], other: Sequence[RunSteps]) -> Change:
     """The change of the captures' median iteration; of several runs, of the mean of their medians."""
-    sides = [[float(np.median(steps.parts["duration_us"])) for steps in side] for side in (base, other)]
+    sides = [[float(np.median(steps.parts["duration_ns"])) for steps in side] for side in (base, other)]
     return Change(fmean(sides[0]), fmean(sides[1]))
 
 
 def split_by_rank(base: Sequence[RunSteps], other: Sequence[RunSteps]) -> list[dict]:
     """A row per rank of both sides, the largest change first: the parts of its mean iteration before and after."""
     common = set.intersection(*({rank for steps in side for rank in steps.of_ranks} for side in (base, other)))
-    names = ("duration_us", *BY_CAUSE)
+    names = ("duration_ns", *BY_CAUSE)
     rows: list[dict] = []
     for rank in sorted(common):
         means = ({name: fmean(steps.of_ranks[rank][name] for steps in side) for name in names} for side in (base, other))
         row: dict = {"rank": rank} | amounts(names, *means)
         row["largest"] = max(BY_CAUSE, key=lambda name: abs(row[f"change_{name}"]))
         rows.append(row)
-    rows.sort(key=lambda row: (-abs(row["change_duration_us"]), row["rank"]))
+    rows.sort(key=lambda row: (-abs(row["change_duration_ns"]), row["rank"]))
     return rows
 
 

@@ -64,7 +64,6 @@ from usable where together or not any_together group by rank
 _OFFSETS = schema(
     *("rank", "component", "reference", "offset_ns", "residual_ns", "max_residual_ns", "operations"),
     **dict.fromkeys(("component", "reference"), pa.int32()),
-    **dict.fromkeys(("residual_ns", "max_residual_ns"), pa.float64()),
 )
 
 

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from bridge_profiling.bench.results import BUS_OPERATIONS, bus_factor
-from bridge_profiling.facts.types import Answer, Connection, caveat, schema
+from bridge_profiling.facts.types import Answer, Connection, caveat, queried, schema
 from bridge_profiling.peaks import link_gbs
 from bridge_profiling.traces.joins import ranks_of
 from bridge_profiling.traces.types import RankInfo
@@ -29,15 +29,15 @@ _OF_LINK = ("algorithm_bandwidth_gbs", "bus_bandwidth_gbs", "dimension", "link_g
 #: Columns of `communication`, `communication_by_rank`, `communication_by_size` and the table `waiting`.
 BY_GROUP = schema(
     *(*_GROUP, *_SIZES, "count", "matched_count", "smallest_message_bytes", "largest_message_bytes", "bytes"),
-    *("mean_duration_us", "transfer_us", "wait_us", *_OF_LINK),
+    *("mean_duration_ns", "transfer_ns", "wait_ns", *_OF_LINK),
 )
 BY_RANK = schema(
-    *(*_GROUP, "rank", "count", "matched_count", "bytes", "duration_us", "shortest_us", "transfer_us", "wait_us"),
-    *("exposed_us", "overlapped_us"),
+    *(*_GROUP, "rank", "count", "matched_count", "bytes", "duration_ns", "shortest_ns", "transfer_ns", "wait_ns"),
+    *("exposed_ns", "overlapped_ns"),
 )
 BY_SIZE = schema(
-    *(*_GROUP, *_SIZES, "message_bytes", "count", "matched_count", "mean_us", "duration_us", "transfer_us", "wait_us"),
-    *("exposed_us", "overlapped_us", *_OF_LINK),
+    *(*_GROUP, *_SIZES, "message_bytes", "count", "matched_count", "mean_ns", "duration_ns", "transfer_ns", "wait_ns"),
+    *("exposed_ns", "overlapped_ns", *_OF_LINK),
 )
 WAITING = schema(
     *("rank", "collective", "match", "group_id", "point_to_point", "operation", "message_bytes", "iteration", "start_ns"),
@@ -70,25 +70,24 @@ _OF_GROUP = """case when operation in ('send', 'recv') then sum({0})
 #: Among fewer operations of one size, the shortest can contain waiting as well.
 _ENOUGH_OF_A_SIZE = 8
 
-# Sums of fractions are in the order of ranks or sizes: threads would add them in any order, and the last digit would differ.
+# Means of fractions are in the order of ranks: threads would add them in any order, and the last digit would differ.
 _PER_RANK = f"""
 select {{keys}}, rank, {_NAMED}, sum(operations)::bigint as operations, sum(message_bytes * operations)::bigint as bytes,
-    min(message_bytes) as smallest, max(message_bytes) as largest, max(size) as size, sum(duration_ns) / 1e3 as duration_us,
-    sum(exposed_us order by message_bytes) as exposed_us, sum(overlapped_us order by message_bytes) as overlapped_us,
-    sum(shortest_ns * operations / 1e3 order by message_bytes)
-        filter (operations >= {_ENOUGH_OF_A_SIZE} and message_bytes is not null) as shortest_us
+    min(message_bytes) as smallest, max(message_bytes) as largest, max(size) as size, sum(duration_ns) as duration_ns,
+    sum(exposed_ns) as exposed_ns, sum(overlapped_ns) as overlapped_ns,
+    sum(shortest_ns * operations) filter (operations >= {_ENOUGH_OF_A_SIZE} and message_bytes is not null) as shortest_ns
 from sized group by {{keys}}, rank
 """
 
 _BY_RANK = f"""
 with rows as ({_PER_RANK.format(keys="group_id, operation")}), waits as (
-    select group_id, operation, rank, count(*) as matched_count, sum(transfer_ns) / 1e3 as transfer_us,
-        sum(wait_ns) / 1e3 as wait_us
+    select group_id, operation, rank, count(*) as matched_count, sum(transfer_ns) as transfer_ns,
+        sum(wait_ns) as wait_ns
     from waiting group by all
 )
 select operation, "group", group_name, group_ranks, rank, operations as count,
-    coalesce(matched_count, 0)::bigint as matched_count, bytes, duration_us, shortest_us, transfer_us, wait_us, exposed_us,
-    overlapped_us
+    coalesce(matched_count, 0)::bigint as matched_count, bytes, duration_ns, shortest_ns, transfer_ns, wait_ns, exposed_ns,
+    overlapped_ns
 from rows left join waits using (group_id, operation, rank)
 order by "group", group_name, group_ranks, operation, rank
 """
@@ -99,20 +98,20 @@ with per_rank as ({_PER_RANK}), seen as (
     select {{keys}}, {_NAMED}, max(size)::integer as group_size, count(*)::integer as captured_ranks,
         min(smallest)::bigint as smallest_message_bytes, max(largest)::bigint as largest_message_bytes,
         ({_OF_GROUP.format("operations", 1)})::bigint as count, ({_OF_GROUP.format("bytes", 0)})::bigint as bytes,
-        avg(duration_us / operations order by rank) as mean_duration_us, sum(duration_us order by rank) as duration_us,
-        sum(duration_us order by rank) / sum(operations) as mean_us, sum(exposed_us order by rank) as exposed_us,
-        sum(overlapped_us order by rank) as overlapped_us
+        avg(duration_ns / operations order by rank) as mean_duration_ns, sum(duration_ns) as duration_ns,
+        sum(duration_ns) / sum(operations) as mean_ns, sum(exposed_ns) as exposed_ns,
+        sum(overlapped_ns) as overlapped_ns
     from per_rank group by {{keys}}
 ), matches as (
     select group_id, operation, match, max(message_bytes) as message_bytes, any_value(transfer_ns) as transfer_ns,
         sum(wait_ns) as wait_ns
     from waiting group by all
 ), matched as (
-    select {{keys}}, count(*) as matches, sum(message_bytes) as matched_bytes, sum(transfer_ns) / 1e3 as transfer_us,
-        sum(wait_ns) / 1e3 as wait_us
+    select {{keys}}, count(*) as matches, sum(message_bytes) as matched_bytes, sum(transfer_ns) as transfer_ns,
+        sum(wait_ns) as wait_ns
     from matches group by {{keys}}
 )
-select {{columns}}, matched_bytes / nullif(transfer_us, 0) / 1e3 as algorithm_bandwidth_gbs
+select {{columns}}, matched_bytes / nullif(transfer_ns, 0) as algorithm_bandwidth_gbs
 from (select *, coalesce(matches, 0)::bigint as matched_count from seen left join matched using ({{keys}})) order by {{order}}
 """
 
@@ -135,7 +134,7 @@ def communication(connection: Connection, infos: Sequence[RankInfo]) -> Answer:
     Returns:
         A row per operation and group: operation, group, group_name, group_ranks, group_size, captured_ranks, count,
         matched_count (compared with another rank's), smallest_message_bytes, largest_message_bytes, bytes (sum of one rank's
-        messages), mean_duration_us (of a rank's kernel, with waiting), transfer_us, wait_us (sum over ranks),
+        messages), mean_duration_ns (of a rank's kernel, with waiting), transfer_ns, wait_ns (sum over ranks),
         algorithm_bandwidth_gbs and bus_bandwidth_gbs (1e9 bytes/s, of matched operations' transfers). The last four are null
         where nothing is matched: one rank alone does not show which part is waiting. dimension and link_gbs: the
         group's parallel dimensions, and the stated bandwidth of its link.
@@ -158,19 +157,19 @@ def communication_by_rank(connection: Connection) -> pa.Table:
 
     Returns:
         A row per operation, group and rank: operation, group, group_name, group_ranks, rank, count, matched_count, bytes,
-        duration_us (sum of the kernels), shortest_us (the same if each took as long as the shortest of its size on that rank,
-        over sizes that occur often; null without any: an estimate of the transfers if nothing is matched), transfer_us and
-        wait_us (of matched operations, null without any), exposed_us (only communication ran) and overlapped_us (compute ran
+        duration_ns (sum of the kernels), shortest_ns (the same if each took as long as the shortest of its size on that rank,
+        over sizes that occur often; null without any: an estimate of the transfers if nothing is matched), transfer_ns and
+        wait_ns (of matched operations, null without any), exposed_ns (only communication ran) and overlapped_ns (compute ran
         too). If groups communicate at the same time, their exposed times overlap and add up to more than the rank's.
     """
-    return connection.sql(_BY_RANK).to_arrow_table()
+    return queried(connection, _BY_RANK)
 
 
 def measure_exposure(connection: Connection, exposure: pa.Table) -> None:
     """Create the table `sized`, with a row per group, operation, size of message and rank, from the fact of that name.
 
     Columns: group_id (as of `matching.match`), operation, message_bytes, rank, group, group_name, group_ranks, size (of the
-    group), operations (number of them), duration_ns (of all), shortest_ns, exposed_us, overlapped_us.
+    group), operations (number of them), duration_ns (of all), shortest_ns, exposed_ns, overlapped_ns.
     """
     connection.register("exposure", exposure)
     connection.execute(
@@ -180,7 +179,7 @@ def measure_exposure(connection: Connection, exposure: pa.Table) -> None:
                 sum(end_ns - start_ns)::bigint as duration_ns, min(end_ns - start_ns) as shortest_ns, {_NAMED}
             from operations group by all
         )
-        select sizes.*, exposed_us, overlapped_us
+        select sizes.*, exposed_ns, overlapped_ns
         from sizes left join exposure on group_id = hash(exposure.group_name, exposure.group_ranks)
             and sizes.operation = exposure.operation and sizes.rank = exposure.rank
             and sizes.message_bytes is not distinct from exposure.message_bytes"""
@@ -192,19 +191,19 @@ def communication_by_size(connection: Connection, infos: Sequence[RankInfo]) -> 
     """Operations of every group by size of message, most time first, from the tables `waiting` and `sized`.
 
     Returns:
-        A row per operation, group and message size (null where it is unknown): count, matched_count, mean_us (of a rank's
-        kernel, with waiting); sums over the captured ranks: duration_us, wait_us, exposed_us (nothing else ran) and
-        overlapped_us (compute ran too); transfer_us of the matched ones, and their algorithm_bandwidth_gbs and
+        A row per operation, group and message size (null where it is unknown): count, matched_count, mean_ns (of a rank's
+        kernel, with waiting); sums over the captured ranks: duration_ns, wait_ns, exposed_ns (nothing else ran) and
+        overlapped_ns (compute ran too); transfer_ns of the matched ones, and their algorithm_bandwidth_gbs and
         bus_bandwidth_gbs. Waiting, transfer and bandwidths are null where nothing is matched. dimension and link_gbs: the
         group's parallel dimensions, and the stated bandwidth of its link.
     """
-    order = 'duration_us desc, "group", group_name, group_ranks, operation, message_bytes, group_id'
+    order = 'duration_ns desc, "group", group_name, group_ranks, operation, message_bytes, group_id'
     return _of_ranks(connection, infos, BY_SIZE, keys="group_id, operation, message_bytes", order=order)
 
 
 def _of_ranks(connection: Connection, infos: Sequence[RankInfo], columns: pa.Schema, *, keys: str, order: str) -> pa.Table:
     named = ", ".join(f'"{name}"' for name in columns.names if name not in _OF_LINK)
-    found = connection.sql(_OF_RANKS.format(keys=keys, columns=named, order=order)).to_arrow_table()
+    found = queried(connection, _OF_RANKS.format(keys=keys, columns=named, order=order))
     measured = (found[name].to_pylist() for name in ("operation", "group_size", "algorithm_bandwidth_gbs"))
     bus_gbs = [bus_bandwidth(*row) for row in zip(*measured, strict=True)]
     return with_dimensions(found.append_column("bus_bandwidth_gbs", pa.array(bus_gbs, pa.float64())), infos)

@@ -62,13 +62,13 @@ class DeviceWork:
     def times(self) -> dict[str, Intervals]:
         """By column of `breakdown` and `iterations`."""
         return {
-            "compute_us": self.compute,
-            "communication_us": self.communication,
+            "compute_ns": self.compute,
+            "communication_ns": self.communication,
             # Communication and nothing else: an upper bound on the time that hiding it would save.
-            "exposed_communication_us": self.communication - self._other,
-            "overlapped_communication_us": self.communication & self.compute,
-            "memcpy_us": self.memcpy,
-            "memset_us": self.memset,
+            "exposed_communication_ns": self.communication - self._other,
+            "overlapped_communication_ns": self.communication & self.compute,
+            "memcpy_ns": self.memcpy,
+            "memset_ns": self.memset,
         }
 
     @cached_property
@@ -118,9 +118,9 @@ class IdleGaps:
     def by_reason(self) -> dict[str, Intervals]:
         """The three sets by column of `iterations` and `idle_gaps`."""
         return {
-            "launch_starved_us": self.launch_starved,
-            "blocked_us": self.blocked,
-            "dependency_stalled_us": self.dependency_stalled,
+            "launch_starved_ns": self.launch_starved,
+            "blocked_ns": self.blocked,
+            "dependency_stalled_ns": self.dependency_stalled,
         }
 
 
@@ -167,10 +167,10 @@ def breakdown(work: DeviceWork) -> Answer:
     span_ns, busy_ns = work.span.total_ns, work.busy.total_ns
     table = pa.table(
         {
-            "span_us": [span_ns / 1e3],
-            "busy_us": [busy_ns / 1e3],
-            "idle_us": [(span_ns - busy_ns) / 1e3],
-            **{name: [time.total_ns / 1e3] for name, time in work.times.items()},
+            "span_ns": [span_ns],
+            "busy_ns": [busy_ns],
+            "idle_ns": [span_ns - busy_ns],
+            **{name: [time.total_ns] for name, time in work.times.items()},
             "kernel_count": [work.kernel_count],
             "communication_kernel_count": [work.communication_kernel_count],
         }
@@ -181,7 +181,7 @@ def breakdown(work: DeviceWork) -> Answer:
 def iterations(windows: Windows, work: DeviceWork, gaps: IdleGaps) -> pa.Table:
     """One row per iteration: its window, and the device time in it.
 
-    `duration_us` = `compute_us` + `launch_starved_us` + `blocked_us` + `dependency_stalled_us` = busy + `idle_us`.
+    `duration_ns` = `compute_ns` + `launch_starved_ns` + `blocked_ns` + `dependency_stalled_ns` = busy + `idle_ns`.
     """
     start, end = windows.start_ns, windows.end_ns
     return pa.table(
@@ -190,17 +190,17 @@ def iterations(windows: Windows, work: DeviceWork, gaps: IdleGaps) -> pa.Table:
             "boundary": pa.array(windows.boundary, pa.bool_()),
             "start_ns": start,
             "end_ns": end,
-            "duration_us": (end - start) / 1e3,
-            **{name: intervals.within_ns(start, end) / 1e3 for name, intervals in work.times.items()},
-            "idle_us": (end - start - work.busy.within_ns(start, end)) / 1e3,
-            **{name: intervals.within_ns(start, end) / 1e3 for name, intervals in gaps.by_reason.items()},
+            "duration_ns": end - start,
+            **{name: intervals.within_ns(start, end) for name, intervals in work.times.items()},
+            "idle_ns": end - start - work.busy.within_ns(start, end),
+            **{name: intervals.within_ns(start, end) for name, intervals in gaps.by_reason.items()},
         }
     )
 
 
 def ranks_without_work(breakdown: pa.Table, source: str) -> list[int]:
     """Ranks whose trace, by one profiler, has no work on a device, as in training on CPUs; ascending."""
-    return sorted(row["rank"] for row in breakdown.to_pylist() if row["source"] == source and not row["busy_us"])
+    return sorted(row["rank"] for row in breakdown.to_pylist() if row["source"] == source and not row["busy_ns"])
 
 
 def _last_compute_ns(number: NDArray[np.int32], device_events: pa.Table, default: Nanoseconds) -> Nanoseconds:
@@ -279,9 +279,9 @@ def idle_gaps(gaps: IdleGaps, spans: Windows) -> Answer:
     table = pa.table(
         {
             "iteration": spans.numbers,
-            "duration_us": (end - start) / 1e3,
-            "non_compute_us": gaps.gaps.within_ns(start, end) / 1e3,
-            **{name: part.within_ns(start, end) / 1e3 for name, part in gaps.by_reason.items()},
+            "duration_ns": end - start,
+            "non_compute_ns": gaps.gaps.within_ns(start, end),
+            **{name: part.within_ns(start, end) for name, part in gaps.by_reason.items()},
         }
     )
     return Answer(table, (caveat("stream_waits_unrecorded"),) if gaps.waits_unrecorded else ())

@@ -49,8 +49,8 @@ def flame_graph(host_events: pa.Table, device_events: pa.Table, iterations: pa.T
 
     Returns:
         `thread`; `stack`: list of frames, the outermost first; `category` of the last frame, one of `CATEGORIES`; `count`: its
-        calls; `self_us`: host time in it alone; `total_us`: with the frames that it calls; `device_us`: sum of the device
-        events that it launches itself; `device_total_us`: with the frames that it calls. Work that a runtime call launches
+        calls; `self_ns`: host time in it alone; `total_ns`: with the frames that it calls; `device_ns`: sum of the device
+        events that it launches itself; `device_total_ns`: with the frames that it calls. Work that a runtime call launches
         counts for the frame that makes the call.
     """
     frames = _frames(host_events, iterations)
@@ -265,10 +265,10 @@ class _Tree:
                 "stack": self._stacks(rows, frames.names),
                 "category": coded_column(self.category[rows], CATEGORIES),
                 "count": pa.array(self.count[rows], pa.int64()),
-                "self_us": self.self_ns[rows] / 1e3,
-                "total_us": self.total_ns[rows] / 1e3,
-                "device_us": self.device_ns[rows] / 1e3,
-                "device_total_us": self.device_total_ns[rows] / 1e3,
+                "self_ns": self.self_ns[rows],
+                "total_ns": self.total_ns[rows],
+                "device_ns": self.device_ns[rows],
+                "device_total_ns": self.device_total_ns[rows],
             }
         )
 

@@ -77,23 +77,23 @@ class Cause(StrEnum):
 
     part: str
 
-    data_loading = "data_loading", "data_loading_us"
-    host_sync = "host_sync", "host_sync_us"
-    pageable_copy = "pageable_copy", "pageable_copy_us"
-    checkpoint_stall = "checkpoint_stall", "checkpoint_us"
-    profiler = "profiler", "profiler_us"
-    garbage_collection = "garbage_collection", "host_launch_us"
-    recompilation = "recompilation", "host_launch_us"
-    initialization = "initialization", "host_launch_us"
-    allocator_churn = "allocator_churn", "host_sync_us"
-    small_kernels = "small_kernels", "small_kernels_us"
-    host_pause = "host_pause", "host_launch_us"
-    host_launch = "host_launch", "host_launch_us"
-    starved_beside_communication = "starved_beside_communication", "communication_us"
-    blocked_by_communication = "blocked_by_communication", "communication_us"
-    blocked_by_copy = "blocked_by_copy", "copy_us"
-    blocked_by_device_copy = "blocked_by_device_copy", "copy_us"
-    dependency_stalled = "dependency_stalled", "dependency_stalled_us"
+    data_loading = "data_loading", "data_loading_ns"
+    host_sync = "host_sync", "host_sync_ns"
+    pageable_copy = "pageable_copy", "pageable_copy_ns"
+    checkpoint_stall = "checkpoint_stall", "checkpoint_ns"
+    profiler = "profiler", "profiler_ns"
+    garbage_collection = "garbage_collection", "host_launch_ns"
+    recompilation = "recompilation", "host_launch_ns"
+    initialization = "initialization", "host_launch_ns"
+    allocator_churn = "allocator_churn", "host_sync_ns"
+    small_kernels = "small_kernels", "small_kernels_ns"
+    host_pause = "host_pause", "host_launch_ns"
+    host_launch = "host_launch", "host_launch_ns"
+    starved_beside_communication = "starved_beside_communication", "communication_ns"
+    blocked_by_communication = "blocked_by_communication", "communication_ns"
+    blocked_by_copy = "blocked_by_copy", "copy_ns"
+    blocked_by_device_copy = "blocked_by_device_copy", "copy_ns"
+    dependency_stalled = "dependency_stalled", "dependency_stalled_ns"
 
     def __new__(cls, name: str, part: str = "") -> Self:
         """A cause with its part of an iteration."""
@@ -130,10 +130,10 @@ def idle_causes(
 
     Columns: iteration; between: whether the row is about the time from the end of that iteration's window to the start of the
     next one; cause; name: of the range or call, else "before" the operator that launched the next kernel, null for the names
-    that cost less than others; count: gaps, or pieces of them; start_ns: of the longest; lost_us: time without compute; calls
-    and host_us: ranges or calls of that name that started in the window (of those that wait for the device, only `_stalling`
-    ones) and the launching threads' time in them, null if only gaps show the cause; lost_each_us: of data loading
-    and saving, on the first of the cause's rows, the loss in each range, in order; profiler_us: likewise, the part of all of
+    that cost less than others; count: gaps, or pieces of them; start_ns: of the longest; lost_ns: time without compute; calls
+    and host_ns: ranges or calls of that name that started in the window (of those that wait for the device, only `_stalling`
+    ones) and the launching threads' time in them, null if only gaps show the cause; lost_each_ns: of data loading
+    and saving, on the first of the cause's rows, the loss in each range, in order; profiler_ns: likewise, the part of all of
     them that the cost of recording explains.
     """
     evidence = {Cause(name): ranges for name, ranges in host.ranges.items()}
@@ -157,23 +157,23 @@ def idle_causes(
         else:
             pieces = _in_ranges(time, ranges)
         explained = time & profiler.explained
-        explained_us = (explained.before_ns(lasts) - explained.before_ns(firsts)) / 1e3
+        explained_ns = explained.before_ns(lasts) - explained.before_ns(firsts)
         for windows in pieces.portions(firsts, lasts):
             window, columns = pieces.by_name(firsts[windows], lasts[windows])
             window += windows.start
             opens = np.diff(window, prepend=-1) > 0
             columns |= {"iteration": number.take(window), "between": between[window], "cause": [str(cause)] * len(window)}
-            columns["profiler_us"] = pa.array(explained_us[window], mask=~opens)
+            columns["profiler_ns"] = pa.array(explained_ns[window], mask=~opens)
             each = zip(window.tolist(), (opens & (cause in _IN_TURNS)).tolist(), strict=True)
-            columns["lost_each_us"] = [pieces.each_us(firsts[at], lasts[at]) if listed else None for at, listed in each]
+            columns["lost_each_ns"] = [pieces.each_ns(firsts[at], lasts[at]) if listed else None for at, listed in each]
             tables.append(pa.Table.from_pydict(columns, schema=_IDLE_CAUSES))
     return pa.concat_tables(tables).combine_chunks()
 
 
 _IDLE_CAUSES = schema(
     *("iteration", "between", "cause", "name", "count", "start_ns"),
-    *("lost_us", "calls", "host_us", "lost_each_us", "profiler_us"),
-    lost_each_us=pa.list_(pa.float32()),
+    *("lost_ns", "calls", "host_ns", "lost_each_ns", "profiler_ns"),
+    lost_each_ns=pa.list_(pa.int64()),
 )
 
 
@@ -390,16 +390,16 @@ class _Pieces:
             ],
             "count": np.bincount(mine, minlength=rows),
             "start_ns": pa.array(start, mask=start == NULL),
-            "lost_us": np.bincount(row, lost[order], rows) / 1e3,
+            "lost_ns": np.bincount(row, lost[order], rows),
             "calls": pa.nulls(rows) if no_ranges else np.bincount(row, calls, rows).astype(np.int64),
-            "host_us": pa.nulls(rows) if no_ranges else np.bincount(row, host[order], rows) / 1e3,
+            "host_ns": pa.nulls(rows) if no_ranges else np.bincount(row, host[order], rows),
         }
 
-    def each_us(self, start_ns: int, end_ns: int) -> list[float]:
+    def each_ns(self, start_ns: int, end_ns: int) -> list[int]:
         """The loss in each range that starts between two moments, in order."""
         began = slice(*np.searchsorted(self.host.start_ns, (start_ns, end_ns)))
-        lost = self.time.within_ns(self.host.start_ns[began], self.host.end_ns[began]) / 1e3
-        return [*lost[: _RANGES - 1].tolist(), *([float(lost[_RANGES - 1 :].sum())] if len(lost) >= _RANGES else [])]
+        lost = self.time.within_ns(self.host.start_ns[began], self.host.end_ns[began])
+        return [*lost[: _RANGES - 1].tolist(), *([int(lost[_RANGES - 1 :].sum())] if len(lost) >= _RANGES else [])]
 
 
 def _launchers(gaps: IdleGaps, device_events: pa.Table, operators: Operators) -> tuple[list[str | None], NDArray[np.int64]]:

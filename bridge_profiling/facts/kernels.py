@@ -30,7 +30,7 @@ _RUN = 32
 def launch_statistics(device_events: pa.Table, spans: Windows) -> pa.Table:
     """One row per window: its compute kernels, by their start, and the calls that launched them. Null where there are none.
 
-    `launch_count`: calls that launched one kernel; `launch_call_us`: their median duration; `graph_kernel_count`: kernels
+    `launch_count`: calls that launched one kernel; `launch_call_ns`: their median duration; `graph_kernel_count`: kernels
     launched together by one call, as in a CUDA graph.
     """
     names = ["start_ns", "end_ns", "correlation", "launch_start_ns", "launch_end_ns"]
@@ -47,10 +47,10 @@ def launch_statistics(device_events: pa.Table, spans: Windows) -> pa.Table:
         rows.append(
             {
                 "kernel_count": len(took),
-                "mean_kernel_us": float(took.mean()) / 1e3 if len(took) else None,
-                "median_kernel_us": float(np.median(took)) / 1e3 if len(took) else None,
+                "mean_kernel_ns": round(took.mean()) if len(took) else None,
+                "median_kernel_ns": round(np.median(took)) if len(took) else None,
                 "launch_count": len(calls),
-                "launch_call_us": float(np.median(calls)) / 1e3 if len(calls) else None,
+                "launch_call_ns": round(np.median(calls)) if len(calls) else None,
                 "graph_kernel_count": int(together[together > 1].sum()),
             }
         )
@@ -58,7 +58,7 @@ def launch_statistics(device_events: pa.Table, spans: Windows) -> pa.Table:
 
 
 _LAUNCH_STATISTICS = schema(
-    "kernel_count", "mean_kernel_us", "median_kernel_us", "launch_count", "launch_call_us", "graph_kernel_count"
+    "kernel_count", "mean_kernel_ns", "median_kernel_ns", "launch_count", "launch_call_ns", "graph_kernel_count"
 )
 
 _PATH = ("direction", "from_memory", "to_memory")
@@ -68,10 +68,10 @@ _COPIES = """
 select rank, source, kind, direction, from_memory, to_memory,
     case when direction = 'HtoD' and from_memory in ('pinned', 'pageable') then from_memory
         when direction = 'DtoH' and to_memory in ('pinned', 'pageable') then to_memory end as host_memory,
-    sum(count)::bigint as count, sum(bytes)::bigint as bytes, sum(total_ns)::bigint / 1e3 as total_us,
-    max(max_ns) / 1e3 as max_us, sum(bytes)::double / nullif(sum(sized_ns)::double, 0) as bandwidth_gbs
+    sum(count)::bigint as count, sum(bytes)::bigint as bytes, sum(total_ns) as total_ns,
+    max(max_ns) as max_ns, sum(bytes)::double / nullif(sum(sized_ns)::double, 0) as bandwidth_gbs
 from device_sums where kind in ('memcpy', 'memset') group by all
-order by rank, source, total_us desc, kind, direction, from_memory, to_memory
+order by rank, source, total_ns desc, kind, direction, from_memory, to_memory
 """
 
 
@@ -136,20 +136,19 @@ def device_sums(device_events: pa.Table, *, marked: bool) -> pa.Table:
 
 _KERNELS = """
     with launched as (
-        select {of}, kind, backend, name, configuration, sum(count)::bigint as calls, sum(total_ns)::bigint as total_ns,
+        select {of}, kind, backend, name, configuration, sum(count)::bigint as calls, sum(total_ns) as total_ns,
             min(min_ns) as min_ns, max(max_ns) as max_ns
         from device_sums where kind in ('compute', 'communication') and not queued group by all
     )
     select {of}, kind, backend, name, sum(calls)::bigint as count,
-        sum(total_ns)::bigint / 1000 as total_us,
-        sum(total_ns)::bigint / sum(calls)::bigint / 1000 as mean_us,
-        min(min_ns) / 1000 as min_us,
-        max(max_ns) / 1000 as max_us,
+        sum(total_ns) as total_ns,
+        sum(total_ns) / sum(calls) as mean_ns,
+        min(min_ns) as min_ns, max(max_ns) as max_ns,
         first(configuration order by calls desc, configuration) filter (where configuration is not null) as configuration,
         count(configuration) as configurations
     from launched
     group by all
-    order by {of}, total_us desc, name
+    order by {of}, total_ns desc, name
 """
 
 
@@ -190,10 +189,10 @@ def kernel_groups(kernels: pa.Table, copies: pa.Table) -> pa.Table:
     `$BRIDGE_PROFILING_KERNEL_GROUPS` names a TOML file with more patterns of names.
 
     Returns:
-        `count` and `total_us` of its kernels, or copies; `share` of the time of the rank's kernels and copies; `name_count`:
+        `count` and `total_ns` of its kernels, or copies; `share` of the time of the rank's kernels and copies; `name_count`:
         different names in it, and `names`: those with the most time. Communication has a group for each operation.
     """
-    rows = kernels.select([*_OF_GROUP, "name", "count", "total_us"]).to_pylist()
+    rows = kernels.select([*_OF_GROUP, "name", "count", "total_ns"]).to_pylist()
     rows += [
         {**row, "name": f"{row['direction']} {row['from_memory']} to {row['to_memory']}", "group": COPY}
         for row in copies.to_pylist()
@@ -203,16 +202,16 @@ def kernel_groups(kernels: pa.Table, copies: pa.Table) -> pa.Table:
     def added(name: str, *keys: str) -> dict[tuple[Any, ...], float]:
         return summed((tuple(row[key] for key in keys), row[name]) for row in rows)
 
-    count, total_us, of_name = added("count", *_OF_GROUP), added("total_us", *_OF_GROUP), added("total_us", *_OF_GROUP, "name")
-    whole = summed((key[:2], time_us) for key, time_us in total_us.items())
+    count, total_ns, of_name = added("count", *_OF_GROUP), added("total_ns", *_OF_GROUP), added("total_ns", *_OF_GROUP, "name")
+    whole = summed((key[:2], time_ns) for key, time_ns in total_ns.items())
     names: dict[tuple[Any, ...], list[str]] = defaultdict(list)
     for *key, name in sorted(of_name, key=lambda key: -of_name[key]):
         names[tuple(key)].append(name)
     found = [
         dict(zip(_OF_GROUP, key, strict=True))
-        | {"count": count[key], "total_us": time_us, "share": time_us / whole[key[:2]] if whole[key[:2]] else 0.0}
+        | {"count": count[key], "total_ns": time_ns, "share": time_ns / whole[key[:2]] if whole[key[:2]] else 0.0}
         | {"name_count": len(names[key]), "names": names[key][:_NAMES_OF_GROUP]}
-        for key, time_us in sorted(total_us.items(), key=lambda item: (*item[0][:2], -item[1]))
+        for key, time_ns in sorted(total_ns.items(), key=lambda item: (*item[0][:2], -item[1]))
     ]
     return pa.Table.from_pylist(found, schema=_KERNEL_GROUPS)
 
@@ -239,7 +238,7 @@ def kernel_times(device_events: pa.Table) -> pa.Table:
     """One row per iteration that launched a kernel; null for kernels outside of all.
 
     Columns: iteration; start_ns and end_ns: the first start and the last end of its kernels; the same of its compute kernels,
-    null without any; compute_us: the time in which one of those ran.
+    null without any; compute_ns: the time in which one of those ran.
     """
     iteration, computes = to_int64(device_events["iteration"], WHOLE_CAPTURE), rows_of(device_events["kind"], "compute")
     kernels = np.flatnonzero(computes | rows_of(device_events["kind"], "communication"))
@@ -253,7 +252,7 @@ def kernel_times(device_events: pa.Table) -> pa.Table:
     lanes = Lanes(found["start_ns"].to_numpy(), found["end_ns"].to_numpy())
     lane = np.cumsum(np.diff(iteration, prepend=iteration[:1]) != 0)
     compute = lanes.union(lane[computes], start[computes], end[computes])
-    found = found.append_column("compute_us", pa.array(compute.within_ns(lanes.start_ns, lanes.end_ns) / 1e3))
+    found = found.append_column("compute_ns", pa.array(compute.within_ns(lanes.start_ns, lanes.end_ns)))
     number = found["iteration"].to_numpy()
     return found.set_column(0, "iteration", pa.array(number, pa.int32(), mask=number == WHOLE_CAPTURE))
 
@@ -261,8 +260,8 @@ def kernel_times(device_events: pa.Table) -> pa.Table:
 def exposure(device_events: pa.Table, collectives: pa.Table, work: DeviceWork) -> pa.Table:
     """One row per group, operation and message size: how much of the communication nothing else hides.
 
-    Columns: group_name and group_ranks (empty if unknown), operation, message_bytes (null if unknown), exposed_us (nothing else
-    ran), overlapped_us (compute ran too).
+    Columns: group_name and group_ranks (empty if unknown), operation, message_bytes (null if unknown), exposed_ns (nothing else
+    ran), overlapped_ns (compute ran too).
     """
     unknown = {"group_name": "", "group_ranks": "", "operation": "unknown"}
     rows = plain(collectives.select([*unknown, "message_bytes", "collective"]))
@@ -279,11 +278,11 @@ def exposure(device_events: pa.Table, collectives: pa.Table, work: DeviceWork) -
     kind, other, times = of_collective[of_event], work.compute | work.memcpy | work.memset, []
     for place in range(len(members)):
         time = union(*(each[kind == place] for each in (start, end)))
-        hidden_ns, overlapped_ns = (int(each.within_ns(time.start_ns, time.end_ns).sum()) for each in (other, work.compute))
-        times.append(((time.total_ns - hidden_ns) / 1e3, overlapped_ns / 1e3))
-    exposed_us, overlapped_us = np.array(times, np.float64).reshape(-1, 2).T
-    found = found.drop_columns("members").append_column("exposed_us", pa.array(exposed_us))
-    return found.append_column("overlapped_us", pa.array(overlapped_us))
+        hidden_ns, beside_ns = (int(each.within_ns(time.start_ns, time.end_ns).sum()) for each in (other, work.compute))
+        times.append((time.total_ns - hidden_ns, beside_ns))
+    exposed_ns, overlapped_ns = np.array(times, np.int64).reshape(-1, 2).T
+    found = found.drop_columns("members").append_column("exposed_ns", pa.array(exposed_ns))
+    return found.append_column("overlapped_ns", pa.array(overlapped_ns))
 
 
 #: Operators on many tensors at once.
@@ -369,14 +368,14 @@ with cells as (
         sum(kernel_ns) as kernel_ns
     from ({events}) where {chosen} group by all
 )
-select {keys}, step as iteration, sum(count)::double as count, sum(ns) / 1e3 as us, min(ns / 1e3 / count) as fastest,
-    max(ns / 1e3 / count) as slowest, coalesce(sum(bytes), 0)::double as bytes, coalesce(sum(wait_ns), 0) / 1e3 as wait_us,
-    sum(kernel_ns) / 1e3 as kernel_us
+select {keys}, step as iteration, sum(count)::double as count, sum(ns)::bigint as ns, min(ns / count) as fastest,
+    max(ns / count) as slowest, coalesce(sum(bytes), 0)::double as bytes, coalesce(sum(wait_ns), 0) as wait_ns,
+    sum(kernel_ns) as kernel_ns
 from cells group by all order by step
 """
 
 _COPIES_BY_SIZE = """
-select direction, host_memory, bytes, sum(count)::bigint as count, sum(copy_ns) / 1e3 as copy_us from copy_sizes
+select direction, host_memory, bytes, sum(count)::bigint as count, sum(copy_ns) as copy_ns from copy_sizes
 where source = $source group by all order by direction, host_memory, bytes
 """
 
@@ -401,8 +400,8 @@ def event_cells(
         ranks: to count.
 
     Returns:
-        The columns of `KEYS`, iteration, count, us (sum over ranks), fastest and slowest (mean per call of a rank), bytes; of
-        communication also wait_us and kernel_us, which are null or 0 otherwise.
+        The columns of `KEYS`, iteration, count, ns (sum over ranks), fastest and slowest (mean per call of a rank), bytes; of
+        communication also wait_ns and kernel_ns, which are null or 0 otherwise.
     """
     numbers, members = (", ".join(str(int(number)) for number in numbers) for numbers in (iterations, ranks))
     query = _CELLS.format(

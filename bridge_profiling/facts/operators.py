@@ -50,8 +50,8 @@ def operators(
 ) -> pa.Table:
     """One row per name (and input shapes, call stack, and module; null if not recorded), most own time first.
 
-    `total_us` adds up the calls' durations, `self_us` is without the ranges of the same category directly inside.
-    `device_total_us` adds up the device events launched inside on the same thread, and `device_self_us` those of them launched
+    `total_ns` adds up the calls' durations, `self_ns` is without the ranges of the same category directly inside.
+    `device_total_ns` adds up the device events launched inside on the same thread, and `device_self_ns` those of them launched
     in no operator or annotation further in: torch's `device_time_total` and `self_device_time_total`.
 
     `module` is the innermost `nn.Module` that called the operator, as Python stacks name it (`Linear_3`); without `modules`,
@@ -80,12 +80,11 @@ def operators(
     sums = [name for name in by_module.column_names if name not in (*keys, "module")]
     found = totals(by_module, keys, **{name: (name, "max" if name == "max_ns" else "sum") for name in sums})
     found = found.sort_by([("self_ns", "descending"), *((key, "ascending") for key in keys)])
-    times = ("self", "total", "mean", "max", "device_self", "device_total")
-    us = {name: found["total_ns" if name == "mean" else f"{name}_ns"].to_numpy() / 1e3 for name in times}
-    us["mean"] /= found["count"].to_numpy()
+    mean_ns = np.rint(found["total_ns"].to_numpy() / found["count"].to_numpy()).astype(np.int64)
     return pa.table(
-        {name: found[name] for name in (*keys, "count")}
-        | {f"{name}_us": column for name, column in us.items()}
+        {name: found[name] for name in (*keys, "count", "self_ns", "total_ns")}
+        | {"mean_ns": mean_ns}
+        | {name: found[name] for name in ("max_ns", "device_self_ns", "device_total_ns")}
         | {name: found[name] if name in sums else pa.nulls(found.num_rows, pa.int64()) for name in MEMORY}
         | ({} if modules else {"module": _most_often(by_module, found, keys)})
     )
@@ -178,10 +177,10 @@ def longest_rows(host_events: pa.Table) -> NDArray[np.bool_]:
 
 
 def longest_calls(host_events: pa.Table) -> pa.Table:
-    """`name`, `start_ns` and `duration_us` of the longest call of each operator, by name."""
+    """`name`, `start_ns` and `duration_ns` of the longest call of each operator, by name."""
     longest = host_events.filter(pa.array(longest_rows(host_events)))
-    duration_us = pc.subtract(longest["end_ns"], longest["start_ns"]).to_numpy() / 1e3
-    found = {"name": longest["name"].cast(pa.string()), "start_ns": longest["start_ns"], "duration_us": duration_us}
+    duration_ns = pc.subtract(longest["end_ns"], longest["start_ns"])
+    found = {"name": longest["name"].cast(pa.string()), "start_ns": longest["start_ns"], "duration_ns": duration_ns}
     return pa.table(found).sort_by("name")
 
 
@@ -238,8 +237,8 @@ def units(host_events: pa.Table, device_events: pa.Table) -> pa.Table:
 
     Returns:
         `unit` (a module's name; empty for the root's, or if everything is sent at once), `step` (`all_gather` or `reduce`),
-        `count` and `host_us` of its ranges, `communication_count` and `device_us` of the device events launched in them.
-        `device_us` is null without such events: on a CPU, the host's time is that of the communication.
+        `count` and `host_ns` of its ranges, `communication_count` and `device_ns` of the device events launched in them.
+        `device_ns` is null without such events: on a CPU, the host's time is that of the communication.
     """
     annotations = host_events.filter(pa.array(rows_of(host_events["category"], "annotation")))
     steps = {name: match for name in names_in(annotations["name"]) if (match := _STEP.fullmatch(name))}
@@ -262,9 +261,8 @@ def units(host_events: pa.Table, device_events: pa.Table) -> pa.Table:
     found = found.sort_by(order)
     return pa.table(
         {
-            **{name: found[name] for name in ("unit", "step", "count")},
-            "host_us": found["host_ns"].to_numpy() / 1e3,
+            **{name: found[name] for name in ("unit", "step", "count", "host_ns")},
             "communication_count": found["launched"],
-            "device_us": pa.array(found["device_ns"].to_numpy() / 1e3, mask=found["launched"].to_numpy() == 0),
+            "device_ns": pa.array(found["device_ns"].to_numpy(), mask=found["launched"].to_numpy() == 0),
         }
     )

@@ -30,16 +30,16 @@ from bridge_profiling.traces.tables import to_int64
 #: With fewer iterations than this, boundary ones count too, since few or none would be left.
 ENOUGH_ITERATIONS = 3
 
-#: Parts by cause: see `Cause.part`. `communication_us` is without waiting for other ranks, as far as that is known.
+#: Parts by cause: see `Cause.part`. `communication_ns` is without waiting for other ranks, as far as that is known.
 BY_CAUSE = (
-    *("compute_us", "communication_us", "waiting_us", "data_loading_us", "host_launch_us", "small_kernels_us", "host_sync_us"),
-    *("pageable_copy_us", "copy_us", "checkpoint_us", "profiler_us", "dependency_stalled_us"),
+    *("compute_ns", "communication_ns", "waiting_ns", "data_loading_ns", "host_launch_ns", "small_kernels_ns", "host_sync_ns"),
+    *("pageable_copy_ns", "copy_ns", "checkpoint_ns", "profiler_ns", "dependency_stalled_ns"),
 )
 
-#: Parts by what ran on the device; `copying_us`: copies and memsets, and nothing else.
-BY_ACTIVITY = ("compute_us", "exposed_communication_us", "copying_us", "idle_us")
+#: Parts by what ran on the device; `copying_ns`: copies and memsets, and nothing else.
+BY_ACTIVITY = ("compute_ns", "exposed_communication_ns", "copying_ns", "idle_ns")
 
-_COLUMNS = ("duration_us", *dict.fromkeys((*BY_CAUSE, *BY_ACTIVITY)))
+_COLUMNS = ("duration_ns", *dict.fromkeys((*BY_CAUSE, *BY_ACTIVITY)))
 
 _ATTRIBUTION = schema(*("rank", "source", "iterations", "waiting_known"), *_COLUMNS, iterations=pa.int32())
 
@@ -67,13 +67,13 @@ def typical_iteration(iterations: pa.Table) -> Answer:
 
     Medians of parts do not add up to the median of the whole.
     """
-    times = [name for name in iterations.column_names if name.endswith("_us")]
+    times = [name for name in iterations.column_names if name.endswith("_ns")]
     rows: list[dict[str, Any]] = []
     caveats = []
     for (rank, source), mine in _captures(iterations.to_pylist()):
         counted = steady(mine)
         # A tenth of NumPy's time for the few iterations of a rank.
-        medians = {name: median(row[name] for row in counted) for name in times}
+        medians = {name: round(median(row[name] for row in counted)) for name in times}
         rows.append({"rank": rank, "source": source, "iterations": len(counted), **medians})
         if len(mine) < ENOUGH_ITERATIONS:
             captured = "one iteration was" if len(mine) == 1 else f"{len(mine)} iterations were"
@@ -89,14 +89,14 @@ def attribution(iterations: pa.Table, idle_causes: pa.Table, ranks: pa.Table) ->
 
     Returns:
         A row per rank and source that has iterations: rank, source, iterations (the number that the median is of),
-        waiting_known (else communication_us contains the waiting), duration_us, and the parts of `BY_CAUSE` and `BY_ACTIVITY`,
+        waiting_known (else communication_ns contains the waiting), duration_ns, and the parts of `BY_CAUSE` and `BY_ACTIVITY`,
         which add up to it.
     """
     rows = []
     for (rank, source), mine in _captures(parts_of_iterations(iterations, idle_causes, ranks)):
-        counted = sorted(steady(mine), key=lambda row: row["duration_us"])
+        counted = sorted(steady(mine), key=lambda row: row["duration_ns"])
         middle = counted[(len(counted) - 1) // 2 : len(counted) // 2 + 1]
-        means = {name: sum(row[name] for row in middle) / len(middle) for name in _COLUMNS}
+        means = {name: round(sum(row[name] for row in middle) / len(middle)) for name in _COLUMNS}
         known = all(row["waiting_known"] for row in counted)
         rows.append({"rank": rank, "source": source, "iterations": len(counted), "waiting_known": known, **means})
     return pa.Table.from_pylist(rows, schema=_ATTRIBUTION)
@@ -104,23 +104,21 @@ def attribution(iterations: pa.Table, idle_causes: pa.Table, ranks: pa.Table) ->
 
 def parts_of_iterations(iterations: pa.Table, idle_causes: pa.Table, ranks: pa.Table) -> list[dict[str, Any]]:
     """Every iteration cut into the same parts: its row, with the parts and waiting_known."""
-    lost: dict[tuple[int, str, int | None], dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    lost: dict[tuple[int, str, int | None], dict[str, int]] = defaultdict(lambda: defaultdict(int))
     # Time between two iterations belongs to neither of them.
     inside = idle_causes.filter(pc.invert(idle_causes["between"]))
-    for row in totals(inside, ("rank", "source", "iteration", "cause"), lost_us=("lost_us", "sum")).to_pylist():
-        lost[row["rank"], row["source"], row["iteration"]][Cause(row["cause"]).part] += row["lost_us"]
-    waiting = {(row["rank"], row["iteration"]): row["waiting_us"] for row in ranks.to_pylist()}
+    for row in totals(inside, ("rank", "source", "iteration", "cause"), lost_ns=("lost_ns", "sum")).to_pylist():
+        lost[row["rank"], row["source"], row["iteration"]][Cause(row["cause"]).part] += row["lost_ns"]
+    waiting = {(row["rank"], row["iteration"]): row["waiting_ns"] for row in ranks.to_pylist()}
     rows = []
     for row in iterations.to_pylist():
         rank, source, iteration = (row[name] for name in ("rank", "source", "iteration"))
-        waiting_us = waiting.get((rank, iteration))
-        found = row | dict.fromkeys(BY_CAUSE, 0.0) | lost[rank, source, iteration] | {"compute_us": row["compute_us"]}
-        found["waiting_us"] = min(waiting_us or 0.0, found["communication_us"])
-        found["communication_us"] -= found["waiting_us"]
-        # Rounding can make the difference slightly negative.
-        busy_us = row["duration_us"] - row["idle_us"]
-        found["copying_us"] = max(busy_us - row["compute_us"] - row["exposed_communication_us"], 0.0)
-        rows.append(found | {"waiting_known": waiting_us is not None})
+        waiting_ns = waiting.get((rank, iteration))
+        found = row | dict.fromkeys(BY_CAUSE, 0) | lost[rank, source, iteration] | {"compute_ns": row["compute_ns"]}
+        found["waiting_ns"] = min(waiting_ns or 0, found["communication_ns"])
+        found["communication_ns"] -= found["waiting_ns"]
+        found["copying_ns"] = row["duration_ns"] - sum(row[name] for name in BY_ACTIVITY if name != "copying_ns")
+        rows.append(found | {"waiting_known": waiting_ns is not None})
     return rows
 
 
@@ -146,7 +144,7 @@ def host_rows(host_events: pa.Table) -> NDArray[np.bool_]:
 def loop_counts(host_events: pa.Table, iterations: pa.Table) -> pa.Table:
     """One row per iteration: how often DDP's forward pass and an optimizer's step began, and the host's time in collectives.
 
-    `issuing_us`: in the operators that issue collectives, on all threads, outside of the ranges of a sharded model's units.
+    `issuing_ns`: in the operators that issue collectives, on all threads, outside of the ranges of a sharded model's units.
     """
     codes, names = coded(host_events["name"])
     start, stop = (host_events[name].to_numpy() for name in ("start_ns", "end_ns"))
@@ -161,9 +159,9 @@ def loop_counts(host_events: pa.Table, iterations: pa.Table) -> pa.Table:
         starts = np.sort(start[named(beginning)])
         counts[column] = np.searchsorted(starts, end) - np.searchsorted(starts, begin)
     issuing, of_units = (union(start[rows], stop[rows]) for rows in (named(*ISSUING), unit_rows(host_events)))
-    issuing_us = (issuing - of_units).within_ns(begin, end) / 1e3
+    issuing_ns = (issuing - of_units).within_ns(begin, end)
     return pa.table(
-        {"iteration": pa.array(to_int64(iterations["iteration"]), pa.int32()), **counts, "issuing_us": pa.array(issuing_us)}
+        {"iteration": pa.array(to_int64(iterations["iteration"]), pa.int32()), **counts, "issuing_ns": pa.array(issuing_ns)}
     )
 
 
@@ -173,18 +171,18 @@ _COLLECTIVE = re.compile(r"(?:gloo|mpi|ucc):")
 _ISSUING = re.compile("|".join(ISSUING))
 
 #: Parts of an iteration, in the order in which a time that fits several is attributed.
-HOST_PARTS = ("data_loading_us", "checkpoint_us", "communication_us", "operators_us", "other_us")
+HOST_PARTS = ("data_loading_ns", "checkpoint_ns", "communication_ns", "operators_ns", "other_ns")
 
-_HOST_STEPS = declared("HostIteration").schema("iteration", "boundary", "duration_us", *HOST_PARTS, "collectives_us")
+_HOST_STEPS = declared("HostIteration").schema("iteration", "boundary", "duration_ns", *HOST_PARTS, "collectives_ns")
 
 
 def host_steps(host_blocks: Callable[[], Iterable[pa.Table]], device_events: pa.Table, iterations: pa.Table) -> pa.Table:
     """One row per iteration of a rank without device work; none otherwise.
 
     Returns:
-        `duration_us`: to the start of the next iteration. Its parts, of the loop's thread: in ranges of data loading and of
+        `duration_ns`: to the start of the next iteration. Its parts, of the loop's thread: in ranges of data loading and of
         checkpoints, blocked by communication (a collective runs, and the thread computes in no operator), in operators, and the
-        rest, which is Python for the most part. `collectives_us`: collectives of all threads, hidden ones included.
+        rest, which is Python for the most part. `collectives_ns`: collectives of all threads, hidden ones included.
 
     Args:
         host_blocks: `host.COLUMNS` of the host events.
@@ -222,24 +220,24 @@ def host_steps(host_blocks: Callable[[], Iterable[pa.Table]], device_events: pa.
     saving = during(ranges & loop & named(re.compile(CHECKPOINT, re.IGNORECASE))) - loading
     blocked = collectives - computing - loading - saving
     working = during(operators & loop) - loading - saving - blocked
-    found = [each.within_ns(begin, stop) / 1e3 for each in (loading, saving, blocked, working)]
-    duration = (stop - begin) / 1e3
+    found = [each.within_ns(begin, stop) for each in (loading, saving, blocked, working)]
+    duration = stop - begin
     columns = dict(zip(HOST_PARTS, [*found, duration - sum(found)], strict=True))
     return pa.table(
-        {"iteration": iterations["iteration"], "boundary": iterations["boundary"], "duration_us": duration}
+        {"iteration": iterations["iteration"], "boundary": iterations["boundary"], "duration_ns": duration}
         | columns
-        | {"collectives_us": collectives.within_ns(begin, stop) / 1e3},
+        | {"collectives_ns": collectives.within_ns(begin, stop)},
         schema=_HOST_STEPS,
     )
 
 
 _HOST_ITERATIONS = """
 with waited as (
-    select *, if(count(*) over same > 1, communication_us - min(communication_us) over same, null) as waiting_us
+    select *, if(count(*) over same > 1, communication_ns - min(communication_ns) over same, null) as waiting_ns
     from host_steps window same as (partition by source, iteration)
 )
-select * replace (communication_us - coalesce(waiting_us, 0) as communication_us),
-    duration_us - coalesce(waiting_us, 0) as own_us
+select * replace (communication_ns - coalesce(waiting_ns, 0) as communication_ns),
+    duration_ns - coalesce(waiting_ns, 0) as own_ns
 from waited order by iteration, rank, source
 """
 
@@ -248,8 +246,8 @@ def host_iterations(connection: Connection, host_steps: pa.Table) -> pa.Table:
     """The rows of `host_steps` by iteration and rank, with waiting taken out of communication.
 
     Returns:
-        `waiting_us`: what communication blocks a rank longer than the rank that it blocks least in the same iteration, which
-        is the last to arrive. `communication_us`: the rest. `own_us`: the iteration without waiting. Of one rank alone waiting
+        `waiting_ns`: what communication blocks a rank longer than the rank that it blocks least in the same iteration, which
+        is the last to arrive. `communication_ns`: the rest. `own_ns`: the iteration without waiting. Of one rank alone waiting
         is unknown, and null.
     """
     return queried(connection, _HOST_ITERATIONS, host_steps=host_steps)

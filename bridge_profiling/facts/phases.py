@@ -69,7 +69,7 @@ _NODE = re.compile(r"autograd::engine::evaluate_function(?:: (.+))?")
 #: Operators that have that number because they run the node.
 _OF_NODE = re.compile(r"autograd::|.*Backward\d*$")
 
-_SCHEMA = pa.schema([*declared("Phase").schema(), *schema("longest_iteration", "longest_start_ns", "longest_us")])
+_SCHEMA = pa.schema([*declared("Phase").schema(), *schema("longest_iteration", "longest_start_ns", "longest_ns")])
 
 
 class HostRows:
@@ -106,11 +106,11 @@ def phases(host_events: pa.Table, device_events: pa.Table, iterations: pa.Table,
     Returns:
         `kind`: `phase` (opened by the hook and its integrations), `autograd` (all that autograd ran), `range` (the program's
         own) or `library`. `iterations`: how many count; 0 where none is marked, and then times are of the whole capture.
-        `present`: in how many of them the range occurs. `calls`, `host_us`, `device_us`, `compute_us`, `communication_us`,
-        `kernel_count`: means of an iteration; `…_low_us` and `…_high_us`: its smallest and largest; `…_share`: the mean as a
-        share of the iteration's duration. `device_us` adds up the durations of the device events launched inside, `compute_us`
-        and `communication_us` those of the kernels among them. `backward_host_us`, `backward_device_us`: the backward pass of
-        the operators that ran in the range; null where the capture records no sequence numbers. `host_us` of autograd is null
+        `present`: in how many of them the range occurs. `calls`, `host_ns`, `device_ns`, `compute_ns`, `communication_ns`,
+        `kernel_count`: means of an iteration; `…_low_ns` and `…_high_ns`: its smallest and largest; `…_share`: the mean as a
+        share of the iteration's duration. `device_ns` adds up the durations of the device events launched inside, `compute_ns`
+        and `communication_ns` those of the kernels among them. `backward_host_ns`, `backward_device_ns`: the backward pass of
+        the operators that ran in the range; null where the capture records no sequence numbers. `host_ns` of autograd is null
         where it records no operators. The columns of `sampled.MEASURES`: means of hardware counters while the device events
         launched inside ran; null unless nsys sampled them. `longest_…`: iteration, start and duration of the longest call;
         null for autograd.
@@ -142,7 +142,7 @@ def phases(host_events: pa.Table, device_events: pa.Table, iterations: pa.Table,
         found.append(_autograd(steps, nodes, launches, threads, host_known=bool(len(nodes))))
     table = pa.concat_tables(found)
     table = table.append_column("order", pa.array([KINDS.index(kind) for kind in table["kind"].to_pylist()], pa.int64()))
-    return table.sort_by([("order", "ascending"), ("host_us", "descending"), ("name", "ascending")]).drop_columns("order")
+    return table.sort_by([("order", "ascending"), ("host_ns", "descending"), ("name", "ascending")]).drop_columns("order")
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ class _Steps:
 
     start_ns: Nanoseconds
     counted: NDArray[np.bool_]
-    mean_us: float  # duration of those that count, with the time until the next one
+    mean_ns: float  # duration of those that count, with the time until the next one
     marked: bool
 
     @classmethod
@@ -159,9 +159,9 @@ class _Steps:
         if not iterations.num_rows:
             start, end = (host_events[name].to_numpy() for name in ("start_ns", "end_ns"))
             first, last = (int(start.min()), int(end.max())) if len(start) else (0, 0)
-            return cls(np.array([first]), np.ones(1, bool), (last - first) / 1e3, False)
+            return cls(np.array([first]), np.ones(1, bool), float(last - first), False)
         (start, until), counted = until_next(iterations), counted_iterations(iterations)
-        return cls(start, counted, float((until - start)[counted].mean()) / 1e3, True)
+        return cls(start, counted, float((until - start)[counted].mean()), True)
 
     def holding(self, time_ns: Nanoseconds) -> NDArray[np.int64]:
         """Place of the last iteration that began before each time; -1 if there is none, or it does not count."""
@@ -316,7 +316,7 @@ def _means(
     low = np.where((present < counted)[:, None], 0.0, low)
     mean = totals / counted
     named = [names[place] for place in codes.tolist()]
-    share = 1e-3 / steps.mean_us if steps.mean_us else 0.0
+    share = 1 / steps.mean_ns if steps.mean_ns else 0.0
     columns = {
         "name": named,
         "kind": ["phase" if name in PHASES else "library" if _LIBRARY.match(name) else "range" for name in named],
@@ -327,10 +327,10 @@ def _means(
         **means(totals[:, 6:-2]),
     }
     for place, name in enumerate(("host", "device", "compute", "communication"), 1):
-        columns[f"{name}_us"] = mean[:, place] / 1e3
+        columns[f"{name}_ns"] = np.rint(mean[:, place])
     for place, name in ((1, "host"), (2, "device")):
-        columns |= {f"{name}_low_us": low[:, place] / 1e3, f"{name}_high_us": high[:, place] / 1e3}
-        columns |= {f"{name}_share": mean[:, place] * share, f"backward_{name}_us": mean[:, place - 3] / 1e3}
+        columns |= {f"{name}_low_ns": low[:, place], f"{name}_high_ns": high[:, place]}
+        columns |= {f"{name}_share": mean[:, place] * share, f"backward_{name}_ns": np.rint(mean[:, place - 3])}
     return columns
 
 
@@ -345,7 +345,7 @@ def _longest(ranges: _Ranges, step: NDArray[np.int64], iterations: pa.Table) -> 
     order = np.lexsort((-ranges.duration_ns, ranges.code))
     rows = order[run_starts(ranges.code[order])]
     numbers = iterations["iteration"].take(pa.array(step[rows])) if iterations.num_rows else pa.nulls(len(rows), pa.int32())
-    times = {"longest_start_ns": ranges.start_ns[rows], "longest_us": ranges.duration_ns[rows] / 1e3}
+    times = {"longest_start_ns": ranges.start_ns[rows], "longest_ns": ranges.duration_ns[rows]}
     return {"longest_iteration": numbers, **times}
 
 

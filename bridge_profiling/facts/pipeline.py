@@ -17,6 +17,7 @@ https://arxiv.org/abs/2104.04473).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -120,7 +121,7 @@ from operations left join exchanges using (rank, collective)
 where operations.operation in {POINT_TO_POINT} order by operations.rank
 """
 
-_TIMES = ("pipeline_us", "compute_us", "bubble_us", "warm_up_us", "steady_us", "cool_down_us", "other_idle_us")
+_TIMES = ("pipeline_ns", "compute_ns", "bubble_ns", "warm_up_ns", "steady_ns", "cool_down_ns", "other_idle_ns")
 
 
 _RANKS = schema("iteration", "rank", "stage", "pipeline", "boundary", "microbatches", *_TIMES)
@@ -130,9 +131,9 @@ def pipeline(by_rank: pa.Table) -> Answer:
     """The stages of the run's pipelines, from the answer of `pipeline_by_rank`.
 
     Returns:
-        A row per stage: stage, stages, ranks (captured), iterations, microbatches (null if unknown), pipeline_us, compute_us,
-        excess_compute_us (beyond the mean stage: uneven stages), bubble_us and its parts warm_up_us, steady_us and
-        cool_down_us, other_idle_us, bubble_fraction (of pipeline_us), ideal_bubble_fraction (null if the microbatches are
+        A row per stage: stage, stages, ranks (captured), iterations, microbatches (null if unknown), pipeline_ns, compute_ns,
+        excess_compute_ns (beyond the mean stage: uneven stages), bubble_ns and its parts warm_up_ns, steady_ns and
+        cool_down_ns, other_idle_ns, bubble_fraction (of pipeline_ns), ideal_bubble_fraction (null if the microbatches are
         unknown). Times are means of an iteration of a rank, without boundary iterations if others exist. Empty without a
         pipeline.
     """
@@ -144,7 +145,7 @@ def pipeline(by_rank: pa.Table) -> Answer:
     for stage, mine in sorted(stages.items()):
         known = {row["microbatches"] for row in mine}
         number = known.pop() if len(known) == 1 else None
-        mean = {name: float(np.mean([row[name] for row in mine])) for name in _TIMES}
+        mean = {name: round(fmean(row[name] for row in mine)) for name in _TIMES}
         found.append(
             {
                 "stage": stage,
@@ -153,13 +154,13 @@ def pipeline(by_rank: pa.Table) -> Answer:
                 "iterations": len({row["iteration"] for row in mine}),
                 "microbatches": number,
                 **mean,
-                "bubble_fraction": mean["bubble_us"] / mean["pipeline_us"] if mean["pipeline_us"] else None,
+                "bubble_fraction": mean["bubble_ns"] / mean["pipeline_ns"] if mean["pipeline_ns"] else None,
                 "ideal_bubble_fraction": (count - 1) / (number + count - 1) if number else None,
             }
         )
-    even = float(np.mean([row["compute_us"] for row in found])) if found else 0.0
+    even = round(fmean(row["compute_ns"] for row in found)) if found else 0
     for row in found:
-        row["excess_compute_us"] = row["compute_us"] - even
+        row["excess_compute_ns"] = row["compute_ns"] - even
     missing = ", ".join(str(stage) for stage in range(count) if found and stage not in stages)
     caveats = (caveat("stages_not_captured", missing=missing),) if missing else ()
     return Answer(pa.Table.from_pylist(found, schema=declared("Stage").schema()), caveats)
@@ -170,7 +171,7 @@ def pipeline_waits(by_rank: pa.Table, connection: Connection) -> pa.Table:
 
     Returns:
         A row per pair of stages, the longest waiting first: stage, waits_for_stage, ranks (captured, of the stage that waits),
-        count (operations that waited) and wait_us, both means of an iteration of a rank, without boundary iterations if others
+        count (operations that waited) and wait_ns, both means of an iteration of a rank, without boundary iterations if others
         exist. A receipt waits for the stage that computes what it receives; a send waits until the other stage receives.
     """
     rows = by_rank.to_pylist()
@@ -187,7 +188,7 @@ def pipeline_waits(by_rank: pa.Table, connection: Connection) -> pa.Table:
     for (stage, other), (count, wait_ns) in sorted(sums.items(), key=lambda item: (-item[1][1], item[0])):
         ranks = sorted({rank for (rank, _), each in steady.items() if each == stage})
         times = sum(each == stage for each in steady.values())
-        amounts = {"count": count / times, "wait_us": wait_ns / 1e3 / times}
+        amounts = {"count": count / times, "wait_ns": round(wait_ns / times)}
         found.append({"stage": stage, "waits_for_stage": other, "ranks": ranks, **amounts})
     return pa.Table.from_pylist(found, schema=declared("StageWait").schema())
 
@@ -212,7 +213,7 @@ def pipeline_by_rank(
 
     Returns:
         A row per iteration and rank of a pipeline: iteration, rank, stage, pipeline (its ranks), boundary, microbatches,
-        pipeline_us, compute_us, bubble_us, warm_up_us, steady_us, cool_down_us, other_idle_us.
+        pipeline_ns, compute_ns, bubble_ns, warm_up_ns, steady_ns, cool_down_ns, other_idle_ns.
     """
     pipelines, guessed = _pipelines(connection, infos)
     if not pipelines.num_rows:
@@ -263,7 +264,7 @@ def _by_rank(table: pa.Table) -> dict[int, dict[str, NDArray[Any]]]:
 
 def _bubbles(
     lane: dict[str, Any], work: dict[str, NDArray[Any]], messages: dict[str, NDArray[Any]], waiting: Intervals
-) -> tuple[float, ...]:
+) -> tuple[int, ...]:
     """`_TIMES` of a row of `_LANES`, from the rank's activity, its sends and receipts, and its waiting for other stages."""
     begin, end, span = lane["begin_ns"], lane["end_ns"], window(lane["begin_ns"], lane["end_ns"])
     computes, other = work["computes"], messages["part_of"] != lane["iteration"]
@@ -279,4 +280,4 @@ def _bubbles(
     times = np.array([begin, filled, drained, end])
     parts = bubble.within_ns(times[:-1], times[1:]).tolist()
     rest = end - begin - bubble.total_ns - busy.total_ns
-    return tuple(each / 1e3 for each in (end - begin, compute.total_ns, bubble.total_ns, *parts, rest))
+    return end - begin, compute.total_ns, bubble.total_ns, *parts, rest

@@ -27,7 +27,7 @@ Work = tuple[int, int]
 #: Bytes of an element, by precision.
 _BYTES = {"fp8": 1, "bf16": 2, "fp16": 2, "tf32": 4, "fp32": 4, "fp64": 8}
 
-_COLUMNS = ("operator", "shapes", "precision", "kernel", "count", "device_us", "flops", "tflops", "flops_per_byte")
+_COLUMNS = ("operator", "shapes", "precision", "kernel", "count", "device_ns", "flops", "tflops", "flops_per_byte")
 
 
 def matrix(m: int, k: int, n: int, batch: int = 1) -> Work:
@@ -88,7 +88,7 @@ def products(host_events: pa.Table, device_events: pa.Table, kernel_names: pa.Ta
     """One row per operator, input shapes and precision, over the whole capture, most device time first.
 
     Returns:
-        `count` of calls that launched compute, `device_us` of all of it, `flops` of a call, `tflops` (10¹² per second of
+        `count` of calls that launched compute, `device_ns` of all of it, `flops` of a call, `tflops` (10¹² per second of
         device time), `flops_per_byte`: arithmetic intensity, if each input is read once and the output written once.
         `precision` (fp8, bf16, fp16, tf32, fp32, fp64) is that of `kernel`, the first product that the operator launches; null
         if its name does not say. `flops` is null where the dimensions do not say. The columns of `sampled.MEASURES`: means of
@@ -105,7 +105,7 @@ def products(host_events: pa.Table, device_events: pa.Table, kernel_names: pa.Ta
             "operator": calls["name"],
             "shapes": calls["shapes"],
             "kernel": _first_products(ranged(calls), events, names["name"]),
-            "ns": device_ns,
+            "device_ns": device_ns,
             **amounts,
         }
     ).filter(pa.array(launched > 0))
@@ -113,15 +113,17 @@ def products(host_events: pa.Table, device_events: pa.Table, kernel_names: pa.Ta
         "precision", pa.array([name and product_precision(name) for name in table["kernel"].to_pylist()], pa.string())
     )
     keys = ("operator", "shapes", "precision")
-    sums = {"count": ("ns", "count"), "kernel": ("kernel", "first")} | {name: (name, "sum") for name in ("ns", *amounts)}
-    found = totals(table, keys, **sums).sort_by([("ns", "descending"), *((key, "ascending") for key in keys)])
+    sums = {name: (name, "sum") for name in ("device_ns", *amounts)}
+    found = totals(table, keys, count=("device_ns", "count"), kernel=("kernel", "first"), **sums).sort_by(
+        [("device_ns", "descending"), *((key, "ascending") for key in keys)]
+    )
     rows = found.to_pylist()
     outputs = _outputs(rows)
     for row in rows:
         work, size = _work(row["operator"], row["shapes"], outputs), _BYTES.get(row["precision"] or "")
         flops, elements = work or (None, None)
-        row |= {"device_us": row["ns"] / 1e3, "flops": flops}
-        row["tflops"] = flops * row["count"] / row["ns"] / 1e3 if flops and row["ns"] else None
+        row["flops"] = flops
+        row["tflops"] = flops * row["count"] / row["device_ns"] / 1e3 if flops and row["device_ns"] else None
         row["flops_per_byte"] = flops / elements / size if flops and elements and size else None
     table = pa.Table.from_pylist(rows, schema=declared("MatrixProduct").schema(*_COLUMNS))
     return pa.table(dict(zip(_COLUMNS, table.columns, strict=True)) | counted.means_of_calls(found, list(amounts)))

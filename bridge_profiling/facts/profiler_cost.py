@@ -181,39 +181,39 @@ _Float = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Rates:
-    """Host time in microseconds that each recorded event costs.
+    """Host time that each recorded event costs.
 
-    On a host that needs `launch_us` to launch a kernel, `gap_us` from one operator to the next, and `entry_us` from the start
+    On a host that needs `launch_ns` to launch a kernel, `gap_ns` from one operator to the next, and `entry_ns` from the start
     of an operator to that of the first one in it.
     """
 
-    operator_us: float
-    runtime_us: float  # of a call that puts work on the device
-    call_us: float  # of any other call
-    annotation_us: float
-    python_us: float
-    shapes_us: float  # what shapes add to an operator
-    launch_us: float
-    gap_us: float
-    entry_us: float
+    operator_ns: float
+    runtime_ns: float  # of a call that puts work on the device
+    call_ns: float  # of any other call
+    annotation_ns: float
+    python_ns: float
+    shapes_ns: float  # what shapes add to an operator
+    launch_ns: float
+    gap_ns: float
+    entry_ns: float
 
     def on_host(self, recording: Recording) -> Rates:
         """The rates of the host that recorded this.
 
         Another process slows the profiler's code more than launches or operators alone, so that both count.
         """
-        launches = _slower(recording.launches_ns, _QUARTER, self.launch_us)
-        gaps, entries = _slower(recording.gaps_ns, _TENTH, self.gap_us), _slower(recording.entries_ns, _HALF, self.entry_us)
+        launches = _slower(recording.launches_ns, _QUARTER, self.launch_ns)
+        gaps, entries = _slower(recording.gaps_ns, _TENTH, self.gap_ns), _slower(recording.entries_ns, _HALF, self.entry_ns)
         factor = min(max(launches * float(np.sqrt(gaps * entries)), _FASTEST), _SLOWEST)
         return Rates(**{name: rate * factor for name, rate in vars(self).items()})
 
 
-def _slower(times_ns: Nanoseconds, part: float, usual_us: float) -> float:
+def _slower(times_ns: Nanoseconds, part: float, usual_ns: float) -> float:
     """How many times as long as usual it took a host; 1 if too few show it."""
-    if len(times_ns) < _ENOUGH or not usual_us:
+    if len(times_ns) < _ENOUGH or not usual_ns:
         return 1.0
     # A clock of whole microseconds gives gaps of 0: less than it can tell is not known.
-    return max(float(np.quantile(times_ns, part)) / 1e3, 0.1 * usual_us) / usual_us
+    return max(float(np.quantile(times_ns, part)), 0.1 * usual_ns) / usual_ns
 
 
 @cache
@@ -286,9 +286,9 @@ def replay(recording: Recording, device_events: pa.Table, gaps: IdleGaps, work: 
         source: the profiler.
     """
     each = rates(source).on_host(recording)
-    operator_us = each.operator_us + each.shapes_us * recording.with_shapes
+    operator_ns = each.operator_ns + each.shapes_ns * recording.with_shapes
     # The last one is of the profiler's own work, which costs as long as it took.
-    cost_us = np.array([operator_us, each.call_us, each.annotation_us, each.python_us, each.runtime_us, 0.0])
+    cost_ns = np.array([operator_ns, each.call_ns, each.annotation_ns, each.python_ns, each.runtime_ns, 0.0])
     idle = gaps.launch_starved - (work.communication - _beside_compute(device_events)) - work.memcpy - work.memset
     begin, end, event = _parts(gaps, device_events)
     length = idle.within_ns(begin, end)
@@ -298,43 +298,41 @@ def replay(recording: Recording, device_events: pa.Table, gaps: IdleGaps, work: 
     # What was launched before waited for something else, until it started.
     launched = np.where((launched > begin) & (launched < end), launched, end)
     ends = np.sort(device_events["end_ns"].to_numpy())
-    return ProfilerCost(recording, each, 1e3 * cost_us, ends, idle, length[starved], end, launched)
+    return ProfilerCost(recording, each, cost_ns, ends, idle, length[starved], end, launched)
 
 
 def recorded(cost: ProfilerCost, spans: Windows, iterations: pa.Table) -> pa.Table:
     """One row per window: what the events recorded on the launching threads cost the host, and where.
 
-    `host_cost_us`: of all events, and of each kind a column of its own; `explained_us`: idle time of the device that the cost
-    explains; `host_own_us`: time of the host in the iteration, without that cost and without waiting for the device.
+    `host_cost_ns`: of all events, and of each kind a column of its own; `explained_ns`: idle time of the device that the cost
+    explains; `host_own_ns`: time of the host in the iteration, without that cost and without waiting for the device.
     """
     recording, cost_ns, each = cost.recording, cost.cost_ns, cost.rates
     first, last = (np.searchsorted(recording.start_ns, time_ns) for time_ns in (spans.start_ns, spans.end_ns))
     operators, _, annotations, frames, *_ = recording.counts(first, last).T.astype(np.float64)
     calls = np.isin(np.arange(len(cost_ns) - 1), (CATEGORIES.index("runtime"), ENQUEUES))
-    return pa.table(
-        {
-            "iteration": spans.numbers,
-            "operators_cost_us": operators * each.operator_us,
-            "shapes_cost_us": operators * each.shapes_us * recording.with_shapes,
-            "cuda_calls_cost_us": _cost_between(recording, cost_ns[:-1] * calls, first, last) / 1e3,
-            "annotations_cost_us": annotations * each.annotation_us,
-            "python_frames_cost_us": frames * each.python_us,
-            "host_cost_us": _cost_between(recording, cost_ns, first, last) / 1e3,
-            "explained_us": cost.explained.within_ns(spans.start_ns, spans.end_ns) / 1e3,
-            "host_own_us": _host_own_us(cost, spans, iterations),
-        }
-    )
+    costs = {
+        "operators_cost_ns": operators * each.operator_ns,
+        "shapes_cost_ns": operators * each.shapes_ns * recording.with_shapes,
+        "cuda_calls_cost_ns": _cost_between(recording, cost_ns[:-1] * calls, first, last),
+        "annotations_cost_ns": annotations * each.annotation_ns,
+        "python_frames_cost_ns": frames * each.python_ns,
+        "host_cost_ns": _cost_between(recording, cost_ns, first, last),
+        "explained_ns": cost.explained.within_ns(spans.start_ns, spans.end_ns),
+    }
+    whole = {name: np.rint(times_ns).astype(np.int64) for name, times_ns in costs.items()}
+    return pa.table({"iteration": spans.numbers, **whole, "host_own_ns": _host_own_ns(cost, spans, iterations)})
 
 
-def _host_own_us(cost: ProfilerCost, spans: Windows, iterations: pa.Table) -> pa.Array:
+def _host_own_ns(cost: ProfilerCost, spans: Windows, iterations: pa.Table) -> pa.Array:
     """From an iteration's begin on the host to the next one's, without waits and the cost of recording; null where unknown."""
     if not iterations.num_rows:  # the span is that of the capture
-        return pa.nulls(len(spans.start_ns), pa.float64())
+        return pa.nulls(len(spans.start_ns), pa.int64())
     begin, until = until_next(iterations)
     first, last = (np.searchsorted(cost.recording.start_ns, time_ns) for time_ns in (begin, until))
     cost_ns = _cost_between(cost.recording, cost.cost_ns, first, last)
     own_ns = until - begin - cost.recording.waits.within_ns(begin, until) - cost_ns
-    return pa.array(own_ns / 1e3)
+    return pa.array(np.rint(own_ns), pa.int64())
 
 
 def _cost_between(recording: Recording, cost_ns: _Float, first: NDArray[np.int64], last: NDArray[np.int64]) -> _Float:

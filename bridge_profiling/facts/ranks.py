@@ -29,8 +29,8 @@ SLOW = 0.02
 _UNLIKELY, _DOUBTFUL = 0.01, 0.1
 
 _WAITS = """
-select iteration, rank, waits_for, sum(wait_ns) / 1e3 as wait_us, count(*) as operations
-from waiting where rank <> waits_for group by all having wait_us > 0 order by iteration, rank, waits_for
+select iteration, rank, waits_for, sum(wait_ns) as wait_ns, count(*) as operations
+from waiting where rank <> waits_for group by all having sum(wait_ns) > 0 order by iteration, rank, waits_for
 """
 
 _WAITS_OF_RANKS = """
@@ -46,19 +46,19 @@ with spans as (
     select rank, null, false, min(start_ns), max(end_ns) from kernel_times where rank not in (select rank from iterations)
     group by rank
 ), waited_for as (
-    select iteration, waits_for as rank, sum(wait_ns) / 1e3 as waited_for_us from waiting where rank <> waits_for group by all
+    select iteration, waits_for as rank, sum(wait_ns) as waited_for_ns from waiting where rank <> waits_for group by all
 ), timed as (
-    select spans.*, spans.end_ns - spans.start_ns as duration_ns, coalesce(compute_us, 0) as compute_us,
+    select spans.*, spans.end_ns - spans.start_ns as duration_ns, coalesce(compute_ns, 0) as compute_ns,
         if(unknown.rank is null, coalesce(alone_ns, 0), null) as waiting_ns,
-        if(unknown.rank is null, coalesce(waited_for_us, 0), null) as waited_for_us,
+        if(unknown.rank is null, coalesce(waited_for_ns, 0), null) as waited_for_ns,
         if(unknown.rank is null, coalesce(longest_ns, 0), null) as longest_ns, duration_ns - waiting_ns as own_ns
     from spans left join unknown using (rank)
     left join kernel_times on kernel_times.rank = spans.rank and kernel_times.iteration is not distinct from spans.iteration
     left join waited on waited.rank = spans.rank and waited.iteration is not distinct from spans.iteration
     left join waited_for on waited_for.rank = spans.rank and waited_for.iteration is not distinct from spans.iteration
 )
-select iteration, rank, boundary, duration_ns / 1e3 as duration_us, compute_us, waiting_ns / 1e3 as waiting_us,
-    own_ns / 1e3 as own_us, waited_for_us, longest_ns / 1e3 as longest_wait_us,
+select iteration, rank, boundary, duration_ns, compute_ns, waiting_ns, own_ns, waited_for_ns,
+    longest_ns as longest_wait_ns,
     case when count(own_ns) over (partition by iteration) < 2 then null
         when row_number() over (partition by iteration order by own_ns desc nulls last, rank) = 1 then 'slowest'
         when row_number() over (partition by iteration order by own_ns nulls last, rank) = 1 then 'fastest' end as place
@@ -72,21 +72,21 @@ select distinct rank from operations where coalesce(group_size, 2) > 1 and rank 
 
 _SKEW = """
 with lateness as (
-    select rank, median(late_ns) / 1e3 as median_late_us, count(*) filter (waits_for = rank) as times_last,
+    select rank, median(late_ns) as median_late_ns, count(*) filter (waits_for = rank) as times_last,
         count(*) as operations
     from waiting group by rank
 )
-select began.rank, (start_ns + offset_ns - min(start_ns + offset_ns) over ()) / 1e3 as capture_start_us, offset_ns / 1e3 as
-    clock_offset_us, median_late_us, coalesce(times_last, 0) as times_last, coalesce(operations, 0) as operations
+select began.rank, start_ns + offset_ns - min(start_ns + offset_ns) over () as capture_start_ns,
+    offset_ns as clock_offset_ns, median_late_ns, coalesce(times_last, 0) as times_last, coalesce(operations, 0) as operations
 from began join offsets using (rank) left join lateness using (rank) order by began.rank
 """
 
 #: Columns of `waits`.
-WAITS = schema("iteration", "rank", "waits_for", "wait_us", "operations")
+WAITS = schema("iteration", "rank", "waits_for", "wait_ns", "operations")
 
 _STRAGGLERS = schema(
     *("rank", "verdict", "confidence", "chance", "iterations", "times_slow", "times_slowest", "times_fastest"),
-    *("excess_own_us", "excess_compute_us", "waited_for_us"),
+    *("excess_own_ns", "excess_compute_ns", "waited_for_ns"),
     **dict.fromkeys(("iterations", "times_slow", "times_slowest", "times_fastest"), pa.int32()),
 )
 
@@ -95,11 +95,11 @@ def waits(connection: Connection) -> pa.Table:
     """Waiting between pairs of ranks: which rank waits for which, and how long, in each iteration.
 
     Returns:
-        A row per pair that waited: iteration (null outside of all), rank, waits_for, wait_us (sum over kernels, also over
+        A row per pair that waited: iteration (null outside of all), rank, waits_for, wait_ns (sum over kernels, also over
         simultaneous ones), operations. A rank waits directly for the last one to begin an operation; that rank may have waited
         elsewhere before, which `ranks` takes into account.
     """
-    return connection.sql(_WAITS).to_arrow_table()
+    return queried(connection, _WAITS)
 
 
 def ranks(
@@ -120,9 +120,9 @@ def ranks(
 
     Returns:
         A row per iteration and rank: iteration (null for a capture without any, which counts as one), rank, boundary,
-        duration_us (of the iteration's window on the device), compute_us (union of kernels that do not communicate),
-        waiting_us (waiting for other ranks without compute), own_us (duration without waiting), waited_for_us (sum of what
-        other ranks waited for it), longest_wait_us (its longest wait in one operation, also during compute), place: `slowest`,
+        duration_ns (of the iteration's window on the device), compute_ns (union of kernels that do not communicate),
+        waiting_ns (waiting for other ranks without compute), own_ns (duration without waiting), waited_for_ns (sum of what
+        other ranks waited for it), longest_wait_ns (its longest wait in one operation, also during compute), place: `slowest`,
         `fastest` or null. The last five are null for a rank whose communication could not be matched, or whose capture lost too
         much to be judged.
     """
@@ -144,8 +144,8 @@ def start_skew(connection: Connection, clock_offsets: pa.Table, began: pa.Table)
     """When each capture starts, separate from how late its rank is. Needs `measure_waiting`.
 
     Returns:
-        A row per rank: rank, capture_start_us (its first device event, relative to the earliest rank's), clock_offset_us (added
-        to its times for that), median_late_us (time from an operation's first participant to this one), times_last (operations
+        A row per rank: rank, capture_start_ns (its first device event, relative to the earliest rank's), clock_offset_ns (added
+        to its times for that), median_late_ns (time from an operation's first participant to this one), times_last (operations
         that it was last to begin), operations.
     """
     return queried(
@@ -159,11 +159,11 @@ def stragglers(ranks: pa.Table, infos: Sequence[RankInfo]) -> Answer:
     Returns:
         A row per rank, the slowest first: rank; verdict: `stable` (slow in more than half of the iterations), `sometimes` or
         `no`; confidence `high`, `medium` or `low`, null for `no`; chance (probability that some rank is slow as often if
-        slowness were random in each iteration); iterations; times_slow, times_slowest, times_fastest; excess_own_us and
-        excess_compute_us (mean excess over the median rank's own time and compute); waited_for_us. Means are per iteration.
+        slowness were random in each iteration); iterations; times_slow, times_slowest, times_fastest; excess_own_ns and
+        excess_compute_ns (mean excess over the median rank's own time and compute); waited_for_ns. Means are per iteration.
         Empty for a single rank.
     """
-    known = ranks.filter(ranks["own_us"].is_valid())
+    known = ranks.filter(ranks["own_ns"].is_valid())
     iteration = known["iteration"].fill_null(WHOLE_CAPTURE)
     known = known.set_column(known.column_names.index("iteration"), "iteration", iteration)
     every = totals(known, ["iteration"], boundary=("boundary", "any"), ranks=("rank", "count")).to_pylist()
@@ -178,7 +178,7 @@ def stragglers(ranks: pa.Table, infos: Sequence[RankInfo]) -> Answer:
         return Answer(_STRAGGLERS.empty_table(), (*caveats, caveat("ranks_not_comparable")))
     if len(numbers) < ENOUGH_ITERATIONS:
         caveats.append(caveat("few_iterations_of_ranks", iterations=len(numbers)))
-    columns = ("own_us", "compute_us", "waited_for_us", "duration_us")
+    columns = ("own_ns", "compute_ns", "waited_for_ns", "duration_ns")
     own, compute, waited_for, duration = (grid(chosen, column, numbers, names) for column in columns)
     own, compute = (times - np.nanmedian(times, axis=1, keepdims=True) for times in (own, compute))
     slow = own > SLOW * np.nanmedian(duration, axis=1, keepdims=True)
@@ -200,12 +200,12 @@ def stragglers(ranks: pa.Table, infos: Sequence[RankInfo]) -> Answer:
                 "times_slow": times,
                 "times_slowest": places[rank, "slowest"],
                 "times_fastest": places[rank, "fastest"],
-                "excess_own_us": float(np.nanmean(own[:, place])),
-                "excess_compute_us": float(np.nanmean(compute[:, place])),
-                "waited_for_us": float(np.nanmean(waited_for[:, place])),
+                "excess_own_ns": round(np.nanmean(own[:, place])),
+                "excess_compute_ns": round(np.nanmean(compute[:, place])),
+                "waited_for_ns": round(np.nanmean(waited_for[:, place])),
             }
         )
-    rows.sort(key=lambda row: (-row["excess_own_us"], row["rank"]))
+    rows.sort(key=lambda row: (-row["excess_own_ns"], row["rank"]))
     return Answer(pa.Table.from_pylist(rows, schema=_STRAGGLERS), tuple(caveats))
 
 

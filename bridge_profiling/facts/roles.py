@@ -15,7 +15,7 @@ Roles, by what shows them:
   Products of attention are attention's alone if most others are reduced.
 - `recomputation`: kernels of forward operators that ran inside the backward pass.
 
-`own_us` leaves out what an earlier role has that costs time, so that savings of several roles can be added up.
+`own_ns` leaves out what an earlier role has that costs time, so that savings of several roles can be added up.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ OUTSIDE = "outside an optimizer"
 #: A softmax of attention takes at least this share of the time of the products around it.
 _OF_PRODUCTS = 0.5
 
-_ROLES = schema("iteration", "role", "name", "count", "start_ns", "device_us", "own_us", "short_us", "idle_us")
+_ROLES = schema("iteration", "role", "name", "count", "start_ns", "device_ns", "own_ns", "short_ns", "idle_ns")
 
 
 def host_rows(host_events: pa.Table) -> NDArray[np.bool_]:
@@ -171,8 +171,8 @@ def device_roles(
 ) -> pa.Table:
     """One row per iteration, role and name (of the kernel; of the optimizer for a sweep), most time first.
 
-    Columns: count and start_ns (of the longest) of its kernels; device_us: their durations; own_us: without those of an earlier
-    role; short_us: `_LEAST_NS` for each of its own, as far as it takes so long; idle_us: of a sweep, the device's idle time
+    Columns: count and start_ns (of the longest) of its kernels; device_ns: their durations; own_ns: without those of an earlier
+    role; short_ns: `_LEAST_NS` for each of its own, as far as it takes so long; idle_ns: of a sweep, the device's idle time
     between its kernels that neither communication nor copies explain; of recomputation, the same without starved time, and the
     starved time while the host recomputed.
 
@@ -222,7 +222,7 @@ def _summed(kernels: pa.Table, roles: list[str], names: list[str | None]) -> pa.
     return pa.table(
         {"iteration": table["iteration"], "role": role, "name": pa.array(names, pa.string()).take(table["name"])}
         | {name: table[name] for name in ("count", "start_ns")}
-        | {f"{name}_us": table[name].to_numpy() / 1e3 for name in times}
+        | {f"{name}_ns": table[name] for name in times}
     ).cast(_ROLES)
 
 

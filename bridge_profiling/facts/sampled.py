@@ -32,9 +32,9 @@ _GAP = 4
 
 _METRICS = schema("device", "metric", "samples", "mean", "p95", "max")
 
-_OVER_TIME = schema("device", "metric", "time_us", "value")
+_OVER_TIME = schema("device", "metric", "time_ns", "value")
 
-_BY_KERNEL = declared("KernelCounters").schema("name", "group", "count", "device_us", "samples_per_call", *MEASURES)
+_BY_KERNEL = declared("KernelCounters").schema("name", "group", "count", "device_ns", "samples_per_call", *MEASURES)
 
 
 @dataclass(frozen=True)
@@ -47,11 +47,11 @@ class Counted:
     interval_ns: float  # usual time between samples; 0 without any
 
     def means_of_calls(self, found: pa.Table, amounts: Sequence[str]) -> dict[str, pa.Array]:
-        """Columns of MEASURES from columns of added amounts, of the time in `ns` and of the `count` of calls.
+        """Columns of MEASURES from columns of added amounts, of the time in `device_ns` and of the `count` of calls.
 
         A shorter call's samples also measure what ran before and after it.
         """
-        long = found["ns"].to_numpy() >= self.interval_ns * found["count"].to_numpy()
+        long = found["device_ns"].to_numpy() >= self.interval_ns * found["count"].to_numpy()
         spent = np.array([found[name].to_numpy() * long for name in amounts], np.int64)
         return means(spent.reshape(len(amounts), len(found)).T)
 
@@ -108,27 +108,27 @@ def by_kernel(counted: Counted, device_events: pa.Table, kernel_names: pa.Table)
     """One row per name of a kernel with samples, most device time first.
 
     Returns:
-        `group` of the kernel, `count` and `device_us` over the whole capture, `samples_per_call`: a kernel's mean duration in
+        `group` of the kernel, `count` and `device_ns` over the whole capture, `samples_per_call`: a kernel's mean duration in
         times between samples. The columns of MEASURES: means while the kernel ran, from 0 to 1; null where a call lasts less
         than the time between two samples, since these also measure what ran before and after it.
     """
     kernels = rows_of(device_events["kind"], "compute", "communication") & (counted.amounts[:, len(MEASURES) :].any(axis=1))
     events, amounts = device_events.filter(pa.array(kernels)), counted.amounts[kernels]
     sums = {f"amount_{place}": column for place, column in enumerate(amounts.T)}
-    sums["ns"] = to_int64(events["end_ns"]) - to_int64(events["start_ns"])
+    sums["device_ns"] = to_int64(events["end_ns"]) - to_int64(events["start_ns"])
     table = pa.table({"name": kernel_names["name"].filter(pa.array(kernels)), "kind": events["kind"].cast(pa.string()), **sums})
     added = {name: (name, "sum") for name in sums}
-    found = totals(table, ["name"], count=("ns", "count"), kind=("kind", "first"), **added)
+    found = totals(table, ["name"], count=("device_ns", "count"), kind=("kind", "first"), **added)
     names = [name or "" for name in found["name"].to_pylist()]
     columns = {
         "name": names,
         "group": [group_of(name, kind) for name, kind in zip(names, found["kind"].to_pylist(), strict=True)],
         "count": found["count"],
-        "device_us": found["ns"].to_numpy() / 1e3,
-        "samples_per_call": found["ns"].to_numpy() / found["count"].to_numpy() / max(counted.interval_ns, 1.0),
+        "device_ns": found["device_ns"],
+        "samples_per_call": found["device_ns"].to_numpy() / found["count"].to_numpy() / max(counted.interval_ns, 1.0),
         **counted.means_of_calls(found, [*sums][:-1]),
     }
-    return pa.table(columns, schema=_BY_KERNEL).sort_by([("device_us", "descending"), ("name", "ascending")])
+    return pa.table(columns, schema=_BY_KERNEL).sort_by([("device_ns", "descending"), ("name", "ascending")])
 
 
 def kernel_counters(by_kernel: pa.Table, infos: list[RankInfo]) -> pa.Table:
@@ -152,7 +152,7 @@ def system_calls(calls: pa.Table, device_events: pa.Table, iterations: pa.Table)
     """System calls (`--trace=osrt`) by name, of the threads that launch work on a device, else of all, most time first.
 
     Returns:
-        `calls` and `time_us`: means of an iteration, `share` of its duration; without marked iterations, sums over the whole
+        `calls` and `time_ns`: means of an iteration, `share` of its duration; without marked iterations, sums over the whole
         capture, `iterations` 0 and `share` null. Of calls inside each other the outermost counts. `longest_…`: the longest
         call. Empty unless recorded.
     """
@@ -173,17 +173,17 @@ def system_calls(calls: pa.Table, device_events: pa.Table, iterations: pa.Table)
     used, place, calls_of = np.unique(code[chosen], return_inverse=True, return_counts=True)
     order = np.lexsort((-within, place))
     longest = chosen[order[run_starts(place[order])]]
-    time_us = np.bincount(place, within, len(used)) / 1e3 / max(count, 1)
+    spent_ns = np.bincount(place, within, len(used))
     columns = {
         "name": [names[each] for each in used.tolist()],
         "iterations": np.full(len(used), count),
         "calls": calls_of / max(count, 1),
-        "time_us": time_us,
-        "share": time_us * count * 1e3 / marked.total_ns if count else pa.nulls(len(used), pa.float64()),
-        "longest_us": (end - start)[longest] / 1e3,
+        "time_ns": np.rint(spent_ns / max(count, 1)),
+        "share": spent_ns / marked.total_ns if count else pa.nulls(len(used), pa.float64()),
+        "longest_ns": (end - start)[longest],
         "longest_start_ns": start[longest],
     }
-    return pa.table(columns, schema=declared("SystemCall").schema()).sort_by([("time_us", "descending"), ("name", "ascending")])
+    return pa.table(columns, schema=declared("SystemCall").schema()).sort_by([("time_ns", "descending"), ("name", "ascending")])
 
 
 def cuda_memory(events: pa.Table, iterations: pa.Table) -> pa.Table:
@@ -253,7 +253,7 @@ def gpu_metrics_over_time(samples: pa.Table, iterations: pa.Table, intervals: in
         intervals: their number.
 
     Returns:
-        device, metric, time_us (middle of the interval, since the first marked iteration began), value.
+        device, metric, time_ns (middle of the interval, since the first marked iteration began), value.
     """
     first_ns, last_ns = _sampled(samples, iterations)
     width_ns = (last_ns - first_ns + 1) / intervals
@@ -261,7 +261,7 @@ def gpu_metrics_over_time(samples: pa.Table, iterations: pa.Table, intervals: in
     for device, metric, time_ns, value in sorted(_series(samples, first_ns, last_ns), key=lambda each: each[:2]):
         interval, place, count = np.unique((time_ns - first_ns) // width_ns, return_inverse=True, return_counts=True)
         columns = {"device": [device] * len(count), "metric": [metric] * len(count)}
-        amounts = {"time_us": (interval + 0.5) * width_ns / 1e3, "value": np.bincount(place, value) / count}
+        amounts = {"time_ns": np.rint((interval + 0.5) * width_ns), "value": np.bincount(place, value) / count}
         found.append(pa.table(columns | amounts, schema=_OVER_TIME))
     return pa.concat_tables(found)
 

@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import mmap
 import os
+import re
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
+from types import NoneType
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from bridge_profiling.layout import name_ranks
@@ -66,7 +70,7 @@ _TYPES = {
     **dict.fromkeys(("iteration", "rank", "stage", "device", "partner", "last", "microbatches", "waits_for"), pa.int32()),
     **dict.fromkeys(("group_size", "captured_ranks"), pa.int32()),
     **dict.fromkeys(("_ns", "bytes", "count", "operations", "collective", "participants", "calls", "samples"), pa.int64()),
-    **dict.fromkeys(("_us", "_gbs", "chance", "mean", "p95", "max", "value"), pa.float64()),
+    **dict.fromkeys(("_gbs", "chance", "mean", "p95", "max", "value"), pa.float64()),
     **dict.fromkeys(("match", "group_id"), pa.uint64()),
     **dict.fromkeys(("boundary", "between", "point_to_point", "waiting_known"), pa.bool_()),
 }
@@ -128,7 +132,7 @@ def connect() -> Connection:
 
 
 def queried(connection: Connection, query: str, values: dict[str, str] | None = None, **tables: pa.Table) -> pa.Table:
-    """The rows of a query that can also read some tables, by their names.
+    """The rows of a query that can also read some tables, by their names; times as whole nanoseconds.
 
     Args:
         connection: the database.
@@ -141,6 +145,10 @@ def queried(connection: Connection, query: str, values: dict[str, str] | None = 
     found = connection.sql(query, params=values or {}).to_arrow_table()
     for name in tables:
         connection.unregister(name)
+    # Times are whole, but DuckDB's sums are wider and its means are fractions.
+    for place, field in enumerate(found.schema):
+        if field.name.endswith("_ns") and field.type != pa.int64():
+            found = found.set_column(place, field.name, pc.round(found[field.name]).cast(pa.int64()))
     return found
 
 
@@ -189,7 +197,40 @@ class Row:
 
     def schema(self, *names: str) -> pa.Schema:
         """The schema of a table with such rows, or with some of their columns."""
-        return pa.schema([(name, self.columns[name].kind.arrow) for name in names or self.columns])
+        columns = {name.replace("_us", "_ns"): column.kind.arrow for name, column in self.columns.items()}
+        return pa.schema([(name, columns[name]) for name in names or columns])
+
+
+#: Ends of names of points in time, which are nanoseconds in documents, too.
+_MOMENTS = ("start_ns", "end_ns", "peak_ns", "unix_ns")
+
+_NS = re.compile(r"_ns\b|_ns(?=_)")
+
+
+@cache
+def document_key(name: str) -> str:
+    """The key that documents have for a column."""
+    return name if name.endswith(_MOMENTS) else _NS.sub("_us", name)
+
+
+def documented(found: Any, unit_ns: float = 1.0) -> Any:
+    """A table or plain data as documents have it: a duration `x_ns`, in nanoseconds, becomes `x_us`, in microseconds.
+
+    Args:
+        unit_ns: of numbers whose keys name no unit, because the key of their object does: by rank, or parts of an estimate.
+    """
+    if isinstance(found, pa.Table):
+        names = {name: document_key(name) for name in found.column_names}
+        columns = {key: found[name] if key == name else pc.divide(found[name], 1e3) for name, key in names.items()}
+        return pa.table(columns).to_pylist()
+    if isinstance(found, Mapping):
+        keys = {name: document_key(str(name)) for name in found}
+        inner_ns = unit_ns if all(str(name) == key for name, key in keys.items()) else 1.0
+        units = {"n": 1.0} | {key: 1e3 for name, key in keys.items() if str(name) != key}  # `n` is the number of values
+        return {key: documented(found[name], units.get(key, inner_ns)) for name, key in keys.items()}
+    if isinstance(found, (list, tuple)):
+        return [documented(each, unit_ns) for each in found]
+    return found if unit_ns == 1 or isinstance(found, (str, bool, NoneType)) else found / unit_ns
 
 
 def _number(arrow: pa.DataType, unit: str | None = None, **limits: int) -> Kind:
@@ -199,7 +240,8 @@ def _number(arrow: pa.DataType, unit: str | None = None, **limits: int) -> Kind:
 
 Text, Flag = Kind({"type": "string"}, pa.string()), Kind({"type": "boolean"}, pa.bool_())
 Int, Float = _number(pa.int32()), _number(pa.float64())
-Us, Ns = _number(pa.float64(), "us"), _number(pa.int64(), "ns")
+#: `Time`: in a table, `x_ns` in nanoseconds; in a document, `x_us` in microseconds. `Ns`: on a clock, in both.
+Time, Ns = Kind({"type": "number", "x-unit": "us"}, pa.int64()), _number(pa.int64(), "ns")
 #: `MeanBytes`: of means, and of changes.
 Bytes, MeanBytes = _number(pa.int64(), "bytes"), _number(pa.float64(), "bytes")
 #: 10⁹ bytes, and 10¹² floating-point operations, per second.

@@ -98,9 +98,9 @@ class _Formatter(Formatter):
 
 
 def fill(text: str, /, *values: object, share_of: float = math.inf, **named: object) -> str:
-    """A text with values filled in, "{lost_us:ms}" in the format of that name. Line breaks count as spaces.
+    """A text with values filled in, "{lost_ns:ms}" in the format of that name. Line breaks count as spaces.
 
     Args:
-        share_of: what "{lost_us:share}" is a share of.
+        share_of: what "{lost_ns:share}" is a share of.
     """
     return _Formatter(share_of).vformat(" ".join(text.split()), values, named)

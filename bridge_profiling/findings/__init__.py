@@ -26,7 +26,7 @@ from bridge_profiling.findings.grids import Grids, JudgedFacts
 from bridge_profiling.findings.ledger import Ledger
 from bridge_profiling.findings.rule import About, Evidence, Rule
 from bridge_profiling.findings.types import Confidence, Event, Finding, Occurrence, Thresholds, text
-from bridge_profiling.findings.unprofiled import Unprofiled, usual_cost_us
+from bridge_profiling.findings.unprofiled import Unprofiled, usual_cost_ns
 from bridge_profiling.layout import name_ranks
 
 __all__ = [
@@ -113,23 +113,23 @@ def diagnose(grids: Grids, thresholds: Thresholds | None = None, rules: Sequence
     if any(each.id == "initialization" and each.severe for each in found):
         found = [each for each in found if each.id.startswith(("memory_", "initialization"))]
     found = _once(grids, found)
-    limits = [bounds.at_most_us(grids, each) for each in found]
+    limits = [bounds.at_most_ns(grids, each) for each in found]
     found = list(_within(grids, found))
-    iteration_us = _mean_iteration_us(grids, ((each.id, each.saving_us, each.occurrence) for each in found))
-    findings = [each.finding(grids, iteration_us, limit) for each, limit in zip(found, limits, strict=True)]
+    iteration_ns = _mean_iteration_ns(grids, ((each.id, each.saving_ns, each.occurrence) for each in found))
+    findings = [each.finding(grids, iteration_ns, limit) for each, limit in zip(found, limits, strict=True)]
     order = [rule.id for rule in rules]
     return [_doubted(each, grids) for each in sorted(findings, key=lambda each: _by_saving(each, order))]
 
 
-def _mean_iteration_us(grids: Grids, found: Iterable[tuple[str, float | None, Occurrence | None]]) -> float:
+def _mean_iteration_ns(grids: Grids, found: Iterable[tuple[str, float | None, Occurrence | None]]) -> float:
     """A mean iteration of the job without the profiler, slow ones included: what every share refers to.
 
     Args:
         found: id, saving and occurrence of each finding. The grids' mean lacks slow iterations that manifests time, and those
             captured ones that do not count.
     """
-    return grids.iteration_us + sum(
-        saving_us or 0.0 for id, saving_us, struck in found if (_beyond(grids, struck) if struck else id == "slow_iterations")
+    return grids.iteration_ns + sum(
+        saving_ns or 0.0 for id, saving_ns, struck in found if (_beyond(grids, struck) if struck else id == "slow_iterations")
     )
 
 
@@ -142,11 +142,11 @@ def without_profiler(grids: Grids, findings: Sequence[Finding]) -> Unprofiled | 
     """The mean iteration without the profiler, which shares of savings refer to; None without iterations."""
     if not grids.numbers or grids.per == "capture":
         return None
-    profiler, measured_us = grids.profiler, usual_cost_us(grids.timed_iterations)
-    iteration_us = _mean_iteration_us(
-        grids, ((each.id, each.recoverable_us_per_iteration, each.occurrence) for each in findings)
+    profiler, measured_ns = grids.profiler, usual_cost_ns(grids.timed_iterations)
+    iteration_ns = _mean_iteration_ns(
+        grids, ((each.id, each.recoverable_ns_per_iteration, each.occurrence) for each in findings)
     )
-    return Unprofiled(iteration_us, profiler.source, measured_us, profiler.estimated_us)
+    return Unprofiled(iteration_ns, profiler.source, measured_ns, profiler.estimated_ns)
 
 
 def _doubted(finding: Finding, grids: Grids) -> Finding:
@@ -189,16 +189,16 @@ def _within(grids: Grids, found: list[Evidence]) -> Iterator[Evidence]:
 
     Slow iterations, and others that do not count, are longer than that: what they save comes on top.
     """
-    left_us = grids.iteration_us
+    left_ns = grids.iteration_ns
     for each in found:
         beyond = each.occurrence is not None and _beyond(grids, each.occurrence)
-        if each.saving_us is None or beyond or each.id == "slow_iterations":
+        if each.saving_ns is None or beyond or each.id == "slow_iterations":
             yield each
         else:
-            yield replace(each, saving_us=min(each.saving_us, left_us))
-            left_us = max(left_us - each.saving_us, 0.0)
+            yield replace(each, saving_ns=min(each.saving_ns, left_ns))
+            left_ns = max(left_ns - each.saving_ns, 0.0)
 
 
 def _by_saving(finding: Finding, order: Sequence[str]) -> tuple[bool, float, int]:
-    saving_us = finding.recoverable_us_per_iteration
-    return saving_us is None, -(saving_us or 0.0), order.index(finding.id)
+    saving_ns = finding.recoverable_ns_per_iteration
+    return saving_ns is None, -(saving_ns or 0.0), order.index(finding.id)

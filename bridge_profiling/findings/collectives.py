@@ -44,13 +44,13 @@ def accumulation_sync(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> I
         return
     mine = [each for each in communication.transfers(grids) if each.rank in repeated and _reduces(each)]
     needless = {rank: 1 - 1 / times for rank, times in repeated.items()}
-    exposed = communication.by_captured_rank(grids, ((each.rank, each.exposed_us * needless[each.rank]) for each in mine))
-    exposed = np.minimum(exposed, np.nan_to_num(ledger.left_us(Cause.blocked_by_communication)))
-    overlapped = ((each.rank, each.overlapped_us * needless[each.rank] * CONTENTION) for each in mine)
+    exposed = communication.by_captured_rank(grids, ((each.rank, each.exposed_ns * needless[each.rank]) for each in mine))
+    exposed = np.minimum(exposed, np.nan_to_num(ledger.left_ns(Cause.blocked_by_communication)))
+    overlapped = ((each.rank, each.overlapped_ns * needless[each.rank] * CONTENTION) for each in mine)
     slowed = communication.by_captured_rank(grids, overlapped)
-    slowed_us = float(np.nanmean(slowed)) if slowed.size else 0.0
-    saving_us = ledger.attribute(exposed, (Cause.blocked_by_communication,)) + slowed_us
-    if grids.share(saving_us) < thresholds.cause:
+    slowed_ns = float(np.nanmean(slowed)) if slowed.size else 0.0
+    saving_ns = ledger.attribute(exposed, (Cause.blocked_by_communication,)) + slowed_ns
+    if grids.share(saving_ns) < thresholds.cause:
         return
     ranks = sorted(repeated)
     of_first = [each for each in mine if each.rank == ranks[0]]
@@ -60,9 +60,9 @@ def accumulation_sync(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> I
             "micro_batches": max(repeated.values()),
             "collectives": round(sum(each.count for each in of_first), 2),
             "bytes": round(sum(each.count * (each.message_bytes or 0.0) for each in of_first)),
-            "exposed_us": by_rank(grids.mean_us(exposed)),
+            "exposed_ns": by_rank(grids.mean_ns(exposed)),
         },
-        saving_us=saving_us,
+        saving_ns=saving_ns,
         events=_events(mine),
     )
 
@@ -82,16 +82,16 @@ def small_collectives(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> I
         return
     mine = [each for each in communication.transfers(grids) if each.rank in many and _of_data_parallelism(each)]
     latency = [each for each in mine if (each.message_bytes or 0.0) < _SMALL_BYTES]
-    exposed = communication.by_captured_rank(grids, ((each.rank, each.exposed_us) for each in latency))
-    exposed = np.minimum(exposed, np.nan_to_num(ledger.left_us(Cause.blocked_by_communication)))
+    exposed = communication.by_captured_rank(grids, ((each.rank, each.exposed_ns) for each in latency))
+    exposed = np.minimum(exposed, np.nan_to_num(ledger.left_ns(Cause.blocked_by_communication)))
     # Of the host, in the ranges of a sharded model's communication.
     of_units = [
-        (row["rank"], row["host_us"] / grids.captured_iterations.get(row["rank"], 1))
+        (row["rank"], row["host_ns"] / grids.captured_iterations.get(row["rank"], 1))
         for row in grids.facts.units.to_pylist()
         if row["rank"] in grids.ranks
     ]
-    host = communication.by_captured_rank(grids, (each for each in of_units if each[0] in many)) + _issuing_us(grids, many)
-    host = np.minimum(host, np.nan_to_num(ledger.left_us(*_HOST)))
+    host = communication.by_captured_rank(grids, (each for each in of_units if each[0] in many)) + _issuing_ns(grids, many)
+    host = np.minimum(host, np.nan_to_num(ledger.left_ns(*_HOST)))
     of_transfers = ledger.attribute(exposed, (Cause.blocked_by_communication,))
     of_host = ledger.attribute(host, _HOST)
     if grids.share(of_transfers + of_host) < thresholds.cause:
@@ -103,10 +103,10 @@ def small_collectives(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> I
             "collectives": by_rank({rank: each.every for rank, each in many.items()}, 1),
             "small_collectives": by_rank({rank: each.small for rank, each in many.items()}, 1),
             "mean_message_bytes": {f"{each.operation} on rank {each.rank}": each.message_bytes for each in mine},
-            "exposed_us": by_rank(grids.mean_us(exposed)),
-            "host_us": by_rank(grids.mean_us(host)),
+            "exposed_ns": by_rank(grids.mean_ns(exposed)),
+            "host_ns": by_rank(grids.mean_ns(host)),
         },
-        saving_us=of_transfers + of_host,
+        saving_ns=of_transfers + of_host,
         title=["title", "sizes"],
         advice=["units" if of_units else "buckets"],
         values={"worst": worst, "small_mib": _SMALL_BYTES >> 20, "mean_mib": worst.mean_bytes / 2**20},
@@ -172,18 +172,18 @@ def _counted(grids: Grids) -> dict[int, _Counted]:
     return found
 
 
-def _issuing_us(grids: Grids, many: Mapping[int, _Counted]) -> Grid:
+def _issuing_ns(grids: Grids, many: Mapping[int, _Counted]) -> Grid:
     """The host's time in issuing small collectives of data parallelism, without the profiler's part of it."""
-    own_us, cost_us = (np.nan_to_num(grids.grid("profiler_cost", name)) for name in ("host_own_us", "host_cost_us"))
-    of_host = np.maximum(own_us, 0.0) / np.maximum(np.maximum(own_us, 0.0) + cost_us, 1.0)
+    own_ns, cost_ns = (np.nan_to_num(grids.grid("profiler_cost", name)) for name in ("host_own_ns", "host_cost_ns"))
+    of_host = np.maximum(own_ns, 0.0) / np.maximum(np.maximum(own_ns, 0.0) + cost_ns, 1_000)
     share = [many[rank].share if rank in many else 0.0 for rank in grids.ranks]
-    issuing_us = np.nan_to_num(grids.grid("loop_counts", "issuing_us")) * of_host * share
-    return grids.zero + issuing_us
+    issuing_ns = np.nan_to_num(grids.grid("loop_counts", "issuing_ns")) * of_host * share
+    return grids.zero + issuing_ns
 
 
 def _events(mine: Sequence[communication.Transfer]) -> list[Event]:
-    worst = responsible({place: each.exposed_us + each.overlapped_us for place, each in enumerate(mine)})
+    worst = responsible({place: each.exposed_ns + each.overlapped_ns for place, each in enumerate(mine)})
     return [
-        communication.operation_event(each.rank, each.operation, each.group, each.exposed_us, each.count)
+        communication.operation_event(each.rank, each.operation, each.group, each.exposed_ns, each.count)
         for each in map(mine.__getitem__, worst[:5])
     ]

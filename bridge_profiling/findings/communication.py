@@ -57,8 +57,8 @@ class Transfer:
     operation: str
     count: float
     message_bytes: float | None  # mean
-    exposed_us: float  # of the transfer, without waiting
-    overlapped_us: float
+    exposed_ns: float  # of the transfer, without waiting
+    overlapped_ns: float
     matched: bool  # measured between ranks, not estimated
     members: frozenset[int]  # ranks of the group; empty if unknown
     bus_bandwidth_gbs: float | None
@@ -76,11 +76,11 @@ class Transfer:
         return "link" if slow and self.message_bytes >= BANDWIDTH_BOUND_BYTES else None
 
     @property
-    def slow_link_us(self) -> float:
+    def slow_link_ns(self) -> float:
         """Exposed time that a link at `slow_gbs` would save at least; 0 for links that are not slow."""
         if self.limited_by != "link" or self.bus_bandwidth_gbs is None:
             return 0.0
-        return self.exposed_us * (1 - self.bus_bandwidth_gbs / self.slow_gbs)
+        return self.exposed_ns * (1 - self.bus_bandwidth_gbs / self.slow_gbs)
 
 
 def exposed_communication(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Iterator[Evidence]:
@@ -89,17 +89,17 @@ def exposed_communication(grids: Grids, thresholds: Thresholds, ledger: Ledger) 
     A slow link can be fixed: it is reported from the threshold of other causes on, with the time that a faster one would save.
     """
     every, known = transfers(grids), grids.waiting_is_known
-    exposed = ledger.left_us(Cause.blocked_by_communication)
+    exposed = ledger.left_ns(Cause.blocked_by_communication)
     if known:
-        exposed = np.maximum(exposed - grids.waiting_us, 0.0)
+        exposed = np.maximum(exposed - grids.waiting_ns, 0.0)
     # A kernel that another process interrupts, or one behind others that wait for a late rank, ends later than its transfer
     # would, and does not wait for a rank either.
-    exposed = np.minimum(exposed, by_captured_rank(grids, ((each.rank, each.exposed_us) for each in every)))
-    typical = grids.typical_us(exposed)
+    exposed = np.minimum(exposed, by_captured_rank(grids, ((each.rank, each.exposed_ns) for each in every)))
+    typical = grids.typical_ns(exposed)
     ranks = [rank for rank in grids.ranks if grids.share(typical.get(rank, 0.0)) > thresholds.communication]
     if not ranks:
-        exposed = np.minimum(exposed, by_captured_rank(grids, ((each.rank, each.slow_link_us) for each in every)))
-        saved = grids.typical_us(exposed)
+        exposed = np.minimum(exposed, by_captured_rank(grids, ((each.rank, each.slow_link_ns) for each in every)))
+        saved = grids.typical_ns(exposed)
         ranks = [rank for rank in grids.ranks if grids.share(saved.get(rank, 0.0)) > thresholds.cause]
     if not ranks:
         return
@@ -108,11 +108,11 @@ def exposed_communication(grids: Grids, thresholds: Thresholds, ledger: Ledger) 
     yield Evidence(
         ranks=ranks,
         measures={
-            "exposed_transfer_us": {str(rank): typical[rank] for rank in ranks},
+            "exposed_transfer_ns": {str(rank): typical[rank] for rank in ranks},
             "estimated": not known,
             "groups": groups,
         },
-        saving_us=ledger.attribute(exposed, (Cause.blocked_by_communication,), waited=not known),
+        saving_ns=ledger.attribute(exposed, (Cause.blocked_by_communication,), waited=not known),
         sure=grids.confidence() if known else _UNMATCHED,
         events=_events(groups),
         severe=share > 2 * thresholds.communication,
@@ -126,16 +126,16 @@ def low_overlap(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Iterato
     Each depends on one layer only, so the exposed time can be hidden as far as there is compute that overlaps nothing yet.
     """
     chosen = [each for each in transfers(grids) if _can_overlap(each)]
-    compute = grids.typical_us(grids.compute_us)
-    exposed_us = summed((each.rank, each.exposed_us) for each in chosen)
-    overlapped_us = summed((each.rank, each.overlapped_us) for each in chosen)
+    compute = grids.typical_ns(grids.compute_ns)
+    exposed_ns = summed((each.rank, each.exposed_ns) for each in chosen)
+    overlapped_ns = summed((each.rank, each.overlapped_ns) for each in chosen)
     # Communication that runs while the device waits for its host is exposed too, and hiding it saves nothing.
     blocked = (Cause.blocked_by_communication,)
-    blocked_us = grids.typical_us(grids.idle_us(*blocked))
+    blocked_ns = grids.typical_ns(grids.idle_ns(*blocked))
     hideable, hidden = {}, {}
     for rank in grids.ranks:
-        exposed, overlapped = exposed_us[rank], overlapped_us[rank]
-        hideable[rank] = min(exposed, max(compute.get(rank, 0.0) - overlapped, 0.0), blocked_us.get(rank, 0.0))
+        exposed, overlapped = exposed_ns[rank], overlapped_ns[rank]
+        hideable[rank] = min(exposed, max(compute.get(rank, 0.0) - overlapped, 0.0), blocked_ns.get(rank, 0.0))
         hidden[rank] = overlapped / (exposed + overlapped) if exposed else 1.0
     # All members of a group go on together: hiding a transfer saves what the member loses that it blocks least.
     members = {rank: {rank}.union(*(each.members for each in chosen if each.rank == rank)) for rank in grids.ranks}
@@ -143,17 +143,17 @@ def low_overlap(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Iterato
     ranks = [rank for rank in grids.ranks if hidden[rank] < _MOSTLY_HIDDEN and grids.share(hideable[rank]) > thresholds.cause]
     if not ranks:
         return
-    lost = np.minimum(ledger.left_us(*blocked), grids.captured_row(hideable))
+    lost = np.minimum(ledger.left_ns(*blocked), grids.captured_row(hideable))
     worst = max(ranks, key=lambda rank: hideable[rank])
     groups = _by_group(each for each in chosen if each.rank in ranks)
     yield Evidence(
         ranks=ranks,
         measures={
-            "could_hide_us": {str(rank): hideable[rank] for rank in ranks},
+            "could_hide_ns": {str(rank): hideable[rank] for rank in ranks},
             "hidden_share": {str(rank): hidden[rank] for rank in ranks},
             "groups": groups,
         },
-        saving_us=ledger.attribute(lost, blocked, waited=not grids.waiting_is_known),
+        saving_ns=ledger.attribute(lost, blocked, waited=not grids.waiting_is_known),
         values={"hidden": hidden[worst]},
         sure=grids.confidence() if all(each.matched for each in chosen) else _UNMATCHED,
         events=_events(groups),
@@ -165,27 +165,27 @@ def unmatched_communication(grids: Grids, thresholds: Thresholds, ledger: Ledger
     world_size = max((info.world_size or 0 for info in grids.facts.infos), default=0)
     if grids.waiting_is_known or not grids.ranks or 0 < world_size <= len(grids.facts.infos):
         return
-    blocked = ledger.left_us(Cause.blocked_by_communication)
-    mean = grids.mean_us(blocked)
+    blocked = ledger.left_ns(Cause.blocked_by_communication)
+    mean = grids.mean_ns(blocked)
     ranks = [rank for rank in grids.ranks if grids.share(mean.get(rank, 0.0)) > thresholds.communication]
     if not ranks:
         return
     rows = [
-        row for row in grids.facts.communication_by_rank.to_pylist() if row["rank"] in ranks and (row["exposed_us"] or 0) > 0
+        row for row in grids.facts.communication_by_rank.to_pylist() if row["rank"] in ranks and (row["exposed_ns"] or 0) > 0
     ]
     events = []
-    for row in sorted(rows, key=lambda row: -row["exposed_us"])[:5]:
+    for row in sorted(rows, key=lambda row: -row["exposed_ns"])[:5]:
         iterations = grids.captured_iterations.get(row["rank"], 1)
-        exposed_us, count = row["exposed_us"] / iterations, row["count"] / iterations
-        events.append(operation_event(row["rank"], row["operation"], row["group"], exposed_us, count))
+        exposed_ns, count = row["exposed_ns"] / iterations, row["count"] / iterations
+        events.append(operation_event(row["rank"], row["operation"], row["group"], exposed_ns, count))
     yield Evidence(
         ranks=ranks,
         measures={
-            "exposed_us": {str(rank): mean[rank] for rank in ranks},
+            "exposed_ns": {str(rank): mean[rank] for rank in ranks},
             "ranks_captured": len(grids.facts.infos),
             "world_size": world_size or None,
         },
-        saving_us=ledger.attribute(blocked, (Cause.blocked_by_communication,), waited=True),
+        saving_ns=ledger.attribute(blocked, (Cause.blocked_by_communication,), waited=True),
         sure=(Confidence.low, "late_or_slow"),
         events=events,
     )
@@ -209,11 +209,11 @@ def transfers(grids: Grids) -> list[Transfer]:
         if group not in groups:
             groups[group] = _group(grids, *group)
         matched = bool(row["matched_count"])
-        transfer = row["transfer_us"] if matched else row["shortest_us"]
-        if transfer is None or row["exposed_us"] is None:
+        transfer = row["transfer_ns"] if matched else row["shortest_ns"]
+        if transfer is None or row["exposed_ns"] is None:
             continue
         iterations = grids.captured_iterations.get(row["rank"], 1)
-        exposed = max(row["exposed_us"] - (row["wait_us"] if matched else 0.0), 0.0)
+        exposed = max(row["exposed_ns"] - (row["wait_ns"] if matched else 0.0), 0.0)
         dimension, slow_gbs = groups[group]
         found.append(
             Transfer(
@@ -223,8 +223,8 @@ def transfers(grids: Grids) -> list[Transfer]:
                 operation=row["operation"],
                 count=row["count"] / iterations,
                 message_bytes=None if row["bytes"] is None else row["bytes"] / row["count"],
-                exposed_us=min(exposed, transfer) / iterations,
-                overlapped_us=row["overlapped_us"] / iterations,
+                exposed_ns=min(exposed, transfer) / iterations,
+                overlapped_ns=row["overlapped_ns"] / iterations,
                 matched=matched,
                 members=frozenset(json.loads(row["group_ranks"] or "[]")),
                 bus_bandwidth_gbs=bandwidths.get(key(row)),
@@ -260,9 +260,9 @@ def _can_overlap(each: Transfer) -> bool:
     return large and each.dimension == "dp" and each.operation in _OVERLAPPING
 
 
-def by_captured_rank(grids: Grids, times_us: Iterable[tuple[int, float]]) -> Grid:
+def by_captured_rank(grids: Grids, times_ns: Iterable[tuple[int, float]]) -> Grid:
     """Times added up by rank, in each captured iteration."""
-    return grids.captured_row(summed(times_us))
+    return grids.captured_row(summed(times_ns))
 
 
 def _by_group(chosen: Iterable[Transfer]) -> list[dict[str, Any]]:
@@ -270,7 +270,7 @@ def _by_group(chosen: Iterable[Transfer]) -> list[dict[str, Any]]:
     worst: dict[tuple[str, str | None], Transfer] = {}
     for each in chosen:
         kept = worst.setdefault((each.operation, each.group), each)
-        if each.exposed_us > kept.exposed_us:
+        if each.exposed_ns > kept.exposed_ns:
             worst[each.operation, each.group] = each
     return [
         {
@@ -278,27 +278,27 @@ def _by_group(chosen: Iterable[Transfer]) -> list[dict[str, Any]]:
             "dimension": each.dimension,
             "operation": each.operation,
             "rank": each.rank,
-            "exposed_us": each.exposed_us,
-            "overlapped_us": each.overlapped_us,
+            "exposed_ns": each.exposed_ns,
+            "overlapped_ns": each.overlapped_ns,
             "operations": each.count,
             "mean_message_bytes": each.message_bytes,
             "bus_bandwidth_gbs": each.bus_bandwidth_gbs,
             "limited_by": each.limited_by,
             **({} if each.reached_share is None else {"reached_share_of_alone": each.reached_share}),
         }
-        for each in sorted(worst.values(), key=lambda each: -each.exposed_us)
+        for each in sorted(worst.values(), key=lambda each: -each.exposed_ns)
     ]
 
 
 def _events(groups: Sequence[dict[str, Any]]) -> list[Event]:
-    names = ("rank", "operation", "group", "exposed_us", "operations")
+    names = ("rank", "operation", "group", "exposed_ns", "operations")
     return [operation_event(*(row[name] for name in names)) for row in groups[:5]]
 
 
-def operation_event(rank: int, operation: str, group: str | None, exposed_us: float, count: float) -> Event:
+def operation_event(rank: int, operation: str, group: str | None, exposed_ns: float, count: float) -> Event:
     """The operations of a group on a rank, in an iteration."""
     name = text("events", "operation" if group else "of_unnamed_group", operation=operation, group=group)
-    return Event(rank, name, duration_us=exposed_us, count=max(round(count), 1))
+    return Event(rank, name, duration_ns=exposed_ns, count=max(round(count), 1))
 
 
 def _of_links(groups: Sequence[dict[str, Any]]) -> dict[str, Any]:

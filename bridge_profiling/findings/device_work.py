@@ -23,7 +23,7 @@ from bridge_profiling.findings.ledger import Ledger
 from bridge_profiling.findings.memory import free_at_peak
 from bridge_profiling.findings.rule import Evidence, responsible
 from bridge_profiling.findings.types import Confidence, Event, Grid, Thresholds, by_rank
-from bridge_profiling.findings.unprofiled import shorter_by_us
+from bridge_profiling.findings.unprofiled import shorter_by_ns
 from bridge_profiling.peaks import peaks
 
 #: The time of bf16 as a share of that of a slower precision, where the device's peaks are unknown: those of an A100.
@@ -53,32 +53,32 @@ def full_precision_matmul(grids: Grids, thresholds: Thresholds, ledger: Ledger) 
     """
     roles = (*FULL_PRECISIONS, "reduced", "fp32_elementwise", "fp64_elementwise")
     rows = {role: grids.role(role) for role in roles}
-    own = {role: grids.filled(rows[role], "own_us") for role in rows}
+    own = {role: grids.filled(rows[role], "own_ns") for role in rows}
     of_bf16 = _of_bf16(grids)
-    slow_us = own["fp64"] + own["fp32"] + own["tf32"]
-    products_us = sum((own[name] * (1 - of_bf16[name]) for name in FULL_PRECISIONS), np.zeros_like(slow_us))
-    if grids.share(_saving_us(grids, products_us)) < thresholds.device_work:
+    slow_ns = own["fp64"] + own["fp32"] + own["tf32"]
+    products_ns = sum((own[name] * (1 - of_bf16[name]) for name in FULL_PRECISIONS), np.zeros_like(slow_ns))
+    if grids.share(_saving_ns(grids, products_ns)) < thresholds.device_work:
         return
-    part = slow_us / np.maximum(slow_us + own["reduced"], 1e-9)
-    elementwise_us = own["fp32_elementwise"] * part * (1 - _OF_ELEMENTWISE)
-    elementwise_us += np.where(own["fp64"] > 0, own["fp64_elementwise"], 0.0) * (1 - _OF_ELEMENTWISE**2)
-    saving_us = _saving_us(grids, products_us + elementwise_us)
-    by_precision = {role.upper(): max(grids.mean_us(own[role]).values(), default=0.0) for role in FULL_PRECISIONS}
+    part = slow_ns / np.maximum(slow_ns + own["reduced"], 1e-9)
+    elementwise_ns = own["fp32_elementwise"] * part * (1 - _OF_ELEMENTWISE)
+    elementwise_ns += np.where(own["fp64"] > 0, own["fp64_elementwise"], 0.0) * (1 - _OF_ELEMENTWISE**2)
+    saving_ns = _saving_ns(grids, products_ns + elementwise_ns)
+    by_precision = {role.upper(): max(grids.mean_ns(own[role]).values(), default=0.0) for role in FULL_PRECISIONS}
     main = max(by_precision, key=lambda name: by_precision[name])
     device, known = _device(grids), bool(peaks(_device(grids)))
     half = _half(grids)
-    slow = grids.mean_us(slow_us)
+    slow = grids.mean_ns(slow_ns)
     share = _of_compute(grids, slow)
-    least = {rank: slow[rank] - time for rank, time in grids.mean_us(products_us).items()}
+    least = {rank: slow[rank] - time for rank, time in grids.mean_ns(products_ns).items()}
     yield _evidence(
         grids,
         pa.concat_tables([rows[name] for name in FULL_PRECISIONS]),
-        min(saving_us, grids.room_us),
+        min(saving_ns, grids.room_ns),
         slow,
         {
-            "matrix_products_us": {name: round(time, 3) for name, time in by_precision.items() if time},
+            "matrix_products_ns": {name: round(time) for name, time in by_precision.items() if time},
             "share_of_compute": by_rank(share, 4),
-            "in_bf16_us": by_rank(least),
+            "in_bf16_ns": by_rank(least),
             "peak_ratio_to_bf16": {
                 name: round(1 / of_bf16[name], 2) for name in FULL_PRECISIONS if name != "fp64" or np.nansum(own[name])
             },
@@ -92,20 +92,20 @@ def full_precision_matmul(grids: Grids, thresholds: Thresholds, ledger: Ledger) 
 def unfused_attention(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Iterator[Evidence]:
     """Softmax, mask and scale run as kernels of their own between the batched products of attention."""
     other, products = grids.role("attention_other"), grids.role("attention_product")
-    other_us, products_us = grids.filled(other, "own_us"), grids.filled(products, "own_us")
-    saving_us = _saving_us(grids, other_us + products_us * (1 - _OF_ATTENTION_PRODUCTS))
-    if grids.share(saving_us) < thresholds.device_work:
+    other_ns, products_ns = grids.filled(other, "own_ns"), grids.filled(products, "own_ns")
+    saving_ns = _saving_ns(grids, other_ns + products_ns * (1 - _OF_ATTENTION_PRODUCTS))
+    if grids.share(saving_ns) < thresholds.device_work:
         return
-    attention = grids.mean_us(other_us + grids.filled(products, "device_us"))
+    attention = grids.mean_ns(other_ns + grids.filled(products, "device_ns"))
     share = _of_compute(grids, attention)
     yield _evidence(
         grids,
         other,
-        min(saving_us, grids.room_us),
+        min(saving_ns, grids.room_ns),
         attention,
         {
-            "attention_us": by_rank(attention),
-            "softmax_and_mask_us": by_rank(grids.mean_us(other_us)),
+            "attention_ns": by_rank(attention),
+            "softmax_and_mask_ns": by_rank(grids.mean_ns(other_ns)),
             "share_of_compute": by_rank(share, 4),
             "kernels": _per_iteration(grids, other),
         },
@@ -115,25 +115,25 @@ def unfused_attention(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> I
 def unfused_optimizer(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Iterator[Evidence]:
     """An optimizer, a moving average of weights or a clipping of gradients launches kernels for each parameter."""
     rows = grids.role("optimizer_sweep")
-    own_us, idle_us = (grids.filled(rows, name) for name in ("own_us", "idle_us"))
+    own_ns, idle_ns = (grids.filled(rows, name) for name in ("own_ns", "idle_ns"))
     of_kernels, of_idle = _of_sweeps(grids, ledger)
     if grids.share(of_kernels + of_idle) < thresholds.device_work:
         return
-    time_us = grids.mean_us(own_us + idle_us)
-    names = {row["name"]: row["own_us_sum"] for row in rows.group_by("name").aggregate([("own_us", "sum")]).to_pylist()}
+    time_ns = grids.mean_ns(own_ns + idle_ns)
+    names = {row["name"]: row["own_ns_sum"] for row in rows.group_by("name").aggregate([("own_ns", "sum")]).to_pylist()}
     name = max(names, key=lambda each: names[each])
     yield _evidence(
         grids,
         rows,
-        of_idle + min(of_kernels, grids.room_us),
-        time_us,
+        of_idle + min(of_kernels, grids.room_ns),
+        time_ns,
         {
             "kernels": _per_iteration(grids, rows),
-            "kernels_us": by_rank(grids.mean_us(own_us)),
-            "idle_us": by_rank(grids.mean_us(idle_us)),
+            "kernels_ns": by_rank(grids.mean_ns(own_ns)),
+            "idle_ns": by_rank(grids.mean_ns(idle_ns)),
         },
         title=["title", "outside_all" if name == OUTSIDE else "within", "take"],
-        values={"range": name, "time": time_us},
+        values={"range": name, "time": time_ns},
         advice=["outside" if name == OUTSIDE else "default"],
     )
 
@@ -141,47 +141,47 @@ def unfused_optimizer(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> I
 def _of_sweeps(grids: Grids, ledger: Ledger) -> tuple[float, float]:
     """What fused kernels for all parameters save: of kernels, and of the idle time between them, which is attributed."""
     rows = grids.role("optimizer_sweep")
-    own_us, short_us, idle_us = (grids.filled(rows, name) for name in ("own_us", "short_us", "idle_us"))
-    of_kernels = _saving_us(grids, short_us + (own_us - short_us) * (1 - _OF_SWEEP))
-    between_us, after_us = _between_us(grids, ledger, idle_us), _after_waits_us(grids, ledger)
-    of_launches = ledger.attribute(between_us, _BETWEEN)
-    return of_kernels, of_launches + ledger.attribute(after_us, (Cause.host_sync,))
+    own_ns, short_ns, idle_ns = (grids.filled(rows, name) for name in ("own_ns", "short_ns", "idle_ns"))
+    of_kernels = _saving_ns(grids, short_ns + (own_ns - short_ns) * (1 - _OF_SWEEP))
+    between_ns, after_ns = _between_ns(grids, ledger, idle_ns), _after_waits_ns(grids, ledger)
+    of_launches = ledger.attribute(between_ns, _BETWEEN)
+    return of_kernels, of_launches + ledger.attribute(after_ns, (Cause.host_sync,))
 
 
-def after_waits_in_sweeps_us(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Grid:
+def after_waits_in_sweeps_ns(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Grid:
     """What `unfused_optimizer` takes of the idle time after a host's waits; 0 without such a finding."""
-    saving_us = sum(_of_sweeps(grids, copy(ledger)))
-    after_us = _after_waits_us(grids, ledger)
-    return after_us if grids.share(saving_us) >= thresholds.device_work else np.zeros_like(after_us)
+    saving_ns = sum(_of_sweeps(grids, copy(ledger)))
+    after_ns = _after_waits_ns(grids, ledger)
+    return after_ns if grids.share(saving_ns) >= thresholds.device_work else np.zeros_like(after_ns)
 
 
-def _after_waits_us(grids: Grids, ledger: Ledger) -> Grid:
+def _after_waits_ns(grids: Grids, ledger: Ledger) -> Grid:
     """Idle time after a host's waits, between kernels for single parameters, as far as late launches do not explain it.
 
     A host that has waited has no lead left. The next kernels of ordinary length restore it; these do not.
     """
-    explained_us = sum((grids.profiler.explained_us[cause] for cause in _BETWEEN), ledger.left_us(*_BETWEEN))
-    idle_us = _usual_us(grids, grids.filled(grids.role("optimizer_sweep"), "idle_us"))
-    return np.clip(idle_us - np.nan_to_num(explained_us), 0.0, np.nan_to_num(ledger.left_us(Cause.host_sync)))
+    explained_ns = sum((grids.profiler.explained_ns[cause] for cause in _BETWEEN), ledger.left_ns(*_BETWEEN))
+    idle_ns = _usual_ns(grids, grids.filled(grids.role("optimizer_sweep"), "idle_ns"))
+    return np.clip(idle_ns - np.nan_to_num(explained_ns), 0.0, np.nan_to_num(ledger.left_ns(Cause.host_sync)))
 
 
 def layout_conversion(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Iterator[Evidence]:
     """Convolutions copy their images between channels first and channels last."""
     rows = grids.role("layout")
-    own_us = grids.filled(rows, "own_us")
-    norms_us = grids.filled(grids.role("layout_norm"), "device_us") * (own_us > 0)
-    saving_us = _saving_us(grids, own_us + norms_us * (1 - _OF_NORMS))
-    if grids.share(_saving_us(grids, own_us)) < thresholds.device_work:
+    own_ns = grids.filled(rows, "own_ns")
+    norms_ns = grids.filled(grids.role("layout_norm"), "device_ns") * (own_ns > 0)
+    saving_ns = _saving_ns(grids, own_ns + norms_ns * (1 - _OF_NORMS))
+    if grids.share(_saving_ns(grids, own_ns)) < thresholds.device_work:
         return
     copies = rows.filter(pa.array([bool(STRIDED_COPY.search(name)) for name in rows["name"].to_pylist()], pa.bool_()))
     yield _evidence(
         grids,
         rows,
-        min(saving_us, grids.room_us),
-        grids.mean_us(own_us),
+        min(saving_ns, grids.room_ns),
+        grids.mean_ns(own_ns),
         {
-            "conversions_us": by_rank(grids.mean_us(own_us)),
-            "batch_norms_us": by_rank(grids.mean_us(norms_us)),
+            "conversions_ns": by_rank(grids.mean_ns(own_ns)),
+            "batch_norms_ns": by_rank(grids.mean_ns(norms_ns)),
             "kernels": _per_iteration(grids, rows),
         },
         doubt="strides" if copies.num_rows else "",
@@ -191,22 +191,22 @@ def layout_conversion(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> I
 def recomputation(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Iterator[Evidence]:
     """The backward pass computes activations again, which is needless while memory is free."""
     rows = grids.role("recomputation")
-    again_us, own_us = grids.filled(rows, "device_us"), grids.filled(rows, "own_us")
+    again_ns, own_ns = grids.filled(rows, "device_ns"), grids.filled(rows, "own_ns")
     free = min(free_at_peak(grids.facts.memory, grids.facts.every_info).values(), default=None)
     if free is not None and free < thresholds.free_for_activations:
         return
-    idle_us = _between_us(grids, ledger, grids.filled(rows, "idle_us"))
-    saving_us = min(_saving_us(grids, own_us), grids.room_us) + ledger.attribute(idle_us, _BETWEEN)
-    if grids.share(saving_us) < thresholds.device_work:
+    idle_ns = _between_ns(grids, ledger, grids.filled(rows, "idle_ns"))
+    saving_ns = min(_saving_ns(grids, own_ns), grids.room_ns) + ledger.attribute(idle_ns, _BETWEEN)
+    if grids.share(saving_ns) < thresholds.device_work:
         return
     yield _evidence(
         grids,
         rows,
-        saving_us,
-        grids.mean_us(again_us),
+        saving_ns,
+        grids.mean_ns(again_ns),
         {
-            "recomputed_us": by_rank(grids.mean_us(again_us)),
-            "idle_us": by_rank(grids.mean_us(idle_us)),
+            "recomputed_ns": by_rank(grids.mean_ns(again_ns)),
+            "idle_ns": by_rank(grids.mean_ns(idle_ns)),
             "free_share": free,
             "kernels": _per_iteration(grids, rows),
         },
@@ -216,32 +216,32 @@ def recomputation(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Itera
     )
 
 
-def _between_us(grids: Grids, ledger: Ledger, idle_us: Grid) -> Grid:
+def _between_ns(grids: Grids, ledger: Ledger, idle_ns: Grid) -> Grid:
     """Idle time between kernels that is left of its causes. It is alike in all iterations: an excess has other reasons."""
-    left_us = np.maximum(np.nan_to_num(ledger.left_us(*_BETWEEN)), 0.0)
-    return np.minimum(_usual_us(grids, idle_us), left_us)
+    left_ns = np.maximum(np.nan_to_num(ledger.left_ns(*_BETWEEN)), 0.0)
+    return np.minimum(_usual_ns(grids, idle_ns), left_ns)
 
 
-def _usual_us(grids: Grids, times_us: Grid) -> Grid:
+def _usual_ns(grids: Grids, times_ns: Grid) -> Grid:
     """Times, each as far as it is in the median iteration as well."""
-    return np.minimum(times_us, grids.captured_row(grids.typical_us(times_us)))
+    return np.minimum(times_ns, grids.captured_row(grids.typical_ns(times_ns)))
 
 
 def _per_iteration(grids: Grids, rows: pa.Table) -> dict[str, float]:
-    return by_rank(grids.mean_us(grids.filled(rows, "count")), 1)
+    return by_rank(grids.mean_ns(grids.filled(rows, "count")), 1)
 
 
-def _saving_us(grids: Grids, lost_us: Grid) -> float:
+def _saving_ns(grids: Grids, lost_ns: Grid) -> float:
     """How much shorter a mean iteration is without some compute: a rank that has less of it waits less for the others."""
-    captured = ~np.isnan(grids.duration_us).all(axis=1)
-    shorter_us = shorter_by_us(np.clip(lost_us, 0.0, grids.compute_us), grids.waiting_us)
-    return float(shorter_us[captured].mean()) if captured.any() else 0.0
+    captured = ~np.isnan(grids.duration_ns).all(axis=1)
+    shorter_ns = shorter_by_ns(np.clip(lost_ns, 0.0, grids.compute_ns), grids.waiting_ns)
+    return float(shorter_ns[captured].mean()) if captured.any() else 0.0
 
 
-def _of_compute(grids: Grids, time_us: Mapping[int, float]) -> dict[int, float]:
+def _of_compute(grids: Grids, time_ns: Mapping[int, float]) -> dict[int, float]:
     """A time of each rank as a share of its compute."""
-    compute = grids.mean_us(grids.compute_us)
-    return {rank: time / compute[rank] for rank, time in time_us.items() if compute.get(rank)}
+    compute = grids.mean_ns(grids.compute_ns)
+    return {rank: time / compute[rank] for rank, time in time_ns.items() if compute.get(rank)}
 
 
 def _device(grids: Grids) -> str:
@@ -268,8 +268,8 @@ def _of_bf16(grids: Grids) -> dict[str, float]:
 def _evidence(
     grids: Grids,
     rows: pa.Table,
-    saving_us: float,
-    time_us: Mapping[int, float],
+    saving_ns: float,
+    time_ns: Mapping[int, float],
     measures: Mapping[str, Any],
     *,
     confidence: Confidence | None = None,
@@ -278,14 +278,14 @@ def _evidence(
 ) -> Evidence:
     """The evidence of a role."""
     # Ranks that run as many of these kernels are as responsible, also those that lose less because they wait for others.
-    ranks = sorted({*responsible(time_us), *responsible(grids.mean_us(grids.filled(rows, "count")))})
+    ranks = sorted({*responsible(time_ns), *responsible(grids.mean_ns(grids.filled(rows, "count")))})
     sure, reason = grids.confidence()
     if doubt and sure is Confidence.high:
         sure = Confidence.medium
     return Evidence(
         ranks=ranks,
         measures=measures,
-        saving_us=saving_us,
+        saving_ns=saving_ns,
         sure=(confidence or sure, reason),
         doubts=[doubt],
         events=_events(grids, rows, ranks),
@@ -296,9 +296,9 @@ def _evidence(
 def _events(grids: Grids, rows: pa.Table, ranks: Sequence[int]) -> list[Event]:
     """The names with most time in one iteration, each once."""
     counted = [row for row in rows.to_pylist() if row["rank"] in ranks and row["iteration"] in grids.lines]
-    counted.sort(key=lambda row: (-row["device_us"], row["rank"], row["iteration"] or 0))
+    counted.sort(key=lambda row: (-row["device_ns"], row["rank"], row["iteration"] or 0))
     first: dict[str, dict[str, Any]] = {}
     for row in counted:
         first.setdefault(row["name"], row)
-    names = ("rank", "name", "iteration", "start_ns", "device_us", "count")
+    names = ("rank", "name", "iteration", "start_ns", "device_ns", "count")
     return [Event(*(row[name] for name in names)) for row in list(first.values())[:5]]

@@ -25,9 +25,9 @@ from bridge_profiling.findings.unprofiled import (
     LAUNCHING,
     ProfilerTime,
     TimedIterations,
-    longer_than_any_us,
+    longer_than_any_ns,
     timed_iterations,
-    total_us,
+    total_ns,
 )
 
 #: Hosts differ in what recording costs them: the profiler's part of a cause can be wrong by this share. On most of eighteen
@@ -109,28 +109,28 @@ class Grids:
         Their share of the captured iterations says little about the run, and the pause may be the profiler's.
         """
         unrecorded = summed(
-            ((number, rank), lost_us)
+            ((number, rank), lost_ns)
             for cause, between in itertools.product(_UNRECORDED, (False, True))
-            for number, rank, lost_us in _values(self._rows(cause, between=between), "iteration", "rank", "lost_us")
+            for number, rank, lost_ns in _values(self._rows(cause, between=between), "iteration", "rank", "lost_ns")
         )
         return frozenset(
             number
-            for number, excess_us in longer_than_any_us(self.facts.manifests).items()
-            if any(time_us >= excess_us / 2 for (iteration, _), time_us in unrecorded.items() if iteration == number)
+            for number, excess_ns in longer_than_any_ns(self.facts.manifests).items()
+            if any(time_ns >= excess_ns / 2 for (iteration, _), time_ns in unrecorded.items() if iteration == number)
         )
 
     @cached_property
-    def left_out_us(self) -> dict[int, float]:
+    def left_out_ns(self) -> dict[int, float]:
         """Duration of each captured iteration that does not count, without the profiler's recorded work; of the longest rank.
 
         The capture does not say how long the profiler takes to start and to stop.
         """
-        lost = _values(self._rows(Cause.profiler), "rank", "iteration", "lost_us")
-        own = summed(((rank, number), lost_us) for rank, number, lost_us in lost)
+        lost = _values(self._rows(Cause.profiler), "rank", "iteration", "lost_ns")
+        own = summed(((rank, number), lost_ns) for rank, number, lost_ns in lost)
         found: dict[int, float] = {}
-        for rank, number, duration_us in _values(self.facts.iterations, "rank", "iteration", "duration_us"):
+        for rank, number, duration_ns in _values(self.facts.iterations, "rank", "iteration", "duration_ns"):
             if number not in self.lines:
-                found[number] = max(found.get(number, 0.0), duration_us - own.get((rank, number), 0.0))
+                found[number] = max(found.get(number, 0.0), duration_ns - own.get((rank, number), 0.0))
         return found
 
     @property
@@ -162,14 +162,14 @@ class Grids:
         """A rank's values in a grid, by iteration."""
         return [None if np.isnan(value) else float(value) for value in grid[:, self.ranks.index(rank)]]
 
-    def typical_us(self, grid: Grid) -> dict[int, float]:
+    def typical_ns(self, grid: Grid) -> dict[int, float]:
         """The median over iterations, by rank."""
         if not np.isnan(grid).any() and grid.size:
             # A call for each rank took 5 ms a rank in all findings together.
             return dict(zip(self.ranks, np.median(grid, axis=0).tolist(), strict=True))
         return self._by_rank(grid, np.median)
 
-    def mean_us(self, grid: Grid) -> dict[int, float]:
+    def mean_ns(self, grid: Grid) -> dict[int, float]:
         """The mean over iterations, by rank."""
         return self._by_rank(grid, np.mean)
 
@@ -220,98 +220,98 @@ class Grids:
     # Times of iterations.
 
     @cached_property
-    def duration_us(self) -> Grid:
+    def duration_ns(self) -> Grid:
         """Duration of each iteration on each rank's device, with the profiler's cost."""
-        return self.grid("idle_gaps", "duration_us")
+        return self.grid("idle_gaps", "duration_ns")
 
     @cached_property
-    def compute_us(self) -> Grid:
+    def compute_ns(self) -> Grid:
         """Compute of each iteration."""
-        return self.duration_us - self.grid("idle_gaps", "non_compute_us")
+        return self.duration_ns - self.grid("idle_gaps", "non_compute_ns")
 
     @cached_property
-    def communicating_us(self) -> Grid:
+    def communicating_ns(self) -> Grid:
         """Non-compute time in which communication ran: transfer and waiting."""
-        return self.idle_us(Cause.blocked_by_communication, Cause.starved_beside_communication, with_profiler=True)
+        return self.idle_ns(Cause.blocked_by_communication, Cause.starved_beside_communication, with_profiler=True)
 
     @cached_property
-    def overlapped_us(self) -> Grid:
+    def overlapped_ns(self) -> Grid:
         """Communication that overlaps with compute."""
-        name = "overlapped_communication_us"
+        name = "overlapped_communication_ns"
         if self.facts.iterations.num_rows:
             return self.grid("iterations", name)
         whole = pa.array([None] * self.facts.breakdown.num_rows, pa.int32())
         return self.grid(self.facts.breakdown.append_column("iteration", whole), name)
 
     @cached_property
-    def waiting_us(self) -> Grid:
+    def waiting_ns(self) -> Grid:
         """Non-compute time in which a rank waits for others; where that is unknown, all communication as an upper bound."""
         if len(self.ranks) < 2:
-            return self.communicating_us
+            return self.communicating_ns
         if not self.has_device:
-            return self.filled("host_iterations", "waiting_us")
-        known = self.grid("ranks", "waiting_us")
-        return np.where(np.isnan(known), self.communicating_us, np.minimum(known, self.communicating_us))
+            return self.filled("host_iterations", "waiting_ns")
+        known = self.grid("ranks", "waiting_ns")
+        return np.where(np.isnan(known), self.communicating_ns, np.minimum(known, self.communicating_ns))
 
     @cached_property
     def waiting_is_known(self) -> bool:
         """Whether waiting is known apart from transfers, for every rank."""
         if len(self.ranks) < 2 or not self.has_device:
             return len(self.ranks) > 1 and bool(self.facts.host_iterations.num_rows)
-        known = self.grid("ranks", "waiting_us")
-        return not bool((np.isnan(known) & ~np.isnan(self.duration_us)).any())
+        known = self.grid("ranks", "waiting_ns")
+        return not bool((np.isnan(known) & ~np.isnan(self.duration_ns)).any())
 
     @cached_property
-    def captured_iterations_us(self) -> Grid:
+    def captured_iterations_ns(self) -> Grid:
         """Each iteration as captured, with the time until the next one."""
-        between = [self.of_cause(cause, "lost_us", between=True) for cause in Cause if cause is not Cause.profiler]
-        return sum(between, self.duration_us)
+        between = [self.of_cause(cause, "lost_ns", between=True) for cause in Cause if cause is not Cause.profiler]
+        return sum(between, self.duration_ns)
 
     @cached_property
-    def captured_iteration_us(self) -> float:
+    def captured_iteration_ns(self) -> float:
         """A mean iteration of the job as captured, with the time until the next one; 0 without any."""
         if not self.numbers:
             return 0.0
-        each_us = self.captured_iterations_us
+        each_ns = self.captured_iterations_ns
         if self.facts.iterations.num_rows:
             # Captures need not begin together: in their first iteration, ranks wait for the one whose capture begins last.
             begin_ns = self.grid("iterations", "start_ns")[0]
-            early_us = (np.nanmax(begin_ns) - begin_ns) / 1e3
-            each_us = np.vstack((each_us[:1] - np.where(early_us < each_us[0], early_us, 0.0), each_us[1:]))
-        return float(np.mean(np.nanmedian(each_us, axis=1)))
+            early_ns = np.nanmax(begin_ns) - begin_ns
+            each_ns = np.vstack((each_ns[:1] - np.where(early_ns < each_ns[0], early_ns, 0.0), each_ns[1:]))
+        return float(np.mean(np.nanmedian(each_ns, axis=1)))
 
     @cached_property
-    def iteration_us(self) -> float:
+    def iteration_ns(self) -> float:
         """A mean iteration of the job without the profiler's cost; 0 without any."""
-        cost_us = float(np.mean(np.nanmedian(self.profiler.cost_us, axis=1))) if self.numbers else 0.0
-        return max(self.captured_iteration_us - cost_us, *self.mean_us(self.compute_us).values(), 0.0)
+        cost_ns = float(np.mean(np.nanmedian(self.profiler.cost_ns, axis=1))) if self.numbers else 0.0
+        return max(self.captured_iteration_ns - cost_ns, *self.mean_ns(self.compute_ns).values(), 0.0)
 
-    def share(self, time_us: float) -> float:
+    def share(self, time_ns: float) -> float:
         """A time as a share of a mean iteration without the profiler's cost."""
-        return time_us / self.iteration_us if self.iteration_us else 0.0
+        return time_ns / self.iteration_ns if self.iteration_ns else 0.0
 
     # The profiler's cost.
 
     @cached_property
     def timed_iterations(self) -> dict[int, TimedIterations]:
         """Iterations with and without the profiler by rank, as far as manifests show both."""
-        return timed_iterations(self.facts.manifests, self.typical_us(self.compute_us), self.typical_us(self.duration_us))
+        return timed_iterations(self.facts.manifests, self.typical_ns(self.compute_ns), self.typical_ns(self.duration_ns))
 
     @property
-    def profiler_us(self) -> dict[int, float]:
+    def profiler_ns(self) -> dict[int, float]:
         """The profiler's cost by rank, as far as manifests show it."""
-        return {rank: timed.cost_us for rank, timed in self.timed_iterations.items()}
+        return {rank: timed.cost_ns for rank, timed in self.timed_iterations.items()}
 
     @cached_property
     def profiler(self) -> ProfilerTime:
         """The profiler's part of each iteration."""
-        explained = {cause: np.minimum(self.of_cause(cause, "profiler_us"), self._captured_us[cause]) for cause in Cause}
-        return ProfilerTime.of(self._captured_us, explained, self.waiting_us, self.ranks, self.profiler_us)
+        explained = {cause: np.minimum(self.of_cause(cause, "profiler_ns"), self._captured_ns[cause]) for cause in Cause}
+        return ProfilerTime.of(self._captured_ns, explained, self.waiting_ns, self.ranks, self.profiler_ns)
 
     @cached_property
-    def profiler_of_host_us(self) -> dict[int, float]:
+    def profiler_of_host_ns(self) -> dict[int, float]:
         """How late the profiler can make each rank. Hosts pay differently for the same records: ranks can differ by it."""
-        return {rank: _APART * time_us for rank, time_us in self.typical_us(total_us(self.profiler.explained_us)).items()}
+        return {rank: _APART * time_ns for rank, time_ns in self.typical_ns(total_ns(self.profiler.explained_ns)).items()}
 
     def is_doubtful(self, *causes: Cause) -> bool:
         """Whether the remaining time of some causes can still be the profiler's, in a mean iteration of the worst rank.
@@ -321,16 +321,16 @@ class Grids:
         if not self.numbers:
             return False
         together = (*causes, *(cause for cause in LAUNCHING if cause not in causes)) if set(causes) & set(LAUNCHING) else causes
-        explained = sum((self.profiler.explained_us[cause] for cause in together), self.zero)
-        left_us, explained_us = (float(np.mean(np.nanmax(times, axis=1))) for times in (self.idle_us(*together), explained))
-        return left_us < DOUBT * explained_us
+        explained = sum((self.profiler.explained_ns[cause] for cause in together), self.zero)
+        left_ns, explained_ns = (float(np.mean(np.nanmax(times, axis=1))) for times in (self.idle_ns(*together), explained))
+        return left_ns < DOUBT * explained_ns
 
     def confidence(self, *, of_host: bool = False) -> tuple[Confidence, str]:
         """How certain a finding about lost time can be, and the entry of `reasons` that says why not more.
 
         The profiler's cost matters to times of the host.
         """
-        if of_host and not self.profiler_us:
+        if of_host and not self.profiler_ns:
             return Confidence.low, "estimated"
         if len(self.numbers) >= ENOUGH_ITERATIONS:
             return Confidence.high, ""
@@ -340,32 +340,32 @@ class Grids:
 
     # Non-compute time by cause.
 
-    def idle_us(self, *causes: Cause, with_profiler: bool = False) -> Grid:
+    def idle_ns(self, *causes: Cause, with_profiler: bool = False) -> Grid:
         """Non-compute time within iterations of some causes together, without the profiler's cost unless asked for."""
-        times = self._captured_us if with_profiler else self._idle_us
+        times = self._captured_ns if with_profiler else self._idle_ns
         return sum((times[cause] for cause in causes), self.zero)
 
     def of_cause(self, cause: Cause, column: str, *, between: bool = False) -> Grid:
         """A column of a cause, within iterations or after each and before the next.
 
-        `lost_us`: non-compute time; `host_us`: time of the launching threads in its ranges or calls, whether the device
+        `lost_ns`: non-compute time; `host_ns`: time of the launching threads in its ranges or calls, whether the device
         computed meanwhile or not; `calls`: number of ranges or calls that began.
         """
         return self.filled(self._rows(cause, between=between), column)
 
-    def in_ranges_us(self, cause: Cause) -> Grid:
+    def in_ranges_ns(self, cause: Cause) -> Grid:
         """Time of the launching threads in the ranges or calls of a cause, within iterations and after each."""
-        return self.of_cause(cause, "host_us") + self.of_cause(cause, "host_us", between=True)
+        return self.of_cause(cause, "host_ns") + self.of_cause(cause, "host_ns", between=True)
 
-    def in_turns_us(self, cause: Cause) -> NDArray[np.float64]:
+    def in_turns_ns(self, cause: Cause) -> NDArray[np.float64]:
         """Cost of a cause in each iteration when its ranges follow one another: the rank that loses most in each range."""
         cost = np.zeros(len(self.numbers))
         for between in (False, True):
             most: dict[int, list[float]] = {line: [] for line in range(len(self.numbers))}
-            for number, lost_us in _values(self._rows(cause, between=between), "iteration", "lost_each_us"):
-                if number in self.lines and lost_us:
+            for number, lost_ns in _values(self._rows(cause, between=between), "iteration", "lost_each_ns"):
+                if number in self.lines and lost_ns:
                     line = self.lines[number]
-                    most[line] = [max(pair) for pair in itertools.zip_longest(most[line], lost_us, fillvalue=0.0)]
+                    most[line] = [max(pair) for pair in itertools.zip_longest(most[line], lost_ns, fillvalue=0.0)]
             cost += [sum(most[line]) for line in range(len(self.numbers))]
         return cost
 
@@ -375,34 +375,34 @@ class Grids:
             row
             for cause in causes
             for row in self._rows(cause, between=between).to_pylist()
-            if row["iteration"] in self.lines and row["lost_us"] > 0 and (ranks is None or row["rank"] in ranks)
+            if row["iteration"] in self.lines and row["lost_ns"] > 0 and (ranks is None or row["rank"] in ranks)
         ]
-        rows.sort(key=lambda row: (row["name"] is None, -row["lost_us"], row["rank"], row["start_ns"]))
+        rows.sort(key=lambda row: (row["name"] is None, -row["lost_ns"], row["rank"], row["start_ns"]))
         return [
             Event(
                 rank=row["rank"],
                 name=row["name"] or text("events", "unnamed"),
                 iteration=row["iteration"],
                 start_ns=row["start_ns"],
-                duration_us=row["lost_us"],
+                duration_ns=row["lost_ns"],
                 count=row["count"],
             )
             for row in rows[:limit]
         ]
 
     @cached_property
-    def room_us(self) -> float:
+    def room_ns(self) -> float:
         """The most that less work for devices saves, before the slowest host, never waiting for its device, limits it.
 
         What recording costs a host is an estimate, even where manifests measure what of it the job's iteration shows.
         """
-        own_us = self.grid("profiler_cost", "host_own_us") - DOUBT * self.grid("profiler_cost", "host_cost_us")
-        return max(self.iteration_us - max(self.typical_us(own_us).values(), default=0.0), 0.0)
+        own_ns = self.grid("profiler_cost", "host_own_ns") - DOUBT * self.grid("profiler_cost", "host_cost_ns")
+        return max(self.iteration_ns - max(self.typical_ns(own_ns).values(), default=0.0), 0.0)
 
     @cached_property
     def zero(self) -> Grid:
         """0 in each captured iteration."""
-        return np.where(np.isnan(self.duration_us), np.nan, 0.0)
+        return np.where(np.isnan(self.duration_ns), np.nan, 0.0)
 
     def _rows(self, cause: Cause, *, between: bool = False) -> pa.Table:
         return self._by_cause.get((cause, between), self.facts.idle_causes.slice(0, 0))
@@ -417,19 +417,19 @@ class Grids:
         return {key: rows.take(pa.array(mine)) for key, mine in places.items()}
 
     @cached_property
-    def _captured_us(self) -> Mapping[Cause, Grid]:
-        found = {cause: self.of_cause(cause, "lost_us") for cause in Cause}
+    def _captured_ns(self) -> Mapping[Cause, Grid]:
+        found = {cause: self.of_cause(cause, "lost_ns") for cause in Cause}
         if not self.has_device and self.facts.host_iterations.num_rows:
             # Nothing is recorded on the loop's thread while a collective on a CPU blocks it.
-            blocked = sum(np.nan_to_num(self.grid("host_iterations", f"{part}_us")) for part in ("communication", "waiting"))
+            blocked = sum(np.nan_to_num(self.grid("host_iterations", f"{part}_ns")) for part in ("communication", "waiting"))
             found[Cause.host_pause] = np.maximum(found[Cause.host_pause] - blocked, 0.0)
         return found
 
     @cached_property
-    def _idle_us(self) -> Mapping[Cause, Grid]:
+    def _idle_ns(self) -> Mapping[Cause, Grid]:
         """Captured time without the profiler's part."""
         return {
-            cause: np.maximum(time_us - self.profiler.explained_us[cause], 0.0) for cause, time_us in self._captured_us.items()
+            cause: np.maximum(time_ns - self.profiler.explained_ns[cause], 0.0) for cause, time_ns in self._captured_ns.items()
         }
 
 

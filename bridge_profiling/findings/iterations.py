@@ -38,17 +38,17 @@ def slow_iterations(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Ite
     unprofiled = list(_unprofiled(grids, thresholds, ledger))
     yield from unprofiled
     # Unprofiled ones show better what the same pauses cost the whole run.
-    shown = any(each.saving_us is not None for each in unprofiled)
+    shown = any(each.saving_ns is not None for each in unprofiled)
     for captured in (*_left_out(grids, thresholds), *_computing(grids, thresholds)):
-        yield replace(captured, saving_us=None) if shown else captured
+        yield replace(captured, saving_ns=None) if shown else captured
 
 
 def _unprofiled(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Iterator[Evidence]:
     slow: dict[int, dict[int, float]] = {}
     lost, typical, ranks = [], [], []
-    compute = grids.typical_us(grids.compute_us)
+    compute = grids.typical_ns(grids.compute_ns)
     for manifest in grids.facts.manifests:
-        durations = {number: time_ns / 1e3 for number, time_ns in manifest.durations_by_iteration(profiled=False).items()}
+        durations = manifest.durations_by_iteration(profiled=False)
         threshold = slow_threshold(list(durations.values()), factor=thresholds.slow_iteration, at_least=_ENOUGH)
         # A host that launches several iterations ahead catches up in one of them. That iteration is not slow.
         if threshold is None or threshold.median < compute.get(manifest.rank, 0.0):
@@ -66,11 +66,11 @@ def _unprofiled(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Iterato
     # Ranks agree on durations, because a rank that is not slow waits: at once, or in the next iteration.
     if 2 * len(ranks) >= len(lost):
         ranks = [manifest.rank for manifest in grids.facts.manifests]
-    saving_us, usual = (float(np.median(values)) if values else 0.0 for values in (lost, typical))
-    if not slow or saving_us < thresholds.cause * usual:
+    saving_ns, usual = (float(np.median(values)) if values else 0.0 for values in (lost, typical))
+    if not slow or saving_ns < thresholds.cause * usual:
         return
     # The same pauses in the window are in the savings of other findings.
-    saving_us = max(saving_us - ledger.sporadic_us, 0.0)
+    saving_ns = max(saving_ns - ledger.sporadic_ns, 0.0)
     numbers = sorted(slow)
     distances = set(np.diff(numbers).tolist())
     every = distances.pop() if len(numbers) >= _REGULAR and len(distances) == 1 and 1 not in distances else None
@@ -97,7 +97,7 @@ def _unprofiled(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Iterato
         longest,
         {"every": every},
         (confidence, reason),
-        saving_us=None if once else saving_us,
+        saving_ns=None if once else saving_ns,
         title=["one" if len(numbers) == 1 else "several", "unprofiled", "often" if every else ""],
         advice=["default", "regular" if every else "irregular"],
         values={
@@ -113,88 +113,88 @@ def _unprofiled(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Iterato
 
 def _evidence(
     ranks: list[int],
-    usual_us: float,
-    beyond_us: Mapping[int, float],
+    usual_ns: float,
+    beyond_ns: Mapping[int, float],
     measures: Mapping[str, Any],
     sure: tuple[Confidence, str],
     **known: Any,
 ) -> Evidence:
     """The evidence of slow iterations, which are longer than usual by such times."""
-    shown = sorted(beyond_us)[:50]
-    beyond = {str(number): round(beyond_us[number], 3) for number in shown}
-    measures = {"iterations": shown, "usual_us": round(usual_us, 3), "beyond_usual_us": beyond, **measures}
+    shown = sorted(beyond_ns)[:50]
+    beyond = {str(number): round(beyond_ns[number]) for number in shown}
+    measures = {"iterations": shown, "usual_ns": round(usual_ns), "beyond_usual_ns": beyond, **measures}
     events = [
-        Event(ranks[0], text("events", "iteration", number=number), number, None, beyond_us[number]) for number in shown[:5]
+        Event(ranks[0], text("events", "iteration", number=number), number, None, beyond_ns[number]) for number in shown[:5]
     ]
     return Evidence(**{"ranks": ranks, "measures": measures, "sure": sure, "events": events, **known})
 
 
 def _left_out(grids: Grids, thresholds: Thresholds) -> Iterator[Evidence]:
     """Captured iterations in which the profiler also started, stopped or flushed, but that are far longer for other reasons."""
-    usual_us = grids.captured_iteration_us
-    durations_us = grids.left_out_us
-    captured = {*durations_us, *(number for number in grids.numbers if number is not None)}
-    if not usual_us or not captured:
+    usual_ns = grids.captured_iteration_ns
+    durations_ns = grids.left_out_ns
+    captured = {*durations_ns, *(number for number in grids.numbers if number is not None)}
+    if not usual_ns or not captured:
         return
     edges = {min(captured), max(captured)}
-    beyond_us = {
-        number: duration_us - usual_us
-        for number, duration_us in durations_us.items()
-        if duration_us > (_AT_AN_EDGE if number in edges else thresholds.slow_iteration) * usual_us
+    beyond_ns = {
+        number: duration_ns - usual_ns
+        for number, duration_ns in durations_ns.items()
+        if duration_ns > (_AT_AN_EDGE if number in edges else thresholds.slow_iteration) * usual_ns
     }
-    if not beyond_us:
+    if not beyond_ns:
         return
-    numbers = sorted(beyond_us)
-    worst = max(numbers, key=lambda number: beyond_us[number])
+    numbers = sorted(beyond_ns)
+    worst = max(numbers, key=lambda number: beyond_ns[number])
     ranks, lasting = _longest(grids, worst)
     timed, confidence, reason = len(captured), Confidence.medium, "started_there"
     others = 0
     if grids.chance.issuperset(numbers):
         others = max(len(manifest.durations_by_iteration(profiled=False)) for manifest in grids.facts.manifests)
         timed, confidence, reason = len(captured) + others, Confidence.low, "profiler_or_chance"
-    saving_us = sum(beyond_us.values())
+    saving_ns = sum(beyond_ns.values())
     yield _evidence(
         ranks,
-        usual_us,
-        beyond_us,
-        {"idle_us": lasting, "iterations_captured": len(captured)},
+        usual_ns,
+        beyond_ns,
+        {"idle_ns": lasting, "iterations_captured": len(captured)},
         (confidence, reason),
-        saving_us=saving_us / timed,
+        saving_ns=saving_ns / timed,
         title=["left_out", "of_captured" if len(numbers) > 1 else "takes", "times_usual", "by_chance" if others else ""],
         advice=["captured"],
         values={
             "named": _named(numbers),
             "number": len(numbers),
-            "longest": durations_us[worst],
-            "times": durations_us[worst] / usual_us,
-            "usual": usual_us,
+            "longest": durations_ns[worst],
+            "times": durations_ns[worst] / usual_ns,
+            "usual": usual_ns,
             "others": others,
         },
-        occurrence=Occurrence(tuple(numbers), timed, saving_us / len(numbers)),
+        occurrence=Occurrence(tuple(numbers), timed, saving_ns / len(numbers)),
     )
 
 
 def _computing(grids: Grids, thresholds: Thresholds) -> Iterator[Evidence]:
     """Captured iterations that are far longer because every rank computes more: evaluation, a metric, an image to look at."""
-    if not grids.has_device or not grids.captured_iteration_us:
+    if not grids.has_device or not grids.captured_iteration_ns:
         return
     # The least of all ranks that captured the iteration.
-    each_us = [np.nan_to_num(grid, nan=np.inf).min(axis=1) for grid in (grids.compute_us, grids.duration_us)]
-    compute_us, duration_us = (np.where(np.isfinite(least_us), least_us, 0.0) for least_us in each_us)
-    usual_us = float(np.median(duration_us))
-    beyond_us = np.maximum(np.minimum(compute_us - np.median(compute_us), duration_us - usual_us), 0.0)
-    struck = occurrence(grids.numbers, beyond_us)
-    if struck is None or struck.each_us < (thresholds.slow_iteration - 1) * usual_us:
+    each_ns = [np.nan_to_num(grid, nan=np.inf).min(axis=1) for grid in (grids.compute_ns, grids.duration_ns)]
+    compute_ns, duration_ns = (np.where(np.isfinite(least_ns), least_ns, 0.0) for least_ns in each_ns)
+    usual_ns = float(np.median(duration_ns))
+    beyond_ns = np.maximum(np.minimum(compute_ns - np.median(compute_ns), duration_ns - usual_ns), 0.0)
+    struck = occurrence(grids.numbers, beyond_ns)
+    if struck is None or struck.each_ns < (thresholds.slow_iteration - 1) * usual_ns:
         return
-    longest_us = dict(zip(grids.numbers, beyond_us.tolist(), strict=True))
-    saving_us = struck.each_us * len(struck.iterations) / struck.of
+    longest_ns = dict(zip(grids.numbers, beyond_ns.tolist(), strict=True))
+    saving_ns = struck.each_ns * len(struck.iterations) / struck.of
     yield _evidence(
         grids.ranks,
-        usual_us,
-        {number: longest_us[number] for number in struck.iterations},
+        usual_ns,
+        {number: longest_ns[number] for number in struck.iterations},
         {"iterations_captured": struck.of},
         (Confidence.medium, "needed_or_not"),
-        saving_us=saving_us,
+        saving_ns=saving_ns,
         title=["left_out", "computes" if len(struck.iterations) == 1 else "compute", "more"],
         advice=["computing"],
         values={"named": _named(list(struck.iterations))},
@@ -207,11 +207,11 @@ def _longest(grids: Grids, number: int) -> tuple[list[int], dict[str, float]]:
     lost: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for row in grids.facts.idle_causes.to_pylist():
         if row["iteration"] == number and not row["between"] and row["cause"] != Cause.profiler:
-            lost[row["rank"]][row["cause"]] += row["lost_us"]
-    own = {rank: sum(time_us for cause, time_us in causes.items() if cause not in _OF_OTHERS) for rank, causes in lost.items()}
+            lost[row["rank"]][row["cause"]] += row["lost_ns"]
+    own = {rank: sum(time_ns for cause, time_ns in causes.items() if cause not in _OF_OTHERS) for rank, causes in lost.items()}
     ranks = responsible(own) or grids.ranks
     causes = lost[max(ranks, key=lambda rank: own.get(rank, 0.0))]
-    return ranks, {cause: round(causes[cause], 3) for cause in sorted(causes, key=lambda cause: -causes[cause])[:3]}
+    return ranks, {cause: round(causes[cause]) for cause in sorted(causes, key=lambda cause: -causes[cause])[:3]}
 
 
 def _named(numbers: list[int]) -> str:
@@ -229,18 +229,18 @@ def profiler_overhead(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> I
     which wait for each other.
     """
     timed = grids.timed_iterations
-    profiled_us = {rank: each.profiled_us for rank, each in timed.items()}
-    unprofiled_us = {rank: each.unprofiled_us for rank, each in timed.items()}
+    profiled_ns = {rank: each.profiled_ns for rank, each in timed.items()}
+    unprofiled_ns = {rank: each.unprofiled_ns for rank, each in timed.items()}
     if not timed:
-        both = grids.captured_iteration_us, grids.iteration_us
-        profiled_us, unprofiled_us = (dict.fromkeys(grids.ranks, time_us) for time_us in both)
-    shares = {rank: profiled_us[rank] / usual - 1.0 for rank, usual in unprofiled_us.items() if usual > 0}
+        both = grids.captured_iteration_ns, grids.iteration_ns
+        profiled_ns, unprofiled_ns = (dict.fromkeys(grids.ranks, time_ns) for time_ns in both)
+    shares = {rank: profiled_ns[rank] / usual - 1.0 for rank, usual in unprofiled_ns.items() if usual > 0}
     unclear = {rank for rank, each in timed.items() if each.overlap}
     costly = {rank: share for rank, share in sorted(shares.items()) if share > thresholds.profiler and rank not in unclear}
     if not costly:
         return
     worst = max(costly, key=lambda rank: costly[rank])
-    cost_us = {rank: profiled_us[rank] - usual_us for rank, usual_us in unprofiled_us.items()}
+    cost_ns = {rank: profiled_ns[rank] - usual_ns for rank, usual_ns in unprofiled_ns.items()}
     confidence, reason, compared = Confidence.high, "", None
     if not timed:
         confidence, reason = Confidence.medium, "cost_estimated"
@@ -252,25 +252,25 @@ def profiler_overhead(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> I
     yield Evidence(
         ranks=list(costly),
         measures={
-            "profiler_us": by_rank(cost_us),
-            "unprofiled_iteration_us": by_rank(unprofiled_us),
+            "profiler_ns": by_rank(cost_ns),
+            "unprofiled_iteration_ns": by_rank(unprofiled_ns),
             "share_of_unprofiled_iteration": by_rank(shares, 4),
             "iterations_compared": compared,
-            "host_cost_us": {kind: round(time_us, 3) for kind, time_us in by_kind.items()},
+            "host_cost_ns": {kind: round(time_ns) for kind, time_ns in by_kind.items()},
         },
         title=[grids.per, "measured" if timed else "estimated"],
         advice=_advice(grids, max(by_kind, key=lambda kind: by_kind[kind]) if by_kind else ""),
         values={
             "compared": compared,
-            "longer": cost_us[worst],
+            "longer": cost_ns[worst],
             "share": costly[worst],
-            "profiled": profiled_us[worst],
-            "unprofiled": unprofiled_us[worst],
+            "profiled": profiled_ns[worst],
+            "unprofiled": unprofiled_ns[worst],
         },
         sure=(confidence, reason),
         events=[
-            Event(rank, text("events", "profiled", rank=rank), duration_us=cost_us[rank])
-            for rank in responsible({rank: cost_us[rank] for rank in costly})[:5]
+            Event(rank, text("events", "profiled", rank=rank), duration_ns=cost_ns[rank])
+            for rank in responsible({rank: cost_ns[rank] for rank in costly})[:5]
         ],
         severe=costly[worst] > 1.0,
     )
@@ -284,10 +284,10 @@ def _advice(grids: Grids, costliest: str) -> list[str]:
 
 def _by_kind(grids: Grids) -> dict[str, float]:
     """What recording costs the host per iteration, by kind of event; of the rank whose host pays most."""
-    of_host = grids.mean_us(grids.grid("profiler_cost", "host_cost_us"))
+    of_host = grids.mean_ns(grids.grid("profiler_cost", "host_cost_ns"))
     if not of_host:
         return {}
     rank = max(of_host, key=lambda rank: of_host[rank])
     kinds = ("operators", "shapes", "cuda_calls", "annotations", "python_frames")
-    found = {kind: grids.mean_us(grids.grid("profiler_cost", f"{kind}_cost_us"))[rank] for kind in kinds}
-    return {kind: time_us for kind, time_us in found.items() if time_us > 0}
+    found = {kind: grids.mean_ns(grids.grid("profiler_cost", f"{kind}_cost_ns"))[rank] for kind in kinds}
+    return {kind: time_ns for kind, time_ns in found.items() if time_ns > 0}

@@ -32,17 +32,17 @@ from bridge_profiling.traces.types import RankInfo
 
 def dominant_kernel(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Iterator[Evidence]:
     """A finding for each kernel that exceeds the threshold's share of any rank's compute."""
-    compute_us: dict[int, float] = defaultdict(float)
+    compute_ns: dict[int, float] = defaultdict(float)
     kernels: dict[str, dict[int, dict[str, Any]]] = defaultdict(dict)
     counts: dict[int, dict[str, int]] = defaultdict(dict)
     for row in grids.facts.kernels_by_rank.to_pylist():
         counts[row["rank"]][row["name"]] = row["count"]
         if row["kind"] == "compute":
-            compute_us[row["rank"]] += row["total_us"]
+            compute_ns[row["rank"]] += row["total_ns"]
             kernels[row["name"]][row["rank"]] = row
     chosen = []
     for name, rows in kernels.items():
-        shares = {rank: row["total_us"] / compute_us[rank] for rank, row in rows.items() if compute_us[rank]}
+        shares = {rank: row["total_ns"] / compute_ns[rank] for rank, row in rows.items() if compute_ns[rank]}
         if max(shares.values(), default=0.0) > thresholds.dominant_kernel:
             chosen.append((shares, name, rows))
     chosen.sort(key=lambda each: (-max(each[0].values()), each[1]))
@@ -67,14 +67,14 @@ def dominant_kernel(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Ite
             measures={
                 "kernel": name,
                 "share_of_compute": {str(rank): round(shares[rank], 4) for rank in ranks},
-                **{column: row[column] for column in ("count", "mean_us", "max_us")},
+                **{column: row[column] for column in ("count", "mean_ns", "max_ns")},
                 "ncu_command": ncu.command,
                 "ncu_notes": ncu.notes,
             },
             advice=["default", "runs"],
             values={"name": name[:80]},
             sure=(sure if sure is Confidence.high else Confidence.medium, reason),
-            events=[Event(rank, name, duration_us=rows[rank]["total_us"], count=rows[rank]["count"]) for rank in ranks[:5]],
+            events=[Event(rank, name, duration_ns=rows[rank]["total_ns"], count=rows[rank]["count"]) for rank in ranks[:5]],
         )
 
 

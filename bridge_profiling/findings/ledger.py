@@ -24,38 +24,38 @@ from numpy.typing import NDArray
 from bridge_profiling.facts.idle import Cause
 from bridge_profiling.findings.grids import Grids
 from bridge_profiling.findings.types import Grid
-from bridge_profiling.findings.unprofiled import total_us
+from bridge_profiling.findings.unprofiled import total_ns
 
 
 class Ledger:
     """Time attributed so far.
 
     Args:
-        waiting_us: NaN where a rank did not capture an iteration.
-        non_compute_us: by cause.
+        waiting_ns: NaN where a rank did not capture an iteration.
+        non_compute_ns: by cause.
         numbers: of the iterations; by default they follow one another.
-        most_us: that all savings can be together.
+        most_ns: that all savings can be together.
     """
 
     def __init__(
         self,
-        waiting_us: Grid,
-        non_compute_us: Mapping[Cause, Grid] | None = None,
+        waiting_ns: Grid,
+        non_compute_ns: Mapping[Cause, Grid] | None = None,
         *,
         numbers: Sequence[int | None] | None = None,
-        most_us: float = math.inf,
+        most_ns: float = math.inf,
     ) -> None:
-        self.captured = ~np.isnan(waiting_us)
-        known = [number or 0 for number in (range(len(waiting_us)) if numbers is None else numbers)]
+        self.captured = ~np.isnan(waiting_ns)
+        known = [number or 0 for number in (range(len(waiting_ns)) if numbers is None else numbers)]
         self._follows = np.diff(known, prepend=0) == 1  # whether an iteration comes directly after the one in the row before
-        self._waiting_us = np.nan_to_num(waiting_us)  # w of the module docstring
-        self.attributed_us: Grid = np.zeros(waiting_us.shape)  # c of all findings
-        self._cost_us = np.zeros(len(waiting_us))  # of all attributed causes, in each iteration
-        self._saving_us = 0.0  # B, mean over iterations: the savings of all findings
-        self._most_us = most_us
-        self.sporadic_us = 0.0  # savings of findings about some of the iterations
-        self._non_compute_us = non_compute_us or {}
-        self._of_causes_us: Mapping[Cause, Grid] = {}  # the attributed part
+        self._waiting_ns = np.nan_to_num(waiting_ns)  # w of the module docstring
+        self.attributed_ns: Grid = np.zeros(waiting_ns.shape)  # c of all findings
+        self._cost_ns = np.zeros(len(waiting_ns))  # of all attributed causes, in each iteration
+        self._saving_ns = 0.0  # B, mean over iterations: the savings of all findings
+        self._most_ns = most_ns
+        self.sporadic_ns = 0.0  # savings of findings about some of the iterations
+        self._non_compute_ns = non_compute_ns or {}
+        self._of_causes_ns: Mapping[Cause, Grid] = {}  # the attributed part
 
     @classmethod
     def of(cls, grids: Grids) -> Self:
@@ -64,78 +64,78 @@ class Ledger:
         All savings together are at most what an iteration without the profiler has besides its compute: in each iteration that
         of the rank that computes least, so that ranks which compute more in turns can lose all of that.
         """
-        compute_us = grids.compute_us[~np.isnan(grids.compute_us).all(axis=1)]
-        least_us = float(np.nanmin(compute_us, axis=1).mean()) if compute_us.size else 0.0
-        free_us = grids.waiting_us + total_us(grids.profiler.explained_us)
-        most_us = max(grids.iteration_us - least_us, 0.0)
-        return cls(free_us, {cause: grids.idle_us(cause) for cause in Cause}, numbers=grids.numbers, most_us=most_us)
+        compute_ns = grids.compute_ns[~np.isnan(grids.compute_ns).all(axis=1)]
+        least_ns = float(np.nanmin(compute_ns, axis=1).mean()) if compute_ns.size else 0.0
+        free_ns = grids.waiting_ns + total_ns(grids.profiler.explained_ns)
+        most_ns = max(grids.iteration_ns - least_ns, 0.0)
+        return cls(free_ns, {cause: grids.idle_ns(cause) for cause in Cause}, numbers=grids.numbers, most_ns=most_ns)
 
     @property
     def is_empty(self) -> bool:
         """Whether no finding has attributed any time."""
-        return not np.any(self.attributed_us > 0.0)
+        return not np.any(self.attributed_ns > 0.0)
 
-    def left_us(self, *causes: Cause) -> Grid:
+    def left_ns(self, *causes: Cause) -> Grid:
         """Non-compute time of some causes that is not attributed yet."""
         empty = np.where(self.captured, 0.0, np.nan)
-        return sum((self._non_compute_us[cause] - self._of_causes_us.get(cause, 0.0) for cause in causes), empty)
+        return sum((self._non_compute_ns[cause] - self._of_causes_ns.get(cause, 0.0) for cause in causes), empty)
 
     def attribute(
         self,
-        lost_us: Grid,
+        lost_ns: Grid,
         causes: Sequence[Cause] = (),
-        at_least_us: float = 0.0,
+        at_least_ns: float = 0.0,
         *,
-        cost_us: NDArray[np.float64] | None = None,
+        cost_ns: NDArray[np.float64] | None = None,
         waited: bool = False,
     ) -> float:
         """Attribute time that ranks lose, and return its saving per iteration.
 
         Args:
-            lost_us: not attributed before.
+            lost_ns: not attributed before.
             causes: the causes that the time is taken from, in this order.
-            at_least_us: with a smaller saving nothing is attributed, and the time is left for later findings.
-            cost_us: cost in each iteration where ranks take turns.
+            at_least_ns: with a smaller saving nothing is attributed, and the time is left for later findings.
+            cost_ns: cost in each iteration where ranks take turns.
             waited: the lost time is waiting for other ranks, such as a pipeline bubble.
         """
-        lost_us = np.nan_to_num(np.maximum(lost_us, 0.0))
-        mine_us, waiting_us = np.where(self.captured, lost_us, 0.0), self._waiting_us
+        lost_ns = np.nan_to_num(np.maximum(lost_ns, 0.0))
+        mine_ns, waiting_ns = np.where(self.captured, lost_ns, 0.0), self._waiting_ns
         if waited:
-            mine_us = np.minimum(mine_us, waiting_us)
-            waiting_us = waiting_us - mine_us
-        attributed_us, total_cost_us = self.attributed_us + mine_us, self._cost_us
-        if mine_us.shape[1]:
-            most_us = mine_us.max(axis=1)
-            total_cost_us = total_cost_us + (most_us if cost_us is None else np.maximum(most_us, cost_us))
-        bound_us, counted = 0.0, self.captured.any(axis=1)
+            mine_ns = np.minimum(mine_ns, waiting_ns)
+            waiting_ns = waiting_ns - mine_ns
+        attributed_ns, total_cost_ns = self.attributed_ns + mine_ns, self._cost_ns
+        if mine_ns.shape[1]:
+            most_ns = mine_ns.max(axis=1)
+            total_cost_ns = total_cost_ns + (most_ns if cost_ns is None else np.maximum(most_ns, cost_ns))
+        bound_ns, counted = 0.0, self.captured.any(axis=1)
         if counted.any():
-            path_us = np.where(self.captured, attributed_us + waiting_us, np.inf)
-            path_us = _with_neighbours(path_us, total_cost_us, self._follows)[counted].min(axis=1)
-            bound_us = min(float(np.minimum(total_cost_us[counted], path_us).mean()), self._most_us)
-        saving_us = max(self._saving_us, bound_us) - self._saving_us
-        if saving_us < at_least_us:
+            path_ns = np.where(self.captured, attributed_ns + waiting_ns, np.inf)
+            path_ns = _with_neighbours(path_ns, total_cost_ns, self._follows)[counted].min(axis=1)
+            bound_ns = min(float(np.minimum(total_cost_ns[counted], path_ns).mean()), self._most_ns)
+        saving_ns = max(self._saving_ns, bound_ns) - self._saving_ns
+        if saving_ns < at_least_ns:
             return 0.0
         for cause in causes:
-            taken_us = np.minimum(np.nan_to_num(self.left_us(cause)), lost_us)
-            self._of_causes_us = {**self._of_causes_us, cause: self._of_causes_us.get(cause, 0.0) + taken_us}
-            lost_us = lost_us - taken_us
-        self._waiting_us, self.attributed_us, self._cost_us = waiting_us, attributed_us, total_cost_us
-        self._saving_us = max(self._saving_us, bound_us)
-        return saving_us
+            taken_ns = np.minimum(np.nan_to_num(self.left_ns(cause)), lost_ns)
+            self._of_causes_ns = {**self._of_causes_ns, cause: self._of_causes_ns.get(cause, 0.0) + taken_ns}
+            lost_ns = lost_ns - taken_ns
+        self._waiting_ns, self.attributed_ns, self._cost_ns = waiting_ns, attributed_ns, total_cost_ns
+        self._saving_ns = max(self._saving_ns, bound_ns)
+        return saving_ns
 
 
-def _with_neighbours(path_us: Grid, cost_us: NDArray[np.float64], follows: NDArray[np.bool_]) -> Grid:
+def _with_neighbours(path_ns: Grid, cost_ns: NDArray[np.float64], follows: NDArray[np.bool_]) -> Grid:
     """The critical path of each iteration and rank, with time of the next and the previous one that exceeds their own cost.
 
     What comes after the last iteration is not captured. The first one shows the same of those before it.
     """
-    path_us, cost, last = path_us.copy(), cost_us[:, np.newaxis], len(path_us) - 1
-    spare_us = np.where(np.isfinite(path_us), np.maximum(path_us - cost, 0.0), 0.0)
+    path_ns, cost, last = path_ns.copy(), cost_ns[:, np.newaxis], len(path_ns) - 1
+    spare_ns = np.where(np.isfinite(path_ns), np.maximum(path_ns - cost, 0.0), 0.0)
     # Only these can take any, however many iterations there are: their paths only grow.
-    for line in np.flatnonzero((cost > path_us).any(axis=1)).tolist():
+    for line in np.flatnonzero((cost > path_ns).any(axis=1)).tolist():
         for neighbour in (line + 1, line - 1, *([0] if line == last else [])):
             if 0 <= neighbour <= last and (follows[max(line, neighbour)] or neighbour == line - last):
-                moved_us = np.minimum(np.maximum(cost[line] - path_us[line], 0.0), spare_us[neighbour])
-                path_us[line] += moved_us
-                spare_us[neighbour] -= moved_us
-    return path_us
+                moved_ns = np.minimum(np.maximum(cost[line] - path_ns[line], 0.0), spare_ns[neighbour])
+                path_ns[line] += moved_ns
+                spare_ns[neighbour] -= moved_ns
+    return path_ns

@@ -25,7 +25,7 @@ from bridge_profiling.findings.types import Confidence, Event, Finding, Grid, Oc
 _ALIKE = 0.5
 
 #: Pauses of a host in an iteration that are many, and how long they take at most, in the mean, as long as threads take turns.
-_MANY_PAUSES, _SHORT_US = 10, 30_000
+_MANY_PAUSES, _SHORT_NS = 10, 30_000_000
 
 #: Rules whose usual advice is about devices, with an entry of their own for trainings on CPUs.
 _ON_CPUS_TOO = (Cause.data_loading, Cause.checkpoint_stall)
@@ -44,11 +44,11 @@ class Evidence:
     Args:
         ranks: responsible, ascending.
         measures: numbers by name, with units in the names.
-        saving_us: of an iteration; None if it is unknown or none.
+        saving_ns: of an iteration; None if it is unknown or none.
         title: entries of text.toml, which follow one another.
         advice: the same.
         values: what these entries name besides `measures`, {ranks} (at the start: {Ranks}), {per} (iteration or capture),
-            {saving} in microseconds and {cost} in words.
+            {saving} in nanoseconds and {cost} in words.
         sure: confidence, and the entry of `reasons` in text.toml that says why it is not high; by default that of the number of
             iterations.
         doubts: further such entries.
@@ -60,7 +60,7 @@ class Evidence:
 
     ranks: list[int]
     measures: Mapping[str, Any]
-    saving_us: float | None = None
+    saving_ns: float | None = None
     title: Sequence[str] = ("title",)
     advice: Sequence[str] = ("default",)
     values: Mapping[str, object] = field(default_factory=dict)
@@ -73,12 +73,12 @@ class Evidence:
     texts: Mapping[str, str] | None = None
     bound: Bound | str = ""
 
-    def finding(self, grids: Grids, iteration_us: float, at_most_us: float | None) -> Finding:
+    def finding(self, grids: Grids, iteration_ns: float, at_most_ns: float | None) -> Finding:
         """The finding, in words: last, when nothing changes its saving any more.
 
         Args:
-            iteration_us: what shares refer to.
-            at_most_us: its upper bound.
+            iteration_ns: what shares refer to.
+            at_most_ns: its upper bound.
         """
         confidence, reason = self.sure or grids.confidence()
         named = grids.named(self.ranks)
@@ -87,23 +87,23 @@ class Evidence:
             "Ranks": named[:1].upper() + named[1:],
             "per": grids.per,
             "counted": len(grids.numbers),
-            "saving": self.saving_us or 0.0,
-            "cost": _cost_in_words(grids, self.saving_us, self.occurrence, iteration_us),
+            "saving": self.saving_ns or 0.0,
+            "cost": _cost_in_words(grids, self.saving_ns, self.occurrence, iteration_ns),
             **self.measures,
             **self.values,
         }
 
         def say(section: str, *entries: str) -> str:
             own = {self.id: self.texts} if self.texts else {}
-            return text(section, *entries, own=own, iteration_us=iteration_us, **values)
+            return text(section, *entries, own=own, iteration_ns=iteration_ns, **values)
 
         return Finding(
             id=self.id,
             title=say(self.id, *self.title),
             ranks=self.ranks,
             evidence=self.measures,
-            recoverable_us_per_iteration=self.saving_us,
-            at_most_us_per_iteration=at_most_us,
+            recoverable_ns_per_iteration=self.saving_ns,
+            at_most_ns_per_iteration=at_most_ns,
             confidence=confidence,
             confidence_reason="; ".join(say("reasons", each) for each in (reason, *self.doubts) if each),
             action=say(self.id, *self.advice),
@@ -147,43 +147,43 @@ class Rule:
     texts: Mapping[str, str] | None = None
 
 
-def responsible(by_rank_us: Mapping[int, float]) -> list[int]:
+def responsible(by_rank_ns: Mapping[int, float]) -> list[int]:
     """Ranks whose time is similar to that of the rank with most."""
-    most = max(by_rank_us.values(), default=0.0)
-    return sorted(rank for rank, time_us in by_rank_us.items() if time_us > 0 and time_us >= _ALIKE * most)
+    most = max(by_rank_ns.values(), default=0.0)
+    return sorted(rank for rank, time_ns in by_rank_ns.items() if time_ns > 0 and time_ns >= _ALIKE * most)
 
 
 def pauses_are_short(grids: Grids, ranks: Sequence[int]) -> bool:
     """Whether a host of these pauses often and shortly in an iteration, as those do that share the interpreter's lock."""
-    count, lost_us = (grids.mean_us(grids.of_cause(Cause.host_pause, column)) for column in ("count", "lost_us"))
-    return any(count.get(rank, 0.0) >= _MANY_PAUSES and lost_us[rank] <= _SHORT_US * count[rank] for rank in ranks)
+    count, lost_ns = (grids.mean_ns(grids.of_cause(Cause.host_pause, column)) for column in ("count", "lost_ns"))
+    return any(count.get(rank, 0.0) >= _MANY_PAUSES and lost_ns[rank] <= _SHORT_NS * count[rank] for rank in ranks)
 
 
-def occurrence(numbers: Sequence[int | None], lost_us: NDArray[np.float64]) -> Occurrence | None:
+def occurrence(numbers: Sequence[int | None], lost_ns: NDArray[np.float64]) -> Occurrence | None:
     """The iterations in which most of a loss occurs, if these are at most half of all; None for a loss of every iteration.
 
     Args:
         numbers: of the iterations.
-        lost_us: in each of them.
+        lost_ns: in each of them.
     """
-    count = len(lost_us)
-    if count < _ENOUGH or not lost_us.max() > 0:
+    count = len(lost_ns)
+    if count < _ENOUGH or not lost_ns.max() > 0:
         return None
-    usual_us = np.sort(lost_us)[(count - 1) // 2]
-    struck = (lost_us > _TIMES * usual_us) & (lost_us >= _OF_WORST * lost_us.max())
-    if not 0 < struck.sum() <= count / 2 or lost_us[struck].sum() < lost_us.sum() / 2:
+    usual_ns = np.sort(lost_ns)[(count - 1) // 2]
+    struck = (lost_ns > _TIMES * usual_ns) & (lost_ns >= _OF_WORST * lost_ns.max())
+    if not 0 < struck.sum() <= count / 2 or lost_ns[struck].sum() < lost_ns.sum() / 2:
         return None
     iterations = tuple(int(number) for number, hit in zip(numbers, struck, strict=True) if hit and number is not None)
-    return Occurrence(iterations, count, float(lost_us[struck].mean()))
+    return Occurrence(iterations, count, float(lost_ns[struck].mean()))
 
 
-def _cost_in_words(grids: Grids, saving_us: float | None, struck: Occurrence | None, iteration_us: float) -> str:
+def _cost_in_words(grids: Grids, saving_ns: float | None, struck: Occurrence | None, iteration_ns: float) -> str:
     """What a cause costs: "4 ms of each iteration (17%)" or "360 ms in 3 of 7 iterations (mean 154 ms, 75%)"."""
     if struck is None:
-        return text("cost", "each", iteration_us=iteration_us, cost=saving_us or 0.0, per=grids.per)
-    mean_us = struck.each_us * len(struck.iterations) / struck.of if saving_us is None else saving_us
-    known: dict[str, Any] = {"each": struck.each_us, "struck": len(struck.iterations), "of": struck.of, "cost": mean_us}
-    return text("cost", "some", iteration_us=iteration_us, **known)
+        return text("cost", "each", iteration_ns=iteration_ns, cost=saving_ns or 0.0, per=grids.per)
+    mean_ns = struck.each_ns * len(struck.iterations) / struck.of if saving_ns is None else saving_ns
+    known: dict[str, Any] = {"each": struck.each_ns, "struck": len(struck.iterations), "of": struck.of, "cost": mean_ns}
+    return text("cost", "some", iteration_ns=iteration_ns, **known)
 
 
 # Rules about a cause of non-compute time.
@@ -194,9 +194,9 @@ class Loss:
     """Time attributed to a rule, means per iteration."""
 
     cause: Cause
-    saving_us: float
-    lost_us: Mapping[int, float]  # by rank
-    host_us: Mapping[int, float]  # in ranges of the cause, by rank; empty for causes without ranges
+    saving_ns: float
+    lost_ns: Mapping[int, float]  # by rank
+    host_ns: Mapping[int, float]  # in ranges of the cause, by rank; empty for causes without ranges
     ranks: list[int]  # responsible
     occurrence: Occurrence | None  # where it strikes some iterations only
 
@@ -204,31 +204,31 @@ class Loss:
 def attributed(
     grids: Grids,
     ledger: Ledger,
-    lost_us: Grid,
+    lost_ns: Grid,
     causes: Sequence[Cause],
     at_least: float,
     *,
-    host_us: Grid | None = None,
-    cost_us: NDArray[np.float64] | None = None,
+    host_ns: Grid | None = None,
+    cost_ns: NDArray[np.float64] | None = None,
 ) -> Loss | None:
     """Attribute time; None, and an unchanged ledger, when it saves less than a share of an iteration.
 
-    With `host_us`, the host's time shows who is responsible: a rank that waits for others loses nothing, and can be as slow.
+    With `host_ns`, the host's time shows who is responsible: a rank that waits for others loses nothing, and can be as slow.
     """
     # Ranges can contain a part of the profiler's cost that cannot be separated from theirs.
-    whole_us = grids.iteration_us if host_us is None else grids.captured_iteration_us
-    if not np.nansum(lost_us) > 0 or not whole_us or grids.is_doubtful(*causes):
+    whole_ns = grids.iteration_ns if host_ns is None else grids.captured_iteration_ns
+    if not np.nansum(lost_ns) > 0 or not whole_ns or grids.is_doubtful(*causes):
         return None
-    saving_us = ledger.attribute(lost_us, causes, max(at_least * whole_us, 1.0), cost_us=cost_us)
-    if not saving_us:
+    saving_ns = ledger.attribute(lost_ns, causes, max(at_least * whole_ns, 1_000), cost_ns=cost_ns)
+    if not saving_ns:
         return None
-    by_rank_us = grids.mean_us(lost_us)
-    host = {} if host_us is None else grids.mean_us(host_us)
-    most_us = np.nan_to_num(lost_us).max(axis=1)
-    struck = occurrence(grids.numbers, most_us if cost_us is None else np.maximum(most_us, cost_us))
+    by_rank_ns = grids.mean_ns(lost_ns)
+    host = {} if host_ns is None else grids.mean_ns(host_ns)
+    most_ns = np.nan_to_num(lost_ns).max(axis=1)
+    struck = occurrence(grids.numbers, most_ns if cost_ns is None else np.maximum(most_ns, cost_ns))
     if struck:
-        ledger.sporadic_us += saving_us
-    return Loss(causes[0], saving_us, by_rank_us, host, responsible(host) or responsible(by_rank_us), struck)
+        ledger.sporadic_ns += saving_ns
+    return Loss(causes[0], saving_ns, by_rank_ns, host, responsible(host) or responsible(by_rank_ns), struck)
 
 
 def evidence_of(
@@ -236,7 +236,7 @@ def evidence_of(
     loss: Loss,
     measures: Mapping[str, Any],
     *,
-    lost: str = "idle_us",
+    lost: str = "idle_ns",
     ranks: list[int] | None = None,
     severe: float = math.inf,
     **known: Any,
@@ -250,16 +250,16 @@ def evidence_of(
     """
     ranks = loss.ranks if ranks is None else ranks
     events = grids.events(loss.cause, ranks=ranks)
-    if loss.host_us:
+    if loss.host_ns:
         events += grids.events(loss.cause, ranks=ranks, between=True, limit=5 - len(events))
     fields = {
         "ranks": ranks,
-        "measures": {lost: by_rank(loss.lost_us), **measures},
-        "saving_us": loss.saving_us,
+        "measures": {lost: by_rank(loss.lost_ns), **measures},
+        "saving_ns": loss.saving_ns,
         "advice": _usual_advice(grids, loss.cause),
         "sure": grids.confidence(of_host=True),
         "events": events,
-        "severe": grids.share(loss.saving_us) >= severe,
+        "severe": grids.share(loss.saving_ns) >= severe,
         "occurrence": loss.occurrence,
     }
     return Evidence(**{**fields, **known})
@@ -285,13 +285,13 @@ def of_cause(
     def decorated(says: Callable[[Grids, Thresholds, Loss], Evidence | None]) -> Detect:
         @wraps(says)
         def detect(grids: Grids, thresholds: Thresholds, ledger: Ledger) -> Iterator[Evidence]:
-            lost_us, known = ledger.left_us(cause), dict[str, Any]()
+            lost_ns, known = ledger.left_ns(cause), dict[str, Any]()
             if in_ranges:
-                lost_us = lost_us + grids.of_cause(cause, "lost_us", between=True)
+                lost_ns = lost_ns + grids.of_cause(cause, "lost_ns", between=True)
                 # A range can begin in one iteration and cost time in the next one.
-                cost_us = np.minimum(grids.in_turns_us(cause), np.nansum(lost_us, axis=1))
-                known = {"host_us": grids.in_ranges_us(cause), "cost_us": cost_us}
-            loss = attributed(grids, ledger, lost_us, (cause,), getattr(thresholds, at_least), **known)
+                cost_ns = np.minimum(grids.in_turns_ns(cause), np.nansum(lost_ns, axis=1))
+                known = {"host_ns": grids.in_ranges_ns(cause), "cost_ns": cost_ns}
+            loss = attributed(grids, ledger, lost_ns, (cause,), getattr(thresholds, at_least), **known)
             if loss is not None:
                 yield from filter(None, [says(grids, thresholds, loss)])
             elif left_out:
@@ -312,21 +312,21 @@ def _in_left_out(grids: Grids, thresholds: Thresholds, cause: Cause) -> Iterator
         number, rank = row["iteration"], row["rank"]
         if row["cause"] == cause and number is not None and number not in grids.lines and rank in grids.ranks:
             of_ranks = lost.setdefault(number, {})
-            of_ranks[rank] = of_ranks.get(rank, 0.0) + row["lost_us"]
+            of_ranks[rank] = of_ranks.get(rank, 0.0) + row["lost_ns"]
     captured = max(grids.captured_iterations.values(), default=0)
-    total_us = sum(max(of_ranks.values()) for of_ranks in lost.values())
-    if not captured or grids.share(total_us / captured) < thresholds.cause:
+    total_ns = sum(max(of_ranks.values()) for of_ranks in lost.values())
+    if not captured or grids.share(total_ns / captured) < thresholds.cause:
         return
     worst = max(lost, key=lambda number: max(lost[number].values()))
     ranks = responsible(lost[worst])
     yield Evidence(
         ranks=ranks,
-        measures={"idle_us": by_rank(lost[worst]), "iterations": sorted(lost), "iterations_captured": captured},
-        saving_us=total_us / captured,
+        measures={"idle_ns": by_rank(lost[worst]), "iterations": sorted(lost), "iterations_captured": captured},
+        saving_ns=total_ns / captured,
         title=["left_out"],
         advice=_usual_advice(grids, cause),
         values={"longest": max(lost[worst].values()), "struck": len(lost)},
         events=[Event(rank, str(cause), worst, None, lost[worst][rank]) for rank in ranks[:5]],
         severe=True,
-        occurrence=Occurrence(tuple(sorted(lost)), captured, total_us / len(lost)),
+        occurrence=Occurrence(tuple(sorted(lost)), captured, total_ns / len(lost)),
     )

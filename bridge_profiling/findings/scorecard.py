@@ -41,37 +41,37 @@ def scorecard(facts: RunFacts) -> pa.Table:
     def rows(table: pa.Table) -> Rows:
         return [row for row in table.filter(pc.equal(table["source"], facts.source)).to_pylist() if row["rank"] in judged]
 
-    kernels = rows(facts.kernels_by_rank.select(["rank", "source", "kind", "name", "group", "total_us"]))
+    kernels = rows(facts.kernels_by_rank.select(["rank", "source", "kind", "name", "group", "total_ns"]))
     attribution, iterations = rows(facts.attribution), rows(facts.iterations)
     # Rank by rank, and without threads: a sum in another order has another last digit.
     roles = facts.device_roles
     of_roles = roles.filter(pc.equal(roles["source"], facts.source)).group_by(["rank", "role"], use_threads=False)
-    role_us = summed((row["role"], row["device_us_sum"]) for row in of_roles.aggregate([("device_us", "sum")]).to_pylist())
+    role_ns = summed((row["role"], row["device_ns_sum"]) for row in of_roles.aggregate([("device_ns", "sum")]).to_pylist())
     hosts = facts.host_iterations.to_pylist()
     if hosts and not kernels:
-        found = _row("data_loading", *_worst("data_loading", _shares(hosts, "data_loading_us")))
+        found = _row("data_loading", *_worst("data_loading", _shares(hosts, "data_loading_ns")))
         return pa.Table.from_pylist([found], schema=declared("Check").schema())
-    working = [row for row in attribution if row["idle_us"] < row["duration_us"]]
+    working = [row for row in attribution if row["idle_ns"] < row["duration_ns"]]
     compute = [row for row in kernels if row["kind"] == "compute"]
     # Each distinct name is searched once: every rank has the same ones.
     fused = {name for name in {row["name"] for row in compute} if FUSED_ATTENTION.search(name or "")}
     by_rank = {
-        "device_busy": {row["rank"]: 1 - row["idle_us"] / row["duration_us"] for row in working if row["duration_us"]},
+        "device_busy": {row["rank"]: 1 - row["idle_ns"] / row["duration_ns"] for row in working if row["duration_ns"]},
         "memory_headroom": free_at_peak(facts.memory, infos),
-        "data_loading": _shares(working, "data_loading_us"),
+        "data_loading": _shares(working, "data_loading_ns"),
         "overlapped_communication": dict(_overlapped(working, iterations)),
     }
-    fused_us = _time(compute, lambda row: row["group"] == "optimizer")
+    fused_ns = _time(compute, lambda row: row["group"] == "optimizer")
     of_run = {
-        "mixed_precision": _part(role_us.get("reduced", 0.0), sum(role_us.get(name, 0.0) for name in FULL_PRECISIONS)),
+        "mixed_precision": _part(role_ns.get("reduced", 0.0), sum(role_ns.get(name, 0.0) for name in FULL_PRECISIONS)),
         "fused_attention": _part(
             _time(compute, lambda row: row["name"] in fused),
-            role_us.get("attention_other", 0.0) + role_us.get("attention_product", 0.0),
+            role_ns.get("attention_other", 0.0) + role_ns.get("attention_product", 0.0),
         ),
-        "fused_optimizer": _part(fused_us, role_us.get("optimizer_sweep", 0.0)),
+        "fused_optimizer": _part(fused_ns, role_ns.get("optimizer_sweep", 0.0)),
         "compiled_or_graphed": _compiled(compute, rows(facts.launch_statistics)),
         "gradient_accumulation": _once_a_step(
-            fused_us + role_us.get("optimizer_sweep", 0.0), iterations, working if _only_data_parallel(infos) else []
+            fused_ns + role_ns.get("optimizer_sweep", 0.0), iterations, working if _only_data_parallel(infos) else []
         ),
     }
     answers = {check: (value, None) for check, value in of_run.items()} | {
@@ -100,7 +100,7 @@ def _part(wanted: float, other: float) -> float | None:
 
 
 def _time(kernels: Rows, judge: Callable[[dict[str, Any]], bool]) -> float:
-    return sum(row["total_us"] for row in kernels if judge(row))
+    return sum(row["total_ns"] for row in kernels if judge(row))
 
 
 def _shares(rows: Rows, column: str) -> dict[int, float]:
@@ -109,17 +109,17 @@ def _shares(rows: Rows, column: str) -> dict[int, float]:
     for row in rows:
         sums = times.setdefault(row["rank"], [0.0, 0.0])
         sums[0] += row[column]
-        sums[1] += row["duration_us"]
+        sums[1] += row["duration_ns"]
     return {rank: time / whole for rank, (time, whole) in times.items() if whole}
 
 
-def _once_a_step(optimizer_us: float, iterations: Rows, communicating: Rows) -> float | None:
+def _once_a_step(optimizer_ns: float, iterations: Rows, communicating: Rows) -> float | None:
     """The share of the iterations that accumulation pays once for several micro-batches: the optimizer, exposed reductions."""
-    whole_us = sum(row["duration_us"] for row in iterations)
-    if not optimizer_us or not whole_us:
+    whole_ns = sum(row["duration_ns"] for row in iterations)
+    if not optimizer_ns or not whole_ns:
         return None
-    exposed = _shares(communicating, "communication_us").values()
-    return min(optimizer_us / whole_us + (sum(exposed) / len(exposed) if exposed else 0.0), 1.0)
+    exposed = _shares(communicating, "communication_ns").values()
+    return min(optimizer_ns / whole_ns + (sum(exposed) / len(exposed) if exposed else 0.0), 1.0)
 
 
 def _only_data_parallel(infos: Sequence[RankInfo]) -> bool:
@@ -130,19 +130,19 @@ def _only_data_parallel(infos: Sequence[RankInfo]) -> bool:
 def _compiled(compute: Rows, launches: Rows) -> float | None:
     """The larger of two shares: kernels that CUDA graphs launch, and compute time in kernels that torch.compile generates."""
     count, graphed = (sum(row[name] for row in launches) for name in ("kernel_count", "graph_kernel_count"))
-    whole_us = _time(compute, lambda row: True)
-    if not whole_us:
+    whole_ns = _time(compute, lambda row: True)
+    if not whole_ns:
         return None
-    generated = _time(compute, lambda row: (row["name"] or "").startswith("triton_")) / whole_us
+    generated = _time(compute, lambda row: (row["name"] or "").startswith("triton_")) / whole_ns
     return max(generated, graphed / count if count else 0.0)
 
 
 def _overlapped(working: Rows, iterations: Rows) -> Iterator[tuple[int, float]]:
     """The share of communication that compute hides, by rank; waiting for other ranks is not communication."""
-    hidden = _shares(iterations, "overlapped_communication_us")
+    hidden = _shares(iterations, "overlapped_communication_ns")
     for row in working:
-        if row["duration_us"] and row["rank"] in hidden:
-            exposed = row["communication_us"] / row["duration_us"]
+        if row["duration_ns"] and row["rank"] in hidden:
+            exposed = row["communication_ns"] / row["duration_ns"]
             if exposed < _NEGLIGIBLE:
                 exposed = 0.0
             if exposed + hidden[row["rank"]]:

@@ -74,7 +74,7 @@ class Event:
         name: a kernel, an operator, a range or an allocation site.
         iteration: None for events outside of iterations, and for several iterations together.
         start_ns: on the rank's clock; of the longest one when the event stands for several; None when unknown.
-        duration_us: total of all that it stands for.
+        duration_ns: total of all that it stands for.
         count: how many it stands for.
     """
 
@@ -82,7 +82,7 @@ class Event:
     name: str
     iteration: int | None = None
     start_ns: int | None = None
-    duration_us: float | None = None
+    duration_ns: float | None = None
     count: int = 1
 
 
@@ -93,12 +93,12 @@ class Occurrence:
     Args:
         iterations: ascending.
         of: how many iterations they are compared with, and themselves.
-        each_us: mean time that one of them loses, on the rank that loses most.
+        each_ns: mean time that one of them loses, on the rank that loses most.
     """
 
     iterations: tuple[int, ...]
     of: int
-    each_us: float
+    each_ns: float
 
 
 @dataclass(frozen=True, repr=False)
@@ -111,9 +111,9 @@ class Finding:
         ranks: the responsible ranks, ascending; not the ranks that wait for them.
         evidence: numbers by name, with units in the names.
         events: the places that show it best, most telling first.
-        recoverable_us_per_iteration: estimate of how much shorter an iteration of the job could be. Only critical-path time
+        recoverable_ns_per_iteration: estimate of how much shorter an iteration of the job could be. Only critical-path time
             counts, and no time counts for two findings. None when the finding costs no time or its cost is unknown.
-        at_most_us_per_iteration: upper bound of the same, whatever else is found. None when the saving is unknown or the
+        at_most_ns_per_iteration: upper bound of the same, whatever else is found. None when the saving is unknown or the
             finding costs no time.
         confidence: how certain the finding is.
         confidence_reason: why confidence is not high, as the end of a sentence; "" when it is.
@@ -128,17 +128,17 @@ class Finding:
     evidence: Mapping[str, Any]
     confidence: Confidence
     action: str
-    recoverable_us_per_iteration: float | None = None
-    at_most_us_per_iteration: float | None = None
+    recoverable_ns_per_iteration: float | None = None
+    at_most_ns_per_iteration: float | None = None
     confidence_reason: str = ""
     events: list[Event] = field(default_factory=list)
     severe: bool = False
     occurrence: Occurrence | None = None
 
     def __repr__(self) -> str:
-        saving_us, at_most_us = self.recoverable_us_per_iteration, self.at_most_us_per_iteration
-        saves = "" if saving_us is None else f"saves {written('ms', saving_us)} per iteration"
-        most = "" if at_most_us is None else f"at most {written('ms', at_most_us)}"
+        saving_ns, at_most_ns = self.recoverable_ns_per_iteration, self.at_most_ns_per_iteration
+        saves = "" if saving_ns is None else f"saves {written('ms', saving_ns)} per iteration"
+        most = "" if at_most_ns is None else f"at most {written('ms', at_most_ns)}"
         bound = f" ({most})" if saves and most else most
         on = f" on {named_ranks(self.ranks)}" if self.ranks else ""
         return f"{self.id}{on}: {', '.join(filter(None, (saves + bound, f'{self.confidence} confidence')))}: {self.title}"
@@ -194,7 +194,7 @@ class Thresholds:
     checkpoint_ranges: str = CHECKPOINT
 
 
-def by_rank(values: Mapping[int, float], digits: int = 3) -> dict[str, float]:
+def by_rank(values: Mapping[int, float], digits: int = 0) -> dict[str, float]:
     """Rounded values by rank, as evidence holds them."""
     return {str(rank): round(value, digits) for rank, value in values.items()}
 
@@ -203,7 +203,7 @@ def text(
     finding: str,
     *entries: str,
     own: Mapping[str, Mapping[str, str]] | None = None,
-    iteration_us: float = math.inf,
+    iteration_ns: float = math.inf,
     **values: object,
 ) -> str:
     """Entries of text.toml about a finding with values filled in, one after the other; empty names are left out.
@@ -211,9 +211,9 @@ def text(
     Args:
         entries: one that starts with a comma or a colon follows without a space. Those of others are called `other.entry`.
         own: entries of findings that text.toml does not have.
-        iteration_us: that shares of times refer to.
+        iteration_ns: that shares of times refer to.
     """
     places = [entry.rpartition(".") for entry in entries if entry]
     known = {**texts(__package__, "text.toml"), **(own or {})}
     whole = " ".join(known[other or finding][entry].strip() for other, _, entry in places)
-    return fill(whole.replace(" ,", ",").replace(" :", ":"), share_of=iteration_us, **values)
+    return fill(whole.replace(" ,", ",").replace(" :", ":"), share_of=iteration_ns, **values)

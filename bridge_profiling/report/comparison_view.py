@@ -67,7 +67,7 @@ def _sentences(comparison: Comparison) -> Iterator[str]:
     step, profiled, explains = comparison.step, comparison.profiled, comparison.explains_most
     verdict = "nothing" if comparison.empty else "no_iterations" if step is None else step.verdict
     known = {"name": _names(comparison)[1], "step": step, "level": LEVEL, "reason": step and (step.reason or "too little data")}
-    yield words.say(f"compared_{verdict}", seen=words.say("compared_seen", step.us) if step else "", **known)
+    yield words.say(f"compared_{verdict}", seen=words.say("compared_seen", step.ns) if step else "", **known)
     if not comparison.same_work:
         yield words.say("different_work", ", ".join(each.topic for each in comparison.differences if each.concerns == "work"))
     if step is not None and step.verdict != "unknown":
@@ -82,7 +82,7 @@ def _sentences(comparison: Comparison) -> Iterator[str]:
 def _rows(comparison: Comparison) -> dict[str, Rows]:
     """The rows of each table."""
     ranks = comparison.ranks.to_pylist()
-    ranks = [row | {"most": _changed_most(row)} for row in ranks] if any(row["change_duration_us"] for row in ranks) else []
+    ranks = [row | {"most": _changed_most(row)} for row in ranks] if any(row["change_duration_ns"] for row in ranks) else []
     communication = comparison.communication.to_pylist()
     memory = comparison.memory.to_pylist()
     sides = (("new", comparison.findings_came), ("gone", comparison.findings_went))
@@ -93,7 +93,7 @@ def _rows(comparison: Comparison) -> dict[str, Rows]:
         "by-rank": ranks,
         "changed-kernels": changed(comparison.kernels),
         "changed-copies": [row | {"name": tables.copy_kind(row)} for row in changed(comparison.copies)],
-        "changed-communication": [row for row in communication if row["change"] or abs(row["change_wait_us"]) >= 1],
+        "changed-communication": [row for row in communication if row["change"] or abs(row["change_wait_ns"]) >= 1e3],
         "changed-operators": changed(comparison.operators),
         "changed-memory": [row for row in memory if row["change_peak_bytes"] or row["change_growth_bytes_per_iteration"]],
         "changed-sites": comparison.changed_sites,
@@ -114,14 +114,14 @@ def _parts(parts: dict[str, Change], comparison: Comparison) -> Rows:
     ends = "{0.low:signed bare_ms} to {0.high:signed bare_ms}"
     return [
         {"part": name, "interval": UNKNOWN if part.low is None else fill(ends, part)}
-        | {f"{side}_us": getattr(part, side) for side in ("base", "other", "change")}
+        | {f"{side}_ns": getattr(part, side) for side in ("base", "other", "change")}
         for name, part in shown.items()
     ]
 
 
 def _changed_most(row: Row) -> str:
-    changed_us = row[f"change_{row['largest']}"]
-    return f"{PARTS[row['largest']]} {written('signed bare_ms', changed_us)}" if row["change_duration_us"] else ""
+    changed_ns = row[f"change_{row['largest']}"]
+    return f"{PARTS[row['largest']]} {written('signed bare_ms', changed_ns)}" if row["change_duration_ns"] else ""
 
 
 def _limitations(comparison: Comparison) -> list[str]:
@@ -140,7 +140,7 @@ def series_view(series: Series) -> PageView:
     names = distinct_names([run.name for run in series.runs])
     headline, *sentences = _sentences_of_series(series)
     labels = [f"{number} {name}" for number, name in enumerate(names, 1)]
-    figure = figures.series_figure(labels, [run.step_us for run in series.runs], [_changed(run) for run in series.runs])
+    figure = figures.series_figure(labels, [run.step_ns for run in series.runs], [_changed(run) for run in series.runs])
     times, parts = _tables_of_series(series, names)
     rows = [{"label": label, **run.parts} for label, run in zip(labels, series.runs, strict=True) if run.parts]
     axis = "ms of the mean captured iteration"
@@ -172,12 +172,12 @@ def _sentences_of_series(series: Series) -> Iterator[str]:
         differ = f"runs {', '.join(map(str, undecided))} differ" if len(undecided) > 1 else f"run {undecided[0]} differs"
         why = _why(series.runs[undecided[0] - 1].against_previous)
         yield words.say("unknown_from_previous", runs_differ=differ, why=why)
-    spread = series.over_runs_us
+    spread = series.over_runs_ns
     if spread is not None and spread.std is not None:
         deviation = words.say("relative_deviation", spread.std, spread.std / spread.mean) if spread.mean else "0 ms"
         yield words.say("over_runs", spread, deviation=deviation)
     if series.trend is not None and series.trend.low is not None and series.trend.high is not None:
-        yield words.say("trend", series.trend, timed=sum(run.step_us is not None for run in series.runs), level=LEVEL)
+        yield words.say("trend", series.trend, timed=sum(run.step_ns is not None for run in series.runs), level=LEVEL)
 
 
 def _against(number: int, base: int, found: Comparison | None) -> str:
@@ -185,13 +185,13 @@ def _against(number: int, base: int, found: Comparison | None) -> str:
     verdict = "unknown" if found is None or found.step is None else found.step.verdict
     if found is None or found.step is None or verdict in ("unknown", "unchanged"):
         return words.say(f"against_{verdict}", run=number, base=base, step=found and found.step, why=_why(found))
-    us, explains, more = found.step.us, found.explains_most, ""
+    time, explains, more = found.step.ns, found.explains_most, ""
     # A part whose change may be chance explains nothing, nor does one that changed in the other direction.
-    if explains is not None and explains[1].significant is not False and explains[1].change * us.change > 0:
+    if explains is not None and explains[1].significant is not False and explains[1].change * time.change > 0:
         more = f": {PARTS[explains[0]]} {written('change', explains[1].change)}"
     if found.different_work:
         more += f"; the runs are not comparable ({'; '.join(found.different_work)})"
-    return words.say("against_changed", run=number, base=base, step=found.step, share=abs(us.relative or 0.0), more=more)
+    return words.say("against_changed", run=number, base=base, step=found.step, share=abs(time.relative or 0.0), more=more)
 
 
 def _why(found: Comparison | None) -> str:
@@ -206,8 +206,8 @@ def _tables_of_series(series: Series, names: Sequence[str]) -> list[TableView]:
         vars(run)
         | {"run": number, "name": name, "which": which}
         | {part: run.parts.get(part) if part in parts else None for part in BY_CAUSE}
-        | {"rest_us": sum(run.parts[part] for part in BY_CAUSE if part not in parts) if run.parts else None}
-        | {"median": _median(run.step_us), "first": _change(run.against_first), "previous": _change(run.against_previous)}
+        | {"rest_ns": sum(run.parts[part] for part in BY_CAUSE if part not in parts) if run.parts else None}
+        | {"median": _median(run.step_ns), "first": _change(run.against_first), "previous": _change(run.against_previous)}
         for number, (run, name) in enumerate(zip(series.runs, names, strict=True), 1)
     ]
     return [tables.view("runs", rows), tables.view("run-parts", rows)]
@@ -231,8 +231,8 @@ def _median(found: Estimate | None) -> str:
 def _change(found: Comparison | None) -> str:
     if found is None or found.step is None:
         return UNKNOWN
-    us, verdict = found.step.us, "no difference" if found.step.verdict == "unchanged" else found.step.verdict
-    return f"{written('signed percent', us.relative)}, {written('speedup', us.speedup)}, {verdict}"
+    time, verdict = found.step.ns, "no difference" if found.step.verdict == "unchanged" else found.step.verdict
+    return f"{written('signed percent', time.relative)}, {written('speedup', time.speedup)}, {verdict}"
 
 
 def bench_section(bench: AgainstBench | None) -> SectionView:
@@ -276,7 +276,7 @@ def bench_communication(bench: AgainstBench | None) -> Rows:
 
 
 def _by_time(bench: AgainstBench) -> list[dict[str, Any]]:
-    return sorted(bench.communication.to_pylist(), key=lambda row: -(row["transfer_us"] or 0.0))
+    return sorted(bench.communication.to_pylist(), key=lambda row: -(row["transfer_ns"] or 0.0))
 
 
 def _group(row: Row, separator: str) -> str:

@@ -1,7 +1,7 @@
 """The documents that commands print with --json, and their JSON Schemas: `run_document.toml` and `documents.toml` declare them.
 
-Keys may be added; within a `schema_version` none changes its meaning. Times are microseconds, sizes bytes, bandwidths
-10⁹ bytes per second.
+Keys may be added; within a `schema_version` none changes its meaning. Times are microseconds, points in
+time nanoseconds, sizes bytes, bandwidths 10⁹ bytes per second.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pyarrow as pa
 from bridge_profiling.compare.bench import with_alone
 from bridge_profiling.facts.parts import BY_CAUSE
 from bridge_profiling.facts.run import RunFacts
-from bridge_profiling.facts.types import COLUMNS, Declarations, Row, choice, one
+from bridge_profiling.facts.types import COLUMNS, Declarations, Row, choice, documented, one
 from bridge_profiling.findings import Confidence
 from bridge_profiling.report import measurements
 from bridge_profiling.report.figures import PARTS
@@ -39,11 +39,11 @@ row = Declarations(
     COLUMNS,
     (__package__, "documents.toml"),
     known={
-        "Cause": choice(*(each.removesuffix("_us") for each in BY_CAUSE)),
+        "Cause": choice(*(each.removesuffix("_ns") for each in BY_CAUSE)),
         "Confidence": choice(*Confidence),
         "Outcome": choice(*Outcome),
     },
-    parts=BY_CAUSE,
+    parts=[each.replace("_ns", "_us") for each in BY_CAUSE],
 )
 
 
@@ -84,22 +84,22 @@ def _define(row: Row, definitions: dict[str, Any]) -> None:
 def document(facts: RunFacts, found: Conclusion) -> dict[str, Any]:
     """Every answer about a run as plain data: what is not made here is the fact of its name."""
     measured = row("Measured").columns
-    sizes = [each | {"ranks": _members(each)} for each in with_alone(facts).to_pylist()]
+    sizes = [each | {"ranks": _members(each)} for each in documented(with_alone(facts))]
     made = {
         "schema_version": 1,
         "verdict": _verdict(facts, found),
-        "budget": _budget(facts, found),
+        "budget": documented(_budget(facts, found)),
         "scorecard": found.scorecard,
-        "measured": {name: getattr(measurements, name)(facts.manifests) for name in measured},
+        "measured": {name: documented(getattr(measurements, name)(facts.manifests)) for name in measured},
         "ranks": _ranks(facts),
         "collectives": _collectives(facts),
         "collectives_by_size": [_chosen("SizedCollective", each) for each in sizes],
-        "bench": None if found.bench is None else found.bench.as_plain_data(),
-        "findings": [_chosen("Finding", asdict(finding)) for finding in found.findings],
+        "bench": None if found.bench is None else documented(vars(found.bench)),
+        "findings": [_chosen("Finding", documented(asdict(finding))) for finding in found.findings],
         "caveats": [asdict(caveat) for caveat in facts.caveats()],
     }
     answers = {name: made[name] if name in made else getattr(facts, name) for name in row("RunDocument").columns}
-    return {name: each.to_pylist() if isinstance(each, pa.Table) else each for name, each in answers.items()}
+    return {name: documented(each) if isinstance(each, pa.Table) else each for name, each in answers.items()}
 
 
 def dumps(facts: RunFacts, found: Conclusion) -> str:
@@ -131,7 +131,7 @@ def _ranks(facts: RunFacts) -> list[dict[str, Any]]:
 def _by_capture(table: pa.Table, declared: Row) -> dict[tuple[int, str], list[dict[str, Any]]]:
     """Rows of each rank and source, without these two columns."""
     found: dict[tuple[int, str], list[dict[str, Any]]] = defaultdict(list)
-    for each in table.select(["rank", "source", *declared.columns]).to_pylist():
+    for each in documented(table.select(["rank", "source", *declared.schema().names])):
         found[each.pop("rank"), each.pop("source")].append(each)
     return found
 
@@ -145,27 +145,27 @@ def _verdict(facts: RunFacts, found: Conclusion) -> dict[str, Any]:
         "sentences": said.sentences,
         "first": said.first,
         "notes": said.caveats,
-        "iteration_us": found.typical_us,
+        "iteration_ns": found.typical_ns,
         "iterations": found.fewest_iterations,
-        "recoverable_share": found.share(None if first is None else first.recoverable_us_per_iteration),
-        "total_recoverable_us_per_iteration": found.total_saving_us,
-        "total_recoverable_share": found.share(found.total_saving_us),
-        "profiler_us": found.profiler_us,
+        "recoverable_share": found.share(None if first is None else first.recoverable_ns_per_iteration),
+        "total_recoverable_ns_per_iteration": found.total_saving_ns,
+        "total_recoverable_share": found.share(found.total_saving_ns),
+        "profiler_ns": found.profiler_ns,
     }
     if unprofiled is not None:
-        known |= {"estimated_profiler_us": unprofiled.estimated_cost_us, "unprofiled_us": unprofiled.iteration_us}
+        known |= {"estimated_profiler_ns": unprofiled.estimated_cost_ns, "unprofiled_ns": unprofiled.iteration_ns}
         known["unprofiled_source"] = unprofiled.source
-    return {name: known.get(name) for name in row("Verdict").columns}
+    return {name: documented(known).get(name) for name in row("Verdict").columns}
 
 
 def _budget(facts: RunFacts, found: Conclusion) -> dict[str, Any]:
     spent = budget(found.on_devices)
     return {
         "source": facts.source,
-        "iteration_us": spent.iteration_us,
+        "iteration_ns": spent.iteration_ns,
         "waiting_known": spent.waiting_known,
         "parts": [
-            _part(part.column, part.time_us, part.share) | {"low_share": part.low, "high_share": part.high}
+            _part(part.column, part.time_ns, part.share) | {"low_share": part.low, "high_share": part.high}
             for part in spent.parts
         ],
         "ranks": [_rank_budget(each) for each in found.on_devices],
@@ -174,26 +174,26 @@ def _budget(facts: RunFacts, found: Conclusion) -> dict[str, Any]:
 
 def _rank_budget(found: dict[str, Any]) -> dict[str, Any]:
     """A row of `RunFacts.attribution`."""
-    whole_us = found["duration_us"]
+    whole_ns = found["duration_ns"]
     return {
         "rank": found["rank"],
-        "iteration_us": whole_us,
+        "iteration_ns": whole_ns,
         "iterations": found["iterations"],
         "waiting_known": found["waiting_known"],
-        "parts": [_part(name, found[name], found[name] / whole_us if whole_us else 0.0) for name in BY_CAUSE],
+        "parts": [_part(name, found[name], found[name] / whole_ns if whole_ns else 0.0) for name in BY_CAUSE],
     }
 
 
-def _part(column: str, time_us: float, share: float) -> dict[str, Any]:
-    return {"cause": column.removesuffix("_us"), "name": PARTS[column][0], "time_us": time_us, "share": share}
+def _part(column: str, time_ns: float, share: float) -> dict[str, Any]:
+    return {"cause": column.removesuffix("_ns"), "name": PARTS[column][0], "time_ns": time_ns, "share": share}
 
 
 def _collectives(facts: RunFacts) -> list[dict[str, Any]]:
     waits: dict[tuple[Any, ...], dict[str, float]] = defaultdict(dict)
-    for each in facts.communication_by_rank.to_pylist():
+    for each in documented(facts.communication_by_rank):
         if each["wait_us"] is not None:
             waits[_kind(each)][str(each["rank"])] = each["wait_us"]
-    found = facts.communication.to_pylist()
+    found = documented(facts.communication)
     known = [{"ranks": _members(each), "size": each["group_size"], "wait_us": waits[_kind(each)]} for each in found]
     return [_chosen("Collective", each | more) for each, more in zip(found, known, strict=True)]
 

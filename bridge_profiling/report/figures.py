@@ -96,7 +96,7 @@ def bars_figure(
 
 def visible_parts(rows: Sequence[Row], view: str = "cause") -> list[str]:
     """Parts that can be seen in at least one bar."""
-    return [part for part in VIEWS[view] if any(row[part] > _VISIBLE * row["duration_us"] for row in rows)]
+    return [part for part in VIEWS[view] if any(row[part] > _VISIBLE * row["duration_ns"] for row in rows)]
 
 
 def attribution_figure(rows: Sequence[Row], view: str = "cause", title: str = "ms of the median iteration") -> Figure:
@@ -118,8 +118,8 @@ def _stacked(rows: Sequence[Row], parts: Mapping[str, tuple[str, str]], title: s
         | {
             "name": name,
             "y": labels,
-            "x": [round(row[part] / 1e3, 4) for row in rows],
-            "customdata": [round(row[part] / row["duration_us"], 5) if row["duration_us"] else 0.0 for row in rows],
+            "x": [round(row[part] / 1e6, 4) for row in rows],
+            "customdata": [round(row[part] / row["duration_ns"], 5) if row["duration_ns"] else 0.0 for row in rows],
             "marker": {"color": COLORS[color], "line": {"width": 0}},
         }
         for part, (name, color) in parts.items()
@@ -130,18 +130,18 @@ def _stacked(rows: Sequence[Row], parts: Mapping[str, tuple[str, str]], title: s
 
 def communication_figure(rows: Sequence[Row]) -> Figure:
     """Transfer and waiting of rows of `rows.by_group`; those whose transfer is unknown have no bar."""
-    rows = [row for row in rows if row["transfer_us"] is not None]
+    rows = [row for row in rows if row["transfer_ns"] is not None]
     waiting = "waiting for the last rank, mean of the ranks"
     bars = [
         STYLES["stacked"]
         | {
             "name": name,
             "y": [row["label"] for row in rows],
-            "x": [None if row[part] is None else round(row[part] / 1e3, 4) for row in rows],
+            "x": [None if row[part] is None else round(row[part] / 1e6, 4) for row in rows],
             "marker": {"color": COLORS[color]},
             "hovertemplate": "%{y}<br>%{x:.3f} ms per iteration<extra>" + color + "</extra>",
         }
-        for part, name, color in (("transfer_us", "transfer", "communication"), ("wait_us", waiting, "waiting"))
+        for part, name, color in (("transfer_ns", "transfer", "communication"), ("wait_ns", waiting, "waiting"))
     ]
     return figure("communication", bars, 120 + max(len(rows), 2) * 30)
 
@@ -152,14 +152,14 @@ def change_figure(parts: Mapping[str, Change], whole: Change, names: tuple[str, 
     labels = [names[0], *(part_names[name] for name in shown), names[1]]
     values = [whole.base, *(part.change for part in shown.values()), whole.other]
     levels = [*accumulate((part.change for part in shown.values()), initial=whole.base), whole.other]
-    low, high = min(levels) / 1e3, max(levels) / 1e3
+    low, high = min(levels) / 1e6, max(levels) / 1e6
     room = max(0.15 * (high - low), 0.01 * high)
-    texts = [f"{whole.base / 1e3:.2f}", *(f"{part.change / 1e3:+.2f}" for part in shown.values()), f"{whole.other / 1e3:.2f}"]
+    texts = [f"{whole.base / 1e6:.2f}", *(f"{part.change / 1e6:+.2f}" for part in shown.values()), f"{whole.other / 1e6:.2f}"]
     places = list(range(len(labels)))
     trace = STYLES["waterfall"] | {
         "measure": ["absolute", *("relative" for _ in shown), "total"],
         "y": places,  # names of runs may be equal, places are not
-        "x": [round(value / 1e3, 4) for value in values],
+        "x": [round(value / 1e6, 4) for value in values],
         "text": texts,
         "customdata": labels,
     }
@@ -174,8 +174,8 @@ def series_figure(labels: Sequence[str], medians: Sequence[Estimate | None], cha
     reach = [0.0 if each.high is None else each.high - each.value for _, each in points]
     trace = STYLES["series"] | {
         "x": [number for number, _ in points],
-        "y": [round(each.value / 1e3, 4) for _, each in points],
-        "error_y": {"type": "data", "array": [round(each / 1e3, 4) for each in reach], "thickness": 1.2, "width": 4},
+        "y": [round(each.value / 1e6, 4) for _, each in points],
+        "error_y": {"type": "data", "array": [round(each / 1e6, 4) for each in reach], "thickness": 1.2, "width": 4},
         "customdata": [labels[number - 1] for number, _ in points],
         "line": {"color": COLORS["muted"], "width": 1.5},
         "marker": {"size": 9, "color": [COLORS["highlight" if changed[number - 1] else "compute"] for number, _ in points]},
@@ -188,7 +188,7 @@ def _heat_map(x: Sequence[str], y: Sequence[str], z: list[list[float | None]], h
     return STYLES["heat_map"] | {"x": x, "y": y, "z": z, "hovertemplate": hover + "<extra></extra>", **more}
 
 
-def iterations_figure(rows: Sequence[Row], measure: str = "own_us") -> Figure:
+def iterations_figure(rows: Sequence[Row], measure: str = "own_ns") -> Figure:
     """Rows of `RunFacts.ranks` as ranks × iterations; of many ranks, a row is the highest of some neighbors."""
     ranks = sorted({row["rank"] for row in rows})
     numbers = sorted({row["iteration"] for row in rows}, key=lambda number: -1 if number is None else number)
@@ -202,7 +202,7 @@ def iterations_figure(rows: Sequence[Row], measure: str = "own_us") -> Figure:
             max(((values[rank, number], rank) for rank in block if values.get((rank, number)) is not None), default=None)
             for number in numbers
         ]
-        cells.append([None if best is None else round(best[0] / 1e3, 3) for best in highest])
+        cells.append([None if best is None else round(best[0] / 1e6, 3) for best in highest])
         highest_ranks.append(["" if best is None else f"rank {best[1]}" for best in highest])
     trace = _heat_map(
         ["capture" if number is None else f"{number}" for number in numbers],
@@ -222,8 +222,8 @@ def waits_figure(matrix: WaitMatrix) -> Figure:
     """Rows wait, columns are waited for."""
     labels = [str(rank) for rank in matrix.ranks]
     cells = [
-        [None if row == column else round(value / 1e3, 3) for column, value in enumerate(cells)]
-        for row, cells in enumerate(matrix.wait_us)
+        [None if row == column else round(value / 1e6, 3) for column, value in enumerate(cells)]
+        for row, cells in enumerate(matrix.wait_ns)
     ]
     template = "%{z:.1f}" if len(labels) <= 12 else ""
     hover = "rank %{y} waits for rank %{x}<br>%{z:.2f} ms per iteration"
@@ -242,7 +242,7 @@ def roofline_figure(rows: Rows) -> Figure | None:
         mine = [row for row in points if row["precision"] == precision]
         roofs = sorted({(row["peak_tflops"], row["memory_tb_s"]) for row in mine})
         traces += [_roof(precision, peak, bandwidth, COLORS[color]) for peak, bandwidth in roofs]
-        details = [(row["operator"], row["shapes"][:120], row["share_of_roof"], row["device_us"] / 1e3) for row in mine]
+        details = [(row["operator"], row["shapes"][:120], row["share_of_roof"], row["device_ns"] / 1e6) for row in mine]
         places = [(row["flops_per_byte"], row["tflops"]) for row in mine]
         marker = _areas(mine, points) | {"color": COLORS[color]}
         traces.append(_points("roofline", precision, places, details, marker))
@@ -263,7 +263,7 @@ def kernel_counters_figure(rows: Rows) -> Figure | None:
     traces = []
     for place, (group, mine) in enumerate(grouped(points, "group").items()):
         places = [(100 * row["dram"], 100 * row["tensor_active"]) for row in mine]
-        details = [(row["name"][:120], row["device_us"] / 1e3, row["dram_tb_s"] or 0.0) for row in mine]
+        details = [(row["name"][:120], row["device_ns"] / 1e6, row["dram_tb_s"] or 0.0) for row in mine]
         marker = _areas(mine, points) | {"color": COLORS[_SERIES[min(place, len(_SERIES) - 1)]]}
         traces.append(_points("counters", group, places, details, marker))
     return figure("counters", traces, 380) if traces else None
@@ -280,8 +280,8 @@ def _points(
 
 def _areas(rows: Rows, all_rows: Rows) -> dict[str, Any]:
     """Markers whose areas are as the device times of rows, down to a size that can be seen."""
-    longest_us = all_rows[0]["device_us"]
-    return {"opacity": 0.75, "size": [round(max(30 * sqrt(row["device_us"] / longest_us), 6), 1) for row in rows]}
+    longest_ns = all_rows[0]["device_ns"]
+    return {"opacity": 0.75, "size": [round(max(30 * sqrt(row["device_ns"] / longest_ns), 6), 1) for row in rows]}
 
 
 def _roof(precision: str, peak: float, bandwidth: float, color: str) -> dict[str, Any]:
@@ -304,7 +304,7 @@ def counters_figure(rows: Rows) -> Figure:
         STYLES["sampled"]
         | {
             "name": name,
-            "x": [round(row["time_us"] / 1e3, 3) for row in by_name[name]],
+            "x": [round(row["time_ns"] / 1e6, 3) for row in by_name[name]],
             "y": [round(row["value"], 2) for row in by_name[name]],
             "visible": True if place < _COUNTERS_SHOWN else "legendonly",
         }

@@ -28,7 +28,7 @@ def findings_view(facts: RunFacts, found: Conclusion, pictures: Pictures | None 
     """Every finding; for a page with its picture, and with links into the page's timeline."""
     views, judged = [], len(facts.infos) - len(facts.unjudged)
     for number, finding in enumerate(found.findings, 1):
-        saving = finding.recoverable_us_per_iteration, finding.at_most_us_per_iteration
+        saving = finding.recoverable_ns_per_iteration, finding.at_most_ns_per_iteration
         evidence = [
             (words.label(name), words.value(name, value))
             for name, value in finding.evidence.items()
@@ -71,7 +71,7 @@ class Pictures:
         entries = {info.rank: entry for info, entry in self.facts.captures.entries()}
         for event in finding.events:
             window = self.timeline.window_of(event)
-            if window is not None and event.start_ns is not None and event.duration_us and event.rank in entries:
+            if window is not None and event.start_ns is not None and event.duration_ns and event.rank in entries:
                 drawn = around_event(entries[event.rank], event, window, finding.events)
                 where = "the capture" if window.iteration is None else f"iteration {window.iteration}"
                 caption = f"Rank {event.rank} in {where}, around one of the events, which the upper lane shows."
@@ -87,7 +87,7 @@ class Pictures:
     def _by_rank(self, finding: Finding, values: Mapping[int, float], caption: str, color: str) -> tuple[Figure, str] | None:
         shown = _select(finding, list(values))
         responsible = {f"rank {rank}" for rank in finding.ranks} if len(finding.ranks) < len(values) else set()
-        bars = {f"rank {rank}": values[rank] / 1e3 for rank in shown}
+        bars = {f"rank {rank}": values[rank] / 1e6 for rank in shown}
         caption += "; responsible ranks in orange." if responsible else "."
         return _bars(bars, "ms per iteration", caption, responsible, color)
 
@@ -100,12 +100,12 @@ class Pictures:
         return self._by_rank(finding, {rank: median(values) for rank, values in found.items()}, caption, "muted")
 
     def _exposed(self, finding: Finding, caption: str) -> tuple[Figure, str] | None:
-        values = {row["rank"]: row["exposed_communication_us"] for row in self.found.on_devices}
+        values = {row["rank"]: row["exposed_communication_ns"] for row in self.found.on_devices}
         return self._by_rank(finding, values, caption, "communication")
 
     def _bubbles(self, finding: Finding, caption: str) -> tuple[Figure, str] | None:
         stages = self.facts.pipeline.to_pylist()
-        bars = {f"stage {row['stage']}": row["bubble_us"] / 1e3 for row in stages}
+        bars = {f"stage {row['stage']}": row["bubble_ns"] / 1e6 for row in stages}
         marked = {f"stage {row['stage']}" for row in stages if set(row["ranks"]) & set(finding.ranks)}
         highlighted = marked if len(marked) < len(bars) else set()
         caption += "; responsible stages in orange." if highlighted else "."
@@ -117,7 +117,7 @@ class Pictures:
         labels = [f"{place}. {row['name'][:46]}{'…' if len(row['name']) > 46 else ''}" for place, row in enumerate(rows, 1)]
         named = {event.name for event in finding.events}
         highlighted = {label for label, row in zip(labels, rows, strict=True) if row["name"] in named}
-        bars = {label: row["total_us"] / 1e3 for label, row in zip(labels, rows, strict=True)}
+        bars = {label: row["total_ns"] / 1e6 for label, row in zip(labels, rows, strict=True)}
         return _bars(bars, "ms of all ranks and iterations", caption, highlighted)
 
     def _overhead(self, finding: Finding, caption: str) -> tuple[Figure, str] | None:

@@ -34,8 +34,8 @@ from bridge_profiling.report.views import Figure, SectionView, captioned, sectio
 Weight = StrEnum("Weight", ["host", "device"])
 
 #: The column of `RunFacts.flame_graph` with a stack's own time, and the one that includes what it calls.
-OWN_US = {Weight.host: "self_us", Weight.device: "device_us"}
-TOTAL_US = {Weight.host: "total_us", Weight.device: "device_total_us"}
+OWN_NS = {Weight.host: "self_ns", Weight.device: "device_ns"}
+TOTAL_NS = {Weight.host: "total_ns", Weight.device: "device_total_ns"}
 
 #: Files by default.
 SPEEDSCOPE_NAME, FOLDED_NAME = "flamegraph.speedscope.json", "flamegraph.folded.txt"
@@ -117,7 +117,7 @@ def write_flame_graph(
             f"no stacks of {'rank' if len(missing) == 1 else 'ranks'} {number_ranges(missing)} were captured",
             instead=f"Type ranks from {number_ranges(captured)}" if captured else "Name another RUN",
         )
-    table = table.filter(pc.greater(table[OWN_US[weight]], 0))
+    table = table.filter(pc.greater(table[OWN_NS[weight]], 0))
     if ranks is not None:
         table = table.filter(pc.is_in(table["rank"], pa.array(sorted(ranks), table["rank"].type)))
     instead = "Type --weight host" if weight is Weight.device else "Capture with operators or Python stacks"
@@ -136,14 +136,14 @@ def speedscope(table: pa.Table, name: str, weight: Weight) -> dict[str, Any]:
     profiles = []
     for (rank, thread), rows in _by_thread(table):
         samples = [[frames.setdefault(frame, len(frames)) for frame in row["stack"]] for row in rows]
-        weights = [round(row[OWN_US[weight]], 3) for row in rows]
+        weights = [row[OWN_NS[weight]] for row in rows]
         profiles.append(
             {
                 "type": "sampled",
                 "name": f"rank {rank}, thread {thread}, {weight} time",
-                "unit": "microseconds",
+                "unit": "nanoseconds",
                 "startValue": 0,
-                "endValue": round(sum(weights), 3),
+                "endValue": sum(weights),
                 "samples": samples,
                 "weights": weights,
             }
@@ -164,7 +164,7 @@ def folded_lines(table: pa.Table, weight: Weight) -> Iterator[str]:
     for (rank, thread), rows in _by_thread(table):
         for row in rows:
             frames = ";".join(printable(" ".join(frame.replace(";", ":").split())) for frame in row["stack"])
-            yield f"rank {rank};thread {thread};{frames} {round(row[OWN_US[weight]] * 1e3)}\n"
+            yield f"rank {rank};thread {thread};{frames} {row[OWN_NS[weight]]}\n"
 
 
 def short_name(frame: str) -> str:
@@ -204,7 +204,7 @@ def flame_graph_section(facts: RunFacts, iterations: Rows) -> list[SectionView]:
     variants = {
         _LABELS[weight]: flame_graph_figure(rows, weight, f"rank {rank}", count or 1)
         for weight in Weight
-        if any(row[OWN_US[weight]] for row in rows)
+        if any(row[OWN_NS[weight]] for row in rows)
     }
     notes = [] if any(row["category"] == "python" for row in rows) else [words.sentence(caveat("no_python_stacks").text)]
     which = f"{rank}, the slowest rank" if slowest is not None else f"{rank}"
@@ -224,7 +224,7 @@ def flame_graph_figure(rows: Rows, weight: Weight, title: str, iterations: int =
         title: name of the outermost box.
         iterations: number of iterations to divide times by.
     """
-    own, total = OWN_US[weight], TOTAL_US[weight]
+    own, total = OWN_NS[weight], TOTAL_NS[weight]
     threads: dict[int | None, list[int]] = defaultdict(list)
     callees: dict[int, list[int]] = defaultdict(list)
     everything = sum(row[total] for row in rows if len(row["stack"]) == 1)
@@ -241,13 +241,12 @@ def flame_graph_figure(rows: Rows, weight: Weight, title: str, iterations: int =
     colors: list[str] = []
     deepest = 1
 
-    def add(id: str, parent: str, label: str, time_us: float, color: str, frame: str = "", alone: str = "") -> None:
+    def add(id: str, parent: str, label: str, time_ns: float, color: str, frame: str = "", alone: str = "") -> None:
         trace["ids"].append(id)
         trace["parents"].append(parent)
         trace["labels"].append(label[:_NAME])
-        # Whole nanoseconds: Plotly draws nothing if those of callees add up to more than their caller's.
-        trace["values"].append(round(time_us * 1e3))
-        trace["customdata"].append([(frame or label)[:_NAME], _ms(time_us, iterations), alone])
+        trace["values"].append(time_ns)
+        trace["customdata"].append([(frame or label)[:_NAME], _ms(time_ns, iterations), alone])
         colors.append(COLORS[color])
 
     add("all", "", title, everything, "muted")
@@ -270,8 +269,8 @@ def flame_graph_figure(rows: Rows, weight: Weight, title: str, iterations: int =
     return figure("icicle", [trace], _ABOVE + level * min(deepest, style["maxdepth"]))
 
 
-def _ms(time_us: float, iterations: int) -> str:
-    return f"{time_us / iterations / 1e3:,.3f} ms"
+def _ms(time_ns: float, iterations: int) -> str:
+    return f"{time_ns / iterations / 1e6:,.3f} ms"
 
 
 def _without_common_frames(roots: list[int], callees: dict[int, list[int]], total: Sequence[float]) -> list[int]:

@@ -67,7 +67,7 @@ def flops_profile(manifests: Iterable[RankCapture]) -> list[dict[str, Any]]:
     for capture, found in _measured(manifests, FlopsProfile, "flops_profiler", "result"):
         forward_ms, flops = next(filter(None, map(found.timers_ms.get, _FORWARD)), None), found.forward_flops
         known = {"iteration": found.iteration, "forward_flops": flops, "parameters": found.parameters}
-        timed = {"forward_us": forward_ms and forward_ms * 1e3, "tflops": forward_ms and flops / forward_ms / 1e9}
+        timed = {"forward_ns": forward_ms and forward_ms * 1e6, "tflops": forward_ms and flops / forward_ms / 1e9}
         rows.append({"rank": capture.rank, **known, **timed})
     return rows
 
@@ -92,9 +92,9 @@ def wall_clock(manifests: Iterable[RankCapture]) -> list[dict[str, Any]]:
         iterations_ns = capture.durations_ns(profiled=True)
         for name, values_ms in timers_ms.items():
             if values_ms:
-                mean_us = fmean(values_ms) * 1e3
-                share = mean_us * 1e3 / fmean(iterations_ns) if iterations_ns else None
-                known: dict[str, Any] = {"mean_us": mean_us, "deviation_us": pstdev(values_ms) * 1e3, "share": share}
+                mean_ns = fmean(values_ms) * 1e6
+                share = mean_ns / fmean(iterations_ns) if iterations_ns else None
+                known: dict[str, Any] = {"mean_ns": mean_ns, "deviation_ns": pstdev(values_ms) * 1e6, "share": share}
                 rows.append({"rank": capture.rank, "timer": name, **known})
     return rows
 

@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 from isal import igzip
 
 from bridge_profiling.facts.run import RunFacts
+from bridge_profiling.facts.types import documented
 from bridge_profiling.findings import Event, Finding
 from bridge_profiling.report.page import write_output
 from bridge_profiling.report.timeline import event_length_ns
@@ -154,13 +155,14 @@ class _Rank:
             track = next(self._tracks)
             yield self._said("thread_name", track, name=f"finding {number}: {finding.id}")
             yield self._said("thread_sort_index", track, sort_index=number - 1_000_000)
-            args = {
+            known = {
                 "title": finding.title,
                 "change": finding.action,
-                "recoverable_us_per_iteration": finding.recoverable_us_per_iteration,
-                "at_most_us_per_iteration": finding.at_most_us_per_iteration,
+                "recoverable_ns_per_iteration": finding.recoverable_ns_per_iteration,
+                "at_most_ns_per_iteration": finding.at_most_ns_per_iteration,
                 "confidence": finding.confidence,
             }
+            args = documented(known)
             over = -self._shift_ns
             for event in sorted(places, key=lambda place: place.start_ns or 0):
                 # Nothing begins before the trace does, nor before the end of the previous slice.
@@ -208,11 +210,11 @@ class _Rank:
 
 def _places(finding: Finding, rank: int, entry: Path) -> list[Event]:
     """Where a finding shows on a rank: its events there, or each iteration if the rank is responsible."""
-    known = [event for event in finding.events if event.rank == rank and event.start_ns is not None and event.duration_us]
+    known = [event for event in finding.events if event.rank == rank and event.start_ns is not None and event.duration_ns]
     if known or rank not in finding.ranks or any(event.start_ns is not None for event in finding.events):
         return known
     rows = _rows(entry / "iterations.parquet", ("iteration", "start_ns", "end_ns"))
-    return [Event(rank, f"iteration {number}", number, start, (end - start) / 1e3) for number, start, end in rows]
+    return [Event(rank, f"iteration {number}", number, start, end - start) for number, start, end in rows]
 
 
 def _rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:

@@ -68,7 +68,7 @@ def _attribution(facts: RunFacts, view: str = "cause") -> Figure:
     return figures.attribution_figure(of_source(facts, facts.attribution).to_pylist(), view)
 
 
-def _iterations(facts: RunFacts, measure: str = "own_us") -> Figure:
+def _iterations(facts: RunFacts, measure: str = "own_ns") -> Figure:
     return figures.iterations_figure(facts.ranks.to_pylist(), measure)
 
 

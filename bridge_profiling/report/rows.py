@@ -29,10 +29,10 @@ MOST_GROUPS, MOST_RANKS = 24, 32
 #: Ranges of libraries with this share of an iteration are shown below a verdict.
 _LONG = 0.1
 
-_SUMS = ("count", "matched_count", "captured_ranks", "duration_us", "transfer_us", "wait_us", "exposed_us", "overlapped_us")
-_OF_OPERATORS = ("count", "self_us", "total_us", "device_self_us", "device_total_us", *MEMORY)
+_SUMS = ("count", "matched_count", "captured_ranks", "duration_ns", "transfer_ns", "wait_ns", "exposed_ns", "overlapped_ns")
+_OF_OPERATORS = ("count", "self_ns", "total_ns", "device_self_ns", "device_total_ns", *MEMORY)
 _OF_PHASES = (
-    *("calls", "host_us", "host_share", "device_us", "device_share", "compute_us", "kernel_count", "backward_device_us"),
+    *("calls", "host_ns", "host_share", "device_ns", "device_share", "compute_ns", "kernel_count", "backward_device_ns"),
     *MEASURES,
 )
 _PRODUCT = ("operator", "shapes", "precision", "flops", "flops_per_byte", "peak_tflops", "memory_tb_s", "roof_tflops")
@@ -48,7 +48,7 @@ class Part:
     """The part of an iteration in a column, such as those of `BY_CAUSE`."""
 
     column: str
-    time_us: float  # microseconds of an iteration
+    time_ns: float  # of an iteration
     share: float  # of the iteration; of a run, the mean over its ranks
     low: float  # the smallest share of a rank
     high: float  # the largest share of a rank
@@ -58,9 +58,9 @@ class Part:
 class Budget:
     """The parts of an iteration; none without iterations."""
 
-    iteration_us: float | None  # the median over ranks of each rank's median iteration; None without iterations
-    waiting_known: bool  # on every rank; else `communication_us` contains waiting for other ranks
-    parts: list[Part]  # their times add up to `iteration_us`, and their shares to 1
+    iteration_ns: float | None  # the median over ranks of each rank's median iteration; None without iterations
+    waiting_known: bool  # on every rank; else `communication_ns` contains waiting for other ranks
+    parts: list[Part]  # their times add up to `iteration_ns`, and their shares to 1
 
 
 def budget(rows: Rows, columns: Sequence[str] = BY_CAUSE) -> Budget:
@@ -70,14 +70,14 @@ def budget(rows: Rows, columns: Sequence[str] = BY_CAUSE) -> Budget:
     """
     if not rows:
         return Budget(None, False, [])
-    iteration_us = median(row["duration_us"] for row in rows)
-    timed = [row for row in rows if row["duration_us"]]
+    iteration_ns = median(row["duration_ns"] for row in rows)
+    timed = [row for row in rows if row["duration_ns"]]
     parts = []
     for column in columns if timed else ():
-        shares = [row[column] / row["duration_us"] for row in timed]
+        shares = [row[column] / row["duration_ns"] for row in timed]
         share = fmean(shares)
-        parts.append(Part(column, share * iteration_us, share, min(shares), max(shares)))
-    return Budget(iteration_us, all(row["waiting_known"] for row in rows), parts)
+        parts.append(Part(column, share * iteration_ns, share, min(shares), max(shares)))
+    return Budget(iteration_ns, all(row["waiting_known"] for row in rows), parts)
 
 
 def mean_host_iterations(rows: Rows) -> Rows:
@@ -85,17 +85,17 @@ def mean_host_iterations(rows: Rows) -> Rows:
     found = []
     for rank, mine in sorted(grouped(rows, "rank").items()):
         counted = steady(mine)
-        parts = {part: fmean(row[part] or 0.0 for row in counted) for part in (*HOST_PARTS, "waiting_us", "own_us")}
-        durations = [row["duration_us"] for row in counted]
-        known = {"rank": rank, "iterations": len(counted), "waiting_known": mine[0]["waiting_us"] is not None}
-        found.append(known | parts | {"duration_us": fmean(durations), "median_us": median(durations)})
+        parts = {part: fmean(row[part] or 0.0 for row in counted) for part in (*HOST_PARTS, "waiting_ns", "own_ns")}
+        durations = [row["duration_ns"] for row in counted]
+        known = {"rank": rank, "iterations": len(counted), "waiting_known": mine[0]["waiting_ns"] is not None}
+        found.append(known | parts | {"duration_ns": fmean(durations), "median_ns": median(durations)})
     return found
 
 
 def shares(rows: Rows) -> Rows:
     """The rows with the share of each in all of their time."""
-    total_us = sum(row["total_us"] for row in rows) or 1.0
-    return [{**row, "share": row["total_us"] / total_us} for row in rows]
+    total_ns = sum(row["total_ns"] for row in rows) or 1.0
+    return [{**row, "share": row["total_ns"] / total_ns} for row in rows]
 
 
 def kernel_groups(rows: Rows) -> Rows:
@@ -104,7 +104,7 @@ def kernel_groups(rows: Rows) -> Rows:
     for group, mine in grouped(rows, "group").items():
         shares_of_ranks = [row["share"] for row in mine]
         ends = {"low_share": min(shares_of_ranks), "high_share": max(shares_of_ranks)}
-        found.append({"group": group, "name": mine[0]["names"][0], **_added(mine, "count", "total_us"), **ends})
+        found.append({"group": group, "name": mine[0]["names"][0], **_added(mine, "count", "total_ns"), **ends})
     return shares(found)
 
 
@@ -112,7 +112,7 @@ def operators(of_ranks: pa.Table) -> Rows:
     """`RunFacts.operators` of all ranks by name."""
     # A hundred rows of each of many ranks are slow as objects.
     sums = {name: (name, "sum") for name in _OF_OPERATORS}
-    added = totals(of_ranks, ("name",), **sums, max_us=("max_us", "max"), module=("module", "first"))
+    added = totals(of_ranks, ("name",), **sums, max_ns=("max_ns", "max"), module=("module", "first"))
     return [row | {name: row[name] or 0 for name in _OF_OPERATORS} for row in added.sort_by("name").to_pylist()]
 
 
@@ -126,8 +126,8 @@ def matrix_products(rows: Rows) -> Rows:
     """Rows of `RunFacts.matrix_products` by operator, shapes and precision on a kind of device, most device time first."""
     merged = _by_device_time(rows, _PRODUCT, "tensor_active", "dram_tb_s")
     for row in merged:
-        flops = row["flops"] and row["flops"] * row["count"] / 1e6
-        row["tflops"] = _ratio(flops, row["device_us"])
+        flops = row["flops"] and row["flops"] * row["count"] / 1e3
+        row["tflops"] = _ratio(flops, row["device_ns"])
         row |= {f"share_of_{most}": _ratio(row["tflops"], row[f"{most}_tflops"]) for most in ("peak", "roof")}
         row["measured_flops_per_byte"] = _ratio(row["tflops"], row["dram_tb_s"])
     return merged
@@ -136,10 +136,10 @@ def matrix_products(rows: Rows) -> Rows:
 def _by_device_time(rows: Rows, keys: Sequence[str], *means: str) -> Rows:
     """Rows that are alike in some columns as one each, with means of others that are weighted by device time."""
     merged = [
-        mine[0] | _added(mine, "count", "device_us") | {name: _weighted(mine, name) for name in means}
+        mine[0] | _added(mine, "count", "device_ns") | {name: _weighted(mine, name) for name in means}
         for mine in grouped(rows, *keys).values()
     ]
-    return sorted(merged, key=lambda row: -row["device_us"])
+    return sorted(merged, key=lambda row: -row["device_ns"])
 
 
 def phases(rows: Rows, *, library: bool = True) -> Rows:
@@ -151,11 +151,11 @@ def phases(rows: Rows, *, library: bool = True) -> Rows:
     for (kind, name), mine in grouped(rows, "kind", "name").items():
         known = {"kind": kind, "name": name, "ranks": len(mine), "iterations": max(row["iterations"] for row in mine)}
         means = {column: _of_known(fmean, mine, column) for column in _OF_PHASES}
-        ends = {column: _of_known(end, mine, column) for end, column in ((min, "host_low_us"), (max, "host_high_us"))}
+        ends = {column: _of_known(end, mine, column) for end, column in ((min, "host_low_ns"), (max, "host_high_ns"))}
         merged.append(with_counters(known | means | ends))
     if not library and any(row["kind"] == "phase" for row in merged):
         merged = [row for row in merged if row["kind"] != "library" or (row["host_share"] or 0.0) >= _LONG]
-    return sorted(merged, key=lambda row: (KINDS.index(row["kind"]), -(row["host_us"] or 0.0), row["name"]))
+    return sorted(merged, key=lambda row: (KINDS.index(row["kind"]), -(row["host_ns"] or 0.0), row["name"]))
 
 
 def with_counters(row: dict[str, Any]) -> dict[str, Any]:
@@ -171,13 +171,13 @@ def _with_dram(row: dict[str, Any]) -> dict[str, Any]:
 def by_group(rows: Rows, iterations: int) -> Rows:
     """Rows of `RunFacts.communication` per iteration, the most time first; of many groups, those of one name and size combined.
 
-    `wait_us` is the mean over the ranks; combined groups have mean times and median bandwidths.
+    `wait_ns` is the mean over the ranks; combined groups have mean times and median bandwidths.
     """
     names = ["operation", "dimension", "group", "group_size"]
     if len(rows) <= MOST_GROUPS:
         names += ["group_name", "group_ranks"]
     found = [_combined(members, iterations) for members in grouped(rows, *names).values()]
-    return sorted(found, key=lambda row: -((row["transfer_us"] or 0.0) + (row["wait_us"] or 0.0)))
+    return sorted(found, key=lambda row: -((row["transfer_ns"] or 0.0) + (row["wait_ns"] or 0.0)))
 
 
 def _combined(rows: Rows, iterations: int) -> dict[str, Any]:
@@ -188,7 +188,7 @@ def _combined(rows: Rows, iterations: int) -> dict[str, Any]:
         ranks = json.loads(first["group_ranks"] or "[]")
         members = ", ".join(map(str, ranks)) if len(ranks) <= 4 else f"{ranks[0]} … {ranks[-1]}"
     participants = sum(row["captured_ranks"] or 0 for row in rows)
-    by = {"bytes": iterations * count, "transfer_us": iterations * count, "wait_us": iterations * max(participants, 1)}
+    by = {"bytes": iterations * count, "transfer_ns": iterations * count, "wait_ns": iterations * max(participants, 1)}
     return {
         "label": f"{operation} · {group} [{members or '?'}]",
         "operation": operation,
@@ -215,8 +215,7 @@ def _of_size(rows: Rows, iterations: int) -> dict[str, Any]:
     sums = _added(rows, *_SUMS)
     # Of each group, the captured ranks have a kernel of each operation.
     by = max(sums["captured_ranks"], 1) * iterations
-    bytes_per_us = _ratio(sums["matched_count"] * (message_bytes or 0), sums["transfer_us"])
-    speed = bytes_per_us and bytes_per_us / 1e3
+    speed = _ratio(sums["matched_count"] * (message_bytes or 0), sums["transfer_ns"])
     bus_gbs = speed * bus_factor(operation, size) if speed and size and operation in BUS_OPERATIONS else None
 
     def share(name: str) -> float | None:
@@ -229,9 +228,9 @@ def _of_size(rows: Rows, iterations: int) -> dict[str, Any]:
         "group": f"{group} of {size or '?'}" + (f", {len(rows)} groups" if len(rows) > 1 else ""),
         "message_bytes": message_bytes,
         "calls": sums["count"] / len(rows) / iterations,
-        **{name: sums[name] / by for name in ("duration_us", "exposed_us")},
-        "wait_us": sums["wait_us"] / by if sums["matched_count"] else None,
-        "hidden_share": sums["overlapped_us"] / sums["duration_us"] if sums["duration_us"] else None,
+        **{name: sums[name] / by for name in ("duration_ns", "exposed_ns")},
+        "wait_ns": sums["wait_ns"] / by if sums["matched_count"] else None,
+        "hidden_share": sums["overlapped_ns"] / sums["duration_ns"] if sums["duration_ns"] else None,
         "algorithm_gbs": speed,
         "bus_gbs": bus_gbs,
         "share_of_alone": share("alone_bus_bandwidth_gbs"),
@@ -241,13 +240,13 @@ def _of_size(rows: Rows, iterations: int) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class WaitMatrix:
-    """Waiting between ranks: `wait_us[row][column]` is how long a rank waits for another per iteration.
+    """Waiting between ranks: `wait_ns[row][column]` is how long a rank waits for another per iteration.
 
     `shown` is the share of all waiting that is in the matrix, from 0 to 1.
     """
 
     ranks: list[int]
-    wait_us: list[list[float]]
+    wait_ns: list[list[float]]
     shown: float
 
 
@@ -256,9 +255,9 @@ def wait_matrix(waits: Iterable[Row], iterations: int, everyone: Sequence[int]) 
     between: dict[tuple[int, int], float] = defaultdict(float)
     weight: dict[int, float] = defaultdict(float, dict.fromkeys(everyone, 0.0))
     for row in waits:
-        between[row["rank"], row["waits_for"]] += row["wait_us"] / max(iterations, 1)
+        between[row["rank"], row["waits_for"]] += row["wait_ns"] / max(iterations, 1)
         for end in (row["rank"], row["waits_for"]):
-            weight[end] += row["wait_us"]
+            weight[end] += row["wait_ns"]
     ranks = sorted(sorted(weight, key=lambda rank: (-weight[rank], rank))[:MOST_RANKS])
     cells = [[between.get((rank, other), 0.0) for other in ranks] for rank in ranks]
     total = sum(between.values())
@@ -298,6 +297,6 @@ def _of_known(function: Callable[[list[Any]], Any], rows: Rows, name: str) -> An
 
 def _weighted(rows: Rows, name: str) -> float | None:
     """The mean of a column, weighted by device time; None if nothing is known."""
-    known = [(row[name], row["device_us"]) for row in rows if row[name] is not None]
+    known = [(row[name], row["device_ns"]) for row in rows if row[name] is not None]
     weight = sum(spent for _, spent in known)
     return sum(value * spent for value, spent in known) / weight if weight else None

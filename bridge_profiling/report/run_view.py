@@ -240,7 +240,7 @@ class Answers:
 
     def typical(self) -> Rows:
         """Typical iterations; ranks without a device have a duration only."""
-        known = {"rank", "source", "duration_us", "iterations"}
+        known = {"rank", "source", "duration_ns", "iterations"}
         return [] if self._on_cpus else [
             row | dict.fromkeys(row.keys() - known) if (row["rank"], row["source"]) in self._without_device else row
             for row in self.facts.typical_iteration.to_pylist()
@@ -261,7 +261,7 @@ class Answers:
         found: Rows = []
         for stage, members in list(stages(self.facts.infos).items())[: self._every] if self._combined else ():
             if mine := [by_rank[rank] for rank in members if rank in by_rank]:
-                means = {part: fmean(row[part] for row in mine) for part in ("duration_us", *{*BY_CAUSE, *BY_ACTIVITY})}
+                means = {part: fmean(row[part] for row in mine) for part in ("duration_ns", *{*BY_CAUSE, *BY_ACTIVITY})}
                 found.append({"label": f"{stage}, mean of {len(mine)}", **means})
         shown = [rank for rank in self.ranks if rank in by_rank]
         found += [by_rank[rank] | {"label": f"rank {rank}{' (slow)' if rank in slow else ''}"} for rank in shown]
@@ -271,12 +271,12 @@ class Answers:
     def spread(self) -> Rows:
         """How the ranks of a large job differ: a row for each part of an iteration."""
         lines = []
-        for part in ("duration_us", *figures.visible_parts(self._attribution), *BY_ACTIVITY[1:]) if self._combined else ():
+        for part in ("duration_ns", *figures.visible_parts(self._attribution), *BY_ACTIVITY[1:]) if self._combined else ():
             values = sorted(row[part] for row in self._attribution)
             low, high = (values[min(int(share * len(values)), len(values) - 1)] for share in (0.05, 0.95))
-            name = "iteration" if part == "duration_us" else figures.PARTS[part][0]
-            ends = {"minimum_us": values[0], "low_us": low, "high_us": high, "maximum_us": values[-1]}
-            lines.append({"part": name, "median_us": median(values), **ends})
+            name = "iteration" if part == "duration_ns" else figures.PARTS[part][0]
+            ends = {"minimum_ns": values[0], "low_ns": low, "high_ns": high, "maximum_ns": values[-1]}
+            lines.append({"part": name, "median_ns": median(values), **ends})
         return lines
 
     def checks(self) -> Rows:
@@ -294,13 +294,13 @@ class Answers:
     @cached_property
     def phases_of_ranks(self) -> Rows:
         """Phases by name and rank, with the place of the longest call in the timeline."""
-        named, of_device = ("rank", "name", "longest_iteration", "longest_start_ns", "longest_us"), not self._on_cpus
+        named, of_device = ("rank", "name", "longest_iteration", "longest_start_ns", "longest_ns"), not self._on_cpus
         found = [row for row in self._own("phases").to_pylist() if row["rank"] in set(self.ranks)]
         places = [self.timeline.target(Event(*(row[name] for name in named))) for row in found]
         return [
             rows.with_counters(row)
             | {"of_device": of_device, "on_host": not of_device}
-            | {"longest": Cell("", row["longest_us"], target=place) if any(places) else None}
+            | {"longest": Cell("", row["longest_ns"], target=place) if any(places) else None}
             for row, place in zip(found, places, strict=True)
         ]
 
@@ -320,9 +320,9 @@ class Answers:
             return found
         calls = self._own("longest_calls")
         shown = calls.filter(pc.is_in(calls["rank"], pa.array(self.timeline.ranks, pa.int32()))).to_pylist()
-        for row in sorted(shown, key=lambda row: -row["duration_us"]):
+        for row in sorted(shown, key=lambda row: -row["duration_ns"]):
             if row["name"] not in found:
-                place = self.timeline.target_at(row["rank"], row["start_ns"], row["duration_us"])
+                place = self.timeline.target_at(row["rank"], row["start_ns"], row["duration_ns"])
                 found |= {row["name"]: place} if place else {}
         return found
 
@@ -334,7 +334,7 @@ class Answers:
     @property
     def timed_groups(self) -> Rows:
         """Those with the most time whose transfer is known."""
-        return [row for row in self.by_group[: rows.MOST_GROUPS] if row["transfer_us"] is not None]
+        return [row for row in self.by_group[: rows.MOST_GROUPS] if row["transfer_ns"] is not None]
 
     def by_size(self) -> Rows:
         """The same by size of message."""
@@ -376,7 +376,7 @@ class Answers:
             }
             for name, profiled in (("profiled", True), ("not_profiled", False)):
                 durations_ns = manifest.durations_ns(profiled=profiled) if manifest else []
-                row[name] = median(durations_ns) / 1e3 if durations_ns else None
+                row[name] = median(durations_ns) if durations_ns else None
             found.append(row)
         left = quiet - NAMED_RANKS if len(infos) > EVERY_RANK else 0
         return found, f"{left:,} more ranks without problems." if left > 0 else ""
@@ -439,7 +439,7 @@ class Answers:
 
     def _of_waits(self) -> _More:
         matrix, everyone = self.waiting, len(self.facts.infos)
-        cells = zip(matrix.ranks, matrix.wait_us, strict=True)
+        cells = zip(matrix.ranks, matrix.wait_ns, strict=True)
         pairs = [(wait, rank, other) for rank, row in cells for other, wait in zip(matrix.ranks, row, strict=True) if wait > 0]
         longest = [f"rank {rank} for rank {other}, {words.ms(wait)}" for wait, rank, other in sorted(pairs)[:-6:-1]]
         if not longest:
@@ -510,7 +510,7 @@ _FIGURES: Mapping[str, Callable[[Answers], _Variants | list[FigureView]]] = {
         for name, text in figures.MEASURES.items()
         if any(row[name] is not None for row in of.compared)
     },
-    "waits": lambda of: {"waits": figures.waits_figure(of.waiting) if any(map(any, of.waiting.wait_us)) else None},
+    "waits": lambda of: {"waits": figures.waits_figure(of.waiting) if any(map(any, of.waiting.wait_ns)) else None},
     "roofline": lambda of: {"roofline": figures.roofline_figure(of.facts.matrix_products.to_pylist())},
     "communication": lambda of: {"communication": figures.communication_figure(of.timed_groups) if of.timed_groups else None},
     "gpu-metrics-over-time": Answers._counters_over_time,

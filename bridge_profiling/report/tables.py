@@ -17,7 +17,7 @@ from bridge_profiling.report.rows import Rows
 from bridge_profiling.report.views import Cell, Row, SectionView, TableView
 
 #: Units in names of columns, and the formats of values with each.
-_UNITS = words.UNITS | {"us": "bare_ms", "gbs": "bandwidth"}
+_UNITS = words.UNITS | {"ns": "bare_ms", "gbs": "bandwidth"}
 
 #: Numbers that identify something: they are not grouped in thousands.
 _IDENTIFIERS = ("rank", "stage", "waits_for_stage", "device", "iteration")
@@ -40,7 +40,7 @@ class _Column:
         heading, equals, made = map(str.strip, rest.rpartition("="))
         name, _, form = (made, "", "") if "{" in made else made.partition(" ")
         if not equals:
-            heading = " ".join(word for word in name.removesuffix("()").split("_") if word not in ("us", "bytes"))
+            heading = " ".join(word for word in name.removesuffix("()").split("_") if word not in ("ns", "bytes"))
         unit = next((_UNITS[word] for word in name.split("_") if word in _UNITS), "plain")
         if not form or form == "signed":
             form = f"signed {unit}" if form else "identifier" if name in _IDENTIFIERS else unit
@@ -123,7 +123,7 @@ def _unknown_counters(every: Rows, shown: Rows) -> str:
     unknown = [row for row in every if row["samples_per_call"] < 1]
     if not unknown:
         return ""
-    spent = sum(row["device_us"] for row in unknown) / sum(row["device_us"] for row in every)
+    spent = sum(row["device_ns"] for row in unknown) / sum(row["device_ns"] for row in every)
     return words.say("unknown_counters", "1 kernel is" if len(unknown) == 1 else f"{len(unknown):,} kernels are", spent)
 
 
@@ -159,7 +159,7 @@ def copy_kind(row: Row) -> str:
 
 
 def _low_high(side: str) -> Callable[[Row], Cell]:
-    low, high = f"{side}_low_us", f"{side}_high_us"
+    low, high = f"{side}_low_ns", f"{side}_high_ns"
     ends = "{0:bare_ms} – {1:bare_ms}"
     return lambda row: Cell(UNKNOWN if row[low] is None else fill(ends, row[low], row[high]), row[high])
 

@@ -189,7 +189,7 @@ def _print_findings(findings: Sequence[FindingView], console: Console) -> None:
     table.add_column("finding, and what to change")
     for view in findings[:_FINDINGS]:
         finding = view.finding
-        saving = finding.recoverable_us_per_iteration, finding.at_most_us_per_iteration
+        saving = finding.recoverable_ns_per_iteration, finding.at_most_ns_per_iteration
         about, at_most = ("" if each is None else ms(each) for each in saving)
         text = _text(finding.title, "bold red" if finding.severe else "bold")
         text.append(f"\n{printable(first_sentence(finding.action))}", style="not bold default")
@@ -255,4 +255,4 @@ def _operators(capture: RankCapture) -> list[tuple[str, ...]]:
         return [(str(capture.rank), "", "", f"type {install_command('analysis')} to see operators here")]
     except TraceError as error:
         return [(str(capture.rank), "", "", str(error))]
-    return [(str(capture.rank), f"{row['self_us'] / 1e3:.2f} ms", str(row["count"]), row["name"]) for row in found]
+    return [(str(capture.rank), f"{row['self_ns'] / 1e6:.2f} ms", str(row["count"]), row["name"]) for row in found]

@@ -68,11 +68,11 @@ class Timeline:
         end_ms = start_ms + event_length_ns(event) / 1e6
         return Target(event.rank, iteration_name(event.iteration), round(start_ms, 4), round(end_ms, 4))
 
-    def target_at(self, rank: int, start_ns: int, duration_us: float) -> Target | None:
+    def target_at(self, rank: int, start_ns: int, duration_ns: float) -> Target | None:
         """Where the page's timeline shows a call, if its iteration is on the page."""
         for number, by_rank in self.windows.items():
             if rank in by_rank and by_rank[rank].start_ns <= start_ns < by_rank[rank].end_ns:
-                return self.target(Event(rank, "", number, start_ns, duration_us))
+                return self.target(Event(rank, "", number, start_ns, duration_ns))
         return None
 
     def data(self) -> dict[str, Any]:
@@ -123,7 +123,7 @@ def timeline_of(facts: RunFacts, ranks: Sequence[int]) -> Timeline:
 
 def event_length_ns(event: Event) -> int:
     """How long an event is; one that stands for many is drawn as long as their mean. 0 if unknown."""
-    return int((event.duration_us or 0.0) * 1e3 / max(event.count, 1))
+    return int((event.duration_ns or 0) / max(event.count, 1))
 
 
 def iteration_name(number: int | None) -> str:
@@ -167,7 +167,7 @@ def around_event(entry: Path, event: Event, window: Window, events: Sequence[Eve
             (each.start_ns - window.zero_ns + event_length_ns(each)) / 1e6,
         )
         for each in events
-        if each.rank == event.rank and each.start_ns is not None and each.duration_us and begin <= each.start_ns < end
+        if each.rank == event.rank and each.start_ns is not None and each.duration_ns and begin <= each.start_ns < end
     ]
     return timeline_figure(drawn, span_ms=((begin - window.zero_ns) / 1e6, (end - window.zero_ns) / 1e6), highlights=marks)
 

@@ -19,7 +19,7 @@ from bridge_profiling.facts.types import sentences
 from bridge_profiling.facts.words import named_ranks
 from bridge_profiling.findings import Confidence, Finding
 from bridge_profiling.findings.scorecard import scorecard
-from bridge_profiling.findings.unprofiled import Unprofiled, timed_iterations, usual_cost_us
+from bridge_profiling.findings.unprofiled import Unprofiled, timed_iterations, usual_cost_ns
 from bridge_profiling.report import words
 from bridge_profiling.report.figures import HOST_PARTS, PARTS
 from bridge_profiling.report.rows import Rows, budget, mean_host_iterations
@@ -60,15 +60,15 @@ class Conclusion:
     on_devices: Rows  # rows of `RunFacts.attribution` by the main source, of judged ranks with device work
     on_cpus: Rows  # `mean_host_iterations` of judged ranks, if no rank may have a device
     without_device: list[int]  # judged ranks without device work in their trace
-    profiler_us: float | None  # time that profiling added to an iteration, from the manifests: the median over ranks
+    profiler_ns: float | None  # time that profiling added to an iteration, from the manifests: the median over ranks
     unprofiled: Unprofiled | None  # the iteration without the profiler
     bench: AgainstBench | None  # the run compared with benchmarks
     scorecard: Rows  # the checklist
 
     @property
-    def typical_us(self) -> float | None:
+    def typical_ns(self) -> float | None:
         """The median over ranks of the median iteration; None without iterations."""
-        medians = [row["median_us"] for row in self.on_cpus] or [row["duration_us"] for row in self.on_devices]
+        medians = [row["median_ns"] for row in self.on_cpus] or [row["duration_ns"] for row in self.on_devices]
         return median(medians) if medians else None
 
     @property
@@ -82,15 +82,15 @@ class Conclusion:
         return next((finding for finding in self.findings if finding.id != _OVERHEAD), None)
 
     @property
-    def total_saving_us(self) -> float | None:
+    def total_saving_ns(self) -> float | None:
         """Potential saving of all findings together per iteration; None if it is unknown for each."""
-        known = [each.recoverable_us_per_iteration for each in self.findings if each.recoverable_us_per_iteration is not None]
+        known = [each.recoverable_ns_per_iteration for each in self.findings if each.recoverable_ns_per_iteration is not None]
         return sum(known) if known else None
 
-    def share(self, time_us: float | None) -> float | None:
+    def share(self, time_ns: float | None) -> float | None:
         """A time as a share of the mean iteration without the profiler, else of the typical one; None if either is unknown."""
-        whole_us = self.unprofiled.iteration_us if self.unprofiled else self.typical_us
-        return time_us / whole_us if time_us is not None and whole_us else None
+        whole_ns = self.unprofiled.iteration_ns if self.unprofiled else self.typical_ns
+        return time_ns / whole_ns if time_ns is not None and whole_ns else None
 
 
 def conclude(
@@ -116,9 +116,9 @@ def conclude(
         outcome = Outcome.not_judged
     else:
         outcome = Outcome.memory_only if _snapshots(facts) else Outcome.too_little
-    profiler_us = unprofiled.measured_cost_us if unprofiled else usual_cost_us(timed_iterations(facts.manifests))
+    profiler_ns = unprofiled.measured_cost_ns if unprofiled else usual_cost_ns(timed_iterations(facts.manifests))
     checks = scorecard(facts).to_pylist()
-    return Conclusion(outcome, findings, on_devices, on_cpus, without_device, profiler_us, unprofiled, bench, checks)
+    return Conclusion(outcome, findings, on_devices, on_cpus, without_device, profiler_ns, unprofiled, bench, checks)
 
 
 def _snapshots(facts: RunFacts) -> list[int]:
@@ -160,8 +160,8 @@ def verdict(facts: RunFacts, found: Conclusion) -> Verdict:
 
 def _iteration(facts: RunFacts, found: Conclusion) -> Iterator[str]:
     """How long an iteration takes, and where its time goes."""
-    typical_us, rows, on_cpus = found.typical_us, found.on_devices or found.on_cpus, bool(found.on_cpus)
-    if typical_us is None:
+    typical_ns, rows, on_cpus = found.typical_ns, found.on_devices or found.on_cpus, bool(found.on_cpus)
+    if typical_ns is None:
         if nothing := " ".join(_nothing_captured(facts)):
             yield nothing
         elif facts.unjudged:
@@ -170,22 +170,22 @@ def _iteration(facts: RunFacts, found: Conclusion) -> Iterator[str]:
             yield words.say("no_device_work" if found.without_device else "no_iterations")
             yield from _on_host(facts, found)
         return
-    durations = [row["duration_us"] for row in rows]
+    durations = [row["duration_ns"] for row in rows]
     counts = sorted({row["iterations"] for row in rows})
     of = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     spread = f"; {words.ms(min(durations))} to {words.ms(max(durations))} by rank)"
-    differ = max(durations) - min(durations) > _ALIKE * typical_us
+    differ = max(durations) - min(durations) > _ALIKE * typical_ns
     more = ", profiled), on CPUs" if on_cpus else spread if differ else ")"
-    yield f"An iteration takes {words.ms(typical_us)} (median of {of} on {words.counted(len(rows), 'rank')}{more}."
+    yield f"An iteration takes {words.ms(typical_ns)} (median of {of} on {words.counted(len(rows), 'rank')}{more}."
     spent = budget(rows, list(HOST_PARTS) if on_cpus else BY_CAUSE)
     parts, rest = [], 0.0
     # Compute first, then the others, the largest first.
-    for part in sorted(spent.parts, key=lambda part: (part.column != "compute_us", -part.share)):
+    for part in sorted(spent.parts, key=lambda part: (part.column != "compute_ns", -part.share)):
         if (part.high if on_cpus else part.share) < _SMALL:
             rest += part.share
             continue
         name = (HOST_PARTS if on_cpus else PARTS)[part.column][0]
-        if part.column == "communication_us" and not on_cpus:
+        if part.column == "communication_ns" and not on_cpus:
             name = f"exposed {name}{'' if spent.waiting_known else ' (including waiting for other ranks)'}"
         by_rank = f" ({part.low:.0%} to {part.high:.0%} by rank)" if part.high - part.low > _SHARES_ALIKE else ""
         parts.append(f"{words.percent(part.share)} {name}{by_rank}")
@@ -210,33 +210,33 @@ def _on_host(facts: RunFacts, found: Conclusion) -> Iterator[str]:
     rows = [row for row in known if row["source"] == facts.source and row["rank"] in found.without_device]
     iterations = sum(row["iterations"] for row in rows)
     if iterations:
-        typical = words.ms(median(row["duration_us"] for row in rows))
-        own_us: dict[str, float] = defaultdict(float)
+        typical = words.ms(median(row["duration_ns"] for row in rows))
+        own_ns: dict[str, float] = defaultdict(float)
         for each in facts.operators.to_pylist():
-            own_us[each["name"]] += each["self_us"] / iterations
-        most = [f"{name} {words.ms(own_us[name])}" for name in sorted(own_us, key=own_us.__getitem__)[:-4:-1]]
+            own_ns[each["name"]] += each["self_ns"] / iterations
+        most = [f"{name} {words.ms(own_ns[name])}" for name in sorted(own_ns, key=own_ns.__getitem__)[:-4:-1]]
         operators = f"; operators with the most own time: {', '.join(most)}" if most else ""
         yield f"On the host an iteration takes {typical} (median, profiled){operators}."
 
 
 def _saving(found: Conclusion) -> Iterator[str]:
     """What the first finding, and all of them, could save."""
-    count, first, total = len(found.findings), found.first, found.total_saving_us
+    count, first, total = len(found.findings), found.first, found.total_saving_ns
     assert first is not None
-    saving_us, at_most_us = first.recoverable_us_per_iteration, first.at_most_us_per_iteration
+    saving_ns, at_most_ns = first.recoverable_ns_per_iteration, first.at_most_ns_per_iteration
 
     # Without marked iterations, findings are about whole captures.
-    per = " per iteration" if found.typical_us is not None else " per capture"
+    per = " per iteration" if found.typical_ns is not None else " per capture"
     said = partial(words.saving, share=found.share, per=per)
-    if saving_us:
+    if saving_ns:
         more = f"; all {count} findings together {said(total)}" if count > 1 else ""
-        yield f"Potential saving: {said(saving_us, at_most_us)}{more}."
-    elif saving_us is None and at_most_us:
-        yield f"Potential saving: {said(None, at_most_us)}."
-    elif saving_us is None:
+        yield f"Potential saving: {said(saving_ns, at_most_ns)}{more}."
+    elif saving_ns is None and at_most_ns:
+        yield f"Potential saving: {said(None, at_most_ns)}."
+    elif saving_ns is None:
         yield "The potential saving is unknown." if not total else f"Potential saving of the other findings: {said(total)}."
-    if found.unprofiled and (saving_us or at_most_us or total):
-        yield words.say("share_of", found.unprofiled.iteration_us)
+    if found.unprofiled and (saving_ns or at_most_ns or total):
+        yield words.say("share_of", found.unprofiled.iteration_ns)
 
 
 def _advice(finding: Finding, judged: int) -> str:
@@ -247,19 +247,19 @@ def _advice(finding: Finding, judged: int) -> str:
 
 def _overhead(facts: RunFacts, found: Conclusion) -> Iterator[str]:
     """What the profiler cost, and how that is known."""
-    cost_us, typical_us = found.profiler_us, found.typical_us
+    cost_ns, typical_ns = found.profiler_ns, found.typical_ns
     timed = timed_iterations(facts.manifests)
-    if cost_us is not None:
+    if cost_ns is not None:
         if timed and all(each.overlap for each in timed.values()):
             yield words.say("overhead_unclear")
-        elif cost_us > 0:
-            yield words.say("overhead", cost_us)
-    elif found.unprofiled and typical_us:
-        cost_us = found.unprofiled.estimated_cost_us
-        if cost_us < _SMALL * typical_us:
+        elif cost_ns > 0:
+            yield words.say("overhead", cost_ns)
+    elif found.unprofiled and typical_ns:
+        cost_ns = found.unprofiled.estimated_cost_ns
+        if cost_ns < _SMALL * typical_ns:
             yield words.say("overhead_small", small=_SMALL)
         else:
-            yield words.say("overhead_estimated", profiled=typical_us, without=max(typical_us - cost_us, 0.0))
+            yield words.say("overhead_estimated", profiled=typical_ns, without=max(typical_ns - cost_ns, 0.0))
     elif found.on_devices:
         yield words.say("overhead_unknown")
 

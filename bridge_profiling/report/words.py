@@ -14,7 +14,7 @@ from bridge_profiling.traces.types import texts
 #: Items of evidence that are listed.
 _MOST_ITEMS = 12
 
-#: Microseconds as "8.4 ms" or as "8.40" for columns in milliseconds, a share as "31%", bytes of memory as "812.5 MiB".
+#: Nanoseconds as "8.4 ms" or as "8.40" for columns in milliseconds, a share as "31%", bytes of memory as "812.5 MiB".
 ms, bare_ms, percent, memory = (partial(written, name) for name in ("ms", "bare_ms", "percent", "memory"))
 
 
@@ -34,21 +34,21 @@ def say(name: str, /, *values: Any, **named: Any) -> str:
 
 
 def saving(
-    estimate_us: float | None, at_most_us: float | None = None, *, share: Callable[[float], float | None], per: str = ""
+    estimate_ns: float | None, at_most_ns: float | None = None, *, share: Callable[[float], float | None], per: str = ""
 ) -> str:
     """An estimated saving and its upper bound: "about 7.0 ms (12%), at most 23 ms (38%)"; "" if both are unknown.
 
     Args:
-        estimate_us: None if unknown.
-        at_most_us: None if unknown.
+        estimate_ns: None if unknown.
+        at_most_ns: None if unknown.
         share: the share of an iteration that a time is; None if unknown.
         per: what the times refer to, as " per iteration".
     """
     found: list[str] = []
-    for limit, time_us in (("about", estimate_us), ("at most", at_most_us)):
-        if time_us is not None:
-            of = "" if (part := share(time_us)) is None else f" ({percent(part)})"
-            found.append(f"{limit} {ms(time_us)}{'' if found else per}{of}")
+    for limit, time_ns in (("about", estimate_ns), ("at most", at_most_ns)):
+        if time_ns is not None:
+            of = "" if (part := share(time_ns)) is None else f" ({percent(part)})"
+            found.append(f"{limit} {ms(time_ns)}{'' if found else per}{of}")
     return ", ".join(found)
 
 
@@ -74,12 +74,12 @@ def first_sentence(text: str) -> str:
 
 
 #: Units in names of evidence, and the formats of values with each.
-UNITS = {"us": "ms", "bytes": "memory", "share": "percent", "fraction": "percent", "gbs": "GB/s"}
+UNITS = {"ns": "ms", "bytes": "memory", "share": "percent", "fraction": "percent", "gbs": "GB/s"}
 
 
 def label(name: str) -> str:
     """A name of evidence in words: `bus_bandwidth_gbs` is "bus bandwidth"."""
-    return text("labels", name) or " ".join(word for word in name.split("_") if word not in ("us", "bytes", "gbs"))
+    return text("labels", name) or " ".join(word for word in name.split("_") if word not in ("ns", "bytes", "gbs"))
 
 
 def value(name: str, amount: Any) -> str:

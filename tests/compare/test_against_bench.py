@@ -22,12 +22,12 @@ DEVICE = "NVIDIA H200"
 TENSOR = "TENSOR_MODEL_PARALLEL_GROUP"
 
 #: A link of 100 GB/s and 20 microseconds, as that of the capture with a slow link would be if it were not slowed down.
-LATENCY_US, GBS = 20.0, 100.0
+LATENCY_NS, GBS = 20_000.0, 100.0
 
 
 def gbs_of(size):
     """The algorithm bandwidth that a link of that latency and bandwidth gives at a size."""
-    return size / (LATENCY_US + size / GBS / 1e3) / 1e3
+    return size / (LATENCY_NS + size / GBS)
 
 
 def collectives(world_size=2, *, sizes=(1024, MIB, 256 * MIB), gbs=None, correct=True, **known):
@@ -64,7 +64,7 @@ def rows_of(run, group=TENSOR):
 def test_times_between_measured_sizes_are_those_of_a_link_of_any_latency_and_bandwidth():
     points = [(size, gbs_of(size)) for size in (4 * MIB, 1024, MIB)]
     for size in (1024, 5000, 300_000, MIB, 3 * MIB, 4 * MIB):
-        assert interpolated(points, size) == pytest.approx(LATENCY_US + size / GBS / 1e3)
+        assert interpolated(points, size) == pytest.approx(LATENCY_NS + size / GBS)
     assert [interpolated(points, 1023), interpolated(points, 4 * MIB + 1), interpolated([], MIB)] == [None] * 3
 
 
@@ -73,8 +73,8 @@ def test_each_group_is_compared_with_as_many_ranks_at_its_own_sizes(compared):
     for row in rows_of(run):
         assert (row["count"], row["compared_count"], row["reason"]) == (36, 36, None)
         # The bytes of all of them over the link, and the latency of each.
-        assert row["alone_us"] == pytest.approx(36 * LATENCY_US + 1_611_399_168 / GBS / 1e3)
-        assert row["reached_share"] == pytest.approx(row["alone_us"] / row["transfer_us"])
+        assert row["alone_ns"] == pytest.approx(36 * LATENCY_NS + 1_611_399_168 / GBS)
+        assert row["reached_share"] == pytest.approx(row["alone_ns"] / row["transfer_ns"])
         # The link was made slow: 26 GB/s of bus bandwidth, which is algorithm bandwidth for two ranks.
         assert row["bus_bandwidth_gbs"] == pytest.approx(25.9, abs=0.1)
         assert row["alone_bus_bandwidth_gbs"] == pytest.approx(row["bus_bandwidth_gbs"] / row["reached_share"])
@@ -106,7 +106,7 @@ def test_what_ran_elsewhere_is_not_compared_and_says_why(compared, results, reas
 def test_sizes_outside_are_left_out_of_both_sides(compared):
     (row, _) = rows_of(compared(collectives(sizes=(1024, MIB))))
     assert 0 < row["compared_count"] < row["count"]
-    assert row["alone_us"] == pytest.approx(row["compared_count"] * (LATENCY_US + 65536 / GBS / 1e3))
+    assert row["alone_ns"] == pytest.approx(row["compared_count"] * (LATENCY_NS + 65536 / GBS), abs=1)
     assert "67,108,864 bytes were sent" in row["reason"]
 
 
@@ -151,5 +151,5 @@ def test_copies_steps_and_loaders_are_compared_too(compared):
         assert row["alone_bandwidth_gbs"] == pytest.approx(50.0)
         assert row["reached_share"] == pytest.approx(row["bandwidth_gbs"] / 50.0)
     assert bench.step["reason"] == "cpu was measured, but NVIDIA H200 captured"
-    assert bench.data_loader["batch_us"] == pytest.approx(20_000)
+    assert bench.data_loader["batch_ns"] == pytest.approx(20_000_000)
     assert problems("analyze", json.loads(run.to_json())) == []

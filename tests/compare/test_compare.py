@@ -47,10 +47,10 @@ def test_the_parts_add_up_to_the_change_of_the_median_to_rounding(compared):
     """Also with an iteration out of line, which the mean feels and the median does not."""
     found = compared(WrittenRun(iterations=5), WrittenRun(iterations=5, host_us=180, slow={3: 5000.0}, seed=3))
     for parts in (found.by_cause, found.by_activity):
-        assert sum(part.change for part in parts.values()) == pytest.approx(found.profiled.change, abs=1e-6)
-    assert found.step.us.change == found.profiled.change == pytest.approx(80, abs=4)
-    assert found.by_cause["outlying_iterations_us"].change == pytest.approx(-1000, rel=0.05)
-    assert found.explains_most[0] == "host_launch_us"
+        assert sum(part.change for part in parts.values()) == pytest.approx(found.profiled.change, abs=1e-3)
+    assert found.step.ns.change == found.profiled.change == pytest.approx(80_000, abs=4_000)
+    assert found.by_cause["outlying_iterations_ns"].change == pytest.approx(-1_000_000, rel=0.05)
+    assert found.explains_most[0] == "host_launch_ns"
     assert not changed(found.kernels) + changed(found.copies)
 
 
@@ -106,13 +106,13 @@ def test_a_kernel_is_the_same_however_its_profiler_spells_it(kineto, nsys):
 
 
 def test_communication_is_compared_by_operation_where_one_side_knows_no_groups():
-    def side(count, kernel_us):
-        return EventSide({"count": count, "us": 10.0, "kernel_us": kernel_us, "wait_us": 5.0, "bytes": 100.0})
+    def side(count, kernel_ns):
+        return EventSide({"count": count, "ns": 10.0, "kernel_ns": kernel_ns, "wait_ns": 5.0, "bytes": 100.0})
 
     known = {("all_reduce", "TP", 2): side(4, 40), ("all_reduce", "DP", 2): side(1, 10)}
     base, other = comparable(known, {("all_reduce", "", 0): side(5, 55)})
     ((key, merged),) = base.items()
-    assert merged.amounts == {"count": 5, "us": 50, "kernel_us": 50, "wait_us": 0, "bytes": 200}
+    assert merged.amounts == {"count": 5, "ns": 50, "kernel_ns": 50, "wait_ns": 0, "bytes": 200}
     assert key in other
     assert comparable(known, known) == (known, known)
 
@@ -158,7 +158,7 @@ def series(written):
     ("factors", "verdicts", "trend"),
     [
         ((1, 1, 1, 1, 1), ["unchanged"] * 4, "contains zero"),
-        ((1, 1.02, 1.04, 1.06, 1.08, 1.1), ["slower"] * 5, 100),
+        ((1, 1.02, 1.04, 1.06, 1.08, 1.1), ["slower"] * 5, 100_000),
         # A jump is no slope, though a line through it rises.
         ((1, 1, 1, 1.1, 1.1, 1.1), ["unchanged", "unchanged", "slower", "unchanged", "unchanged"], "one jump fits"),
         ((1, 0.8, 0.7, 0.6), ["faster"] * 3, "a trend needs 5 runs"),
@@ -167,24 +167,24 @@ def series(written):
 def test_runs_that_changed_and_a_slope_only_where_there_is_one(series, factors, verdicts, trend):
     found = series(*(quiet(factor, seed=place) for place, factor in enumerate(factors)))
     assert [run.against_previous.step.verdict for run in found.runs[1:]] == verdicts
-    assert found.runs[-1].against_first.step.us.speedup == pytest.approx(1 / factors[-1])
+    assert found.runs[-1].against_first.step.ns.speedup == pytest.approx(1 / factors[-1])
     text = " ".join(series_view(found).verdict.sentences)
     if isinstance(trend, str):
         assert (found.trend, trend in found.no_trend, "Trend" in text) == (None, True, False)
     else:
         assert (found.trend.value, 0 < found.trend.low <= found.trend.high) == (pytest.approx(trend), True)
         assert "Trend over 6 runs: +0.1 ms per run" in text
-    medians = [run.step_us.value for run in found.runs]
+    medians = [run.step_ns.value / 1e3 for run in found.runs]
     expected = {"n": len(medians), "mean": fmean(medians), "std": stdev(medians), "min": min(medians), "max": max(medians)}
     assert found.document()["over_runs_us"] == pytest.approx(expected)
     assert f"Over {len(medians)} runs, the median iteration has a mean of" in text
-    assert all(run.spread_us.min < run.step_us.value < run.spread_us.max for run in found.runs)
+    assert all(run.spread_ns.min < run.step_ns.value < run.spread_ns.max for run in found.runs)
 
 
 def test_medians_of_all_runs_are_of_one_kind_of_iterations(series):
     """One night without manifests: nothing of it is set against iterations that no profiler slowed down."""
     found = series(quiet(), quiet(seed=2), WrittenRun(host_us=300, seed=7))
-    assert (found.evidence, found.runs[0].step_us.value < 1000) == ("profiled", True)
+    assert (found.evidence, found.runs[0].step_ns.value < 1_000_000) == ("profiled", True)
     assert {run.against_first.step.evidence for run in found.runs[1:]} == {"profiled"}
     assert "has no iterations without profiling" in found.limitations[0]
     assert json.loads(found.to_json())["runs"][2]["against_previous"]["step"]["verdict"] == "slower"
@@ -192,7 +192,7 @@ def test_medians_of_all_runs_are_of_one_kind_of_iterations(series):
 
 def test_a_run_without_iterations_leaves_the_others_comparable(series):
     found = series(quiet(), quiet(1.1, seed=2), WrittenRun(iterations=1, marked=False))
-    assert (found.evidence, found.runs[2].step_us, found.runs[2].against_first.step) == ("unprofiled", None, None)
+    assert (found.evidence, found.runs[2].step_ns, found.runs[2].against_first.step) == ("unprofiled", None, None)
     assert found.runs[1].against_previous.step.verdict == "slower"
     view = series_view(found)
     assert view.verdict.headline.startswith("It is unknown whether run 3 is slower or faster than run 1: the iteration times")

@@ -81,9 +81,9 @@ def test_an_iteration_has_what_was_launched_in_it():
     # Communication that runs on into the next iteration does not move its beginning.
     computes = [work("compute", 100, 900, 50, iteration=9), work("compute", 1100, 1900, 1050, iteration=10)]
     overlapping = [*computes, work("communication", 900, 1500, 60, iteration=9, stream=20)]
-    for events, expected in ((ahead, [(5.5, 5), (5, 5)]), (overlapping, [(1, 0.8), (1, 0.8)])):
+    for events, expected in ((ahead, [(5500, 5000), (5000, 5000)]), (overlapping, [(1000, 800), (1000, 800)])):
         found = _found([(0, 1000), (1000, 2000)], *events)
-        assert values(found, "duration_us", "compute_us") == expected
+        assert values(found, "duration_ns", "compute_ns") == expected
         assert found["end_ns"][0] == found["start_ns"][1]
 
 
@@ -91,12 +91,12 @@ def test_the_first_iteration_begins_when_the_device_is_done_with_what_was_launch
     before = [work("compute", 0, 400, None, iteration=None), work("compute", 400, 700, None, iteration=None)]
     own = [work("compute", 700, 1500, 50, iteration=9), work("compute", 1600, 1900, 1050, iteration=10)]
     found = _found([(0, 1000), (1000, 2000)], *before, *own, work("compute", 1950, 1960, None, iteration=None))
-    assert values(found, "duration_us", "compute_us") == [(0.8, 0.8), (0.5, 0.31)]
+    assert values(found, "duration_ns", "compute_ns") == [(800, 800), (500, 310)]
 
 
 def test_time_between_iterations_belongs_to_none_and_one_without_work_is_all_idle():
     found = _found([(0, 1000), (5000, 6000)], work("compute", 2000, 3000, 1500))
-    assert values(found, "duration_us", "compute_us", "idle_us", "launch_starved_us") == [(1, 0, 1, 1)] * 2
+    assert values(found, "duration_ns", "compute_ns", "idle_ns", "launch_starved_ns") == [(1000, 0, 1000, 1000)] * 2
 
 
 @pytest.mark.parametrize(
@@ -110,8 +110,8 @@ def test_time_between_iterations_belongs_to_none_and_one_without_work_is_all_idl
 def test_boundary_iterations_are_left_out_of_medians_where_three_were_captured(boundaries, counted, codes):
     table = _found([(place * 1000, place * 1000 + 100 * 2**place) for place in range(len(boundaries))], boundary=boundaries)
     assert [row["iteration"] - 9 for row in steady(table.to_pylist())] == counted
-    found, middle = typical_iteration(table), median(2**place / 10 for place in counted)
-    assert values(found.table, "iterations", "duration_us") == [(len(counted), pytest.approx(middle))]
+    found, middle = typical_iteration(table), median(100 * 2**place for place in counted)
+    assert values(found.table, "iterations", "duration_ns") == [(len(counted), middle)]
     assert [caveat.code for caveat in found.caveats] == codes
 
 
@@ -124,8 +124,8 @@ def test_launch_statistics_tell_graphs_from_kernels_launched_one_by_one():
         work("compute", 40_000, 44_000, 0, launch_start_ns=9_000, launch_end_ns=29_000, correlation=3),
         work("compute", 50_000, 60_000),
     ]
-    names = ("kernel_count", "mean_kernel_us", "median_kernel_us", "launch_count", "launch_call_us", "graph_kernel_count")
-    assert values(answer(rank(device_events=events), "launch_statistics"), *names) == [(5, 4.0, 3.0, 2, 4.0, 2)]
+    names = ("kernel_count", "mean_kernel_ns", "median_kernel_ns", "launch_count", "launch_call_ns", "graph_kernel_count")
+    assert values(answer(rank(device_events=events), "launch_statistics"), *names) == [(5, 4000, 3000, 2, 4000, 2)]
 
 
 def _gaps(start_ns, end_ns, *events, **tables):
@@ -226,38 +226,38 @@ def test_the_parts_are_those_of_a_judgement_nanosecond_by_nanosecond(rows, cuts)
     assert parts.tolist() == (end - start - compute.within_ns(start, end)).tolist()
 
 
-def _attributed(*durations_us, lost_us, boundary=None, cause=Cause.data_loading, waiting_us=None):
+def _attributed(*durations_ns, lost_ns, boundary=None, cause=Cause.data_loading, waiting_ns=None):
     """The budget of one rank's iterations that compute for half of their time, and lose some of the rest to a cause."""
     iterations = [
-        {"rank": 0, "source": "kineto", "iteration": number, "boundary": number == boundary, "duration_us": duration}
-        | {"compute_us": duration / 2, "idle_us": duration / 2, "exposed_communication_us": 0.0}
-        for number, duration in enumerate(durations_us)
+        {"rank": 0, "source": "kineto", "iteration": number, "boundary": number == boundary, "duration_ns": duration}
+        | {"compute_ns": duration // 2, "idle_ns": duration // 2, "exposed_communication_ns": 0}
+        for number, duration in enumerate(durations_ns)
     ]
     lost = [
-        {"rank": 0, "source": "kineto", "iteration": number, "cause": str(cause), "between": between, "lost_us": lost}
-        for number, lost in lost_us.items()
+        {"rank": 0, "source": "kineto", "iteration": number, "cause": str(cause), "between": between, "lost_ns": lost}
+        for number, lost in lost_ns.items()
         for between in (False, True)
     ]
-    ranks = [{"rank": 0, "iteration": number, "waiting_us": waiting_us} for number in range(len(durations_us))]
+    ranks = [{"rank": 0, "iteration": number, "waiting_ns": waiting_ns} for number in range(len(durations_ns))]
     (found,) = attribution(*(pa.Table.from_pylist(rows) for rows in (iterations, lost, ranks))).to_pylist()
     return found
 
 
 # The first is the mean of the middle two.
 @pytest.mark.parametrize(
-    ("durations_us", "boundary", "expected"),
+    ("durations_ns", "boundary", "expected"),
     [((100, 300, 120, 140), None, (130, 30, 4)), ((900, 100, 120, 140), 0, (120, 60, 3))],
 )
-def test_it_is_of_the_middle_iteration_without_boundary_ones(durations_us, boundary, expected):
-    found = _attributed(*durations_us, boundary=boundary, lost_us={2: 60.0})
-    assert (found["duration_us"], found["data_loading_us"], found["iterations"]) == expected
+def test_it_is_of_the_middle_iteration_without_boundary_ones(durations_ns, boundary, expected):
+    found = _attributed(*durations_ns, boundary=boundary, lost_ns={2: 60})
+    assert (found["duration_ns"], found["data_loading_ns"], found["iterations"]) == expected
 
 
-@pytest.mark.parametrize(("waiting_us", "expected"), [(30.0, (10, 30, True)), (70.0, (0, 40, True)), (None, (40, 0, False))])
-def test_waiting_is_taken_from_communication_and_never_more_than_it(waiting_us, expected):
-    lost = dict.fromkeys(range(3), 40.0)
-    found = _attributed(100, 100, 100, lost_us=lost, cause=Cause.blocked_by_communication, waiting_us=waiting_us)
-    assert (found["communication_us"], found["waiting_us"], found["waiting_known"]) == expected
+@pytest.mark.parametrize(("waiting_ns", "expected"), [(30, (10, 30, True)), (70, (0, 40, True)), (None, (40, 0, False))])
+def test_waiting_is_taken_from_communication_and_never_more_than_it(waiting_ns, expected):
+    lost = dict.fromkeys(range(3), 40)
+    found = _attributed(100, 100, 100, lost_ns=lost, cause=Cause.blocked_by_communication, waiting_ns=waiting_ns)
+    assert (found["communication_ns"], found["waiting_ns"], found["waiting_known"]) == expected
 
 
 def test_sets_of_several_lanes_on_one_axis_are_those_of_each_lane():

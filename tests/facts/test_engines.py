@@ -89,7 +89,7 @@ def test_a_script_without_a_main_guard_reads_a_run_with_several_processes(tmp_pa
             import sys
             from bridge_profiling.run import Run
             print({"torch", "duckdb", "ray", "rich", "pandas", "nemo_run"} & set(sys.modules))
-            print(Run(".", workers=2).facts.breakdown["compute_us"].to_pylist())
+            print(Run(".", workers=2).facts.breakdown["compute_ns"].to_pylist())
         """)
     )
     # A file that is called like a library must not be taken for it by the workers.

@@ -23,7 +23,7 @@ def test_the_stack_at_each_time_is_the_ranges_open_then_without_those_that_outla
     calls = Counter()
     for row in found.to_pylist():
         calls[row["stack"][-1]] += row["count"]
-        assert row["device_us"] == 1000 * row["self_us"] == expected.pop(tuple(row["stack"]), 0)
+        assert row["device_ns"] == 1000 * row["self_ns"] == 1000 * expected.pop(tuple(row["stack"]), 0)
     assert not expected
     assert calls == {str(row): 1 for row in range(len(ranges))}
 
@@ -41,7 +41,7 @@ def test_ranges_that_never_end_do_not_make_stacks_without_end(monkeypatch):
     monkeypatch.setattr(flame_graph_module, "DEEPEST", 3)
     host = [{"category": "python", "name": str(row), "thread": 1} | _times(row, 10) for row in range(6)]
     found = stacks_of(rank(host_events=host))["flame_graph"]
-    assert values(found.table, "stack", "self_us") == [(["0"], 0.001), (["0", "1"], 0.001), (["0", "1", "2"], 0.008)]
+    assert values(found.table, "stack", "self_ns") == [(["0"], 1), (["0", "1"], 1), (["0", "1", "2"], 8)]
     assert "3 ranges" in found.caveats[0].text
 
 
@@ -80,7 +80,7 @@ DEVICE = [
     work("compute", 1 * US, 3 * US, 2 * US),
 ]
 ITERATIONS = [{"iteration": 1, "start_ns": 5 * US, "end_ns": 50 * US}, {"iteration": 2, "start_ns": 50 * US, "end_ns": 95 * US}]
-NAMES = ("thread", "stack", "category", "count", "self_us", "total_us", "device_us", "device_total_us")
+NAMES = ("thread", "stack", "category", "count", "self_ns", "total_ns", "device_ns", "device_total_ns")
 MODULE, STEP = "train.py(1): <module>", "train.py(9): step"
 
 
@@ -88,7 +88,7 @@ def test_each_stack_has_the_time_it_was_open_without_and_with_its_callees_and_th
     tables = rank(host_events=HOST, device_events=DEVICE, iterations=ITERATIONS)
     found = stacks_of(tables)["flame_graph"]
     enter, forward = "profiler.py(7): __enter__", "forward"
-    assert values(found.table, *NAMES) == [
+    assert [(*row[:4], *(time_ns / US for time_ns in row[4:])) for row in values(found.table, *NAMES)] == [
         (1, [MODULE], "python", 1, 50, 90, 0, 7),
         (1, [MODULE, STEP], "python", 2, 14, 40, 1, 7),
         # `forward` counts from the end of the frame that enters it.

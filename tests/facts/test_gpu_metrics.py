@@ -35,8 +35,8 @@ def test_levels_are_those_of_the_marked_iterations(tmp_path, run_of):
     assert (read["metric"], read["mean"], read["p95"]) == (READ, 10, 10)
     # Over time, means of equal intervals.
     found = sampled.facts.gpu_metrics_over_time(2).to_pylist()
-    values = [(row["metric"], round(row["time_us"], 2), row["value"]) for row in found]
-    assert values == [(READ, 0.48, 10), (READ, 1.43, 10), (ACTIVE, 0.48, 80), (ACTIVE, 1.43, 40)]
+    values = [(row["metric"], row["time_ns"], row["value"]) for row in found]
+    assert values == [(READ, 475, 10), (READ, 1426, 10), (ACTIVE, 475, 80), (ACTIVE, 1426, 40)]
     # On the terminal and in JSON.
     (counters,) = [table for table in run_tables(sampled.facts, None) if table.id == "gpu-metrics-table"]
     assert [cell.text for cell in counters.rows[0]] == ["0", "0", "60.0", "80.0", "80.0", "20", ACTIVE]
@@ -92,8 +92,8 @@ def test_system_calls_of_launching_threads_and_cudas_allocations_are_those_of_th
     report.write(tmp_path / "rank-0.sqlite")
     run = run_of()
     (call,) = run.facts.system_calls.to_pylist()  # the read is inside a poll
-    assert [call[name] for name in ("name", "iterations", "calls", "longest_us")] == ["poll", 2, 1.0, 0.3]
-    assert (call["time_us"], call["share"]) == (pytest.approx(0.2), pytest.approx(400 / 1800))
+    assert [call[name] for name in ("name", "iterations", "calls", "longest_ns")] == ["poll", 2, 1.0, 300]
+    assert (call["time_ns"], call["share"]) == (200, pytest.approx(400 / 1800))
     names = ("memory", "allocations", "frees", "in_iterations", "peak_bytes", "end_bytes")
     rows = [tuple(row[name] for name in names) for row in run.facts.cuda_memory.to_pylist()]
     assert rows == [("device", 2, 1, 2, 96, 64), ("pinned", 1, 0, 1, 8, 8)]

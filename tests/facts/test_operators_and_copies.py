@@ -35,11 +35,11 @@ def test_own_time_is_without_operators_inside(monkeypatch, rows):
         work("compute", 9600, 9700, operator=6, launch_thread=1, launch_start_ns=12_000),
     ]
     found = answer(rank(host_events=events, device_events=launched), "operators")
-    of_add, of_mul = ("aten::add", 2, 2.5, 3, 0.1, 0.1), ("aten::mul", 1, 0.5, 0.5, 0, 0)
-    expected = [("aten::mm", 2, 7, 7, 4.5, 4.5), ("aten::linear", 1, 4, 10, 0, 4), of_add, of_mul]
-    assert values(found, "name", "count", "self_us", "total_us", "device_self_us", "device_total_us") == expected
-    of_each = [("aten::mm", 3.5, 6), ("aten::linear", 10, 10), ("aten::add", 1.5, 2), ("aten::mul", 0.5, 0.5)]
-    assert values(found, "name", "mean_us", "max_us") == of_each
+    of_add, of_mul = ("aten::add", 2, 2500, 3000, 100, 100), ("aten::mul", 1, 500, 500, 0, 0)
+    expected = [("aten::mm", 2, 7000, 7000, 4500, 4500), ("aten::linear", 1, 4000, 10_000, 0, 4000), of_add, of_mul]
+    assert values(found, "name", "count", "self_ns", "total_ns", "device_self_ns", "device_total_ns") == expected
+    of_each = [("aten::mm", 3500, 6000), ("aten::linear", 10_000, 10_000), ("aten::add", 1500, 2000), ("aten::mul", 500, 500)]
+    assert values(found, "name", "mean_ns", "max_ns") == of_each
 
 
 def test_calls_are_separated_by_shapes_or_call_stacks_and_other_ranges_counted_when_asked():
@@ -54,7 +54,7 @@ def test_calls_are_separated_by_shapes_or_call_stacks_and_other_ranges_counted_w
     assert found()["count"].to_pylist() == [3]
     assert dict(values(found(shapes=True), "shapes", "count")) == {shapes: 1, "[[9,9],[9,9]]": 1, None: 1}
     assert dict(values(found(stacks=True), "stack", "count")) == {stack: 2, None: 1}
-    assert values(found(category="annotation"), "name", "self_us") == [("dataloader", 5)]
+    assert values(found(category="annotation"), "name", "self_ns") == [("dataloader", 5000)]
 
 
 def test_modules_are_those_of_torch(tmp_path):
@@ -81,29 +81,29 @@ def test_copies_by_direction_and_memory_with_their_bandwidth():
         copy("DtoD", "device", 6000, 900_000),
         work("memset", 0, 500, bytes=7000),
     ]
-    names = ("kind", "direction", "from_memory", "host_memory", "count", "bytes", "total_us", "bandwidth_gbs")
+    names = ("kind", "direction", "from_memory", "host_memory", "count", "bytes", "total_ns", "bandwidth_gbs")
     sums = device_sums(table("device_events", events), marked=False)
     of_rank = {"rank": [0] * len(sums), "source": ["kineto"] * len(sums)}
     with connect() as connection:
         found = copies(connection, pa.table(of_rank | {name: sums[name] for name in sums.column_names}))
     assert sorted(values(found, *names)) == [
-        ("memcpy", "DtoD", "device", None, 1, 900_000, 1, pytest.approx(900)),
-        ("memcpy", "HtoD", "pageable", "pageable", 3, 10_000, 3, pytest.approx(5)),
-        ("memcpy", "HtoD", "pinned", "pinned", 1, 50_000, 1, pytest.approx(50)),
-        ("memset", None, None, None, 1, 7000, 0.5, pytest.approx(14)),
+        ("memcpy", "DtoD", "device", None, 1, 900_000, 1000, pytest.approx(900)),
+        ("memcpy", "HtoD", "pageable", "pageable", 3, 10_000, 3000, pytest.approx(5)),
+        ("memcpy", "HtoD", "pinned", "pinned", 1, 50_000, 1000, pytest.approx(50)),
+        ("memset", None, None, None, 1, 7000, 500, pytest.approx(14)),
     ]
 
 
 def test_work_on_several_devices_is_counted_as_that_of_one():
     busy = [work("compute", 0, 15_000), work("compute", 10_000, 20_000, device=1)]
     one, both = (breakdown(device_work(table("device_events", events))) for events in (busy[:1], busy))
-    assert (values(both.table, "busy_us"), one.caveats, both.caveats[0].code) == ([(20,)], (), "several_devices")
+    assert (values(both.table, "busy_ns"), one.caveats, both.caveats[0].code) == ([(20_000,)], (), "several_devices")
 
 
 def test_a_collective_belongs_to_the_unit_whose_range_it_was_launched_in():
     def found(ranges, events):
         rows = units(table("host_events", ranges), table("device_events", events))
-        return values(rows, "unit", "step", "count", "host_us", "communication_count", "device_us")
+        return values(rows, "unit", "step", "count", "host_ns", "communication_count", "device_ns")
 
     ranges = [
         span("FSDP::all_gather (layers.0)", 0, 10_000, thread=1),
@@ -126,10 +126,10 @@ def test_a_collective_belongs_to_the_unit_whose_range_it_was_launched_in():
         work("communication", 0, 900_000),
     ]
     assert found(ranges, events) == [
-        ("layers.1", "all_gather", 2, 20, 2, 110),
-        ("layers.0", "all_gather", 1, 10, 1, 40),
-        ("layers.1", "reduce", 1, 15, 1, 7),
+        ("layers.1", "all_gather", 2, 20_000, 2, 110_000),
+        ("layers.0", "all_gather", 1, 10_000, 1, 40_000),
+        ("layers.1", "reduce", 1, 15_000, 1, 7000),
     ]
     # Without a device the host's time is known, and the device's is not zero.
     ranges = [span("ZeRO::reduce", 0, 3000, thread=1), span("FSDP::all_gather", 5000, 6000, thread=1)]
-    assert found(ranges, []) == [("", "reduce", 1, 3, 0, None), ("", "all_gather", 1, 1, 0, None)]
+    assert found(ranges, []) == [("", "reduce", 1, 3000, 0, None), ("", "all_gather", 1, 1000, 0, None)]

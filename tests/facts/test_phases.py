@@ -27,8 +27,8 @@ def test_work_of_descendants_and_of_autograds_thread_counts_and_that_of_other_th
     ]
     launched = [_launched(120, 40_000), _launched(170, 20_000, AUTOGRAD, "communication")]
     launched += [_launched(170, 9_000, thread=3), _launched(300, 7_000)]
-    found = _found(events, launched, "kind", "device_us", "compute_us", "communication_us", "kernel_count", steps=STEPS[:1])
-    assert found == {"backward": ("phase", 60, 40, 20, 2), "autograd": ("autograd", 20, 0, 20, 1)}
+    found = _found(events, launched, "kind", "device_ns", "compute_ns", "communication_ns", "kernel_count", steps=STEPS[:1])
+    assert found == {"backward": ("phase", 60_000, 40_000, 20_000, 2), "autograd": ("autograd", 20_000, 0, 20_000, 1)}
 
 
 @pytest.mark.parametrize("at_node", [5, None], ids=["kineto", "nsys"])
@@ -45,8 +45,8 @@ def test_the_backward_pass_of_a_range_is_that_of_the_last_operator_with_the_node
         span(node, 140, 150, "operator", thread=AUTOGRAD, sequence=at_node and 99),
     ]
     launched = [_launched(41, 3000), _launched(110, 8000, AUTOGRAD), _launched(145, 500, AUTOGRAD)]
-    found = _found(events, launched, "device_us", "backward_host_us", "backward_device_us", steps=STEPS[:1])
-    assert found == {"embedding": (0, 0, 0), "layer": (3, 0.03, 8), "autograd": (8.5, None, None)}
+    found = _found(events, launched, "device_ns", "backward_host_ns", "backward_device_ns", steps=STEPS[:1])
+    assert found == {"embedding": (0, 0, 0), "layer": (3000, 30, 8000), "autograd": (8500, None, None)}
 
 
 def test_times_are_means_of_the_iterations_that_count_with_their_lowest_and_highest():
@@ -57,13 +57,13 @@ def test_times_are_means_of_the_iterations_that_count_with_their_lowest_and_high
         span("before", -50, -20),
         *(span("nccl:all_reduce", 1000 * step + 700, 1000 * step + 720) for step in (0, 1, 2)),
     ]
-    found = _found(ranges, [], "kind", "calls", "present", "host_us", "host_low_us", "host_high_us")
+    found = _found(ranges, [], "kind", "calls", "present", "host_ns", "host_low_ns", "host_high_ns")
     assert found == {
-        "load": ("range", 1, 3, 0.8 / 3, 0.1, 0.5),
-        "save": ("range", 1 / 3, 1, 0.04 / 3, 0, 0.04),
-        "nccl:all_reduce": ("library", 1, 3, 0.02, 0.02, 0.02),
+        "load": ("range", 1, 3, 267, 100, 500),
+        "save": ("range", 1 / 3, 1, 13, 0, 40),
+        "nccl:all_reduce": ("library", 1, 3, 20, 20, 20),
     }
-    assert _found(ranges, [], "longest_iteration", "longest_start_ns", "longest_us")["load"] == (2, 2100, 0.5)
+    assert _found(ranges, [], "longest_iteration", "longest_start_ns", "longest_ns")["load"] == (2, 2100, 500)
     edges = [{**STEPS[0], "boundary": True}, *STEPS[1:], {**STEPS[0], "iteration": 3, "start_ns": 3000, "end_ns": 3900}]
-    assert _found(ranges, [], "iterations", "host_low_us", steps=edges)["load"] == (3, 0)
-    assert _found(ranges, [], "iterations", "calls", "host_us", steps=[])["load"] == (0, 3, 0.8)
+    assert _found(ranges, [], "iterations", "host_low_ns", steps=edges)["load"] == (3, 0)
+    assert _found(ranges, [], "iterations", "calls", "host_ns", steps=[])["load"] == (0, 3, 800)

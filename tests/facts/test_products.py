@@ -41,7 +41,7 @@ def _found(*calls, kernel=BF16, took_ns=1000):
     ],
 )
 def test_flops_of_a_call(name, shapes, flops):
-    assert values(_found((name, shapes)), "flops", "device_us") == [(flops, 2)]
+    assert values(_found((name, shapes)), "flops", "device_ns") == [(flops, 2000)]
 
 
 def test_a_convolutions_output_is_known_from_its_backward_pass():

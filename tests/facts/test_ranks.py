@@ -200,12 +200,18 @@ def test_sizes_of_messages_have_rows_of_their_own_that_add_up_to_the_groups(tmp_
 
     asked = run.iterate(3, step).captured(tmp_path)
     rows = asked.communication(by="size")
-    names = ("message_bytes", "count", "captured_ranks", "transfer_us", "algorithm_bandwidth_gbs", "bus_bandwidth_gbs")
-    assert sorted(values(rows, *names)) == [(1_000_000, 3, 2, 300, 10.0, 5.0), (20_000_000, 6, 2, 600, 200.0, 100.0)]
-    assert dict(values(rows, "message_bytes", "wait_us")) == {1_000_000: 3000, 20_000_000: 0}
+    names = ("message_bytes", "count", "captured_ranks", "transfer_ns", "algorithm_bandwidth_gbs", "bus_bandwidth_gbs")
+    assert sorted(values(rows, *names)) == [
+        (1_000_000, 3, 2, 300 * US, 10.0, 5.0),
+        (20_000_000, 6, 2, 600 * US, 200.0, 100.0),
+    ]
+    assert dict(values(rows, "message_bytes", "wait_ns")) == {1_000_000: 3 * MS, 20_000_000: 0}
     by_rank = asked.facts.communication_by_rank
-    assert values(by_rank, "rank", "duration_us", "transfer_us", "wait_us") == [(0, 900, 900, 0), (1, 3900, 900, 3000)]
-    for name in ("duration_us", "exposed_us", "overlapped_us"):
+    assert values(by_rank, "rank", "duration_ns", "transfer_ns", "wait_ns") == [
+        (0, 900 * US, 900 * US, 0),
+        (1, 3900 * US, 900 * US, 3 * MS),
+    ]
+    for name in ("duration_ns", "exposed_ns", "overlapped_ns"):
         assert sum(rows[name].to_pylist()) == pytest.approx(sum(by_rank[name].to_pylist())), name
 
 
@@ -251,21 +257,21 @@ def test_even_stages_have_the_schedules_bubble_and_no_more(tmp_path, stages, mic
     for row in found:
         assert row["ideal_bubble_fraction"] == pytest.approx(ideal)
         assert row["bubble_fraction"] == pytest.approx(ideal, abs=0.005)
-        assert row["warm_up_us"] + row["steady_us"] + row["cool_down_us"] == pytest.approx(row["bubble_us"])
-        assert row["other_idle_us"] < 0.01 * row["pipeline_us"]
-        assert microbatches < stages or row["steady_us"] < 0.005 * row["pipeline_us"]
-    assert found[-1]["warm_up_us"] == pytest.approx((stages - 1) * 1000, rel=0.01)
+        assert row["warm_up_ns"] + row["steady_ns"] + row["cool_down_ns"] == pytest.approx(row["bubble_ns"])
+        assert row["other_idle_ns"] < 0.01 * row["pipeline_ns"]
+        assert microbatches < stages or row["steady_ns"] < 0.005 * row["pipeline_ns"]
+    assert found[-1]["warm_up_ns"] == pytest.approx((stages - 1) * MS, rel=0.01)
 
 
 def test_a_stage_with_more_work_is_the_uneven_one_and_the_others_wait_in_the_steady_phase(tmp_path):
     asked = _pipelines(2, 8, last=1.5).captured(tmp_path)
     light, heavy = asked.facts.pipeline.to_pylist()
-    assert heavy["excess_compute_us"] == pytest.approx(6000, rel=0.01)
-    assert heavy["steady_us"] < 100 < 6000 < light["steady_us"]
+    assert heavy["excess_compute_ns"] == pytest.approx(6 * MS, rel=0.01)
+    assert heavy["steady_ns"] < 100 * US < 6 * MS < light["steady_ns"]
     waits = {(row["stage"], row["waits_for_stage"]): row for row in asked.facts.pipeline_waits.to_pylist()}
     direct = [row for row in asked.facts.waits.to_pylist() if row["rank"] % 2 != row["waits_for"] % 2]
-    assert sum(row["wait_us"] for row in waits.values()) * 2 * 3 == pytest.approx(sum(row["wait_us"] for row in direct))
-    assert (waits[0, 1]["ranks"], waits[0, 1]["wait_us"] > 6000) == ([0, 2], True)
+    assert sum(row["wait_ns"] for row in waits.values()) * 2 * 3 == pytest.approx(sum(row["wait_ns"] for row in direct))
+    assert (waits[0, 1]["ranks"], waits[0, 1]["wait_ns"] > 6 * MS) == ([0, 2], True)
 
 
 def test_stages_that_are_not_captured_are_named(tmp_path):
@@ -291,8 +297,8 @@ def _training(slow, *, count=10, ranks=4, **how):
 def test_the_matrix_names_the_rank_that_came_last(tmp_path):
     run = SimulatedRun(3, offsets_ns={0: -900 * MS, 2: 44 * MS})
     run.iterate(1, lambda _: [*(run.compute(rank, each * MS) for rank, each in enumerate((1, 5, 2))), run.meet(range(3))])
-    found = values(run.captured(tmp_path).facts.waits, "iteration", "rank", "waits_for", "wait_us", "operations")
-    assert found == [(10, 0, 1, 4000.0, 1), (10, 2, 1, 3000.0, 1)]
+    found = values(run.captured(tmp_path).facts.waits, "iteration", "rank", "waits_for", "wait_ns", "operations")
+    assert found == [(10, 0, 1, 4 * MS, 1), (10, 2, 1, 3 * MS, 1)]
 
 
 @pytest.mark.parametrize(
@@ -322,8 +328,8 @@ def test_a_slow_rank_is_stable_if_it_is_slow_in_most_iterations(tmp_path, slow, 
     assert [sum(found[times].to_pylist()) for times in ("times_slowest", "times_fastest")] == [count, count]
     assert ("few_iterations_of_ranks" in [each.code for each in asked.facts.caveats("stragglers")]) == (count < 3)
     if word == "stable":
-        (slowest, *excesses), *_ = values(found, "rank", "excess_own_us", "excess_compute_us")
-        assert (slowest, excesses) == (rows[0][0], pytest.approx([3000, 3000], abs=100))
+        (slowest, *excesses), *_ = values(found, "rank", "excess_own_ns", "excess_compute_ns")
+        assert (slowest, excesses) == (rows[0][0], pytest.approx([3 * MS, 3 * MS], abs=100 * US))
 
 
 def test_one_rank_or_ranks_whose_communication_cannot_be_matched_are_not_called_slow(tmp_path):
@@ -333,8 +339,8 @@ def test_one_rank_or_ranks_whose_communication_cannot_be_matched_are_not_called_
     assert "ranks_not_comparable" in [each.code for each in alone.facts.caveats("stragglers")]
     run.change_operations(group_name=None, group_ranks=None, group=None)
     asked = run.captured(tmp_path / "unmatched")
-    assert set(values(asked.facts.ranks, "own_us", "place")) == {(None, None)}
-    assert min(asked.facts.ranks["compute_us"].to_pylist()) > 19_000
+    assert set(values(asked.facts.ranks, "own_ns", "place")) == {(None, None)}
+    assert min(asked.facts.ranks["compute_ns"].to_pylist()) > 19 * MS
     assert verdict(asked.facts.stragglers) == "unknown"
     assert "waiting_of_rank_unknown" in [each.code for each in asked.facts.caveats("ranks")]
 
@@ -343,9 +349,9 @@ def test_a_capture_that_starts_late_is_not_a_late_rank(tmp_path):
     rows = (
         _training(lambda _: {2: 3 * MS}, offsets_ns={1: 77 * MS}).captured(tmp_path, skip={3: 8}).facts.start_skew.to_pylist()
     )
-    assert rows[1]["capture_start_us"] < 1000 < 80_000 < rows[3]["capture_start_us"]
-    assert rows[1]["clock_offset_us"] == pytest.approx(-77_000, abs=1)
-    assert max(rows, key=lambda row: row["median_late_us"])["rank"] == 2
+    assert rows[1]["capture_start_ns"] < MS < 80 * MS < rows[3]["capture_start_ns"]
+    assert rows[1]["clock_offset_ns"] == pytest.approx(-77 * MS, abs=US)
+    assert max(rows, key=lambda row: row["median_late_ns"])["rank"] == 2
 
 
 def test_captures_without_iterations_are_compared_as_wholes(tmp_path):
@@ -363,19 +369,19 @@ def test_waiting_during_compute_is_own_time(tmp_path):
         run.meet([0, 1])
         run.ran(0, "compute", begin, begin + 6 * MS)
 
-    found = values(run.iterate(3, step).captured(tmp_path).facts.ranks, "rank", "waiting_us", "compute_us")
-    assert set(found) == {(0, 4000, 6000), (1, 0, 10_000)}
+    found = values(run.iterate(3, step).captured(tmp_path).facts.ranks, "rank", "waiting_ns", "compute_ns")
+    assert set(found) == {(0, 4 * MS, 6 * MS), (1, 0, 10 * MS)}
 
 
 @pytest.mark.parametrize("iterations", [10, 2_000])
 def test_how_likely_slowness_is_by_chance_is_known_for_any_number_of_iterations(iterations):
     """Rank 1 is slow in a tenth of the iterations."""
     rows = [
-        {"iteration": number, "rank": rank, "boundary": False, "duration_us": 10.0, "compute_us": 1.0, "waiting_us": 0.0}
+        {"iteration": number, "rank": rank, "boundary": False, "duration_ns": 1000, "compute_ns": 100, "waiting_ns": 0}
         | {
-            "own_us": 9.0 if rank == 1 and number % 10 == 0 else 5.0,
-            "longest_wait_us": 0.0,
-            "waited_for_us": 0.0,
+            "own_ns": 900 if rank == 1 and number % 10 == 0 else 500,
+            "longest_wait_ns": 0,
+            "waited_for_ns": 0,
             "place": None,
         }
         for number in range(iterations)

@@ -77,11 +77,11 @@ def test_every_rank_is_answered_for_in_order_with_units_in_the_names_of_columns(
     write_ranks(3)
     seen = []
     run = run_of(on_progress=lambda *done: seen.append(done))
-    assert run.facts.breakdown["compute_us"].to_pylist() == [300, 302, 304]
+    assert run.facts.breakdown["compute_ns"].to_pylist() == [300_000, 302_000, 304_000]
     assert seen == [(0, 3), (1, 3), (2, 3), (3, 3)]
     assert [info.rank for info in run.facts.every_info] == [0, 1, 2]
-    expected = [(rank, place, 100 * (place + 1) + rank) for rank in range(3) for place in range(2)]
-    assert values(run.facts.iterations, "rank", "iteration", "compute_us") == expected
+    expected = [(rank, place, 1000 * (100 * (place + 1) + rank)) for rank in range(3) for place in range(2)]
+    assert values(run.facts.iterations, "rank", "iteration", "compute_ns") == expected
     assert run.facts.operators["count"].to_pylist() == [2, 2, 2]
     assert run.facts.kernels["count"].to_pylist() == [6]
     # Said once, though it is so for each rank.
@@ -93,7 +93,7 @@ def test_every_rank_is_answered_for_in_order_with_units_in_the_names_of_columns(
         table = getattr(run.facts, question)
         assert table.column_names[:2] == ["rank", "source"]
         numbers = [each.name for each in table.schema if pa.types.is_integer(each.type) or pa.types.is_floating(each.type)]
-        assert not [each for each in numbers if each not in counts and not each.endswith(("_us", "_ns", "_gbs", "_bytes"))]
+        assert not [each for each in numbers if each not in counts and not each.endswith(("_ns", "_gbs", "_bytes"))]
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_of_two_files_of_one_rank_the_whole_one_counts(write_trace, run_of, tmp_
         path = write_trace(events, f"{folder}/rank-0.json.gz", distributedInfo={"rank": 0})
         run_of(path, parquet=tmp_path / "kept").facts.captures.entries()
     run, damaged = run_of(tmp_path / "kept"), str(tmp_path / "damaged" / "rank-0.json.gz")
-    assert run.facts.breakdown["compute_us"].to_pylist() == [300]
+    assert run.facts.breakdown["compute_ns"].to_pylist() == [300_000]
     assert run.facts.kernels_by_rank["count"].to_pylist() == [2]
     assert [damaged in error for error in run.facts.errors] == [True]
     assert any(damaged in sentence and "left out" in sentence for sentence in run.facts.limitations)

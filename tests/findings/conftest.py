@@ -13,7 +13,7 @@ __all__ = ["_cached_elsewhere", "captures", "real", "run_of", "write_trace"]
 def open_job(monkeypatch, tmp_path_factory, run_of):
     """Opens a simulated job. Its hosts take no time to record an event."""
     monkeypatch.setattr(
-        profiler_cost, "rates", lambda _: profiler_cost.Rates(*[0.0] * 6, launch_us=5.0, gap_us=0.0, entry_us=0.0)
+        profiler_cost, "rates", lambda _: profiler_cost.Rates(*[0.0] * 6, launch_ns=5_000, gap_ns=0.0, entry_ns=0.0)
     )
     return lambda job, thresholds=None, **written: run_of(
         job.write(tmp_path_factory.mktemp("job"), **written), thresholds=thresholds

@@ -40,23 +40,23 @@ def _computes_more(job, _):
 
 
 @pytest.mark.parametrize(
-    ("step", "ranks", "cause", "about_us", "at_most_us"),
+    ("step", "ranks", "cause", "about_ns", "at_most_ns"),
     [
         # No more than the time in the ranges, although the device idles for other reasons too.
-        (_loads, 2, "data_loading", 20_000, 20_000),
+        (_loads, 2, "data_loading", 20 * MS, 20 * MS),
         # Of four iterations with 20 and 40 ms, no more than the most: t(95%, 3) = 2.353 standard errors of 5.8 ms are more.
-        (partial(_loads, varies=True), 2, "data_loading", 30_000, 40_000),
+        (partial(_loads, varies=True), 2, "data_loading", 30 * MS, 40 * MS),
         # The compute of 20 ms stays. So does what the host does, but for an operator of each call, which has 20 kernels.
-        (_waits, 1, "host_sync", 3_000, 6_000),
+        (_waits, 1, "host_sync", 3 * MS, 6 * MS),
         # All that one of four iterations has beyond its compute, and the copies of the others.
-        (_loads_and_copies, 1, "copy_bound", (40 + 3 * 10) * MS / 4 / US, (40 + 40 + 3 * 10) * MS / 4 / US),
+        (_loads_and_copies, 1, "copy_bound", (40 + 3 * 10) * MS / 4, (40 + 40 + 3 * 10) * MS / 4),
         # All of the kernels, while fused ones are expected to take 30% of the products.
-        (_attention, 1, "unfused_attention", 2_000 + 0.7 * 4_000, 6_000),
+        (_attention, 1, "unfused_attention", (2 + 0.7 * 4) * MS, 6 * MS),
         # What rank 0 takes without waiting stays.
-        (_computes_more, 2, "straggler_compute", 8_000, 8_000),
+        (_computes_more, 2, "straggler_compute", 8 * MS, 8 * MS),
     ],
 )
-def test_what_goes_and_what_stays(find, step, ranks, cause, about_us, at_most_us):
+def test_what_goes_and_what_stays(find, step, ranks, cause, about_ns, at_most_ns):
     finding = find(SimulatedJob(step, ranks))[cause]
-    assert finding.recoverable_us_per_iteration == pytest.approx(about_us, rel=0.05)
-    assert finding.at_most_us_per_iteration == pytest.approx(1.1 * at_most_us, rel=0.05)
+    assert finding.recoverable_ns_per_iteration == pytest.approx(about_ns, rel=0.05)
+    assert finding.at_most_ns_per_iteration == pytest.approx(1.1 * at_most_ns, rel=0.05)

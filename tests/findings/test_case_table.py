@@ -38,7 +38,7 @@ def judge(request, tmp_path_factory):
         with Run(folder, parquet=tmp_path_factory.mktemp("tables"), engine=Here()) as run:
             durations: dict[int, list[float]] = {}
             for row in run.facts.iterations.to_pylist():
-                durations.setdefault(row["rank"], []).append(row["duration_us"])
+                durations.setdefault(row["rank"], []).append(row["duration_ns"])
             iteration_ms = median(median(each) for each in durations.values()) / 1e3
             return SimpleNamespace(findings=run.findings, iteration_ms=iteration_ms)
 
@@ -69,5 +69,5 @@ def test_a_capture_has_the_findings_of_its_row_and_no_others(judge, name):
     if cause:
         assert row.on == row.ranks == ", ".join(map(str, cause.ranks))
         assert row.confidence == str(cause.confidence)
-        assert cause.recoverable_us_per_iteration is None or cause.recoverable_us_per_iteration / 1e3 == _about(row.saving_ms)
+        assert cause.recoverable_ns_per_iteration is None or cause.recoverable_ns_per_iteration / 1e6 == _about(row.saving_ms)
         assert cause.events

@@ -98,7 +98,7 @@ _ITEM = "cudaStreamSynchronize in aten::_local_scalar_dense"
 
 def _copied(memory):
     copies = {"rank": 0, "direction": "HtoD", "host_memory": memory, "count": 8, "bytes": 8 << 24}
-    return {"copies": [copies | {"total_us": 32_000, "bandwidth_gbs": approx(4.194, rel=1e-3)}]}
+    return {"copies": [copies | {"total_ns": 32 * MS, "bandwidth_gbs": approx(4.194, rel=1e-3)}]}
 
 
 _DATA, _LAUNCH, _SYNC, _CHURN = "data_loading", "host_launch_bound", "host_sync", "allocator_churn"
@@ -109,26 +109,26 @@ _PINNED = partial(_copies, memory="pinned")
 
 
 @pytest.mark.parametrize(
-    ("step", "ranks", "cause", "on", "cost_us", "severe", "event", "action", "evidence"),
+    ("step", "ranks", "cause", "on", "cost_ns", "severe", "event", "action", "evidence"),
     [
-        (_loading, 2, _DATA, [0, 1], approx(30_000, rel=0.02), True, "data-loading", "num_workers", {}),
-        (partial(_loading, ranks=[1]), 3, _DATA, [1], approx(30_000, rel=0.02), True, "data-loading", "", {}),
-        (_loading_in_turns, 2, _DATA, [0, 1], approx(40_000, rel=0.02), True, "", "", {}),
-        (_items, 1, _SYNC, [0], approx(20 * 107, rel=0.1), False, _ITEM, ".item()", {"synchronizations": {"0": 20}}),
-        (_copies, 1, "pageable_copy", [0], approx(8_000, rel=0.05), False, "", "", _copied("pageable")),
-        (_PINNED, 1, "copy_bound", [0], approx(8_000, rel=0.05), False, "", "", _copied("pinned")),
-        (_small_kernels, 1, "small_kernels", [0], approx(13_000, rel=0.1), False, "before aten::add_", "", {}),
-        (_FREE, 1, _CHURN, [0], approx(4_000, rel=0.1), False, "cudaFree in aten::empty", "expandable_segments", _CALLS),
-        (_PIN, 1, _CHURN, [0], approx(4_000, rel=0.1), False, "cudaHostAlloc in aten::pin_memory", "Pin buffers once", _CALLS),
-        (_slow_host, 1, _LAUNCH, [0], approx(40_000, rel=0.05), True, "", "cuda_graph_impl", {}),
-        (_late_while_waiting_for_another, 2, "straggler_compute", [1], approx(27_000, rel=0.05), False, "", "", {}),
+        (_loading, 2, _DATA, [0, 1], approx(30 * MS, rel=0.02), True, "data-loading", "num_workers", {}),
+        (partial(_loading, ranks=[1]), 3, _DATA, [1], approx(30 * MS, rel=0.02), True, "data-loading", "", {}),
+        (_loading_in_turns, 2, _DATA, [0, 1], approx(40 * MS, rel=0.02), True, "", "", {}),
+        (_items, 1, _SYNC, [0], approx(20 * 107 * US, rel=0.1), False, _ITEM, ".item()", {"synchronizations": {"0": 20}}),
+        (_copies, 1, "pageable_copy", [0], approx(8 * MS, rel=0.05), False, "", "", _copied("pageable")),
+        (_PINNED, 1, "copy_bound", [0], approx(8 * MS, rel=0.05), False, "", "", _copied("pinned")),
+        (_small_kernels, 1, "small_kernels", [0], approx(13 * MS, rel=0.1), False, "before aten::add_", "", {}),
+        (_FREE, 1, _CHURN, [0], approx(4 * MS, rel=0.1), False, "cudaFree in aten::empty", "expandable_segments", _CALLS),
+        (_PIN, 1, _CHURN, [0], approx(4 * MS, rel=0.1), False, "cudaHostAlloc in aten::pin_memory", "Pin buffers once", _CALLS),
+        (_slow_host, 1, _LAUNCH, [0], approx(40 * MS, rel=0.05), True, "", "cuda_graph_impl", {}),
+        (_late_while_waiting_for_another, 2, "straggler_compute", [1], approx(27 * MS, rel=0.05), False, "", "", {}),
     ],
 )
-def test_a_cause_is_found_with_its_cost_and_no_other(find, step, ranks, cause, on, cost_us, severe, event, action, evidence):
+def test_a_cause_is_found_with_its_cost_and_no_other(find, step, ranks, cause, on, cost_ns, severe, event, action, evidence):
     found = find(SimulatedJob(step, ranks))
     assert found.keys() - CONSEQUENCES == {cause}
     finding = found[cause]
-    assert (finding.ranks, finding.recoverable_us_per_iteration, finding.severe) == (on, cost_us, severe)
+    assert (finding.ranks, finding.recoverable_ns_per_iteration, finding.severe) == (on, cost_ns, severe)
     assert (finding.events[0].name.startswith(event), action in finding.action) == (True, True)
     assert finding.evidence.items() >= evidence.items()
 
@@ -179,7 +179,7 @@ def test_a_checkpoint_between_two_iterations(find):
         job.rows[rank]["iterations"][2]["start_ns"] += 50 * MS
     found = find(job)["checkpoint_stall"]
     assert (found.ranks, found.evidence["iterations"]) == ([0, 1], [11])
-    assert found.recoverable_us_per_iteration == approx(50_000 / 4, rel=0.02)
+    assert found.recoverable_ns_per_iteration == approx(50 * MS / 4, rel=0.02)
     assert "async_save" in found.action
 
 
@@ -188,4 +188,4 @@ def test_captures_without_marked_iterations_are_judged_as_wholes(find):
     _loading_while_the_device_works(job, None, took_ns=35 * MS)  # in 20 of which the device works
     found = find(job)["data_loading"]
     assert "of each capture" in found.title
-    assert found.recoverable_us_per_iteration == approx(15_000, rel=0.05)
+    assert found.recoverable_ns_per_iteration == approx(15 * MS, rel=0.05)

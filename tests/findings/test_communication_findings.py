@@ -40,20 +40,20 @@ def _gradients_at_the_end(job, _, kernels=40, took_ns=2 * MS):
 
 
 @pytest.mark.parametrize(
-    ("step", "title", "limited_by", "saving_us", "advice"),
+    ("step", "title", "limited_by", "saving_ns", "advice"),
     [
-        (_slow_link, "", ("tp", "link"), 12_000, "tp_comm_overlap"),
+        (_slow_link, "", ("tp", "link"), 12 * MS, "tp_comm_overlap"),
         # As soon as a faster link would save enough.
-        (_a_tenth_of_the_time, "slow link", ("tp", "link"), 2_000 * (1 - (64 << 20) / 2e-3 / 1e9 / 60), "NCCL"),
-        (partial(_slow_link, size=1 << 16), "", ("tp", "latency"), 12_000, "ddp.bucket_size"),
+        (_a_tenth_of_the_time, "slow link", ("tp", "link"), 2 * MS * (1 - (64 << 20) / 2e-3 / 1e9 / 60), "NCCL"),
+        (partial(_slow_link, size=1 << 16), "", ("tp", "latency"), 12 * MS, "ddp.bucket_size"),
     ],
 )
-def test_exposed_transfers_have_their_group_and_what_limits_it(communication, step, title, limited_by, saving_us, advice):
+def test_exposed_transfers_have_their_group_and_what_limits_it(communication, step, title, limited_by, saving_ns, advice):
     finding = communication(step, host="node-1")["exposed_communication"]
     (group,) = finding.evidence["groups"]
     assert (group["dimension"], group["limited_by"]) == limited_by
     assert (finding.ranks, finding.confidence, title in finding.title) == ([0, 1], Confidence.high, True)
-    assert finding.recoverable_us_per_iteration == approx(saving_us, rel=0.02)
+    assert finding.recoverable_ns_per_iteration == approx(saving_ns, rel=0.02)
     assert advice in finding.action
 
 
@@ -95,8 +95,8 @@ def test_what_a_faster_link_would_not_save_is_no_communication(communication, st
 def test_waiting_of_a_rank_captured_alone_may_be_either(communication):
     (finding,) = communication(_waiting_for_rank_0, ranks=[1]).values()
     assert (finding.id, finding.ranks, finding.confidence) == ("unmatched_communication", [1], Confidence.low)
-    assert finding.evidence["exposed_us"]["1"] == finding.recoverable_us_per_iteration == approx(9_200, rel=0.02)
-    assert finding.events[0].duration_us == approx(9_200, rel=0.02)
+    assert finding.evidence["exposed_ns"]["1"] == finding.recoverable_ns_per_iteration == approx(9_200 * US, rel=0.02)
+    assert finding.events[0].duration_ns == approx(9_200 * US, rel=0.02)
     assert communication(_waiting_for_rank_0, ranks=[0]) == {}
     # Of transfers, an estimate at most.
     estimate = communication(_slow_link, ranks=[0])["exposed_communication"]
@@ -105,13 +105,13 @@ def test_waiting_of_a_rank_captured_alone_may_be_either(communication):
 
 def test_gradients_reduced_after_the_last_pass_could_be_hidden(communication):
     finding = communication(_gradients_at_the_end)["low_overlap"]
-    assert finding.evidence["could_hide_us"] == {"0": approx(2_000, rel=0.02), "1": approx(2_000, rel=0.02)}
-    assert finding.recoverable_us_per_iteration == approx(2_000, rel=0.02)
+    assert finding.evidence["could_hide_ns"] == {"0": approx(2 * MS, rel=0.02), "1": approx(2 * MS, rel=0.02)}
+    assert finding.recoverable_ns_per_iteration == approx(2 * MS, rel=0.02)
     assert "overlap_grad_reduce" in finding.action
     # Exposed communication that is a finding itself is not saved twice.
     found = communication(partial(_gradients_at_the_end, kernels=10, took_ns=10 * MS))
-    savings = {name: each.recoverable_us_per_iteration for name, each in found.items()}
-    assert savings == {"exposed_communication": approx(10_000, rel=0.02), "low_overlap": 0}
+    savings = {name: each.recoverable_ns_per_iteration for name, each in found.items()}
+    assert savings == {"exposed_communication": approx(10 * MS, rel=0.02), "low_overlap": 0}
 
 
 def test_the_dimension_of_a_group_follows_from_megatrons_name_or_its_ranks(tmp_path, run_of):
@@ -144,7 +144,7 @@ def test_gradients_reduced_after_each_micro_batch_cost_all_but_the_last_and_once
     found = find(SimulatedJob(_accumulating, 2))["accumulation_sync"]
     assert found.ranks == [0, 1]
     assert (found.evidence["micro_batches"], found.evidence["collectives"]) == (4, 12)
-    assert found.recoverable_us_per_iteration == approx(3 * 3 * 500, rel=0.02)
+    assert found.recoverable_ns_per_iteration == approx(3 * 3 * 500 * US, rel=0.02)
     assert "no_sync" in found.action
     once = partial(_accumulating, sync=False)
     once_more = lambda job, number: [once(job, number), job.meet(500 * US, group="default_pg", size=1 << 25)]  # noqa: E731
@@ -176,11 +176,11 @@ def test_many_small_units_cost_their_transfers_and_their_launches_and_few_or_lar
     found = small(run, Thresholds(collectives=60))
     assert found.evidence["collectives"] == {"0": 60, "1": 60}
     # Beside the launches in a range, a collective of the other rank often still runs: then neither alone is responsible.
-    assert found.evidence["host_us"]["0"] > 60 * 50
-    assert found.evidence["host_us"]["0"] < found.recoverable_us_per_iteration < 60 * 335
+    assert found.evidence["host_ns"]["0"] > 60 * 50 * US
+    assert found.evidence["host_ns"]["0"] < found.recoverable_ns_per_iteration < 60 * 335 * US
     assert "fully_shard" in found.action
     # Time in the ranges, however long the host stops elsewhere, else in the operators that issue collectives.
     for changed in ({"stops_ns": 200 * MS}, {"issuing": "c10d::_allgather_base_", "named": "DDP", "stops_ns": 200 * MS}):
-        assert of(**changed).evidence["host_us"]["0"] == approx(60 * 305, rel=0.02)
+        assert of(**changed).evidence["host_ns"]["0"] == approx(60 * 305 * US, rel=0.02)
     for few_or_large in ({"size": 1 << 25}, {"units": 10}):
         assert of(**few_or_large) is None

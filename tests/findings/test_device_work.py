@@ -52,22 +52,22 @@ _IN_BF16 = 1 - 66.9 / 989.4
 
 
 @pytest.mark.parametrize(
-    ("name", "bf16", "devices", "saving_us"),
+    ("name", "bf16", "devices", "saving_ns"),
     [
-        (_FP32, 0, _H100, 20_000 * _IN_BF16 + 1_000),
-        (_TF32, 0, _H100, 20_000 * 0.5 + 1_000),
-        (_FP64, 0, _H100, 20_000 * _IN_BF16 + 1_000),
+        (_FP32, 0, _H100, (20 * _IN_BF16 + 1) * MS),
+        (_TF32, 0, _H100, 11 * MS),
+        (_FP64, 0, _H100, (20 * _IN_BF16 + 1) * MS),
         # Element-wise kernels count by the share of products in FP32.
-        (_FP32, 20, _H100, 20_000 * _IN_BF16 + 500),
+        (_FP32, 20, _H100, (20 * _IN_BF16 + 0.5) * MS),
         # With the A100's peaks, and less confidence.
-        (_FP32, 0, {}, 20_000 * 15 / 16 + 1_000),
+        (_FP32, 0, {}, (20 * 15 / 16 + 1) * MS),
     ],
 )
-def test_products_in_fp32_save_what_bf16_takes_less(find, name, bf16, devices, saving_us):
+def test_products_in_fp32_save_what_bf16_takes_less(find, name, bf16, devices, saving_ns):
     found = find(SimulatedJob(partial(_products, name=name, bf16=bf16), 2), devices=devices)["full_precision_matmul"]
-    assert found.recoverable_us_per_iteration == approx(saving_us, rel=1e-3)
+    assert found.recoverable_ns_per_iteration == approx(saving_ns, rel=1e-3)
     # All products and half of the rest, a tenth more, and no more than the iteration.
-    assert found.at_most_us_per_iteration == approx(23_100 if bf16 else 22_006, rel=1e-3)
+    assert found.at_most_ns_per_iteration == approx((23_100 if bf16 else 22_006) * US, rel=1e-3)
     assert (found.ranks, found.events[0].name) == ([0, 1], name)
     assert found.confidence is (Confidence.high if devices else Confidence.medium)
     share = approx(20 / (22 + bf16), abs=1e-4)
@@ -88,8 +88,8 @@ def _attention(job, _, softmax=_SOFTMAX, product="aten::bmm", softmax_us=500, li
 @pytest.mark.parametrize("product", ["aten::bmm", None])
 def test_attention_in_single_kernels_saves_all_but_its_products(find, softmax, product):
     found = find(SimulatedJob(partial(_attention, softmax=softmax, product=product)))["unfused_attention"]
-    assert found.recoverable_us_per_iteration == approx(4 * (1_500 + 0.7 * 400), rel=1e-3)
-    assert found.evidence["softmax_and_mask_us"] == {"0": approx(6_000)}
+    assert found.recoverable_ns_per_iteration == approx(4 * (1_500 + 0.7 * 400) * US, rel=1e-3)
+    assert found.evidence["softmax_and_mask_ns"] == {"0": approx(6 * MS)}
     assert {event.name for event in found.events} == {"scale", "mask", softmax}
 
 
@@ -97,7 +97,7 @@ def test_attention_in_single_kernels_saves_all_but_its_products(find, softmax, p
 def test_full_precision_of_attention_alone_is_for_fused_attention_to_remove(find, linear, of_attention_us):
     found = find(SimulatedJob(partial(_attention, linear=linear, batched=_FP32)))
     assert ("full_precision_matmul" in found) == (linear == _FP32)
-    assert found["unfused_attention"].recoverable_us_per_iteration == approx(4 * (1_500 + of_attention_us), rel=1e-3)
+    assert found["unfused_attention"].recoverable_ns_per_iteration == approx(4 * (1_500 + of_attention_us) * US, rel=1e-3)
 
 
 def _optimizer(job, _, operators, range_=None, parameters=60, sizes=(12, 32), meets=0, busy=40):
@@ -128,8 +128,8 @@ def test_kernels_for_each_parameter_save_what_one_for_all_takes_less(find, opera
     kernels = 60 * len(operators)
     assert found.evidence["kernels"] == {"0": kernels}
     # Of each kernel's 22 us, 2 are its start, and a quarter of the others is left.
-    assert found.recoverable_us_per_iteration == approx(kernels * 17, rel=0.02)
-    assert found.at_most_us_per_iteration == approx(1.1 * kernels * 22, rel=0.02)
+    assert found.recoverable_ns_per_iteration == approx(kernels * 17 * US, rel=0.02)
+    assert found.at_most_ns_per_iteration == approx(1.1 * kernels * 22 * US, rel=0.02)
 
 
 @pytest.mark.parametrize("waits", [False, True])
@@ -142,8 +142,8 @@ def test_what_a_host_that_waits_once_launches_kernel_by_kernel_afterwards_is_the
 
     found = find(SimulatedJob(step, pause_ns=40 * US))
     late_us = 400 * (45 - 22) if waits else 0
-    assert found["unfused_optimizer"].recoverable_us_per_iteration == approx(400 * 17 + late_us, rel=0.02)
-    assert found["unfused_optimizer"].at_most_us_per_iteration > 400 * 22 + late_us
+    assert found["unfused_optimizer"].recoverable_ns_per_iteration == approx((400 * 17 + late_us) * US, rel=0.02)
+    assert found["unfused_optimizer"].at_most_ns_per_iteration > (400 * 22 + late_us) * US
     assert "host_sync" not in found
 
 
@@ -157,7 +157,7 @@ def test_a_loop_that_waits_for_each_parameter_loses_what_it_launches_to_its_wait
 
     found = find(SimulatedJob(step, pause_ns=40 * US))
     assert next(iter(found)) == "host_sync"
-    assert found["host_sync"].recoverable_us_per_iteration == approx(100 * (3 * 45 - 10), rel=0.1)
+    assert found["host_sync"].recoverable_ns_per_iteration == approx(100 * (3 * 45 - 10) * US, rel=0.1)
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ def test_conversions_between_layouts_save_their_time(find, before, product, afte
     found = find(SimulatedJob(step)).get("layout_conversion")
     assert (found and found.confidence) == confidence
     if found:
-        assert found.recoverable_us_per_iteration == approx(kernels * 200, rel=1e-3)
+        assert found.recoverable_ns_per_iteration == approx(kernels * 200 * US, rel=1e-3)
         assert found.evidence["kernels"] == {"0": kernels}
 
 
@@ -236,13 +236,13 @@ def _compiled_backward(job, _, again=True):
 
 def test_a_compiled_forward_pass_in_the_backward_pass_is_recomputation(find):
     found = find(SimulatedJob(_compiled_backward))["recomputation"]
-    assert found.recoverable_us_per_iteration == approx(4 * 1_300, rel=1e-3)
+    assert found.recoverable_ns_per_iteration == approx(4 * 1_300 * US, rel=1e-3)
     assert "recomputation" not in find(SimulatedJob(partial(_compiled_backward, again=False)))
 
 
 def test_forward_work_in_the_backward_pass_is_recomputation(find):
     found = find(SimulatedJob(_backward))["recomputation"]
-    assert found.recoverable_us_per_iteration == approx(4 * 1_300, rel=1e-3)
-    assert found.at_most_us_per_iteration == approx(1.1 * 4 * 1_300, rel=1e-3)
+    assert found.recoverable_ns_per_iteration == approx(4 * 1_300 * US, rel=1e-3)
+    assert found.at_most_ns_per_iteration == approx(1.1 * 4 * 1_300 * US, rel=1e-3)
     assert found.confidence is Confidence.low
     assert "recomputation" not in find(SimulatedJob(partial(_backward, again=False)))

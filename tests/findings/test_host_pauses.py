@@ -33,23 +33,23 @@ _FRAME = "torch/_dynamo/convert_frame.py(1024): compile_inner"
 def test_a_stop_is_named_by_the_range_that_shows_it(find, name, category, cause):
     found = find(SimulatedJob(partial(_stops, name=name, category=category)))
     assert found.keys() - {"low_device_busy", "dominant_kernel"} == {cause}
-    assert found[cause].recoverable_us_per_iteration == approx(30_000, rel=0.01)
+    assert found[cause].recoverable_ns_per_iteration == approx(30 * MS, rel=0.01)
     assert found[cause].events[0].name == name
 
 
 @pytest.mark.parametrize(
-    ("name", "every", "rank", "job", "cause", "saving_us", "title"),
+    ("name", "every", "rank", "job", "cause", "saving_ns", "title"),
     [
-        (_COLLECTING, 3, 1, {"ranks": 2}, "garbage_collection", 10_000, "for 30 ms in 2 of 6 iterations (mean 10 ms"),
+        (_COLLECTING, 3, 1, {"ranks": 2}, "garbage_collection", 10 * MS, "for 30 ms in 2 of 6 iterations (mean 10 ms"),
         # In an iteration that does not count.
-        (_COMPILING, 6, 0, {"ranks": 2, "boundary": [12]}, "recompilation", 5_000, "30 ms in 1 of 6 captured iterations"),
+        (_COMPILING, 6, 0, {"ranks": 2, "boundary": [12]}, "recompilation", 5 * MS, "30 ms in 1 of 6 captured iterations"),
     ],
 )
-def test_a_stop_in_some_iterations_says_how_often_and_how_long(find, name, every, rank, job, cause, saving_us, title):
+def test_a_stop_in_some_iterations_says_how_often_and_how_long(find, name, every, rank, job, cause, saving_ns, title):
     found = find(SimulatedJob(partial(_stops, name=name, every=every, rank=rank), iterations=6, **job))
     assert not found.keys() & {"straggler_host", "host_launch_bound", "host_pause"}
     assert (title in found[cause].title, found[cause].ranks) == (True, [rank])
-    assert found[cause].recoverable_us_per_iteration == approx(saving_us, rel=0.01)
+    assert found[cause].recoverable_ns_per_iteration == approx(saving_ns, rel=0.01)
     if cause == "garbage_collection":
         assert found[cause].occurrence.iterations == (12, 15)
         assert found[cause].evidence["collections"]["1"] == approx(2 / 6, abs=0.01)
@@ -70,7 +70,7 @@ def test_a_capture_that_mostly_sets_up_libraries_says_so_and_nothing_else(find, 
     assert ("initialization" in found) == initializes
     if initializes:
         assert found.keys() == {"initialization"}
-        assert found["initialization"].recoverable_us_per_iteration is None
+        assert found["initialization"].recoverable_ns_per_iteration is None
 
 
 @pytest.mark.parametrize(
@@ -109,15 +109,15 @@ def test_states_copied_to_the_host_in_some_iterations_are_saved(find, changed, s
     assert ("checkpoint_stall" in found) == saves
     if saves:
         named = {known["name"], written_in} != {"step"}
-        assert found["checkpoint_stall"].recoverable_us_per_iteration == approx(
-            (40_400 + known["opened_ms"] * 1e3) / known["every"], rel=0.03
+        assert found["checkpoint_stall"].recoverable_ns_per_iteration == approx(
+            (40.4 + known["opened_ms"]) * MS / known["every"], rel=0.03
         )
         assert (found["checkpoint_stall"].confidence_reason.startswith("saving is inferred")) != named
         assert "host_pause" not in found
 
 
 @pytest.mark.parametrize(
-    ("lost_us", "struck"),
+    ("lost_ns", "struck"),
     [
         ([1, 1, 9, 1, 8], [2, 4]),
         ([0, 0, 9], [2]),
@@ -128,8 +128,8 @@ def test_states_copied_to_the_host_in_some_iterations_are_saved(find, changed, s
         ([0, 0, 0], None),
     ],
 )
-def test_iterations_are_struck_that_lose_most(lost_us, struck):
-    found = occurrence(range(len(lost_us)), np.array(lost_us, float))
+def test_iterations_are_struck_that_lose_most(lost_ns, struck):
+    found = occurrence(range(len(lost_ns)), np.array(lost_ns, float))
     assert (list(found.iterations) if found else None) == struck
 
 
@@ -146,7 +146,7 @@ def test_a_captured_iteration_that_medians_leave_out_is_named(find):
     found = find(job)
     slow = found["slow_iterations"]
     assert (slow.evidence["iterations"], slow.ranks) == ([12], [1])
-    assert slow.recoverable_us_per_iteration == approx(900_000 / 6, rel=0.02)
+    assert slow.recoverable_ns_per_iteration == approx(900 * MS / 6, rel=0.02)
     assert "host_pause" not in found
 
 
@@ -166,8 +166,8 @@ def test_iterations_in_which_all_ranks_compute_more_are_named(find):
         slow = found(15, (11, 14), ranks)
         assert slow.title == "Iterations 11, 14 compute more than the others, by 15 ms in 2 of 6 iterations (mean 5 ms, 20%)"
         assert (slow.ranks, slow.evidence["iterations"]) == ([*range(ranks)], [11, 14])
-        assert slow.at_most_us_per_iteration > slow.recoverable_us_per_iteration == approx(5_000, rel=0.01)
+        assert slow.at_most_ns_per_iteration > slow.recoverable_ns_per_iteration == approx(5 * MS, rel=0.01)
     # What is copied then, and strikes the same iterations, is another loss.
-    assert found(15, (11, 14), also="pageable_copy").recoverable_us_per_iteration == approx(5_000, rel=0.01)
+    assert found(15, (11, 14), also="pageable_copy").recoverable_ns_per_iteration == approx(5 * MS, rel=0.01)
     assert found(15, (10, 12, 13, 15)) is None, "most iterations are not the others"
     assert found(6, (11, 14)) is None

@@ -28,10 +28,10 @@ NAN = float("nan")
     ],
 )
 def test_time_that_every_rank_loses_or_waits_is_saved(waiting, lost, cost, saving):
-    how = {} if cost is None else {"cost_us": np.array(cost, float)}
+    how = {} if cost is None else {"cost_ns": np.array(cost, float)}
     ledger = Ledger(np.array(waiting, float))
     assert ledger.attribute(np.array(lost, float), **how) == pytest.approx(saving)
-    assert not np.isnan(ledger.attributed_us).any()
+    assert not np.isnan(ledger.attributed_ns).any()
 
 
 @pytest.mark.parametrize(("numbers", "saving"), [([10, 11], 10), ([10, 12], 0), ([None, 11], 0)])
@@ -47,9 +47,9 @@ def test_two_late_ranks_save_what_both_of_them_lose():
 
 def test_time_below_the_threshold_is_left_for_later_findings():
     ledger = Ledger(np.zeros((1, 1)))
-    assert ledger.attribute(np.array([[2.0]]), at_least_us=5) == 0
+    assert ledger.attribute(np.array([[2.0]]), at_least_ns=5) == 0
     assert ledger.is_empty
-    assert ledger.attribute(np.array([[5.0]]), at_least_us=5) == 5
+    assert ledger.attribute(np.array([[5.0]]), at_least_ns=5) == 5
     assert not ledger.is_empty
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from bridge_profiling.findings import Confidence, Ledger, Thresholds
 from bridge_profiling.findings.iterations import slow_iterations
+from tests.findings.simulated_jobs import MS
 from tests.traces.kineto_files import call, complete, kernel, write_capture
 
 
@@ -44,20 +45,20 @@ _EVERY_TENTH = _durations(24, 60) | dict.fromkeys((19, 29, 39, 49, 59), 104.0)
 
 def test_the_profilers_cost_is_subtracted_from_the_hosts_and_is_a_finding_that_saves_nothing(find):
     found = find(_durations(24))
-    assert found["host_launch_bound"].recoverable_us_per_iteration == pytest.approx(10_000 - 6_000, rel=0.02)
+    assert found["host_launch_bound"].recoverable_ns_per_iteration == pytest.approx((10 - 6) * MS, rel=0.02)
     assert found["host_launch_bound"].confidence is Confidence.high
-    assert found["data_loading"].recoverable_us_per_iteration == pytest.approx(10e3, rel=0.02)
+    assert found["data_loading"].recoverable_ns_per_iteration == pytest.approx(10 * MS, rel=0.02)
     profiler = found["profiler_overhead"]
-    assert (profiler.evidence["profiler_us"], profiler.recoverable_us_per_iteration) == ({"0": pytest.approx(6_000)}, None)
+    assert (profiler.evidence["profiler_ns"], profiler.recoverable_ns_per_iteration) == ({"0": pytest.approx(6 * MS)}, None)
 
 
 def test_the_bound_has_what_unprofiled_iterations_take_longer_on_average(find):
     # A third of them takes 4 ms more than the captured ones do without the profiler, and the longest of these take 6 more.
     found = find(_durations(24, 33) | dict.fromkeys(range(10, 33, 3), 28.0))
-    exceeds_us = 8 / 26 * 4_000  # the first one, and those next to the window do not count
-    assert found["data_loading"].at_most_us_per_iteration == pytest.approx(10_000 + exceeds_us, rel=0.01)
+    exceeds_ms = 8 / 26 * 4  # the first one, and those next to the window do not count
+    assert found["data_loading"].at_most_ns_per_iteration == pytest.approx((10 + exceeds_ms) * MS, rel=0.01)
     clipped = find(_durations(24, 33) | dict.fromkeys(range(10, 33, 3), 34.0))
-    assert clipped["data_loading"].at_most_us_per_iteration == pytest.approx(10_000 + 8 / 26 * 6_000, rel=0.01)
+    assert clipped["data_loading"].at_most_ns_per_iteration == pytest.approx((10 + 8 / 26 * 6) * MS, rel=0.01)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +92,7 @@ def test_slow_iterations_at_a_fixed_distance(find):
     found = find(_EVERY_TENTH)["slow_iterations"]
     assert (found.evidence["every"], found.evidence["iterations"]) == (10, [19, 29, 39, 49, 59])
     # 80 ms more each, over the 53 iterations that the profiler left alone.
-    assert found.recoverable_us_per_iteration == pytest.approx(5 * 80_000 / 53, rel=0.02)
+    assert found.recoverable_ns_per_iteration == pytest.approx(5 * 80 * MS / 53, rel=0.02)
 
 
 def test_slow_iterations_now_and_then(find):
@@ -105,33 +106,33 @@ def test_one_slow_iteration_is_named_and_promises_nothing(find):
     for slow, counted in (({12: 104}, "1 iteration is"), ({12: 104, 13: 60}, "2 iterations are up to")):
         found = find(_durations(24) | slow)["slow_iterations"]
         assert found.title == f"{counted} 80 ms longer than the usual 24 ms"
-        assert (found.confidence, found.recoverable_us_per_iteration) == (Confidence.low, None)
+        assert (found.confidence, found.recoverable_ns_per_iteration) == (Confidence.low, None)
 
 
 @pytest.mark.parametrize(
-    ("before", "cause", "saving_us", "iterations"),
+    ("before", "cause", "saving_ns", "iterations"),
     [
-        (24, "slow_iterations", 60_000 / 17, 17),  # one of the 4 captured iterations and 13 others
-        (90, "host_pause", 60_000 / 4, 4),  # unprofiled iterations can be as long
+        (24, "slow_iterations", 60 * MS / 17, 17),  # one of the 4 captured iterations and 13 others
+        (90, "host_pause", 60 * MS / 4, 4),  # unprofiled iterations can be as long
     ],
 )
-def test_a_pause_that_no_unprofiled_iteration_has_counts_as_rarely_as_it_occurs(find, before, cause, saving_us, iterations):
+def test_a_pause_that_no_unprofiled_iteration_has_counts_as_rarely_as_it_occurs(find, before, cause, saving_ns, iterations):
     found = find(_durations(24) | {7: 90, 2: before}, pause_in_7_us=60_000)
     assert {"host_pause", "slow_iterations"} & found.keys() >= {cause}
-    assert found[cause].recoverable_us_per_iteration == pytest.approx(saving_us, rel=0.01)
+    assert found[cause].recoverable_ns_per_iteration == pytest.approx(saving_ns, rel=0.01)
     assert (found[cause].occurrence.of, found[cause].confidence) == (iterations, Confidence.low)
 
 
 def test_pauses_in_and_outside_the_window_are_saved_once(find, run_of):
     find(_EVERY_TENTH)
     grids = run_of().grids
-    slow = [dict(row, iteration=9, boundary=True, duration_us=3e6) for row in grids.facts.iterations.to_pylist()[:1]]
+    slow = [dict(row, iteration=9, boundary=True, duration_ns=3_000 * MS) for row in grids.facts.iterations.to_pylist()[:1]]
     grids.facts.iterations = pa.concat_tables(
         [grids.facts.iterations, pa.Table.from_pylist(slow, grids.facts.iterations.schema)]
     )
     found = [*slow_iterations(grids, Thresholds(), Ledger.of(grids))]
     assert [each.measures["iterations"] for each in found] == [[19, 29, 39, 49, 59], [9]]
-    assert [each.saving_us is None for each in found] == [False, True]
+    assert [each.saving_ns is None for each in found] == [False, True]
 
 
 def test_manifests_alone_show_slow_iterations_and_the_profilers_cost(find, tmp_path, run_of):

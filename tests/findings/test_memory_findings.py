@@ -109,7 +109,7 @@ def test_memory_that_does_what_memory_does_is_no_finding(find, recording, device
 def test_growth_is_found_with_the_line_that_keeps_it(find, iterations, confidence):
     (finding,) = find(Recording(iterations, reserved=8 * GB).leak(40 * MB), device_bytes=80 * GB).values()
     assert (finding.id, finding.ranks, finding.confidence) == ("memory_growth", [0], confidence)
-    assert finding.recoverable_us_per_iteration is None
+    assert finding.recoverable_ns_per_iteration is None
     (device,) = finding.evidence["devices"]
     assert device["growth_bytes_per_iteration"] == 40 * MB
     assert device["iterations_until_full"] == pytest.approx((80 * GB - 2 * GB) / (40 * MB), rel=0.01)

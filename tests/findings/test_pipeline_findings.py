@@ -46,7 +46,7 @@ def test_few_microbatches_are_found_with_what_the_schedule_loses(find):
     (finding,) = find([2, 2, 2, 2], 4)
     evidence = finding.evidence
     assert (evidence["ideal_bubble_fraction"], evidence["longest_stage"]) == (pytest.approx(3 / 7), None)
-    assert finding.recoverable_us_per_iteration == pytest.approx(3 * (2 + 4) * 2_000, rel=0.1)
+    assert finding.recoverable_ns_per_iteration == pytest.approx(3 * (2 + 4) * 2 * MS, rel=0.1)
 
 
 @pytest.mark.parametrize(
@@ -63,6 +63,6 @@ def test_each_longer_stage_is_named_with_its_excess_and_its_own_setting(find, la
     assert setting in finding.action
     if len(layers) == 2 and not output_ns:
         # Six layers for four in the mean: two of 2 + 4 ms for each of eight microbatches, and one to fill the pipeline.
-        assert finding.evidence["uneven_stages_us"] == pytest.approx(2 * 6_000 * 9, rel=0.02)
-        assert finding.recoverable_us_per_iteration == pytest.approx(2 * 6_000 * 9, rel=0.05)
+        assert finding.evidence["uneven_stages_ns"] == pytest.approx(2 * 6 * 9 * MS, rel=0.02)
+        assert finding.recoverable_ns_per_iteration == pytest.approx(2 * 6 * 9 * MS, rel=0.05)
         assert find(layers, 8, iterations=2)[0].confidence is Confidence.medium

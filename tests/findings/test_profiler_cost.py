@@ -11,16 +11,16 @@ from tests.findings.simulated_jobs import LAUNCH_NS, MS, US, SimulatedJob
 approx = pytest.approx
 
 #: Each operator costs 20 µs, and the 20 µs that are left of a launch are the host's own.
-_COST_US, _OWN_NS = 20, 20 * US
+_COST_NS, _OWN_NS = 20 * US, 20 * US
 
 
 @pytest.fixture
 def run_job(tmp_path_factory, run_of, monkeypatch):
     """Opens a simulated job whose recorded operators, and what their shapes add, cost so much."""
 
-    def opened(job, shapes_us=0.0, launch_us=LAUNCH_NS / US):
+    def opened(job, shapes_ns=0.0, launch_ns=LAUNCH_NS):
         monkeypatch.setattr(
-            profiler_cost, "rates", lambda source: Rates(_COST_US, 0.0, 0.0, 0.0, 0.0, shapes_us, launch_us, 0.0, 0.0)
+            profiler_cost, "rates", lambda source: Rates(_COST_NS, 0.0, 0.0, 0.0, 0.0, shapes_ns, launch_ns, 0.0, 0.0)
         )
         return run_of(job.write(tmp_path_factory.mktemp("job")))
 
@@ -28,7 +28,7 @@ def run_job(tmp_path_factory, run_of, monkeypatch):
 
 
 def _job(step, own_ns=_OWN_NS, ranks=1):
-    return SimulatedJob(step, ranks, pause_ns=own_ns + _COST_US * US - LAUNCH_NS)
+    return SimulatedJob(step, ranks, pause_ns=own_ns + _COST_NS - LAUNCH_NS)
 
 
 def _kernels(took_ns, count=100):
@@ -38,13 +38,13 @@ def _kernels(took_ns, count=100):
 def test_a_device_that_waits_for_recording_alone_is_not_launch_bound(run_job):
     # A launch takes 40 µs with recording and 20 without, as long as a kernel.
     run = run_job(_job(_kernels(20 * US)))
-    assert run.grids.profiler.estimated_us == approx(100 * _COST_US, rel=0.05)
+    assert run.grids.profiler.estimated_ns == approx(100 * _COST_NS, rel=0.05)
     assert all(run.grids.is_doubtful(cause) for cause in LAUNCHING)  # which of them is uncertain
     found = {finding.id: finding for finding in run.findings}
     assert found.keys() == {"profiler_overhead", "dominant_kernel"}
     overhead = found["profiler_overhead"]
-    assert overhead.evidence["unprofiled_iteration_us"] == {"0": approx(2_000, rel=0.05)}
-    assert overhead.evidence["host_cost_us"] == {"operators": 100 * _COST_US}
+    assert overhead.evidence["unprofiled_iteration_ns"] == {"0": approx(2 * MS, rel=0.05)}
+    assert overhead.evidence["host_cost_ns"] == {"operators": 100 * _COST_NS}
 
 
 def test_waits_that_recording_does_not_prolong_are_in_no_doubt(run_job):
@@ -67,13 +67,13 @@ def test_without_waits_a_host_is_ahead_in_the_first_captured_iteration_as_in_any
             job.busy(kernels=5)
 
     job = SimulatedJob(step, iterations=iterations, pause_ns=60 * US - LAUNCH_NS)
-    lost_us = {}
+    lost_ns = {}
     for row in run_job(job).facts.idle_causes.to_pylist():
         if row["cause"] == "host_sync":
-            lost_us[row["iteration"]] = lost_us.get(row["iteration"], 0) + row["lost_us"]
-    first, *others = lost_us.values()
+            lost_ns[row["iteration"]] = lost_ns.get(row["iteration"], 0) + row["lost_ns"]
+    first, *others = lost_ns.values()
     # A single iteration does not say that the loop goes on.
-    assert (first > 5_000) == (iterations > 1)
+    assert (first > 5 * MS) == (iterations > 1)
     assert others == [approx(first, rel=0.15)] * (iterations - 1)
 
 
@@ -81,8 +81,8 @@ def test_what_recording_does_not_explain_is_a_finding(run_job):
     # A launch takes 90 µs with recording and 70 without.
     run = run_job(_job(_kernels(10 * US), own_ns=70 * US))
     found = {finding.id: finding for finding in run.findings}
-    assert found["host_launch_bound"].recoverable_us_per_iteration == approx(100 * 60, rel=0.05)
-    assert run.conclusion.unprofiled.iteration_us == approx(100 * 70, rel=0.05)
+    assert found["host_launch_bound"].recoverable_ns_per_iteration == approx(100 * 60 * US, rel=0.05)
+    assert run.conclusion.unprofiled.iteration_ns == approx(100 * 70 * US, rel=0.05)
     assert "(85%)" in found["host_launch_bound"].title
 
 
@@ -118,23 +118,23 @@ def _reading_after_each_kernel(job, _):
 
 
 @pytest.mark.parametrize(
-    ("step", "how", "launch_us", "estimated_us"),
+    ("step", "how", "launch_ns", "estimated_ns"),
     [
-        (_kernels(100 * US), {}, 5, approx(0, abs=2 * _COST_US)),  # nothing while the host is ahead
-        (_gaining_while_the_device_is_busy, {"own_ns": 10 * US}, 5, approx(101 * _COST_US + 950, rel=0.01)),
-        (_reducing_beside_later_kernels, {"ranks": 2}, 5, approx(100 * _COST_US, rel=0.05)),
-        (_waiting_on_rank_0, {"ranks": 2}, 5, approx(0, abs=3 * _COST_US)),
+        (_kernels(100 * US), {}, 5 * US, approx(0, abs=2 * _COST_NS)),  # nothing while the host is ahead
+        (_gaining_while_the_device_is_busy, {"own_ns": 10 * US}, 5 * US, approx(101 * _COST_NS + 950 * US, rel=0.01)),
+        (_reducing_beside_later_kernels, {"ranks": 2}, 5 * US, approx(100 * _COST_NS, rel=0.05)),
+        (_waiting_on_rank_0, {"ranks": 2}, 5 * US, approx(0, abs=3 * _COST_NS)),
         # A host that is earlier at a copy waits less for it. The last part of each gap is in doubt.
-        (_reading_after_each_kernel, {}, 5, approx(3 * 50 * _COST_US, rel=0.25)),
+        (_reading_after_each_kernel, {}, 5 * US, approx(3 * 50 * _COST_NS, rel=0.25)),
         # A slower host pays more for the same records.
-        (_kernels(10 * US), {"own_ns": 100 * US}, 2.5, approx(200 * _COST_US, rel=0.05)),
-        (_kernels(10 * US), {"own_ns": 100 * US}, 0.1, approx(300 * _COST_US, rel=0.05)),
+        (_kernels(10 * US), {"own_ns": 100 * US}, 2.5 * US, approx(200 * _COST_NS, rel=0.05)),
+        (_kernels(10 * US), {"own_ns": 100 * US}, 0.1 * US, approx(300 * _COST_NS, rel=0.05)),
         # What records nothing but operators needs about as long without the profiler as that costs.
-        (_kernels(10 * US, 1000), {"own_ns": 5 * US}, 5, approx(0.55 * 25 * 1000, rel=0.05)),
+        (_kernels(10 * US, 1000), {"own_ns": 5 * US}, 5 * US, approx(0.55 * 25 * MS, rel=0.05)),
     ],
 )
-def test_recording_costs_what_it_delays_the_device(run_job, step, how, launch_us, estimated_us):
-    assert run_job(_job(step, **how), launch_us=launch_us).grids.profiler.estimated_us == estimated_us
+def test_recording_costs_what_it_delays_the_device(run_job, step, how, launch_ns, estimated_ns):
+    assert run_job(_job(step, **how), launch_ns=launch_ns).grids.profiler.estimated_ns == estimated_ns
 
 
 @pytest.mark.parametrize("slow", [[10], [10, 11]])
@@ -146,7 +146,7 @@ def test_a_first_iteration_that_launches_slowly_is_the_profilers(run_job, slow):
     run = run_job(SimulatedJob(step))
     bound = {"host_launch_bound", "low_device_busy"} if len(slow) > 1 else set()
     assert {finding.id for finding in run.findings} == {"profiler_overhead", "dominant_kernel"} | bound
-    assert bound or run.conclusion.unprofiled.iteration_us == approx(2_000, rel=0.05)
+    assert bound or run.conclusion.unprofiled.iteration_ns == approx(2 * MS, rel=0.05)
 
 
 def test_faster_kernels_do_not_make_an_iteration_shorter_than_its_host_needs(run_job):
@@ -155,17 +155,17 @@ def test_faster_kernels_do_not_make_an_iteration_shorter_than_its_host_needs(run
 
     # In bf16 the device needs 0.5 ms, and the host 7 without the profiler.
     (finding,) = (each for each in run_job(_job(step, own_ns=70 * US)).findings if each.id == "full_precision_matmul")
-    assert finding.recoverable_us_per_iteration < 0.2 * finding.evidence["matrix_products_us"]["FP32"]
+    assert finding.recoverable_ns_per_iteration < 0.2 * finding.evidence["matrix_products_ns"]["FP32"]
 
 
 def test_shapes_cost_more(run_job):
     job = _job(_kernels(10 * US), own_ns=70 * US)
     for row in job.rows[0]["host_events"]:
         row["shapes"] = "[[16, 16]]" if row["category"] == "operator" else None
-    run = run_job(job, shapes_us=30)
-    assert run.grids.profiler.estimated_us == approx(100 * (_COST_US + 30), rel=0.05)
+    run = run_job(job, shapes_ns=30 * US)
+    assert run.grids.profiler.estimated_ns == approx(100 * (_COST_NS + 30 * US), rel=0.05)
     found = {finding.id: finding for finding in run.findings}
-    assert found["profiler_overhead"].evidence["host_cost_us"] == {"operators": 2_000, "shapes": 3_000}
+    assert found["profiler_overhead"].evidence["host_cost_ns"] == {"operators": 2 * MS, "shapes": 3 * MS}
 
 
 def test_a_host_that_recording_slows_is_no_straggler(run_job):
@@ -190,10 +190,10 @@ def test_savings_are_less_than_the_unprofiled_iteration_has_besides_compute(run_
         job.meet(1 * MS)
 
     run = run_job(_job(step, ranks=2))
-    compute_us = min(run.facts.iterations["compute_us"].to_pylist())
-    savings = [finding.recoverable_us_per_iteration or 0.0 for finding in run.findings]
-    assert sum(savings) > 0.9 * 500_000 / 4
-    assert sum(savings) <= run.conclusion.unprofiled.iteration_us - compute_us + 1e-6
+    compute_ns = min(run.facts.iterations["compute_ns"].to_pylist())
+    savings = [finding.recoverable_ns_per_iteration or 0.0 for finding in run.findings]
+    assert sum(savings) > 0.9 * 500 * MS / 4
+    assert sum(savings) <= run.conclusion.unprofiled.iteration_ns - compute_ns + 1e-6
 
 
 @pytest.mark.parametrize(
@@ -214,5 +214,5 @@ def test_gaps_between_operators_alone_show_half_of_how_slow_a_host_is(gap_us, en
         now_ns = rows[-1]["end_ns"] + gap_us * US
     recorded = Recorded(table("device_events", []))
     recorded.add(table("host_events", rows).select(COLUMNS))
-    usual = Rates(*[1.0] * 6, launch_us=5.0, gap_us=1.0, entry_us=1.0)
-    assert usual.on_host(recorded.result()).operator_us == approx(times_as_slow)
+    usual = Rates(*[1.0] * 6, launch_ns=5 * US, gap_ns=US, entry_ns=US)
+    assert usual.on_host(recorded.result()).operator_ns == approx(times_as_slow)

@@ -9,13 +9,13 @@ from bridge_profiling.findings.scorecard import CHECKS, scorecard
 from bridge_profiling.traces.types import RankInfo
 
 NAMES = {
-    "attribution": ("duration_us", "idle_us", "data_loading_us", "communication_us"),
-    "iterations": ("duration_us", "overlapped_communication_us"),
-    "device_roles": ("role", "device_us"),
-    "kernels_by_rank": ("kind", "name", "group", "total_us"),
+    "attribution": ("duration_ns", "idle_ns", "data_loading_ns", "communication_ns"),
+    "iterations": ("duration_ns", "overlapped_communication_ns"),
+    "device_roles": ("role", "device_ns"),
+    "kernels_by_rank": ("kind", "name", "group", "total_ns"),
     "launch_statistics": ("kernel_count", "graph_kernel_count"),
     "memory": ("device", "peak_bytes", "peak_reserved_bytes"),
-    "host_iterations": ("duration_us", "data_loading_us"),
+    "host_iterations": ("duration_ns", "data_loading_ns"),
 }
 
 
@@ -31,8 +31,8 @@ def _answers(**tables):
     return {row["check"]: (row["answer"], row["value"], row["rank"]) for row in scorecard(facts).to_pylist()}
 
 
-def _kernel(name, total_us, group="elementwise"):
-    return (0, "compute", name, group, total_us)
+def _kernel(name, total_ns, group="elementwise"):
+    return (0, "compute", name, group, total_ns)
 
 
 @pytest.mark.parametrize(

@@ -36,8 +36,8 @@ def test_a_rank_that_computes_more_is_named_with_its_matrix_products(find):
     step = partial(_more_products, ranks=[2])
     (finding,) = find(_job(step), *_FINDS).values()
     assert (finding.id, finding.ranks, finding.confidence) == ("straggler_compute", [2], Confidence.high)
-    assert finding.evidence["excess_compute_us"] == {"2": approx(5_000, rel=0.01)}
-    assert finding.evidence["of_matrix_products_us"] == finding.recoverable_us_per_iteration == approx(5_000, rel=0.02)
+    assert finding.evidence["excess_compute_ns"] == {"2": approx(5 * MS, rel=0.01)}
+    assert finding.evidence["of_matrix_products_ns"] == finding.recoverable_ns_per_iteration == approx(5 * MS, rel=0.02)
     assert [(event.rank, event.name, event.count) for event in finding.events] == [(2, "nvjet_sm90_tst_256x128", 5)]
     # Two iterations may be chance.
     assert find(_job(step, iterations=2), *_FINDS)["straggler_compute"].confidence is Confidence.medium
@@ -55,7 +55,7 @@ def test_a_rank_whose_same_kernels_are_slower_than_clocks_differ_has_a_slow_devi
     assert found(520 * US) == {}
     finding = found(600 * US)["straggler_compute"]
     assert finding.ranks == [1]
-    assert (finding.evidence["of_more_kernels_us"], finding.evidence["of_slower_kernels_us"]) == (0, approx(4_000, rel=0.01))
+    assert (finding.evidence["of_more_kernels_ns"], finding.evidence["of_slower_kernels_ns"]) == (0, approx(4 * MS, rel=0.01))
 
 
 def test_compute_that_communication_slows_on_a_waiting_rank_is_not_its_fault(find):
@@ -84,8 +84,8 @@ def test_stages_of_a_pipeline_do_different_work(tmp_path, run_of):
 
 def test_a_late_host_is_named_and_not_the_ranks_that_wait_for_it(find):
     (finding,) = find(_job(_late(3, pieces=4)), *_FINDS).values()
-    assert finding.evidence["late_us"] == {"3": finding.recoverable_us_per_iteration} == {"3": approx(8_000, rel=0.1)}
-    assert finding.evidence["waited_for_us"]["3"] > finding.evidence["waiting_us"]["3"]
+    assert finding.evidence["late_ns"] == {"3": finding.recoverable_ns_per_iteration} == {"3": approx(8 * MS, rel=0.1)}
+    assert finding.evidence["waited_for_ns"]["3"] > finding.evidence["waiting_ns"]["3"]
     assert (finding.id, finding.ranks, {event.rank for event in finding.events}) == ("straggler_host", [3], {3})
     assert "mostly in pauses for no recorded reason" in finding.title
     assert finding.confidence is Confidence.low  # no manifest says what the profiler cost
@@ -109,9 +109,9 @@ def test_a_host_is_as_late_as_the_others_could_be_earlier(find):
         job.meet()
 
     finding = find(SimulatedJob(step, 2, iterations=10), *_FINDS)["straggler_host"]
-    assert (finding.ranks, finding.evidence["late_us"]) == ([0], {"0": approx(1_500, rel=0.1)})
+    assert (finding.ranks, finding.evidence["late_ns"]) == ([0], {"0": approx(1_500 * US, rel=0.1)})
     assert "pauses" not in finding.title
-    assert finding.evidence["launch_starved_us"]["0"] == approx(6_500, rel=0.1)
+    assert finding.evidence["launch_starved_ns"]["0"] == approx(6_500 * US, rel=0.1)
 
 
 def test_ranks_that_change_by_chance_are_no_stragglers(find):
@@ -120,17 +120,17 @@ def test_ranks_that_change_by_chance_are_no_stragglers(find):
 
 
 @pytest.mark.parametrize(
-    ("extra", "finding", "saving_us"),
+    ("extra", "finding", "saving_ns"),
     [
-        (partial(_more_products, ranks=[0, 1]), "straggler_compute", approx(5_000, rel=0.05)),
-        (lambda job, number: _late(number % 2, pieces=4)(job, number), "straggler_host", approx(8_000, rel=0.2)),
+        (partial(_more_products, ranks=[0, 1]), "straggler_compute", approx(5 * MS, rel=0.05)),
+        (lambda job, number: _late(number % 2, pieces=4)(job, number), "straggler_host", approx(8 * MS, rel=0.2)),
     ],
 )
-def test_ranks_that_take_turns_in_being_late_are_all_named(find, extra, finding, saving_us):
+def test_ranks_that_take_turns_in_being_late_are_all_named(find, extra, finding, saving_ns):
     (found,) = find(_job(extra, 2), *_FINDS).values()
     assert (found.id, found.ranks, found.evidence["rotating"]) == (finding, [0, 1], True)
     assert found.evidence["slowest_share"] == {"0": 0.5, "1": 0.5}
-    assert found.recoverable_us_per_iteration == saving_us
+    assert found.recoverable_ns_per_iteration == saving_ns
 
 
 def test_a_turn_that_is_hidden_while_the_device_waits_for_another_rank_counts_too(find):
@@ -148,7 +148,7 @@ def test_a_turn_that_is_hidden_while_the_device_waits_for_another_rank_counts_to
 
     finding = found((0, 1, 0, 1, 0, 1))
     assert (finding.ranks, finding.evidence["rotating"]) == ([0, 1], True)
-    assert max(finding.evidence["late_us_by_iteration"]["1"]) < 1_000 < max(finding.evidence["late_us_by_iteration"]["0"])
+    assert max(finding.evidence["late_ns_by_iteration"]["1"]) < MS < max(finding.evidence["late_ns_by_iteration"]["0"])
     assert found((0, 0, 0, 0, 0, 0)).ranks == [0]
 
 
@@ -171,7 +171,7 @@ def test_ranks_that_take_turns_with_as_many_kernels_have_data_of_different_sizes
     assert "straggler_compute" not in found
     assert found["uneven_work"].ranks == [0, 1]
     # One has 36 ms and the other 24: evened out, both have 30.
-    assert found["uneven_work"].recoverable_us_per_iteration == approx(6_000, rel=0.05)
+    assert found["uneven_work"].recoverable_ns_per_iteration == approx(6 * MS, rel=0.05)
     # All turns cost the same: one is enough.
     assert find(SimulatedJob(step, 2, iterations=3))["uneven_work"].ranks == [0, 1]
 
@@ -187,7 +187,7 @@ def test_kernels_that_are_interrupted_on_one_device_share_it(find):
     found = find(SimulatedJob(step, 2))
     assert "straggler_compute" not in found
     assert found["contended_device"].ranks == [1]
-    assert found["contended_device"].recoverable_us_per_iteration == approx(4 * 2_600, rel=0.02)
+    assert found["contended_device"].recoverable_ns_per_iteration == approx(4 * 2_600 * US, rel=0.02)
 
 
 def _unmarked(job):

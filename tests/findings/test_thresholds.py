@@ -30,15 +30,15 @@ def _reduced(took_ns, **how):
 @pytest.mark.parametrize(
     ("find", "step", "on", "threshold", "number", "times", "at_it"),
     [
-        (communication.exposed_communication, _reduced(8 * MS, size=9), 2, "communication", "exposed_transfer_us", 1, False),
-        (communication.low_overlap, _reduced(MS, size=1 << 28), 2, "cause", "could_hide_us", 1, False),
+        (communication.exposed_communication, _reduced(8 * MS, size=9), 2, "communication", "exposed_transfer_ns", 1, False),
+        (communication.low_overlap, _reduced(MS, size=1 << 28), 2, "cause", "could_hide_ns", 1, False),
         (device_work.full_precision_matmul, _launches((1_500, "aten::mm", "sgemm")), 1, "device_work", "saving", 1, True),
         (device_work.unfused_attention, _launches(*_PRODUCTS), 1, "device_work", "saving", 1, True),
         (device_work.layout_conversion, _launches(*_LAYOUTS), 1, "device_work", "saving", 1, True),
         (device_work.unfused_optimizer, _launches(*_SWEEP), 1, "device_work", "saving", 1, True),
         (
             ranks.straggler_compute, lambda job, _: [job.busy(), job.launch(1, 100 * US, count=12), job.meet()], 2,
-            "cause", "excess_compute_us", 1, False,
+            "cause", "excess_compute_ns", 1, False,
         ),
         (
             kernels.dominant_kernel, lambda job, _: [job.launch(0, MS, name=name) for name in "aaabcdef"], 1,
@@ -52,8 +52,8 @@ def test_a_number_is_a_finding_from_its_threshold_on(open_job, find, step, on, t
     run, default = open_job(SimulatedJob(step, on)), getattr(Thresholds(), threshold)
     (finding,) = found_by(run, find)
     if isinstance(number, str):
-        us = finding.recoverable_us_per_iteration if number == "saving" else finding.evidence[number]["1"]
-        number = run.grids.share(us) / times
+        time_ns = finding.recoverable_ns_per_iteration if number == "saving" else finding.evidence[number]["1"]
+        number = run.grids.share(time_ns) / times
     assert default < number < 2 * default
     for factor, is_one in ((1 - 1e-12, True), (1, at_it), (1 + 1e-12, False)):
         found = found_by(run, find, thresholds=Thresholds(**{threshold: number * factor}))

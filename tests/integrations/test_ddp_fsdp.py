@@ -48,4 +48,4 @@ def test_ranges_name_each_unit_in_the_order_of_both_passes_and_the_analysis_dist
         rows = [row for row in run.facts.units.to_pylist() if row["rank"] == 1]
     counts = {(row["unit"], row["step"]): row["count"] for row in rows}
     assert counts == {(unit, "all_gather"): 4 for unit in UNITS[name]} | {(unit, "reduce"): 2 for unit in UNITS[name]}
-    assert all(row["host_us"] > 0 and row["device_us"] is None for row in rows)
+    assert all(row["host_ns"] > 0 and row["device_ns"] is None for row in rows)

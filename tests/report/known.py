@@ -17,32 +17,32 @@ from bridge_profiling.report.verdict import Conclusion, conclude
 from bridge_profiling.traces.types import RankInfo
 from bridge_profiling.typed_json import read_typed
 
-MS = 1_000.0
+MS = 1_000_000.0
 
 
-def row(rank: int, duration_us: float = 100 * MS, iterations: int = 10, **parts_us: float) -> dict[str, Any]:
+def row(rank: int, duration_ns: float = 100 * MS, iterations: int = 10, **parts_ns: float) -> dict[str, Any]:
     """A row of a budget: what is not named is compute."""
-    found: dict[str, Any] = dict.fromkeys((*BY_CAUSE, *BY_ACTIVITY), 0.0) | parts_us
-    found["compute_us"] = duration_us - sum(parts_us.values())
-    found["idle_us"] = duration_us - found["compute_us"]
-    known = {"rank": rank, "source": "kineto", "iterations": iterations, "waiting_known": True, "duration_us": duration_us}
+    found: dict[str, Any] = dict.fromkeys((*BY_CAUSE, *BY_ACTIVITY), 0.0) | parts_ns
+    found["compute_ns"] = duration_ns - sum(parts_ns.values())
+    found["idle_ns"] = duration_ns - found["compute_ns"]
+    known = {"rank": rank, "source": "kineto", "iterations": iterations, "waiting_known": True, "duration_ns": duration_ns}
     return known | found
 
 
 def finding(**known: Any) -> Finding:
     """A finding with what a claim needs to know."""
     usual: dict[str, Any] = {"id": "data_loading", "ranks": [0, 1], "confidence": Confidence.high}
-    usual |= {"recoverable_us_per_iteration": 30 * MS, "at_most_us_per_iteration": 40 * MS, "evidence": {"waiting_us": 30 * MS}}
+    usual |= {"recoverable_ns_per_iteration": 30 * MS, "at_most_ns_per_iteration": 40 * MS, "evidence": {"waiting_ns": 30 * MS}}
     usual["title"] = "Data loading holds all ranks for 30 ms of each iteration"
     usual["action"] = "Raise dataset.num_workers. Then look at the disks."
     return Finding(**(usual | known))
 
 
-_READ = ("kind", "name", "group", "total_us", "role", "device_us")
+_READ = ("kind", "name", "group", "total_ns", "role", "device_ns")
 
 #: A table without rows, with the columns that are read of tables besides their rows.
 _NOTHING = pa.table(
-    {name: pa.array([], pa.float64() if name.endswith("us") else pa.string()) for name in ("rank", "source", *_READ)}
+    {name: pa.array([], pa.float64() if name.endswith("ns") else pa.string()) for name in ("rank", "source", *_READ)}
 )
 
 
@@ -59,7 +59,7 @@ class Known:
         self.unjudged, self.manifests = [], known.pop("manifests", [])
         self.errors, self.capture_caveats = known.pop("errors", []), []
         self._findings = findings or []
-        busy = [{"rank": rank, "source": self.source, "busy_us": float(rank not in without_device)} for rank in ranks]
+        busy = [{"rank": rank, "source": self.source, "busy_ns": float(rank not in without_device)} for rank in ranks]
         self._rows = known | {"attribution": rows, "breakdown": busy}
 
     @property

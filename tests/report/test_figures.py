@@ -14,14 +14,14 @@ from tests.report.known import MS, row
 
 
 def test_bars_of_the_budget_add_up_to_the_iteration():
-    rows = [row(0, duration_us=80 * MS, data_loading_us=30 * MS), row(1, data_loading_us=10 * MS)]
+    rows = [row(0, duration_ns=80 * MS, data_loading_ns=30 * MS), row(1, data_loading_ns=10 * MS)]
     bars = (trace["x"] for trace in figures.attribution_figure(rows)["data"])
     assert [sum(values) for values in zip(*bars, strict=True)] == [80.0, 100.0]
 
 
 def test_many_ranks_share_rows_of_the_heat_map_which_name_the_highest():
     figure = figures.iterations_figure(
-        [{"rank": rank, "iteration": 5, "own_us": 1000.0 + (rank == 777) * 500} for rank in range(1024)]
+        [{"rank": rank, "iteration": 5, "own_ns": (1 + (rank == 777) * 0.5) * MS} for rank in range(1024)]
     )
     (trace,) = figure["data"]
     assert (len(trace["y"]), figure["layout"]["height"] <= 900) == (figures.MOST_ROWS, True)
@@ -30,25 +30,25 @@ def test_many_ranks_share_rows_of_the_heat_map_which_name_the_highest():
 
 
 def test_the_wait_matrix_keeps_the_ranks_that_matter_and_says_how_much_that_is():
-    waits = [{"rank": rank, "waits_for": 500, "wait_us": 10.0} for rank in range(100)]
-    waits += [{"rank": 900, "waits_for": 901, "wait_us": 5_000.0}]
+    waits = [{"rank": rank, "waits_for": 500, "wait_ns": 10.0} for rank in range(100)]
+    waits += [{"rank": 900, "waits_for": 901, "wait_ns": 5_000.0}]
     found = rows.wait_matrix(waits, iterations=2, everyone=range(1024))
     assert len(found.ranks) == rows.MOST_RANKS
     assert {500, 900, 901} <= set(found.ranks)
-    assert found.wait_us[found.ranks.index(900)][found.ranks.index(901)] == 2_500
+    assert found.wait_ns[found.ranks.index(900)][found.ranks.index(901)] == 2_500
     assert 0.85 < found.shown < 1
 
 
 def _group(number=0, **known):
     group = {"group": "TENSOR_MODEL_PARALLEL_GROUP", "group_name": str(number), "dimension": "tp"}
     group |= {"group_size": 2, "captured_ranks": 2, "group_ranks": f"[{2 * number},{2 * number + 1}]"}
-    costs = {"operation": "all_reduce", "count": 8, "bytes": 800, "transfer_us": 40.0, "wait_us": 20.0}
+    costs = {"operation": "all_reduce", "count": 8, "bytes": 800, "transfer_ns": 40.0, "wait_ns": 20.0}
     return group | costs | dict.fromkeys(("algorithm_bandwidth_gbs", "bus_bandwidth_gbs"), 100.0 + number) | known
 
 
 def test_communication_is_of_one_iteration_and_the_waiting_of_one_rank_in_one_row_for_each_name():
     (found,) = rows.by_group([_group()], iterations=2)
-    one = {"count": 4, "bytes": 400, "transfer_us": 20, "wait_us": 5}
+    one = {"count": 4, "bytes": 400, "transfer_ns": 20, "wait_ns": 5}
     assert found.items() >= (one | {"label": "all_reduce · tp: tensor model parallel [0, 1]"}).items()
     (many,) = rows.by_group([_group(number) for number in range(512)], iterations=2)
     one.pop("bytes")
@@ -80,7 +80,7 @@ def test_markup_in_a_figure_is_text_and_templates_hold_no_names():
         figures.bars_figure([name], [1.0], name),
         figures.attribution_figure([row(0) | {"label": name}]),
         figures.memory_figure([{"time_ns": 0, "bytes": 1, "site": name}], []),
-        figures.counters_figure([{"time_us": 0.0, "value": 1.0, "metric": name}]),
+        figures.counters_figure([{"time_ns": 0.0, "value": 1.0, "metric": name}]),
     ]
     for each in made:
         text = json.dumps(figures.plain_texts(each))

@@ -34,8 +34,8 @@ def test_a_speedscope_file_has_a_profile_of_each_thread_and_folded_text_a_line_o
     assert [frame["name"] for frame in frames] == ["<module>", "<listcomp>", "aten::mm", "cudaLaunchKernel", "a;b\nc"]
     assert frames[1] == {"name": "<listcomp>", "file": "lib/model.py", "line": 7}
     assert [[profile[key] for key in ("name", "samples", "weights", "endValue")] for profile in document["profiles"]] == [
-        ["rank 0, thread 1, host time", [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3]], [50, 20, 25, 5], 100],
-        ["rank 0, thread 2, host time", [[4]], [10], 10],
+        ["rank 0, thread 1, host time", [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3]], [50_000, 20_000, 25_000, 5_000], 100_000],
+        ["rank 0, thread 2, host time", [[4]], [10_000], 10_000],
     ]
     output = tmp_path / "stacks.txt"
     assert write_flame_graph(run.facts, output, folded=True) == 5

@@ -40,7 +40,7 @@ def test_a_name_says_what_a_kernel_does(name, group):
 def test_groups_of_all_ranks_add_up_and_a_reader_can_name_more(made, monkeypatch, tmp_path):
     run = made()
     (row,) = run.facts.kernel_groups.to_pylist()
-    assert (row["group"], row["count"], row["total_us"], row["share"]) == ("matrix product", 2, 500, 1)
+    assert (row["group"], row["count"], row["total_ns"], row["share"]) == ("matrix product", 2, 500_000, 1)
     more = tmp_path / "groups.toml"
     monkeypatch.setenv(VARIABLE, str(more))
     for text, expected in (('[groups]\n"my own" = "^my_"', "my own"), ("[groups]\nx = 1", None), ("groups", None)):

@@ -34,7 +34,7 @@ def _slices(events):
 
 def test_a_finding_is_where_its_event_is_and_says_what_to_change(merge):
     # Four events, of which the slice is as long as one.
-    event = Event(1, "dataloader <b>", 0, 200_000, 200.0, 4)
+    event = Event(1, "dataloader <b>", 0, 200_000, 200_000, 4)
     (found,) = _slices(merge(finding(ranks=[1], events=[event])))
     assert (found["pid"], found["ts"], found["dur"]) == (1, 200.0, 50.0)
     assert (found["name"], found["args"]["event"]) == (finding().title, "dataloader <b>")
@@ -46,7 +46,7 @@ def test_a_finding_without_a_place_covers_the_iterations_of_its_ranks(merge):
 
 
 def test_each_finding_has_a_track_of_its_own_above_the_threads_and_slices_never_overlap(merge):
-    overlapping = [Event(0, "a", 0, 100_000, 200.0), Event(0, "b", 0, 200_000, 200.0)]
+    overlapping = [Event(0, "a", 0, 100_000, 200_000), Event(0, "b", 0, 200_000, 200_000)]
     events = merge(finding(ranks=[0], events=overlapping), finding(id="host_sync", ranks=[0]))
     names = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
     order = {event["tid"]: event["args"]["sort_index"] for event in events if event["name"] == "thread_sort_index"}

@@ -26,7 +26,7 @@ def _page(run, folder):
 def test_numbers_on_the_page_are_the_analysis_and_it_asks_no_network_for_anything(real, tmp_path):
     run = real("kineto/tp2_dp2")
     text, data = _page(run, tmp_path)
-    budget = {row["rank"]: row["host_launch_us"] / 1e3 for row in run.facts.attribution.to_pylist()}
+    budget = {row["rank"]: row["host_launch_ns"] / 1e6 for row in run.facts.attribution.to_pylist()}
     (delays,) = (each for each in data["figures"]["budget"]["by cause"]["data"] if each["name"] == "host launch delay")
     assert delays["x"] == [pytest.approx(budget[rank], abs=1e-3) for rank in range(4)]
     assert all(found.title.replace("'", "&#39;") in text for found in run.findings)
@@ -74,7 +74,7 @@ def test_a_page_says_what_was_not_captured_in_place_of_an_empty_picture(made, tm
 def test_ranks_in_a_picture_have_the_median_of_the_table():
     """Of an even number of iterations it is the mean of the middle two, so that rank 1 is the slower one here."""
     values = [(0, 1), (0, 9), (1, 6), (1, 6)]
-    rows = [{"rank": rank, "compute_us": value * 1_000.0, "own_us": 0.0} for rank, value in values]
+    rows = [{"rank": rank, "compute_ns": value * 1_000_000, "own_ns": 0} for rank, value in values]
     run = Known([row(0), row(1)], ranks=rows)
     pictures = Pictures(run, run.conclusion, Timeline({}, {}, None, {}, 0))
     drawn = pictures.of(finding(id="straggler_compute", ranks=[1]))

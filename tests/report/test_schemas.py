@@ -41,7 +41,7 @@ def test_the_verdict_and_the_budget_are_the_numbers_on_the_terminal(run_of, tmp_
     verdict = document["verdict"]
     for sentence in (verdict["headline"], *verdict["sentences"], *verdict["first"], *verdict["notes"]):
         assert sentence in text
-    assert f"An iteration takes {words.ms(verdict['iteration_us'])} (median of {verdict['iterations']} on" in text
+    assert f"An iteration takes {words.ms(1e3 * verdict['iteration_us'])} (median of {verdict['iterations']} on" in text
     (parts,) = (sentence for sentence in verdict["sentences"] if sentence.startswith("Its parts: "))
     for part in document["budget"]["parts"]:
         name = "exposed communication" if part["cause"] == "communication" else part["name"]

@@ -9,15 +9,15 @@ def test_every_declared_column_can_be_written_and_every_function_is_declared():
     columns = [tables._Column.of(each) for id in words.resource("tables") for each in tables.declared(id)["columns"]]
     called = {column.name[:-2] for column in columns if column.name.endswith("()")}
     assert called == set(tables.FUNCTIONS)
-    assert {column.heading for column in columns if column.name == "exposed_communication_us"} == {
+    assert {column.heading for column in columns if column.name == "exposed_communication_ns"} == {
         "exposed",
         "exposed communication",
     }
 
 
 def test_rows_are_sorted_and_cut_and_columns_without_values_left_out():
-    call = {"rank": 0, "calls": 2.0, "share": None, "longest_us": 500.0, "iterations": 0}
-    rows = [call | {"name": name, "time_us": time_us} for name, time_us in (("poll", 2e3), ("read", 3e6), ("open", 1e3))]
+    call = {"rank": 0, "calls": 2.0, "share": None, "longest_ns": 500_000, "iterations": 0}
+    rows = [call | {"name": name, "time_ns": time_ns} for name, time_ns in (("poll", 2e6), ("read", 3e9), ("open", 1e6))]
     view = tables.view("system-calls", rows, 2)
     assert view.columns == ["rank", "calls", "ms", "longest ms", "name"]
     assert [[cell.text for cell in row] for row in view.rows] == [
@@ -39,7 +39,7 @@ def test_kernels_of_many_groups_have_a_color(groups):
         "memory_tb_s": 3.0,
         "dram_tb_s": 0.6,
     }
-    row = counters | {"count": 1, "device_us": 10.0, "samples_per_call": 2.0}
+    row = counters | {"count": 1, "device_ns": 10.0, "samples_per_call": 2.0}
     figure = figures.kernel_counters_figure([row | {"name": f"k{place}", "group": f"g{place}"} for place in range(groups)])
     assert figure is not None
     assert len(figure["data"]) == groups

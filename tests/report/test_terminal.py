@@ -45,7 +45,7 @@ TERMINAL = {"force_terminal": True, "color_system": "truecolor"}
 
 
 def test_piped_it_is_plain_lines_that_are_never_wrapped_with_every_finding():
-    rows = [row(0, data_loading_us=30 * MS), row(1, data_loading_us=30 * MS)]
+    rows = [row(0, data_loading_ns=30 * MS), row(1, data_loading_ns=30 * MS)]
     more = [finding(id="host_sync", title=f"The host synchronises [red] {place}") for place in range(2, 21)]
     text = printed(Known(rows, [finding(), *more]))
     assert not {"\x1b", "█"} & set(text)
@@ -57,12 +57,12 @@ def test_piped_it_is_plain_lines_that_are_never_wrapped_with_every_finding():
 
 
 def test_a_terminal_shows_bars_as_long_as_their_iterations():
-    text = printed(Known([row(0, duration_us=50 * MS), row(1, duration_us=100 * MS)]), width=100, **TERMINAL)
+    text = printed(Known([row(0, duration_ns=50 * MS), row(1, duration_ns=100 * MS)]), width=100, **TERMINAL)
     assert [line.count("█") for line in text.splitlines() if "rank" in line and "█" in line] == [20, 40]
 
 
 def test_it_fits_one_screen_however_many_ranks_and_findings():
-    rows = [row(rank, data_loading_us=30 * MS) for rank in range(1024)]
+    rows = [row(rank, data_loading_ns=30 * MS) for rank in range(1024)]
     many = Known(rows, [finding(ranks=[rank], id="straggler_host") for rank in range(20)])
     text = printed(many, width=120, **TERMINAL)
     assert len(text.splitlines()) <= 60  # with the checklist

@@ -7,9 +7,9 @@ from tests.report.known import MS, Known, finding, manifest, row
 
 
 def test_it_is_a_headline_three_sentences_and_what_to_do_first():
-    first, other = finding(ranks=[1]), finding(id="host_sync", recoverable_us_per_iteration=10 * MS)
-    unknown = finding(id="memory_growth", recoverable_us_per_iteration=None)
-    loading = [row(rank, data_loading_us=30 * MS) for rank in range(4)]
+    first, other = finding(ranks=[1]), finding(id="host_sync", recoverable_ns_per_iteration=10 * MS)
+    unknown = finding(id="memory_growth", recoverable_ns_per_iteration=None)
+    loading = [row(rank, data_loading_ns=30 * MS) for rank in range(4)]
     run = Known(loading, [first, other, unknown, other, unknown])
     found = verdict(run, run.conclusion)
     assert found.headline == f"{first.title}."
@@ -23,7 +23,7 @@ def test_it_is_a_headline_three_sentences_and_what_to_do_first():
 
 
 _TWO = [row(0), row(1)]
-_NO_SAVING = {"recoverable_us_per_iteration": None, "at_most_us_per_iteration": None}
+_NO_SAVING = {"recoverable_ns_per_iteration": None, "at_most_ns_per_iteration": None}
 _MANIFESTS = [manifest(0, [150, 152], [100, 100, 102]), manifest(1, [151, 151], [100, 101, 101])]
 
 
@@ -31,11 +31,11 @@ _MANIFESTS = [manifest(0, [150, 152], [100, 100, 102]), manifest(1, [151, 151], 
     ("run", "said"),
     [
         (
-            Known([row(0, waiting_us=40 * MS), row(1, duration_us=120 * MS, waiting_us=0.0)]),
+            Known([row(0, waiting_ns=40 * MS), row(1, duration_ns=120 * MS, waiting_ns=0.0)]),
             ["100 ms to 120 ms by rank", "80% compute (60% to 100%", "20% waiting for other ranks (0% to 40% by rank)"],
         ),
         (
-            Known(_TWO, [finding(**_NO_SAVING | {"at_most_us_per_iteration": 40 * MS})]),
+            Known(_TWO, [finding(**_NO_SAVING | {"at_most_ns_per_iteration": 40 * MS})]),
             ["saving: at most 40 ms per iteration (40%)."],
         ),
         (
@@ -50,7 +50,7 @@ _MANIFESTS = [manifest(0, [150, 152], [100, 100, 102]), manifest(1, [151, 151], 
         (Known(_TWO, manifests=_MANIFESTS), ["Profiling made an iteration 50.5 ms longer"]),
         (Known(_TWO, manifests=[manifest(0, [150, 152], [2, 151, 2])]), ["Profiler overhead is unclear"]),
         (
-            Known([row(0)], without_device=[0], operators=[{"name": "aten::mm", "self_us": 30 * MS}]),
+            Known([row(0)], without_device=[0], operators=[{"name": "aten::mm", "self_ns": 30 * MS}]),
             [
                 "These captures hold no device work to judge.",
                 "On the host an iteration takes 100 ms (median, profiled);",
@@ -69,7 +69,7 @@ def test_what_is_known_and_what_limits_it_is_said(run, said):
     text = " ".join((answer.headline, *answer.sentences, *answer.first, *answer.caveats))
     assert [sentence for sentence in said if sentence not in text] == []
     # No saving is promised without a finding that has one, and nothing about thresholds without a device.
-    assert not found.findings or found.findings[0].at_most_us_per_iteration or "at most" not in text
+    assert not found.findings or found.findings[0].at_most_ns_per_iteration or "at most" not in text
     assert found.on_devices or not found.without_device or "threshold" not in text
     # A finding about all ranks names none.
     assert answer.first == ["Raise dataset.num_workers."] * len(found.findings)

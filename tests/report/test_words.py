@@ -14,10 +14,10 @@ def test_memory_counts_in_powers_of_two_and_messages_in_powers_of_ten():
 
 
 def test_evidence_is_written_with_the_unit_in_its_name():
-    assert (words.label("waiting_us"), words.value("waiting_us", 1_500.0)) == ("waits for others", "1.5 ms")
-    assert words.value("waiting_us", {0: 1_500.0, "3": 25_000.0}) == "rank 0: 1.5 ms, rank 3: 25 ms"
-    assert words.label("idle_us") == "idle"
-    assert words.value("idle_us", {"host_sync": {1: 2_000.0}}) == "host sync: rank 1: 2 ms"
+    assert (words.label("waiting_ns"), words.value("waiting_ns", 1_500_000)) == ("waits for others", "1.5 ms")
+    assert words.value("waiting_ns", {0: 1_500_000, "3": 25_000_000}) == "rank 0: 1.5 ms, rank 3: 25 ms"
+    assert words.label("idle_ns") == "idle"
+    assert words.value("idle_ns", {"host_sync": {1: 2_000_000}}) == "host sync: rank 1: 2 ms"
 
 
 def test_sentences_name_formats_that_exist_and_every_sentence_is_said():
