@@ -12,10 +12,8 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
-import msgspec
 import pyarrow as pa
 
 from bridge_profiling.compare import events
@@ -35,9 +33,6 @@ SCHEMA_VERSION = 1
 
 #: Smaller changes of memory are rounding of the allocator.
 _LEAST_BYTES = 1 << 20
-
-#: Dataclasses as dictionaries; NumPy's numbers as Python's.
-_plain = partial(msgspec.to_builtins, enc_hook=float)
 
 #: Attributes of a run of a series that are comparisons.
 _AGAINST = ("against_first", "against_previous")
@@ -145,8 +140,8 @@ class Comparison:
             "base": self.base,
             "other": self.other,
             "same_work": self.same_work,
-            "differences": _plain(self.differences),
-            "step": self.step_document(),
+            "differences": self.differences,
+            "step": _step(self.step),
             "profiled_step": None if self.profiled is None else _change(self.profiled),
             **parts,
             "ranks": [row | {"largest": document_key(row["largest"])} for row in self.ranks.to_pylist()],
@@ -158,13 +153,6 @@ class Comparison:
             "limitations": self.limitations,
         }
         return documented(found)
-
-    def step_document(self) -> dict[str, Any] | None:
-        """The change of the median iteration as plain data."""
-        if self.step is None:
-            return None
-        known = {name: getattr(self.step, name) for name in ("verdict", "evidence", "method", "reason")}
-        return _change(self.step.ns) | known | {"samples": list(self.step.samples), "level": LEVEL}
 
     def to_json(self) -> str:
         """`document` as text: the output of `bridge-profiling compare BASE OTHER --json`."""
@@ -225,11 +213,9 @@ class Series:
             "schema_version": SCHEMA_VERSION,
             "evidence": self.evidence,
             "level": LEVEL,
-            "runs": [
-                _plain(vars(run) | {name: _against_document(getattr(run, name)) for name in _AGAINST}) for run in self.runs
-            ],
-            "over_runs_ns": _plain(self.over_runs_ns),
-            "trend_ns_per_run": _plain(self.trend),
+            "runs": [vars(run) | {name: _against_document(getattr(run, name)) for name in _AGAINST} for run in self.runs],
+            "over_runs_ns": self.over_runs_ns,
+            "trend_ns_per_run": self.trend,
             "no_trend": self.no_trend,
             "limitations": self.limitations,
         }
@@ -418,15 +404,22 @@ def _change(change: Change) -> dict[str, Any]:
     return times | {"relative": change.relative, "speedup": change.speedup, "significant": change.significant}
 
 
+def _step(step: StepChange | None) -> dict[str, Any] | None:
+    if step is None:
+        return None
+    known = {name: getattr(step, name) for name in ("verdict", "evidence", "method", "reason", "samples")}
+    return _change(step.ns) | known | {"level": LEVEL}
+
+
 def _against_document(comparison: Comparison | None) -> dict[str, Any] | None:
     """The change of the iteration, and what explains it; `compare` of the two runs gives the rest."""
     if comparison is None:
         return None
     explains = comparison.explains_most
     return {
-        "step": comparison.step_document(),
+        "step": _step(comparison.step),
         "same_work": comparison.same_work,
-        "differences": _plain(comparison.differences),
+        "differences": comparison.differences,
         "explains_most": None
         if explains is None
         else {"part": document_key(explains[0]), "change_ns": explains[1].change, "significant": explains[1].significant},

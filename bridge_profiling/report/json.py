@@ -10,7 +10,6 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
 import pyarrow as pa
@@ -53,11 +52,11 @@ def document(facts: RunFacts, found: Conclusion) -> dict[str, Any]:
         "pipeline_waits": documented(facts.pipeline_waits),
         "gpu_metrics": documented(facts.gpu_metrics),
         "kernel_counters": documented(facts.kernel_counters),
-        "bench": None if found.bench is None else documented(vars(found.bench)),
-        "findings": [_chosen(declared("Finding"), documented(asdict(finding))) for finding in found.findings],
+        "bench": documented(found.bench),
+        "findings": [_chosen(declared("Finding"), documented(finding)) for finding in found.findings],
         # Last: questions add to what the captures cannot show.
         "limitations": facts.limitations,
-        "caveats": [asdict(caveat) for caveat in facts.caveats()],
+        "caveats": documented(facts.caveats()),
     }
 
 
@@ -86,7 +85,7 @@ def _ranks(facts: RunFacts) -> list[dict[str, Any]]:
             "files": info.files,
             "coordinates": info.coordinates,
             "judged": info.judged,
-            "lost": asdict(info.lost),
+            "lost": documented(info.lost),
             "device": breakdowns[info.rank, info.source][0],
             **{name: rows[info.rank, info.source] for name, rows in lists.items()},
         }
