@@ -56,7 +56,7 @@ with placed as (
 ), usable as (
     select *, bool_or(together) over (partition by rank) as any_together from apart
 )
-select rank, count(*) as operations, median(abs(apart_ns)) as residual_ns, max(abs(apart_ns)) as max_residual_ns
+select rank, count(*) as operations, round(median(abs(apart_ns))) as residual_ns, round(max(abs(apart_ns))) as max_residual_ns
 from usable where together or not any_together group by rank
 """
 
@@ -176,8 +176,7 @@ def _caveats(found: pa.Table, infos: Sequence[RankInfo]) -> Iterator[Caveat]:
     doubtful = [row for row in rows if (row["residual_ns"] or 0) > _RESIDUAL_NS]
     if doubtful:
         worst = max(doubtful, key=lambda row: row["residual_ns"])
-        residual_us = worst["residual_ns"] / 1e3
-        yield caveat("offsets_uncertain", count=len(doubtful), rank=worst["rank"], residual_us=residual_us)
+        yield caveat("offsets_uncertain", count=len(doubtful), rank=worst["rank"], residual_us=worst["residual_ns"] / 1e3)
 
 
 Integers = NDArray[np.integer[Any]]

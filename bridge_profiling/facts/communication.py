@@ -98,8 +98,8 @@ with per_rank as ({_PER_RANK}), seen as (
     select {{keys}}, {_NAMED}, max(size)::integer as group_size, count(*)::integer as captured_ranks,
         min(smallest)::bigint as smallest_message_bytes, max(largest)::bigint as largest_message_bytes,
         ({_OF_GROUP.format("operations", 1)})::bigint as count, ({_OF_GROUP.format("bytes", 0)})::bigint as bytes,
-        avg(duration_ns / operations order by rank) as mean_duration_ns, sum(duration_ns) as duration_ns,
-        sum(duration_ns) / sum(operations) as mean_ns, sum(exposed_ns) as exposed_ns,
+        round(avg(duration_ns / operations order by rank)) as mean_duration_ns, sum(duration_ns) as duration_ns,
+        round(sum(duration_ns) / sum(operations)) as mean_ns, sum(exposed_ns) as exposed_ns,
         sum(overlapped_ns) as overlapped_ns
     from per_rank group by {{keys}}
 ), matches as (

@@ -141,9 +141,7 @@ _KERNELS = """
         from device_sums where kind in ('compute', 'communication') and not queued group by all
     )
     select {of}, kind, backend, name, sum(calls)::bigint as count,
-        sum(total_ns) as total_ns,
-        sum(total_ns) / sum(calls) as mean_ns,
-        min(min_ns) as min_ns, max(max_ns) as max_ns,
+        sum(total_ns) as total_ns, round(sum(total_ns) / sum(calls)) as mean_ns, min(min_ns) as min_ns, max(max_ns) as max_ns,
         first(configuration order by calls desc, configuration) filter (where configuration is not null) as configuration,
         count(configuration) as configurations
     from launched
@@ -275,14 +273,12 @@ def exposure(device_events: pa.Table, collectives: pa.Table, work: DeviceWork) -
     of_collective = np.full(max(of_event.max(initial=-1), *(max(each) for each in members), 0) + 2, -1)
     for place, mine in enumerate(members):
         of_collective[mine] = place
-    kind, other, times = of_collective[of_event], work.compute | work.memcpy | work.memset, []
-    for place in range(len(members)):
-        time = union(*(each[kind == place] for each in (start, end)))
-        hidden_ns, beside_ns = (int(each.within_ns(time.start_ns, time.end_ns).sum()) for each in (other, work.compute))
-        times.append((time.total_ns - hidden_ns, beside_ns))
-    exposed_ns, overlapped_ns = np.array(times, np.int64).reshape(-1, 2).T
-    found = found.drop_columns("members").append_column("exposed_ns", pa.array(exposed_ns))
-    return found.append_column("overlapped_ns", pa.array(overlapped_ns))
+    kind, other = of_collective[of_event], work.compute | work.memcpy | work.memset
+    times = [union(*(each[kind == place] for each in (start, end))) for place in range(len(members))]
+    exposed_ns = [time.total_ns - other.within_ns(time.start_ns, time.end_ns).sum() for time in times]
+    overlapped_ns = [work.compute.within_ns(time.start_ns, time.end_ns).sum() for time in times]
+    found = found.drop_columns("members").append_column("exposed_ns", pa.array(exposed_ns, pa.int64()))
+    return found.append_column("overlapped_ns", pa.array(overlapped_ns, pa.int64()))
 
 
 #: Operators on many tensors at once.

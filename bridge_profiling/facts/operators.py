@@ -80,11 +80,11 @@ def operators(
     sums = [name for name in by_module.column_names if name not in (*keys, "module")]
     found = totals(by_module, keys, **{name: (name, "max" if name == "max_ns" else "sum") for name in sums})
     found = found.sort_by([("self_ns", "descending"), *((key, "ascending") for key in keys)])
-    mean_ns = np.rint(found["total_ns"].to_numpy() / found["count"].to_numpy()).astype(np.int64)
+    mean_ns = np.rint(found["total_ns"].to_numpy() / found["count"].to_numpy())
+    found = found.append_column("mean_ns", pa.array(mean_ns, pa.int64()))
+    times = ("self_ns", "total_ns", "mean_ns", "max_ns", "device_self_ns", "device_total_ns")
     return pa.table(
-        {name: found[name] for name in (*keys, "count", "self_ns", "total_ns")}
-        | {"mean_ns": mean_ns}
-        | {name: found[name] for name in ("max_ns", "device_self_ns", "device_total_ns")}
+        {name: found[name] for name in (*keys, "count", *times)}
         | {name: found[name] if name in sums else pa.nulls(found.num_rows, pa.int64()) for name in MEMORY}
         | ({} if modules else {"module": _most_often(by_module, found, keys)})
     )
@@ -251,18 +251,14 @@ def units(host_events: pa.Table, device_events: pa.Table) -> pa.Table:
             "unit": pa.array([match[2] or "" for match in matches], pa.string()),
             "step": pa.array(["all_gather" if match[1] == "all_gather" else "reduce" for match in matches], pa.string()),
             "host_ns": pc.subtract(chosen["end_ns"], chosen["start_ns"]),
-            "launched": launched,
+            "communication_count": launched,
             "device_ns": device_ns,
         }
     )
-    sums = {name: (name, "sum") for name in ("host_ns", "launched", "device_ns")}
+    sums = {name: (name, "sum") for name in ("host_ns", "communication_count", "device_ns")}
     found = totals(table, ("unit", "step"), count=("host_ns", "count"), **sums)
     order = [("device_ns", "descending"), ("host_ns", "descending"), ("unit", "ascending"), ("step", "ascending")]
     found = found.sort_by(order)
-    return pa.table(
-        {
-            **{name: found[name] for name in ("unit", "step", "count", "host_ns")},
-            "communication_count": found["launched"],
-            "device_ns": pa.array(found["device_ns"].to_numpy(), mask=found["launched"].to_numpy() == 0),
-        }
-    )
+    device_ns = pa.array(found["device_ns"].to_numpy(), mask=found["communication_count"].to_numpy() == 0)
+    names = ("unit", "step", "count", "host_ns", "communication_count")
+    return pa.table({name: found[name] for name in names} | {"device_ns": device_ns})

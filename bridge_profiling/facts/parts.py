@@ -67,7 +67,7 @@ def typical_iteration(iterations: pa.Table) -> Answer:
 
     Medians of parts do not add up to the median of the whole.
     """
-    times = [name for name in iterations.column_names if name.endswith("_ns")]
+    times = [name for name in iterations.column_names if name.endswith("_ns") and name not in ("start_ns", "end_ns")]
     rows: list[dict[str, Any]] = []
     caveats = []
     for (rank, source), mine in _captures(iterations.to_pylist()):
@@ -221,14 +221,9 @@ def host_steps(host_blocks: Callable[[], Iterable[pa.Table]], device_events: pa.
     blocked = collectives - computing - loading - saving
     working = during(operators & loop) - loading - saving - blocked
     found = [each.within_ns(begin, stop) for each in (loading, saving, blocked, working)]
-    duration = stop - begin
-    columns = dict(zip(HOST_PARTS, [*found, duration - sum(found)], strict=True))
-    return pa.table(
-        {"iteration": iterations["iteration"], "boundary": iterations["boundary"], "duration_ns": duration}
-        | columns
-        | {"collectives_ns": collectives.within_ns(begin, stop)},
-        schema=_HOST_STEPS,
-    )
+    rest = stop - begin - sum(found)
+    columns = [iterations["iteration"], iterations["boundary"], stop - begin, *found, rest, collectives.within_ns(begin, stop)]
+    return pa.table(columns, schema=_HOST_STEPS)
 
 
 _HOST_ITERATIONS = """

@@ -51,14 +51,13 @@ with spans as (
     select spans.*, spans.end_ns - spans.start_ns as duration_ns, coalesce(compute_ns, 0) as compute_ns,
         if(unknown.rank is null, coalesce(alone_ns, 0), null) as waiting_ns,
         if(unknown.rank is null, coalesce(waited_for_ns, 0), null) as waited_for_ns,
-        if(unknown.rank is null, coalesce(longest_ns, 0), null) as longest_ns, duration_ns - waiting_ns as own_ns
+        if(unknown.rank is null, coalesce(longest_ns, 0), null) as longest_wait_ns, duration_ns - waiting_ns as own_ns
     from spans left join unknown using (rank)
     left join kernel_times on kernel_times.rank = spans.rank and kernel_times.iteration is not distinct from spans.iteration
     left join waited on waited.rank = spans.rank and waited.iteration is not distinct from spans.iteration
     left join waited_for on waited_for.rank = spans.rank and waited_for.iteration is not distinct from spans.iteration
 )
-select iteration, rank, boundary, duration_ns, compute_ns, waiting_ns, own_ns, waited_for_ns,
-    longest_ns as longest_wait_ns,
+select iteration, rank, boundary, duration_ns, compute_ns, waiting_ns, own_ns, waited_for_ns, longest_wait_ns,
     case when count(own_ns) over (partition by iteration) < 2 then null
         when row_number() over (partition by iteration order by own_ns desc nulls last, rank) = 1 then 'slowest'
         when row_number() over (partition by iteration order by own_ns nulls last, rank) = 1 then 'fastest' end as place
@@ -72,7 +71,7 @@ select distinct rank from operations where coalesce(group_size, 2) > 1 and rank 
 
 _SKEW = """
 with lateness as (
-    select rank, median(late_ns) as median_late_ns, count(*) filter (waits_for = rank) as times_last,
+    select rank, round(median(late_ns)) as median_late_ns, count(*) filter (waits_for = rank) as times_last,
         count(*) as operations
     from waiting group by rank
 )

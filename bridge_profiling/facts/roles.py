@@ -201,10 +201,10 @@ def device_roles(
             # Optimizers are numbered after the kernels' names: the names themselves, of a million kernels, take 200 MB.
             "name": optimizer[rows] + len(kernels.names) if role == "optimizer_sweep" else kernels.name[rows],
             "start_ns": kernels.start_ns[rows],
-            "device": length[rows],
-            "own": np.where(own, length, 0)[rows],
-            "short": np.where(own, np.minimum(length, _LEAST_NS), 0)[rows],
-            "idle": idle[rows],
+            "device_ns": length[rows],
+            "own_ns": np.where(own, length, 0)[rows],
+            "short_ns": np.where(own, np.minimum(length, _LEAST_NS), 0)[rows],
+            "idle_ns": idle[rows],
         }
         found[role] = pa.table(columns)
     if not found:
@@ -214,15 +214,14 @@ def device_roles(
 
 def _summed(kernels: pa.Table, roles: list[str], names: list[str | None]) -> pa.Table:
     """Kernels by role and name, indices of `roles` and `names`, and iteration. Of each role, the longest kernel comes first."""
-    times = ("device", "own", "short", "idle")
-    sums = {"count": ("device", "count"), "start_ns": ("start_ns", "first")} | {name: (name, "sum") for name in times}
+    times = ("device_ns", "own_ns", "short_ns", "idle_ns")
+    sums = {"count": ("device_ns", "count"), "start_ns": ("start_ns", "first")} | {name: (name, "sum") for name in times}
     table = totals(kernels, ("role", "iteration", "name"), **sums)
-    table = table.sort_by([("role", "ascending"), ("device", "descending"), ("start_ns", "ascending")])
+    table = table.sort_by([("role", "ascending"), ("device_ns", "descending"), ("start_ns", "ascending")])
     role = pa.array(roles, pa.string()).take(table["role"].combine_chunks())
     return pa.table(
         {"iteration": table["iteration"], "role": role, "name": pa.array(names, pa.string()).take(table["name"])}
-        | {name: table[name] for name in ("count", "start_ns")}
-        | {f"{name}_ns": table[name] for name in times}
+        | {name: table[name] for name in ("count", "start_ns", *times)}
     ).cast(_ROLES)
 
 

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import mmap
 import os
-import re
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 from functools import cache
 from pathlib import Path
 from types import NoneType
@@ -145,11 +144,9 @@ def queried(connection: Connection, query: str, values: dict[str, str] | None = 
     found = connection.sql(query, params=values or {}).to_arrow_table()
     for name in tables:
         connection.unregister(name)
-    # Times are whole, but DuckDB's sums are wider and its means are fractions.
-    for place, field in enumerate(found.schema):
-        if field.name.endswith("_ns") and field.type != pa.int64():
-            found = found.set_column(place, field.name, pc.round(found[field.name]).cast(pa.int64()))
-    return found
+    # DuckDB's sums are wider than what they add up.
+    types = [field.with_type(pa.int64()) if field.name.endswith("_ns") else field for field in found.schema]
+    return found.cast(pa.schema(types))
 
 
 @dataclass(frozen=True)
@@ -204,17 +201,15 @@ class Row:
 #: Ends of names of points in time, which are nanoseconds in documents, too.
 _MOMENTS = ("start_ns", "end_ns", "peak_ns", "unix_ns")
 
-_NS = re.compile(r"_ns\b|_ns(?=_)")
-
 
 @cache
 def document_key(name: str) -> str:
     """The key that documents have for a column."""
-    return name if name.endswith(_MOMENTS) else _NS.sub("_us", name)
+    return name if name.endswith(_MOMENTS) else name.replace("_ns", "_us")
 
 
 def documented(found: Any, unit_ns: float = 1.0) -> Any:
-    """A table or plain data as documents have it: a duration `x_ns`, in nanoseconds, becomes `x_us`, in microseconds.
+    """A table, dataclasses or plain data as documents have it: `x_ns`, in nanoseconds, becomes `x_us`, in microseconds.
 
     Args:
         unit_ns: of numbers whose keys name no unit, because the key of their object does: by rank, or parts of an estimate.
@@ -223,6 +218,8 @@ def documented(found: Any, unit_ns: float = 1.0) -> Any:
         names = {name: document_key(name) for name in found.column_names}
         columns = {key: found[name] if key == name else pc.divide(found[name], 1e3) for name, key in names.items()}
         return pa.table(columns).to_pylist()
+    if is_dataclass(found):
+        return documented(vars(found), unit_ns)
     if isinstance(found, Mapping):
         keys = {name: document_key(str(name)) for name in found}
         inner_ns = unit_ns if all(str(name) == key for name, key in keys.items()) else 1.0

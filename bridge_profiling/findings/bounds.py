@@ -197,8 +197,7 @@ def slow_iterations(grids: Grids, evidence: Evidence) -> float:
     if evidence.occurrence:
         compute_ns = _most(grids.compute_ns)
         return _beyond(grids, evidence, lambda cost: np.minimum(compute_ns, np.median(compute_ns)))
-    timed = [np.array(manifest.durations_ns(profiled=False)) for manifest in grids.facts.manifests]
-    return max((float(np.mean(np.maximum(each - np.median(each), 0.0))) for each in timed if len(each)), default=0.0)
+    return max((float(np.mean(np.maximum(each - np.median(each), 0.0))) for each in grids.facts.unprofiled_ns), default=0.0)
 
 
 # Times that bounds are made of.
@@ -219,8 +218,8 @@ def _beyond_at(grids: Grids, evidence: Evidence, floor_ns: _Times, cost: float) 
     struck = np.isin(np.array(grids.numbers, float), numbers)
     counted_ns = _most(grids.captured_iterations_ns)[struck] - cost_ns.min()
     left_out_ns = [time_ns for number, time_ns in grids.left_out_ns.items() if number in numbers]
-    timed_ns = [max(manifest.durations_ns(profiled=False), default=0) for manifest in grids.facts.manifests]
-    lasting_ns = np.maximum([*counted_ns, *left_out_ns], max(timed_ns, default=0.0)) - np.median(floor_ns)
+    longest_ns = max(map(max, grids.facts.unprofiled_ns), default=0.0)
+    lasting_ns = np.maximum([*counted_ns, *left_out_ns], longest_ns) - np.median(floor_ns)
     causes = _CAUSES.get(evidence.id, tuple(cause for cause in Cause if cause == evidence.id))
     between = [grids.of_cause(cause, "lost_ns", between=True) for cause in causes]
     others_ns = _most(sum(between, grids.idle_ns(*causes)))[~struck]
@@ -233,8 +232,7 @@ def _longer_outside_ns(grids: Grids) -> float:
     What makes one longer than every captured iteration is another cause.
     """
     longest_ns = np.nan_to_num(grids.captured_iterations_ns).max(initial=0.0)
-    timed_ns = [np.array(manifest.durations_ns(profiled=False)) for manifest in grids.facts.manifests]
-    means_ns = [float(np.minimum(each, longest_ns).mean()) for each in timed_ns if len(each)]
+    means_ns = [float(np.minimum(each, longest_ns).mean()) for each in grids.facts.unprofiled_ns]
     return max(float(np.median(means_ns)) - grids.iteration_ns, 0.0) if means_ns else 0.0
 
 

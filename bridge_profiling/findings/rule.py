@@ -7,6 +7,7 @@ attributes time in a ledger of its own, which `diagnose` keeps if anything is fo
 from __future__ import annotations
 
 import math
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Flag, auto
@@ -307,12 +308,11 @@ def _in_left_out(grids: Grids, thresholds: Thresholds, cause: Cause) -> Iterator
 
     They are outside the ledger, so the saving is the mean over all captured iterations.
     """
-    lost: dict[int, dict[int, float]] = {}
+    lost: dict[int, Counter[int]] = defaultdict(Counter)
     for row in grids.facts.idle_causes.to_pylist():
         number, rank = row["iteration"], row["rank"]
         if row["cause"] == cause and number is not None and number not in grids.lines and rank in grids.ranks:
-            of_ranks = lost.setdefault(number, {})
-            of_ranks[rank] = of_ranks.get(rank, 0.0) + row["lost_ns"]
+            lost[number][rank] += row["lost_ns"]
     captured = max(grids.captured_iterations.values(), default=0)
     total_ns = sum(max(of_ranks.values()) for of_ranks in lost.values())
     if not captured or grids.share(total_ns / captured) < thresholds.cause:

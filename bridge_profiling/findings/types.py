@@ -38,6 +38,8 @@ class JudgedFacts:
         self.infos = [info for info in facts.infos if info.judged]
         self.every_info = [info for info in facts.every_info if info.judged]
         self.manifests = [manifest for manifest in facts.manifests if manifest.rank not in self.unjudged]
+        unprofiled = (manifest.durations_ns(profiled=False) for manifest in self.manifests)
+        self.unprofiled_ns = [np.array(durations) for durations in unprofiled if durations]
 
     def __getattr__(self, name: str) -> pa.Table:
         # Tables alone are not found as attributes, and only once.

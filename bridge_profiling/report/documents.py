@@ -10,7 +10,6 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
 import pyarrow as pa
@@ -94,9 +93,9 @@ def document(facts: RunFacts, found: Conclusion) -> dict[str, Any]:
         "ranks": _ranks(facts),
         "collectives": _collectives(facts),
         "collectives_by_size": [_chosen("SizedCollective", each) for each in sizes],
-        "bench": None if found.bench is None else documented(vars(found.bench)),
-        "findings": [_chosen("Finding", documented(asdict(finding))) for finding in found.findings],
-        "caveats": [asdict(caveat) for caveat in facts.caveats()],
+        "bench": documented(found.bench),
+        "findings": [_chosen("Finding", documented(finding)) for finding in found.findings],
+        "caveats": documented(facts.caveats()),
     }
     answers = {name: made[name] if name in made else getattr(facts, name) for name in row("RunDocument").columns}
     return {name: documented(each) if isinstance(each, pa.Table) else each for name, each in answers.items()}
@@ -123,7 +122,7 @@ def _ranks(facts: RunFacts) -> list[dict[str, Any]]:
     found = []
     for info in facts.every_info:
         mine = {name: rows[info.rank, info.source] for name, rows in lists.items()}
-        known = {name: getattr(info, name) for name in of_info} | {"lost": asdict(info.lost)}
+        known = {name: getattr(info, name) for name in of_info} | {"lost": documented(info.lost)}
         found.append(known | mine | {"device": mine["device"][0]})
     return found
 

@@ -53,7 +53,7 @@ def test_a_flame_graph_is_speedscope_or_folded_text_and_says_what_was_not_record
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("flamegraph.speedscope.json: 4 stacks by host time. Open it at https://www.speedscope.app\n")
     document = json.loads((folder / "flamegraph.speedscope.json").read_text())
-    assert [profile["weights"] for profile in document["profiles"]] == [[1796, 4]] * 2
+    assert [profile["weights"] for profile in document["profiles"]] == [[1_796_000, 4_000]] * 2
     done = typed("flamegraph", "run", "--folded", "--weight", "device", "--ranks", "1", "-q")
     assert (done.returncode, done.stdout) == (0, "")
     assert (folder / "flamegraph.folded.txt").read_text() == "rank 1;thread 1;ProfilerStep 500000\n"
