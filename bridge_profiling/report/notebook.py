@@ -12,9 +12,9 @@ import pyarrow as pa
 from bridge_profiling.errors import ProfilingConfigError, did_you_mean, require
 from bridge_profiling.facts.timeline import segments, whole_captures, windows_of
 from bridge_profiling.report import figures, rows
+from bridge_profiling.report.answers import Answers
 from bridge_profiling.report.flame_graph import LEAST_SHARE, Weight, flame_graph_figure
 from bridge_profiling.report.rows import of_source
-from bridge_profiling.report.run_view import Answers
 from bridge_profiling.report.timeline import timeline_figure
 from bridge_profiling.report.views import Figure
 

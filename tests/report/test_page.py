@@ -8,8 +8,8 @@ import re
 
 import pytest
 
+from bridge_profiling.report.answers import NAMED_RANKS, ranks_to_show
 from bridge_profiling.report.findings_view import Pictures
-from bridge_profiling.report.run_view import NAMED_RANKS, ranks_to_show
 from bridge_profiling.report.timeline import Timeline
 from bridge_profiling.traces.types import RankInfo
 from tests.report.known import Known, finding, row
