@@ -17,7 +17,6 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from isal import igzip
 
 from bridge_profiling.facts.run import RunFacts
@@ -26,6 +25,7 @@ from bridge_profiling.findings import Event, Finding
 from bridge_profiling.report.page import write_output
 from bridge_profiling.report.timeline import event_length_ns
 from bridge_profiling.report.words import resource
+from bridge_profiling.traces import cache
 from bridge_profiling.traces.types import RankInfo
 
 #: An event of the trace, as plain data.
@@ -131,12 +131,12 @@ class _Rank:
         yield self._said("process_name", 0, name=self._title)
         yield self._said("process_sort_index", 0, sort_index=self._rank)
         if host:
-            for category, name, thread, start, end, correlation, shapes in _rows(entry / "host_events.parquet", _HOST_COLUMNS):
+            for category, name, thread, start, end, correlation, shapes in _rows(entry, "host_events", _HOST_COLUMNS):
                 track = yield from self._track("thread", thread)
                 dimensions = None if shapes is None else msgspec.Raw(shapes.encode())
                 yield self._slice(category, name, track, start, end, {"correlation": correlation, "Input Dims": dimensions})
         for kind, name, device, stream, start, end, correlation, launched, thread, iteration, size in _rows(
-            entry / "device_events.parquet", _DEVICE_COLUMNS
+            entry, "device_events", _DEVICE_COLUMNS
         ):
             track = yield from self._track("stream", stream or 0, device or 0)
             values = {"device": device, "stream": stream, "correlation": correlation, "iteration": iteration, "bytes": size}
@@ -213,17 +213,16 @@ def _places(finding: Finding, rank: int, entry: Path) -> list[Event]:
     known = [event for event in finding.events if event.rank == rank and event.start_ns is not None and event.duration_ns]
     if known or rank not in finding.ranks or any(event.start_ns is not None for event in finding.events):
         return known
-    rows = _rows(entry / "iterations.parquet", ("iteration", "start_ns", "end_ns"))
+    rows = _rows(entry, "iterations", ("iteration", "start_ns", "end_ns"))
     return [Event(rank, f"iteration {number}", number, start, end - start) for number, start, end in rows]
 
 
-def _rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
-    """Rows of some columns of a table; none if the table is missing."""
-    if not path.is_file():
-        return
-    with pq.ParquetFile(path) as file:
-        for batch in file.iter_batches(_BATCH_ROWS, columns=list(columns)):
-            yield from zip(*(_values(batch.column(name)) for name in columns), strict=True)
+def _rows(entry: Path, name: str, columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+    """Rows of some columns of a rank's table; none if the table is missing."""
+    tables = cache.open_entry(entry)
+    for block in tables.blocks(name, columns) if tables is not None else ():
+        for batch in block.to_batches(_BATCH_ROWS):
+            yield from zip(*map(_values, batch.columns), strict=True)
 
 
 def _values(column: pa.Array) -> list[Any]:
@@ -260,11 +259,7 @@ def _offsets_ns(
 
 def _first_ns(entry: Path, *, host: bool) -> int | None:
     """When a rank's first event begins; None without events."""
-    firsts = []
-    for name in ("device_events", "host_events") if host else ("device_events",):
-        path = entry / f"{name}.parquet"
-        if path.is_file():
-            with pq.ParquetFile(path) as file:
-                blocks = file.iter_batches(columns=["start_ns"])
-                firsts += [pc.min(block["start_ns"]).as_py() for block in blocks if block.num_rows]
-    return min(firsts, default=None)
+    tables = cache.open_entry(entry)
+    names = ("device_events", "host_events") if host else ("device_events",)
+    blocks = [block for name in names for block in tables.blocks(name, ["start_ns"])] if tables is not None else []
+    return min((pc.min(block["start_ns"]).as_py() for block in blocks if block.num_rows), default=None)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -45,15 +44,6 @@ _LARGE, _LEAST = 64, 4
 _MOST_NAMES, _CANDIDATES, _COMPARED = 1024, 16, 32
 
 
-@dataclass(frozen=True)
-class _Period:
-    """Iterations of so many kernels of one stream, and the places of their last ones. The first can be partial."""
-
-    kernels: float
-    ends: Integers
-    has_optimizer: bool  # its kernels are known, and each iteration has as many
-
-
 def find_periods(
     work: DeviceTimes,
     names: Sequence[str],
@@ -88,19 +78,19 @@ def find_periods(
         begin_ns = int(launches.issued_ns[rows[:1]].sum())
     found = list(_periods(sequence, names))
     # Forward and backward passes of one iteration repeat too. An optimizer shows that it is one; without, it is the longest.
-    for period in found if found and found[0].has_optimizer else found[::-1]:
-        ends_ns = launched_ns[period.ends]
+    for kernels, ends, has_optimizer in found if found and found[0][2] else found[::-1]:
+        ends_ns = launched_ns[ends]
         met = np.diff(places(meetings_ns, ends_ns))
-        signs = (period.has_optimizer, period.kernels >= _LARGE, len(met) > 0 and met.min() > 0)
+        signs = (has_optimizer, kernels >= _LARGE, len(met) > 0 and met.min() > 0)
         if sum(signs) < 2 or (np.diff(ends_ns, prepend=begin_ns) <= 0).any():
             continue
         # The capture may begin inside of an iteration, or with what comes before the first.
-        first = int(abs(period.ends[0] + 1 - period.kernels) > _ALIKE * period.kernels)
+        first = int(abs(ends[0] + 1 - kernels) > _ALIKE * kernels)
         edges = np.append(begin_ns, ends_ns)[first:]
         number = np.arange(first, len(ends_ns))
         if len(number) < 2:
             continue
-        inferred = caveat("iterations_inferred.period", kernels=period.kernels)
+        inferred = caveat("iterations_inferred.period", kernels=kernels)
         return Iterations(number, edges[:-1], edges[1:], np.empty(0, np.int64)), [inferred]
     return NO_ITERATIONS, []
 
@@ -114,8 +104,12 @@ def _of_busiest_stream(rows: Integers, streams: Sequence[Integers]) -> Integers:
     return rows
 
 
-def _periods(sequence: NDArray[np.int32], names: Sequence[str]) -> Iterator[_Period]:
-    """Candidates, the shortest first."""
+def _periods(sequence: NDArray[np.int32], names: Sequence[str]) -> Iterator[tuple[float, Integers, bool]]:
+    """Candidates, the shortest first.
+
+    Iterations of so many kernels of one stream, and the places of their last ones, of which the first can be partial; and
+    whether kernels of an optimizer are known, of which each iteration has as many.
+    """
     size = len(sequence)
     if size < 2 * _LEAST:
         return
@@ -141,7 +135,7 @@ def _periods(sequence: NDArray[np.int32], names: Sequence[str]) -> Iterator[_Per
             continue
         iteration_ends = _iteration_ends(sequence, anchors, kernels, optimizer, repeated=repeated >= _REPEATED)
         if len(iteration_ends):
-            yield _Period(kernels, iteration_ends, len(optimizer) > 0)
+            yield kernels, iteration_ends, len(optimizer) > 0
 
 
 def _iteration_ends(

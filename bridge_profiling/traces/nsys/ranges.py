@@ -112,7 +112,7 @@ def _innermost(start_ns: Integers, end_ns: Integers, time_ns: Integers) -> Integ
     """
     ends = np.sort(end_ns)
     # How many were open when each began.
-    depth = (np.arange(len(start_ns)) - places(ends, start_ns, "right")).astype(np.int32)
+    depth = np.arange(len(start_ns), dtype=np.int32) - places(ends, start_ns, "right").astype(np.int32)
     opened = places(start_ns, time_ns, "right") - places(ends, time_ns, "right")
     found = np.full(len(time_ns), -1)
     # Clocks that went backwards could give less than 0.
