@@ -64,7 +64,6 @@ def main(
     gpu_metrics: Annotated[bool, typer.Option("--gpu-metrics", help="Sample GPU metrics (with --profiler nsys).")] = False,
     nsys_arg: Annotated[list[str] | None, typer.Option(help="Option of `nsys profile`; may be repeated.")] = None,
     fault_tolerance: Annotated[bool, typer.Option("--fault-tolerance", help="Run under the fault-tolerance launcher.")] = False,
-    preempt_time: Annotated[int | None, typer.Option(help="Stop cleanly this many seconds before Slurm's time limit.")] = None,
     task: Annotated[TaskKind, typer.Option(**closed(TaskKind), help="Submit a run.Script or a run.Partial.")] = TaskKind.script,
     report: Annotated[bool, typer.Option("--report", help="Analyse the captures in a job after the training.")] = False,
     name: Annotated[str, typer.Option(help="Name of the experiment.")] = "profile",
@@ -100,8 +99,6 @@ def main(
         chosen.append(plugins.NsysPlugin(**window, **options))
     if fault_tolerance:
         chosen.append(plugins.FaultTolerancePlugin())
-    if preempt_time is not None:
-        chosen.append(plugins.PreemptionPlugin(preempt_time=preempt_time))
     _check_config(recipe, config, overrides, profiler, window, nodes * nproc_per_node)
     slurm = {
         "account": account, "partition": partition, "time": time, "gpus_per_node": gpus_per_node, "venv": venv,

@@ -162,7 +162,6 @@ PLUGINS = {
     "NsysPlugin": "nsys",
     "PyTorchProfilerPlugin": "pytorch_profiler",
     "FaultTolerancePlugin": "fault_tolerance",
-    "PreemptionPlugin": "preemption",
 }
 
 

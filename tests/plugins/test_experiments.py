@@ -17,7 +17,7 @@ import pytest
 from bridge_profiling.config import OUTPUT_DIR_VARIABLE
 from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.overrides import apply_overrides
-from bridge_profiling.plugins import FaultTolerancePlugin, NsysPlugin, PreemptionPlugin, cli_factories
+from bridge_profiling.plugins import FaultTolerancePlugin, NsysPlugin, cli_factories
 from bridge_profiling.plugins.task import STARTS_NSYS_KEY
 from tests.plugins.conftest import Container, docker, nsys, package, pretrain, pytorch
 from tests.system.jobs import ended_well, environment
@@ -80,7 +80,7 @@ def with_dtype() -> WithModel:
 WAY_OUT = r"run\.Script\(path=.*apply_overrides\(config, sys\.argv\[1:\]\)"
 
 
-@pytest.mark.parametrize("plugin", [nsys(), PreemptionPlugin()])
+@pytest.mark.parametrize("plugin", [nsys(), FaultTolerancePlugin()])
 @pytest.mark.parametrize(
     ("make", "message"),
     [

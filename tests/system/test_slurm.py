@@ -126,21 +126,6 @@ def test_a_finished_job_under_fault_tolerance_is_not_queued_again(slurm_cluster,
     assert not slurm_cluster.job_ids()
 
 
-def test_a_job_near_its_time_limit_stops_cleanly(slurm_cluster, submit):
-    """PreemptionPlugin: Slurm sends SIGTERM a minute or more before the limit, and the job has all it needs by then."""
-    # Slurm looks for jobs out of time twice a minute: big batches keep what is captured until then, and its writing, small.
-    options = ("train.train_iters=100000", "train.micro_batch_size=32", "train.global_batch_size=128")
-    submission = submit("--steps", "3:100000", "--time", "00:10:00", "--preempt-time", "60", *options)
-    submission.await_iteration(6)
-    # The limit comes nearer instead of being short from the start: no machine is too slow to reach the window before it.
-    slurm_cluster.run("scontrol", "update", f"JobId={submission.job_id}", "EndTime=now+120")
-    submission.process.wait(timeout=300)
-    assert "training stops after iteration" in submission.log(), submission.printed()
-    assert submission.statuses() == {0: "partial", 3: "partial"}
-    found = manifests(submission.job_dir / "profiles")
-    assert {rank: manifest["captured"]["iterations"] for rank, manifest in found.items()} == submission.iterations()
-
-
 @pytest.mark.needs("nsys")
 def test_a_job_that_is_cancelled_inside_the_window_keeps_what_it_captured(slurm_cluster, submit, nsys):
     window = ("--profiler", "nsys", "--export-sqlite", "--steps", "3:100000", "--time", "00:10:00", "train.train_iters=100000")
