@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 
 from bridge_profiling.doctor.checks import Machine, Unavailable, Verdict, checked, fails, ok, parse_settings, unknown, warning
 from bridge_profiling.doctor.request import Request
@@ -144,7 +145,7 @@ def check_temporary_directory(request: Request, machine: Machine) -> Iterator[Ve
     """Whether nsys has a temporary directory: without one it does not start."""
     if request.name and not request.wants_nsys:
         return
-    place = request.temporary_directory(machine.environ)
+    place = Path(request.environment.get("TMPDIR") or machine.environ.get("TMPDIR") or "/tmp")
     if not place.is_dir():
         found = f"{place} is not a directory, and nsys collects there"
         yield fails(found, "Create it, or unset TMPDIR", certain=request.wants_nsys)

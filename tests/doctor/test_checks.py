@@ -178,8 +178,8 @@ def test_settings_come_from_yaml_and_overrides_of_any_container(tmp_path):
     )
     apply_file(request, file)
     apply_arguments(request, ["train.train_iters=40", "++profiling.profile_ranks=pp", "model.hidden_size=64", "optimizer.lr=1"])
-    assert request.settings == {"train.train_iters": 40, "model.num_layers": 4, "model.tensor_model_parallel_size": 2}
-    assert (request.integer("model.num_layers"), request.parallel_size("tensor_model")) == (4, 2)
+    assert request.settings == {"train.train_iters": 40, "model.tensor_model_parallel_size": 2}
+    assert (request.integer("train.train_iters"), request.parallel_size("tensor_model")) == (40, 2)
     assert (request.profiling.use_pytorch_profiler, request.profiling.profile_ranks) == (True, "pp")
 
 
