@@ -306,7 +306,6 @@ def check_port_and_packages(monitor: MonitorConfig, checkpoint: CheckpointConfig
     )
     for setting, used, package in (
         ("monitor.port", monitor.port is not None, "prometheus_client"),
-        ("monitor.tensorboard", monitor.tensorboard, "tensorboard"),
         # Without it, megatron-core's checkpoint writers wait forever.
         ("checkpoint.save or checkpoint.load", _uses_checkpoints(checkpoint), "psutil"),
     ):

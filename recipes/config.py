@@ -236,9 +236,6 @@ class MonitorConfig:
     bind: str = "127.0.0.1"
     """The address to serve at; 0.0.0.0 for a Prometheus on another machine. It requires no password."""
 
-    tensorboard: bool = False
-    """Write scalars to `monitor/tensorboard/rank-<rank>` in the profiles' output directory."""
-
     interval: float | None = None
     """Seconds between two samples; null is one, or more if a sample would hold Python's global lock for too long."""
 

@@ -1,6 +1,6 @@
 """Metrics by name and unit, and the samples that hold them. A metric without a value carries the reason.
 
-A metric has the same name in JSON lines, in Prometheus (after `bridge_profiling_` and its group) and in TensorBoard.
+A metric has the same name in JSON lines and, after `bridge_profiling_` and its group, in Prometheus.
 """
 
 from __future__ import annotations

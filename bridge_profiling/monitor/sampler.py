@@ -15,7 +15,7 @@ from bridge_profiling.launch_env import LaunchEnv
 from bridge_profiling.monitor.alerts import ALERTS, Alert, LeakAlert, LimitAlert, Limits, SlowIterationAlert, usual_leaks
 from bridge_profiling.monitor.gpus import EnergyMeter, Gpus
 from bridge_profiling.monitor.metrics import Readings, Sample
-from bridge_profiling.monitor.outputs import JsonLines, Prometheus, Sink, TensorBoard
+from bridge_profiling.monitor.outputs import JsonLines, Prometheus, Sink
 from bridge_profiling.monitor.processes import Machine, Processes
 from bridge_profiling.monitor.training import Counters, TimesIterations, TrainingMonitor
 
@@ -107,12 +107,11 @@ class Monitor:
         jsonl: a file for JSON lines.
         port: a port for Prometheus.
         bind: its address.
-        tensorboard: a directory for TensorBoard.
         sinks: further outputs; they are closed at the end.
         interval: seconds between two samples. None is one second, and more if the thread would otherwise hold Python's lock for
             more than 0.05% of the time.
         gpus: indices as nvidia-smi shows them, or UUIDs; None selects all GPUs of the machine, `[]` none.
-        pids: the processes, or `gpu` for those that compute on the GPUs; None selects this one. Children are included.
+        pids: the processes, or `gpu` for those that compute on the GPUs; None selects this one.
         rank: global rank; by default that of the launcher, if there is one.
         in_training: False in a process without a training: samples then hold only GPUs and processes.
         slow_iterations: when to warn of slow iterations.
@@ -138,7 +137,6 @@ class Monitor:
         jsonl: str | os.PathLike[str] | None = None,
         port: int | None = None,
         bind: str = "127.0.0.1",
-        tensorboard: str | os.PathLike[str] | None = None,
         sinks: Sequence[Sink] = (),
         interval: float | None = None,
         gpus: Sequence[int | str] | None = None,
@@ -161,7 +159,7 @@ class Monitor:
         self._rank = env.rank if rank is None and env.launcher != "none" else rank
         self._sinks: list[Sink] = list(sinks)
         serve = partial(Prometheus, bind=bind)
-        outputs: tuple[tuple[Callable[..., Sink], Any], ...] = ((JsonLines, jsonl), (serve, port), (TensorBoard, tensorboard))
+        outputs: tuple[tuple[Callable[..., Sink], Any], ...] = ((JsonLines, jsonl), (serve, port))
         self._to_open = [partial(make, where) for make, where in outputs if where is not None]
         self.failed_sinks: set[int] = set()
         self._slow = slow_iterations or SlowIterationAlert()

@@ -176,7 +176,7 @@ class TrainingMonitor:
     def log_metrics(self, metrics: Mapping[str, Any]) -> None:
         """Report own numbers, such as the loss or a learning rate; each keeps its last value.
 
-        They go into `get_summary`, JSON lines and, by name, to Prometheus and TensorBoard. `loss` is the training's loss.
+        They go into `get_summary`, JSON lines and, by name, to Prometheus. `loss` is the training's loss.
 
         Args:
             metrics: numbers, or tensors on the CPU, by name. None, NaN and tensors on a GPU are unavailable, with the reason.

@@ -179,7 +179,7 @@ def monitored(config: ConfigContainer, env: LaunchEnv, hook: ProfilingHook) -> A
         hook: times the iterations.
     """
     settings, device = config.monitor, rank_device(env)
-    if not (settings.jsonl or settings.tensorboard or settings.port is not None):
+    if not (settings.jsonl or settings.port is not None):
         return nullcontext()
     gpus: list[int | str] | None = None
     if device.type == "cuda":
@@ -193,7 +193,6 @@ def monitored(config: ConfigContainer, env: LaunchEnv, hook: ProfilingHook) -> A
         jsonl=folder / f"rank-{env.rank}.jsonl" if settings.jsonl else None,
         port=settings.port + env.device_index if settings.port is not None else None,
         bind=settings.bind,
-        tensorboard=folder / "tensorboard" / f"rank-{env.rank}" if settings.tensorboard else None,
         interval=settings.interval,
         gpus=gpus,
         rank=env.rank,

@@ -1,12 +1,10 @@
-"""JSON lines, TensorBoard events, terminal lines, and Prometheus metrics with the dashboard that queries them."""
+"""JSON lines, and Prometheus metrics with the dashboard that queries them."""
 
 import errno
-import io
 import json
 import os
 import re
 import socket
-import socketserver
 from contextlib import closing
 from importlib.resources import files
 from urllib.request import urlopen
@@ -16,11 +14,9 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from bridge_profiling import ProfilingConfigError
-from bridge_profiling.monitor import Alert, JsonLines, Prometheus, Readings, Sample, TensorBoard
+from bridge_profiling.monitor import Alert, JsonLines, Prometheus, Readings, Sample
 from bridge_profiling.monitor.alerts import ALERTS, Limits
 from bridge_profiling.monitor.metrics import GPU_METRICS, MACHINE_METRICS, PROCESS_METRICS, TRAINING_METRICS
-from bridge_profiling.monitor.outputs import Terminal
-from bridge_profiling.monitor.server import _PAUSE_SECONDS
 
 GPU = Readings({"gpu": "0", "uuid": "GPU-a", "name": "H100"}, {"power_watts": 500.0}, {"utilization_ratio": "refused"})
 PROCESS = Readings({"pid": 7, "name": "python"}, {"cpu_ratio": 0.5, "resident_memory_bytes": 3 << 30})
@@ -56,33 +52,6 @@ def test_the_size_of_the_file_is_bounded(tmp_path):
     for file in tmp_path.iterdir():
         assert file.stat().st_size < 4_000
         assert all(json.loads(line)["kind"] == "sample" for line in file.read_text().splitlines())
-
-
-def test_tensorboard_reads_the_event_file(tmp_path):
-    accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    board = TensorBoard(tmp_path)
-    board.write(SAMPLE)
-    board.alert(ALERT, SAMPLE)
-    board.write(SAMPLE)
-    board.close()
-    events = accumulators.EventAccumulator(str(tmp_path)).Reload()
-    scalars = {"machine/cpu_ratio", "machine/memory_used_bytes", "metrics/lr", "counter/skipped"}
-    scalars |= {"gpu/0/power_watts", "process/7/cpu_ratio", "process/7/resident_memory_bytes"}
-    assert set(events.Tags()["scalars"]) == scalars | {"training/iteration_seconds", *(f"alerts/{kind}" for kind in ALERTS)}
-    (first, _) = events.Scalars("gpu/0/power_watts")
-    assert (first.step, first.wall_time, first.value) == (41, 1_700_000_000.25, 500.0)
-    assert [event.value for event in events.Scalars("alerts/slow_iteration")] == [0.0, 1.0]
-
-
-def test_the_terminal_shows_unavailable_for_a_missing_value():
-    lines = Terminal(stream := io.StringIO())
-    for sample in (SAMPLE, BARE, BARE):  # What is missing is said once.
-        lines.write(sample)
-    machine, gpu, process, no_gpus, no_processes = stream.getvalue().splitlines()
-    assert ("machine  CPU  25%  unavailable" in machine, "GPU 0  H100  unavailable" in gpu) == (True, True)
-    assert ("500 W" in gpu, "0.0 GiB" in gpu) == (True, False)
-    assert "process 7 python    50% of a core    3.00 GiB" in process
-    assert ("GPUs unavailable: no driver" in no_gpus, "processes unavailable: no psutil" in no_processes) == (True, True)
 
 
 # -- Prometheus --------------------------------------------------------------------------------------------------------
@@ -141,21 +110,6 @@ def test_only_the_loopback_address_is_served_by_default_and_a_port_in_use_is_ref
         assert one.connect_ex(("127.0.0.2", server.port)) == errno.ECONNREFUSED
     with pytest.raises(ProfilingConfigError, match=f"port {server.port} of 127.0.0.1 cannot be served.*Use another port"):
         Prometheus(server.port)
-
-
-def test_without_file_descriptors_it_waits_instead_of_trying_again_at_once(server, monkeypatch):
-    accept, failures, waits = socketserver.TCPServer.get_request, [OSError(errno.EMFILE, "Too many open files")] * 3, []
-
-    def get_request(self):
-        if failures:
-            raise failures.pop()
-        return accept(self)
-
-    monkeypatch.setattr(server._server._stopping, "wait", waits.append)
-    monkeypatch.setattr(socketserver.TCPServer, "get_request", get_request)
-    server.write(BARE)
-    assert scrape(server.port)
-    assert waits == [_PAUSE_SECONDS] * 3
 
 
 def test_the_dashboard_and_the_rules_ask_for_what_is_served_with_the_limits_of_the_monitor(server):
