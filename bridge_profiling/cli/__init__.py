@@ -53,7 +53,7 @@ _COMMANDS = {
         "monitor",
         "Log GPU and process readings until Ctrl-C: as JSON lines, or for Prometheus.",
     ),
-    "bench": ("bench", "Measure a link, a copy, a data loader or a step on its own."),
+    "bench": ("bench", "Measure a link or a data loader on its own."),
 }
 
 

@@ -22,7 +22,10 @@ USAGE_ERRORS = [
     ("flamegraph run -o text", "text exists and is not a speedscope file.*another file with -o, or remove this one"),
     ("compare run run --fail-over five", ".*Type for example 5%"),
     ("monitor --jsonl /proc/nowhere/file", "/proc/nowhere/file cannot be written"),
-    ("bench copies -o text", "text is not a result file of bridge-profiling bench.*another file with -o, or remove this one"),
+    (
+        "bench collectives -o text",
+        "text is not a result file of bridge-profiling bench.*another file with -o, or remove this one",
+    ),
     ("trigger run --wait --timeout 0", "--wait and --timeout 0 exclude each other"),
 ]
 
