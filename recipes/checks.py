@@ -57,7 +57,6 @@ _SUPPORTED = {
     "model.enable_cuda_graph": (False,),
     "model.external_cuda_graph": (False,),
     "model.cuda_graph_impl": ("local", "none"),
-    # Since 0.17.
     "model.use_mup": (False,),
     # Since 0.19.
     "model.tensor_parallel_num_weight_shards": (None,),
@@ -65,12 +64,9 @@ _SUPPORTED = {
     "model.gtp_weight_remat_size": (1,),
     "model.expert_gtp_weight_remat_size": (1,),
     "ddp.use_megatron_fsdp": (False,),
-    # Since 0.18.
     "ddp.num_buckets": (None,),
     "optimizer.optimizer": ("adam", "sgd"),
-    # Since 0.17.
     "optimizer.optimizer_cuda_graph": (False,),
-    # Since 0.18.
     "optimizer.use_layer_wise_distributed_optimizer": (False,),
 }
 
@@ -93,10 +89,10 @@ def check_supported(config: ConfigContainer) -> None:
     """Refuse settings of megatron-core's classes that this loop does not carry out."""
     for setting, supported in _SUPPORTED.items():
         section, name = setting.split(".")
-        # An older or newer release may lack the field.
+        # A release may lack the field.
         value = getattr(getattr(config, section), name, supported[0])
         _require_supported(value in supported, format_override(setting, value), format_override(setting, supported[0]))
-    # 0.18 renamed the field, and selects a graph of the whole iteration by a value of model.cuda_graph_impl.
+    # It selects a graph of the whole iteration by either field, or by a value of model.cuda_graph_impl.
     for name in ("cuda_graph_scope", "cuda_graph_modules"):
         whole = "full_iteration" in str(getattr(config.model, name, None))
         _require_supported(not whole, f"model.{name}=full_iteration", f"model.{name}=full")

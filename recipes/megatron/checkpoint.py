@@ -38,8 +38,7 @@ from recipes.megatron import checkpoint_files as files
 from recipes.megatron.setup import parameters_gathered
 from recipes.releases import find_groups_by_structure
 
-#: Layout of the distributed optimizer's state: as its buckets hold it, so nothing is gathered or copied. Of megatron-core
-#: 0.16's layouts, only this one lets torch's own Adam resume bit for bit.
+#: Layout of the distributed optimizer's state: as its buckets hold it, so nothing is gathered or copied.
 _METADATA = {"distrib_optim_sharding_type": "dp_reshardable"}
 
 #: Settings that a checkpoint and the training that resumes from it must share, because of the shapes of tensors, their

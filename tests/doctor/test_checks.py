@@ -105,7 +105,7 @@ CASES = [
     (check_other_profilers, "", {}, environment("NSYS_PROFILING_SESSION_ID=3", "LD_PRELOAD=/a.so"), "warning", "under nsys"),
     (check_other_profilers, "", {}, {"running": (DCGM,)}, "warning", "dcgmi profile --pause"),
     (check_other_profilers, "", {}, {"running": (OTHER_NSYS,)}, "warning", "nsys, process 71)"),
-    (check_megatron_core, "", {}, {"recorded": {"megatron-core": "0.16.1"}}, "ok", "0.16.1"),
+    (check_megatron_core, "", {}, {"recorded": {"megatron-core": "0.18.2"}}, "ok", "0.18.2"),
     (check_megatron_core, "", {}, {"recorded": {"megatron-core": "0.15.3"}}, "warning", "pip install 'megatron-core>=0"),
 ]
 
