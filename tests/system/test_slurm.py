@@ -98,23 +98,13 @@ def submit(slurm_cluster, committed_checkout, tmp_path):
 
 
 def test_exactly_the_ranks_asked_for_are_profiled_in_exactly_the_window(slurm_cluster, submit):
-    """A job of its own makes the report after the training."""
-    submission = submit("--profiler", "torch", "--report", "--steps", "4:6", "train.train_iters=8")
-    output = submission.finish()
+    submission = submit("--profiler", "torch", "--steps", "4:6", "train.train_iters=8")
+    submission.finish()
     assert "4 cpu rank(s): tp=2 pp=1 dp=2" in submission.log()
     assert submission.iterations() == {0: [4, 5], 3: [4, 5]}
     assert submission.statuses() == {0: "complete", 3: "complete"}
     found = manifests(submission.job_dir / "profiles").values()
     assert {manifest["job"]["id"] for manifest in found} == {submission.job_id}
-    page = submission.job_dir / "profiles" / "report.html"
-    assert output.splitlines()[-1] == f"report: {page}"
-    assert "rank 3" in page.read_text()
-    lines = (submission.home / ".slurm_jobs").read_text().splitlines()
-    training, report = (line.partition("=")[0].strip() for line in lines)
-    assert [slurm_cluster.state(job) for job in (training, report)] == ["COMPLETED", "COMPLETED"]
-    sacct = ("sacct", "--noheader", "--allocations")
-    ended = slurm_cluster.run(*sacct, "--format=End", f"--jobs={training}")
-    assert ended <= slurm_cluster.run(*sacct, "--format=Start", f"--jobs={report}"), "it began before the training had ended"
 
 
 @pytest.mark.needs("ft")
