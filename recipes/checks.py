@@ -33,10 +33,8 @@ _REQUIRED = (
 #: Optional intervals and limits; null leaves them unset.
 _OPTIONAL = (
     "train.eval_interval",
-    "train.exit_interval",
     "train.exit_duration_in_mins",
     "checkpoint.save_interval",
-    "checkpoint.most_recent_k",
     "monitor.interval",
 )
 
@@ -44,6 +42,7 @@ _OPTIONAL = (
 _SUPPORTED = {
     "model.transformer_impl": (None, "local", "transformer_engine"),
     "model.cpu_offloading": (False,),
+    "model.tp_comm_overlap": (False,),
     "model.fp8_param": (False,),
     "model.fp4": (None,),
     "model.multi_latent_attention": (False,),
@@ -117,12 +116,6 @@ def check_model_split(model: GPTModelConfig) -> None:
     if context > 1:
         # Each rank gets one share from the front and one from the back, since later tokens cost more attention.
         _require_multiple(model, "seq_length", 2 * context, "model.context_parallel_size times 2")
-    require(
-        model.sequence_parallel or not model.tp_comm_overlap,
-        "model.tp_comm_overlap is on and model.sequence_parallel is off",
-        why="it overlaps the gathers and scatters of sequence parallelism",
-        instead="Type model.sequence_parallel=true as well",
-    )
     if model.sequence_parallel:
         _require_multiple(model, "seq_length", context * tensor, "model.tensor_model_parallel_size, with context parallel")
     if model.num_moe_experts is not None:
@@ -267,14 +260,12 @@ def check_tokenizer(config: ConfigContainer) -> None:
 def check_checkpoint(config: ConfigContainer) -> None:
     """Refuse checkpoint settings that contradict each other, or that would fail only when one is written."""
     checkpoint, start = config.checkpoint, config.train.start_iteration
-    for name in ("save_interval", "most_recent_k"):
-        value = getattr(checkpoint, name)
-        require(
-            value is None or checkpoint.save is not None,
-            f"checkpoint.{name}={value} without checkpoint.save",
-            why="no checkpoint is written",
-            instead="Type checkpoint.save=DIRECTORY as well",
-        )
+    require(
+        checkpoint.save_interval is None or checkpoint.save is not None,
+        f"checkpoint.save_interval={checkpoint.save_interval} without checkpoint.save",
+        why="no checkpoint is written",
+        instead="Type checkpoint.save=DIRECTORY as well",
+    )
     require(
         checkpoint.load is None or start == 0,
         f"train.start_iteration={start} with checkpoint.load={checkpoint.load}",

@@ -101,9 +101,6 @@ class TrainConfig:
     exit_duration_in_mins: float | None = None
     """Minutes after which to stop in the same way, counted from the start of this process; null never does."""
 
-    exit_interval: int | None = None
-    """Stop in the same way when the number of completed iterations is a multiple of this; null never does."""
-
 
 @dataclass(kw_only=True)
 class SchedulerConfig:
@@ -188,9 +185,6 @@ class CheckpointConfig:
 
     save_interval: int | None = None
     """Iterations between two checkpoints; null saves at exits only."""
-
-    most_recent_k: int | None = None
-    """Number of checkpoints to keep under `save`, those written last; null keeps all."""
 
     load: str | None = None
     """Directory whose newest checkpoint to resume from; while it holds none, training starts from scratch."""

@@ -178,8 +178,6 @@ def save(config: ConfigContainer, state: TrainingState, iteration: int) -> None:
         consumed = iteration * config.train.global_batch_size
         description = {"iteration": iteration, "consumed_samples": consumed, "settings": _description(config)}
         folder = files.publish(root, iteration, description)
-        if config.checkpoint.most_recent_k is not None:
-            files.keep_most_recent(root, config.checkpoint.most_recent_k)
         print(f"checkpoint of {iteration} iterations written in {perf_counter() - started:.1f} s: {folder}", flush=True)
     # No rank may end the job before the checkpoint has its final name.
     torch.distributed.barrier()
