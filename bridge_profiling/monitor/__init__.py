@@ -7,7 +7,7 @@ with the reason, never as zero.
 
 # ruff: noqa: F401  # the public names
 
-from bridge_profiling.monitor.alerts import Alert, LeakAlert, LimitAlert, Limits, SlowIterationAlert
+from bridge_profiling.monitor.alerts import Alert, LeakAlert, SlowIterationAlert
 from bridge_profiling.monitor.gpu_monitor import GPUMonitor
 from bridge_profiling.monitor.metrics import Readings, Sample
 from bridge_profiling.monitor.outputs import JsonLines, Prometheus

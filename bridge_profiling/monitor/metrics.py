@@ -25,10 +25,6 @@ GPU_METRICS = {
     "temperature_limit_celsius": "Temperature at which the driver slows the chip down",
     "sm_clock_hertz": "Clock of the multiprocessors",
     "memory_clock_hertz": "Clock of the device memory",
-    "pcie_transmit_bytes_per_second": "Sent over PCIe, measured by the driver over 20 ms",
-    "pcie_receive_bytes_per_second": "Received over PCIe, measured by the driver over 20 ms",
-    "nvlink_transmit_bytes_per_second": "Data sent over all NVLinks since the last sample",
-    "nvlink_receive_bytes_per_second": "Data received over all NVLinks since the last sample",
 }
 
 #: Metrics of the whole machine, all of its processes included.
@@ -52,8 +48,6 @@ TRAINING_METRICS = {
     "tokens_per_second": "Tokens per second over the recent iterations, as the loop counts them",
     "samples_per_second": "Samples per second over the recent iterations, as the loop counts them",
     "data_loading_ratio": "Share of the recent iterations spent waiting for data, 0 to 1",
-    "joules_per_iteration": "Energy of the monitored GPUs per iteration, over the last minute of samples",
-    "joules_per_token": "The same per token, as the loop counts them",
     "loss": "Loss, if the loop reports it",
     "allocated_bytes": "Device memory held by tensors of this process",
     "allocated_peak_bytes": "Peak device memory held by tensors of this process",

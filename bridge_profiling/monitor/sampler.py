@@ -12,9 +12,9 @@ from typing import Any, Literal
 
 from bridge_profiling.errors import ProfilingConfigError, TrainingLogger, is_contained, one_line, require
 from bridge_profiling.launch_env import LaunchEnv
-from bridge_profiling.monitor.alerts import ALERTS, Alert, LeakAlert, LimitAlert, Limits, SlowIterationAlert, usual_leaks
-from bridge_profiling.monitor.gpus import EnergyMeter, Gpus
-from bridge_profiling.monitor.metrics import Readings, Sample
+from bridge_profiling.monitor.alerts import ALERTS, Alert, LeakAlert, SlowIterationAlert, usual_leaks
+from bridge_profiling.monitor.gpus import Gpus
+from bridge_profiling.monitor.metrics import Sample
 from bridge_profiling.monitor.outputs import JsonLines, Prometheus, Sink
 from bridge_profiling.monitor.processes import Machine, Processes
 from bridge_profiling.monitor.training import Counters, TimesIterations, TrainingMonitor
@@ -116,7 +116,6 @@ class Monitor:
         in_training: False in a process without a training: samples then hold only GPUs and processes.
         slow_iterations: when to warn of slow iterations.
         leaks: when to warn of growing memory.
-        limits: when to warn of readings beyond a limit.
 
     Attributes:
         training: where the loop reports steps and waiting for data.
@@ -145,7 +144,6 @@ class Monitor:
         in_training: bool = True,
         slow_iterations: SlowIterationAlert | None = None,
         leaks: Sequence[LeakAlert] | None = None,
-        limits: Limits | None = None,
     ) -> None:
         self.training = training or TrainingMonitor(hook=hook, tokens_per_iteration=tokens_per_iteration)
         self.counters = counters or Counters()
@@ -164,7 +162,7 @@ class Monitor:
         self.failed_sinks: set[int] = set()
         self._slow = slow_iterations or SlowIterationAlert()
         self._leaks = leaks if leaks is not None else [leak for memory in ("device", "host") for leak in usual_leaks(memory)]
-        self._limits, self._energy, self._machine = LimitAlert(limits), EnergyMeter(), Machine()
+        self._machine = Machine()
         self.alerts = dict.fromkeys(ALERTS, 0)
         self._next_alert: dict[str, float] = {}
         seconds, max_share = (1.0, MAX_CPU_SHARE) if interval is None else (interval, None)
@@ -205,7 +203,7 @@ class Monitor:
             gpus=gpus,
             processes=self._processes.read(),
             machine=self._machine.read(),
-            training=self._read_training(gpus) if self._in_training else None,
+            training=self.training.read() if self._in_training else None,
             metrics=self.training.logged(),
             counters=self.counters.snapshot(),
             unavailable={name: reason for name, reason in missing.items() if reason is not None},
@@ -221,14 +219,8 @@ class Monitor:
                     self._send(sink, sink.alert, alert, sample)
         return self._gpus.driver_seconds
 
-    def _read_training(self, gpus: Sequence[Readings]) -> Readings:
-        readings = self.training.read()
-        energy = self._energy.read(gpus, self.training.totals())
-        return Readings.of({}, {**readings.unavailable, **readings.values, **energy})
-
     def _new_alerts(self, sample: Sample) -> Iterator[Alert]:
         training, processes = sample.training, sample.processes
-        yield from self._limits.feed(sample)
         yield from self._slow.feed(self.training.new_iterations())
         if training is None or "iteration" not in training.values:
             return

@@ -249,12 +249,6 @@ class TrainingMonitor:
             self._unread.clear()
         return [(iteration, duration / 1e9) for iteration, duration in new]
 
-    def totals(self) -> dict[str, float]:
-        """Iterations, and tokens and samples if the loop reports them, since the beginning."""
-        with self._lock:
-            self._read_hook()
-            return self._totals.copy()
-
     def logged(self) -> Readings:
         """The last values of `log_metrics`."""
         with self._lock:
@@ -334,7 +328,6 @@ class TrainingMonitor:
         """Every metric; device memory, which is read without the lock, replaces its own."""
         answers: dict[str, float | str] = dict.fromkeys(TRAINING_METRICS, "no iteration has ended yet")
         answers["loss"] = self._loss
-        answers |= dict.fromkeys(("joules_per_iteration", "joules_per_token"), "only a Monitor reads the GPUs' energy")
         if self._totals["iterations"]:
             answers["iteration"] = self._iteration
         if self._ended is not None:

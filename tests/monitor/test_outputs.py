@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from bridge_profiling import ProfilingConfigError
 from bridge_profiling.monitor import Alert, JsonLines, Prometheus, Readings, Sample
-from bridge_profiling.monitor.alerts import ALERTS, Limits
+from bridge_profiling.monitor.alerts import ALERTS
 from bridge_profiling.monitor.metrics import GPU_METRICS, MACHINE_METRICS, PROCESS_METRICS, TRAINING_METRICS
 
 GPU = Readings({"gpu": "0", "uuid": "GPU-a", "name": "H100"}, {"power_watts": 500.0}, {"utilization_ratio": "refused"})
@@ -112,7 +112,7 @@ def test_only_the_loopback_address_is_served_by_default_and_a_port_in_use_is_ref
         Prometheus(server.port)
 
 
-def test_the_dashboard_and_the_rules_ask_for_what_is_served_with_the_limits_of_the_monitor(server):
+def test_the_dashboard_and_the_rules_ask_for_what_is_served(server):
     server.write(EVERYTHING)
     served = {f"bridge_profiling_{name}": set(samples[0][0]) for name, samples in scrape(server.port).items()}
     package = files("bridge_profiling.monitor")
@@ -129,8 +129,3 @@ def test_the_dashboard_and_the_rules_ask_for_what_is_served_with_the_limits_of_t
     document = yaml.safe_load(package.joinpath("alert_rules.yml").read_text(encoding="utf-8"))
     rules = {rule["alert"]: rule["expr"] for group in document["groups"] for rule in group["rules"]}
     assert [rule for rule, query in rules.items() if not set(re.findall(r"bridge_profiling_\w+", query)) <= served.keys()] == []
-    limits, expected = Limits(), {"GpuIsIdle": "utilization_ratio", "GpuMemoryIsFull": "memory_ratio"}
-    expected |= {"GpuIsAtItsPowerLimit": "power_ratio", "TrainingWaitsForData": "data_loading_ratio"}
-    expected |= {"GpuIsHot": "temperature_margin_celsius", "TrainingHasStalled": "stall_seconds"}
-    written = {rule: [float(number) for number in re.findall(r"(?<=[ ])[\d.]+\b", rules[rule])] for rule in expected}
-    assert [rule for rule, name in expected.items() if getattr(limits, name) not in written[rule]] == []
