@@ -12,4 +12,4 @@ from bridge_profiling.monitor.gpu_monitor import GPUMonitor
 from bridge_profiling.monitor.metrics import Readings, Sample
 from bridge_profiling.monitor.outputs import JsonLines, Prometheus
 from bridge_profiling.monitor.sampler import Monitor
-from bridge_profiling.monitor.training import Counters, Throughput, TrainingMonitor
+from bridge_profiling.monitor.training import Throughput, TrainingMonitor

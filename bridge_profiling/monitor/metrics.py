@@ -89,7 +89,6 @@ class Sample:
         gpus: one element per GPU or MIG device.
         processes: one element per process.
         training: readings of the training loop; None outside a training.
-        counters: the loop's own counters by name.
         unavailable: the reason why no GPU or no process can be read, under `gpus` and `processes`.
         machine: readings of the whole machine.
         metrics: the loop's own numbers (`TrainingMonitor.log_metrics`) by name.
@@ -101,7 +100,6 @@ class Sample:
     gpus: tuple[Readings, ...] = ()
     processes: tuple[Readings, ...] = ()
     training: Readings | None = None
-    counters: Mapping[str, float] = field(default_factory=dict)
     unavailable: Mapping[str, str] = field(default_factory=dict)
     machine: Readings = field(default_factory=lambda: Readings({}, {}))
     metrics: Readings = field(default_factory=lambda: Readings({}, {}))
@@ -117,7 +115,6 @@ class Sample:
             "machine": self.machine.as_json(),
             "training": self.training.as_json() if self.training is not None else None,
             "metrics": self.metrics.as_json(),
-            "counters": dict(self.counters),
             "unavailable": dict(self.unavailable),
         }
 

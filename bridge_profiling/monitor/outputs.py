@@ -137,7 +137,7 @@ class Prometheus:
             return
         common = {"host": sample.host, "rank": "" if sample.rank is None else str(sample.rank)}
         for name, text, labels, values in self._metrics(sample):
-            make = CounterMetricFamily if name in ("counter", "alerts") else GaugeMetricFamily
+            make = CounterMetricFamily if name == "alerts" else GaugeMetricFamily
             family = make(PREFIX + name, text, labels=(*common, *labels))
             for identity, value in values:
                 own = ("" if identity.get(label) is None else str(identity[label]) for label in labels)
@@ -163,6 +163,4 @@ class Prometheus:
             yield f"{group}_metric_available", "1 if a metric can be read, else 0", (*labels, "metric"), known
         logged = [({"name": name}, value) for name, value in sample.metrics.values.items()]
         yield "logged_metric", "Numbers that the training loop logs, by name", ("name",), logged
-        counters = [({"name": name}, count) for name, count in sample.counters.items()]
-        yield "counter", "Counters of the training loop, by name", ("name",), counters
         yield "alerts", "Alerts, by kind", ("alert",), [({"alert": kind}, count) for kind, count in self._alerts.items()]

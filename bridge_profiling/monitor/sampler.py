@@ -17,7 +17,7 @@ from bridge_profiling.monitor.gpus import Gpus
 from bridge_profiling.monitor.metrics import Sample
 from bridge_profiling.monitor.outputs import JsonLines, Prometheus, Sink
 from bridge_profiling.monitor.processes import Machine, Processes
-from bridge_profiling.monitor.training import Counters, TimesIterations, TrainingMonitor
+from bridge_profiling.monitor.training import TimesIterations, TrainingMonitor
 
 logger = TrainingLogger(__name__)
 
@@ -103,7 +103,6 @@ class Monitor:
         hook: the training's open ProfilingHook.
         training: a TrainingMonitor that the loop already has; created by default.
         tokens_per_iteration: tokens in each iteration, for a loop that does not report them with each step.
-        counters: the loop's counters; created by default.
         jsonl: a file for JSON lines.
         port: a port for Prometheus.
         bind: its address.
@@ -119,7 +118,6 @@ class Monitor:
 
     Attributes:
         training: where the loop reports steps and waiting for data.
-        counters: where the loop counts.
         sample: the last sample, None before the first.
         alerts: number of alerts of each kind, including those not reported because they repeated within a minute.
         ended: set when the reader of an output, such as a pipe, has closed it.
@@ -132,7 +130,6 @@ class Monitor:
         hook: TimesIterations | None = None,
         training: TrainingMonitor | None = None,
         tokens_per_iteration: float | None = None,
-        counters: Counters | None = None,
         jsonl: str | os.PathLike[str] | None = None,
         port: int | None = None,
         bind: str = "127.0.0.1",
@@ -146,7 +143,6 @@ class Monitor:
         leaks: Sequence[LeakAlert] | None = None,
     ) -> None:
         self.training = training or TrainingMonitor(hook=hook, tokens_per_iteration=tokens_per_iteration)
-        self.counters = counters or Counters()
         self.sample: Sample | None = None
         self.ended = Event()
         self._selected, self._in_training = gpus, in_training
@@ -205,7 +201,6 @@ class Monitor:
             machine=self._machine.read(),
             training=self.training.read() if self._in_training else None,
             metrics=self.training.logged(),
-            counters=self.counters.snapshot(),
             unavailable={name: reason for name, reason in missing.items() if reason is not None},
         )
         for sink in self._sinks:

@@ -22,7 +22,7 @@ GPU = Readings({"gpu": "0", "uuid": "GPU-a", "name": "H100"}, {"power_watts": 50
 PROCESS = Readings({"pid": 7, "name": "python"}, {"cpu_ratio": 0.5, "resident_memory_bytes": 3 << 30})
 TRAINING = Readings({}, {"iteration": 41, "iteration_seconds": 0.25}, {"loss": "the loop does not report it"})
 MACHINE, LOGGED = Readings({}, {"cpu_ratio": 0.25, "memory_used_bytes": 64 << 30}), Readings({}, {"lr": 0.001})
-SAMPLE = Sample(1_700_000_000.25, "node1", 3, (GPU,), (PROCESS,), TRAINING, {"skipped": 2}, {}, MACHINE, LOGGED)
+SAMPLE = Sample(1_700_000_000.25, "node1", 3, (GPU,), (PROCESS,), TRAINING, {}, MACHINE, LOGGED)
 BARE = Sample(1_700_000_000.25, "node1", unavailable={"gpus": "no driver", "processes": "no psutil"})
 ALERT = Alert("slow_iteration", "iteration 41 took long", {"iteration": 41})
 
@@ -34,7 +34,7 @@ def test_each_line_is_a_complete_sample(tmp_path):
     log.alert(ALERT, SAMPLE)
     sample, bare, alert = map(json.loads, (tmp_path / "logs" / "monitor.jsonl").read_text().splitlines())
     head = {"kind": "sample", "schema_version": 1, "host": "node1", "rank": 3}
-    head |= {"time": "2023-11-14T22:13:20.250Z", "unix_seconds": 1_700_000_000.25, "counters": {"skipped": 2}}
+    head |= {"time": "2023-11-14T22:13:20.250Z", "unix_seconds": 1_700_000_000.25}
     assert {key: sample[key] for key in head} == head
     unread = {"utilization_ratio": None, "unavailable": {"utilization_ratio": "refused"}}
     assert sample["gpus"] == [{"gpu": "0", "uuid": "GPU-a", "name": "H100", "power_watts": 500.0, **unread}]
@@ -61,7 +61,7 @@ LOST = Readings({"gpu": "1", "uuid": None, "name": None}, {}, dict.fromkeys(GPU_
 RUNNING = Readings(PROCESS.identity, dict.fromkeys(PROCESS_METRICS, 1.0))
 LOOP = Readings({}, dict.fromkeys(TRAINING_METRICS, 41.0))
 WHOLE = Readings({}, dict.fromkeys(MACHINE_METRICS, 0.5))
-EVERYTHING = Sample(1_700_000_000.0, "node1", 3, (BUSY, LOST), (RUNNING,), LOOP, {"skipped": 2}, {}, WHOLE, LOGGED)
+EVERYTHING = Sample(1_700_000_000.0, "node1", 3, (BUSY, LOST), (RUNNING,), LOOP, {}, WHOLE, LOGGED)
 
 
 def scrape(port: int) -> dict[str, list[tuple[dict, float]]]:
@@ -91,7 +91,6 @@ def test_every_value_is_served_with_host_rank_and_gpu_until_it_is_gone(server):
     assert found["process_cpu_ratio"] == [(where | {"pid": "7", "name": "python"}, 1.0)]
     assert found["training_iteration_seconds"] == [(where, 41.0)]
     assert found["logged_metric"] == [(where | {"name": "lr"}, 0.001)]
-    assert found["counter_total"] == [(where | {"name": "skipped"}, 2.0)]
     assert found["sample_timestamp_seconds"][0][1] == 1_700_000_000.0
     available = {(labels["gpu"], labels["metric"]): value for labels, value in found["gpu_metric_available"]}
     assert available == {(gpu, metric): float(gpu == "0") for gpu in "01" for metric in GPU_METRICS}
