@@ -1,7 +1,7 @@
 # Every target sets up what it needs. Nothing outside this checkout is changed, except by `test-system`,
 # which installs Debian packages where a test needs a system.
 
-# The environment's interpreter: a version (3.11), a command or a path. Unset, tools/environment.sh chooses one.
+# The environment's interpreter: a version (3.13), a command or a path. Unset, tools/environment.sh chooses one.
 PYTHON ?=
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -22,7 +22,7 @@ help:
 	@echo "make test         unit tests, all in one process (REQUIRE=a,b fails what would be skipped for want of a or b)"
 	@echo "make test-integration  tests that start ranks, launchers, trainings and commands"
 	@echo "make test-system  fresh environments and clones, resumes of every layout, a real Slurm and nsys (root on Debian)"
-	@echo "make test-versions  the recipes and Megatron Bridge with each supported megatron-core (VERSIONS='0.16.1 0.19.2' for some)"
+	@echo "make test-versions  the recipes and Megatron Bridge with each supported megatron-core (VERSIONS=0.18.2 for one)"
 	@echo "make test-bridge-plugins  Megatron Bridge's own tests of its plugins, with ours in their place (BRIDGE=/path/to/checkout)"
 	@echo "make test-gpu     the whole chain on this machine's GPUs, in the Python you name: GPU_PYTHON=python3 (nothing is installed)"
 	@echo "make lint         ruff, mypy, import-linter"
@@ -80,7 +80,7 @@ test-system: $(VENV)/.installed-dev
 	@rm -rf $(TMPDIR) && mkdir -p $(TMPDIR)
 	$(BIN)/python -m pytest -p no:randomly -n 4 --dist loadfile --no-loadscope-reorder -m "system and not gpu" --durations 10 --basetemp $(TMPDIR)/pytest $(PYTEST_ARGS)
 
-# Environments of their own, with Python 3.11 and 3.12, in .cache/versions.
+# Environments of their own in .cache/versions.
 VERSIONS ?=
 test-versions: $(VENV)/.created
 	@rm -rf $(TMPDIR) && mkdir -p $(TMPDIR)

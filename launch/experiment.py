@@ -64,9 +64,7 @@ def main(
     gpu_metrics: Annotated[bool, typer.Option("--gpu-metrics", help="Sample GPU metrics (with --profiler nsys).")] = False,
     nsys_arg: Annotated[list[str] | None, typer.Option(help="Option of `nsys profile`; may be repeated.")] = None,
     fault_tolerance: Annotated[bool, typer.Option("--fault-tolerance", help="Run under the fault-tolerance launcher.")] = False,
-    preempt_time: Annotated[int | None, typer.Option(help="Stop cleanly this many seconds before Slurm's time limit.")] = None,
     task: Annotated[TaskKind, typer.Option(**closed(TaskKind), help="Submit a run.Script or a run.Partial.")] = TaskKind.script,
-    report: Annotated[bool, typer.Option("--report", help="Analyse the captures in a job after the training.")] = False,
     name: Annotated[str, typer.Option(help="Name of the experiment.")] = "profile",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would run, and stop.")] = False,
     **recording: Any,
@@ -77,7 +75,7 @@ def main(
         os.environ.setdefault("COLUMNS", "200")
     config, settings = recording.pop("config_file"), recording.pop("settings")
     is_torch = profiler is ProfilerName.torch
-    request.check_options(profiler, recording=recording, nsys_only=sqlite or gpu_metrics or bool(nsys_arg), report=report)
+    request.check_options(profiler, recording=recording, nsys_only=sqlite or gpu_metrics or bool(nsys_arg))
     start, end = parse_steps(steps)
     # The plugins have arguments for these two; the rest are settings of the task.
     record_shapes = recording.pop("record_shapes")
@@ -100,8 +98,6 @@ def main(
         chosen.append(plugins.NsysPlugin(**window, **options))
     if fault_tolerance:
         chosen.append(plugins.FaultTolerancePlugin())
-    if preempt_time is not None:
-        chosen.append(plugins.PreemptionPlugin(preempt_time=preempt_time))
     _check_config(recipe, config, overrides, profiler, window, nodes * nproc_per_node)
     slurm = {
         "account": account, "partition": partition, "time": time, "gpus_per_node": gpus_per_node, "venv": venv,
@@ -111,22 +107,19 @@ def main(
     packaged = executor is ExecutorName.slurm
     if not packaged and not dry_run:
         nsys = profiler is ProfilerName.nsys and not fault_tolerance
-        request.check_installed(nsys=nsys, ft_launcher=fault_tolerance, report=report)
+        request.check_installed(nsys=nsys, ft_launcher=fault_tolerance)
     submitted = make_task(task, recipe, config, overrides, packaged=packaged)
-    finished = submit(name, submitted, where, chosen, dry_run=dry_run, report=report)
+    finished = submit(name, submitted, where, chosen, dry_run=dry_run)
     if dry_run:
         return
     if profiler is not ProfilerName.none and finished.captures is not None:
         try:
             captures = find_captures(finished.captures)
             print_captures(captures, Console())
-            if finished.report is None and any(capture.artifacts for capture in captures):
+            if any(capture.artifacts for capture in captures):
                 print(f"type: {own_command('report', shortest_path(finished.captures))}")
         except TraceError as error:
             print_error(error)
-    if finished.report is not None:
-        # Without line breaks, so that it can be copied.
-        print(finished.report)
     if not finished.succeeded:
         print_error("the job failed; its log is above")
         raise typer.Exit(1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 import sys
@@ -10,11 +9,8 @@ from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 
-from bridge_profiling.errors import install_command, require
+from bridge_profiling.errors import require
 from bridge_profiling.recording import check_flags, option
-
-#: Modules of the extra `analysis`, which make a report.
-_ANALYSIS = ("duckdb", "jinja2", "msgspec", "numpy", "plotly", "pyarrow")
 
 
 class ExecutorName(StrEnum):
@@ -40,24 +36,17 @@ class TaskKind(StrEnum):
     partial = "partial"
 
 
-def check_options(profiler: ProfilerName, *, recording: Mapping[str, object], nsys_only: bool, report: bool = False) -> None:
+def check_options(profiler: ProfilerName, *, recording: Mapping[str, object], nsys_only: bool) -> None:
     """Refuse options that do not apply to the chosen profiler.
 
     Args:
         profiler: the chosen one.
         recording: the options of what to record, as of `recording.check_flags`.
         nsys_only: whether an option of nsys is given.
-        report: whether a report of the captures is requested.
 
     Raises:
         ProfilingConfigError: they do not go together.
     """
-    require(
-        not report or profiler is not ProfilerName.none,
-        "--report does not go with --profiler none",
-        why="a report is about captures",
-        instead="Type --profiler torch or --profiler nsys",
-    )
     given = [option(name) for name, value in recording.items() if value]
     require(
         not given or profiler is not ProfilerName.none,
@@ -74,8 +63,8 @@ def check_options(profiler: ProfilerName, *, recording: Mapping[str, object], ns
     )
 
 
-def check_installed(*, nsys: bool, ft_launcher: bool, report: bool) -> None:
-    """Refuse a job on this machine that would start a program, or import a package, that is not installed here."""
+def check_installed(*, nsys: bool, ft_launcher: bool) -> None:
+    """Refuse a job on this machine that would start a program that is not installed here."""
     require(
         not nsys or shutil.which("nsys"),
         "nsys is not on this machine's PATH",
@@ -88,13 +77,6 @@ def check_installed(*, nsys: bool, ft_launcher: bool, report: bool) -> None:
         "ft_launcher is not on this machine's PATH",
         why="the job would run here, under the fault-tolerance launcher",
         instead="Install it: pip install nvidia-resiliency-ext, or leave --fault-tolerance out",
-    )
-    missing = [name for name in _ANALYSIS if importlib.util.find_spec(name) is None] if report else []
-    require(
-        not missing,
-        f"--report needs {', '.join(missing)}",
-        why="the report's job would run here",
-        instead=f"Type {install_command('analysis')}, or leave --report out",
     )
 
 

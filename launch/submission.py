@@ -1,4 +1,4 @@
-"""Submits the training of `launch/experiment.py` and the report after it, and waits until the job has written its last file.
+"""Submits the training of `launch/experiment.py`, and waits until the job has written its last file.
 
 Submit host only. Refuses settings that NeMo-Run or Slurm would change or lose.
 """
@@ -32,15 +32,6 @@ from recipes.executor_checks import check_submission
 
 _ROOT = Path(__file__).resolve().parent.parent
 
-#: The report's page, next to the folders of the captures.
-PAGE = "report.html"
-
-#: Path of the training's directory in the container of the report's job.
-_TRAINING = "/training"
-
-#: Time limit of the report's job: far more than it needs, and a short job waits less in the queue.
-_REPORT_TIME = "00:30:00"
-
 #: Seconds that a job may take to end after Slurm has ended it: KillWait is 30 s unless the cluster sets another.
 _LEAVING_SECONDS = 180
 
@@ -52,12 +43,10 @@ class Finished:
     Args:
         succeeded: whether the training itself did.
         captures: the directory of its captures, if that is on this machine.
-        report: a line that says where the report is, or that there is none; None without a request for one.
     """
 
     succeeded: bool
     captures: Path | None = None
-    report: str | None = None
 
 
 def make_executor(
@@ -121,7 +110,6 @@ def submit(
     plugins: list[run.Plugin],
     *,
     dry_run: bool,
-    report: bool = False,
 ) -> Finished:
     """Run the training to its end.
 
@@ -131,7 +119,6 @@ def submit(
         executor: where it runs.
         plugins: applied to both.
         dry_run: print what would run instead.
-        report: analyse the captures in a second job afterwards. If that fails, the training has not failed.
     """
     # torchrun's own messages: NeMo-Run asks for those that tell of nothing wrong, 40 lines, unless this is set.
     os.environ.setdefault("LOGLEVEL", "WARNING")
@@ -139,21 +126,16 @@ def submit(
     with without_the_profilers_own_lines(), _checkout_as_working_directory(executor), run.Experiment(name) as experiment:
         check_submission(executor, name, task.args if isinstance(task, run.Script) else ())
         experiment.add(task, executor=executor, name=name, plugins=plugins)
-        job = experiment.jobs[0]
-        if report:
-            _add_report(experiment, job, executor)
         if dry_run:
-            for each in experiment.jobs:
-                _describe(each)
+            _describe(experiment.jobs[0])
             experiment.dryrun()
             return Finished(succeeded=True)
         experiment.run(detach=False, tail_logs=True)
-        job, *reports = experiment.jobs
+        job = experiment.jobs[0]
     # NeMo-Run waits for the job as the experiment closes; only then is its state final.
     if isinstance(executor, run.SlurmExecutor):
         _wait_until_gone(job)
-    captures = _local_captures(job)
-    return Finished(job.state == AppState.SUCCEEDED, captures, _report_line(reports[0], captures) if report else None)
+    return Finished(job.state == AppState.SUCCEEDED, _local_captures(job))
 
 
 @contextlib.contextmanager
@@ -171,40 +153,6 @@ def _checkout_as_working_directory(executor: run.Executor) -> Iterator[None]:
     # NeMo-Run packages the git repository of the working directory.
     with contextlib.chdir(_ROOT):
         yield
-
-
-def _add_report(experiment: run.Experiment, training: Any, executor: run.Executor) -> None:
-    """Add the report's job; on Slurm it starts when the training has ended, even by a failure.
-
-    Args:
-        experiment: the training's.
-        training: the training's job, with its plugins applied.
-        executor: the training's, without plugins applied.
-    """
-    captures = training.executor.env_vars[OUTPUT_DIR_VARIABLE]
-    if isinstance(executor, run.SlurmExecutor):
-        # One task on one node without a GPU, in the same container.
-        where = executor.clone()
-        where.nodes = where.ntasks_per_node = 1
-        where.launcher = None
-        where.gpus_per_node = where.gpus_per_task = where.torchrun_nproc_per_node = None
-        where.time = _REPORT_TIME
-        where.dependency_type = "afterany"
-        below = path_in_job(captures) if training.executor.container_image is not None else None
-        if below is not None:
-            # Each job sees its own directory under that name, so the training's is mounted under another.
-            where.container_mounts = [*where.container_mounts, f"{_job_directory(training.executor)}:{_TRAINING}"]
-            captures = os.path.join(_TRAINING, below)
-    else:
-        where = executors.local(env=executor.env_vars)
-    arguments = ["report", captures, "-o", os.path.join(captures, PAGE)]
-    script = run.Script(path="bridge_profiling.cli", entrypoint="python", m=True, args=arguments)
-    experiment.add(script, executor=where, name="report", dependencies=[training.id])
-
-
-def _job_directory(executor: run.SlurmExecutor) -> str:
-    """The job's directory on the cluster."""
-    return os.path.join(executor.tunnel.job_dir, Path(executor.job_dir).name)
 
 
 def _wait_until_gone(job: Any) -> None:
@@ -226,21 +174,11 @@ def _local_captures(job: Any) -> Path | None:
     if isinstance(job.executor, run.SlurmExecutor):
         below = path_in_job(captures)
         if below is not None:
-            captures = os.path.join(_job_directory(job.executor), below)
+            captures = os.path.join(job.executor.tunnel.job_dir, Path(job.executor.job_dir).name, below)
         if isinstance(job.executor.tunnel, run.SSHTunnel):
             print(f"the captures are on {job.executor.tunnel.host}, in {captures}")
             return None
     return Path(captures)
-
-
-def _report_line(job: Any, captures: Path | None) -> str:
-    """A line that says where the report is, or that there is none, which is not a failure of the training."""
-    page = None if captures is None else captures / PAGE
-    if page is not None and page.is_file():
-        return f"report: {page}"
-    if job.state == AppState.SUCCEEDED:
-        return f"report: {PAGE}, next to the captures"
-    return f"no report: its job failed, as its log says, above and in {job.executor.job_dir}; the captures are complete"
 
 
 def _describe(job: Any) -> None:

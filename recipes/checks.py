@@ -33,10 +33,8 @@ _REQUIRED = (
 #: Optional intervals and limits; null leaves them unset.
 _OPTIONAL = (
     "train.eval_interval",
-    "train.exit_interval",
     "train.exit_duration_in_mins",
     "checkpoint.save_interval",
-    "checkpoint.most_recent_k",
     "monitor.interval",
 )
 
@@ -44,6 +42,7 @@ _OPTIONAL = (
 _SUPPORTED = {
     "model.transformer_impl": (None, "local", "transformer_engine"),
     "model.cpu_offloading": (False,),
+    "model.tp_comm_overlap": (False,),
     "model.fp8_param": (False,),
     "model.fp4": (None,),
     "model.multi_latent_attention": (False,),
@@ -57,7 +56,6 @@ _SUPPORTED = {
     "model.enable_cuda_graph": (False,),
     "model.external_cuda_graph": (False,),
     "model.cuda_graph_impl": ("local", "none"),
-    # Since 0.17.
     "model.use_mup": (False,),
     # Since 0.19.
     "model.tensor_parallel_num_weight_shards": (None,),
@@ -65,12 +63,9 @@ _SUPPORTED = {
     "model.gtp_weight_remat_size": (1,),
     "model.expert_gtp_weight_remat_size": (1,),
     "ddp.use_megatron_fsdp": (False,),
-    # Since 0.18.
     "ddp.num_buckets": (None,),
     "optimizer.optimizer": ("adam", "sgd"),
-    # Since 0.17.
     "optimizer.optimizer_cuda_graph": (False,),
-    # Since 0.18.
     "optimizer.use_layer_wise_distributed_optimizer": (False,),
 }
 
@@ -93,10 +88,10 @@ def check_supported(config: ConfigContainer) -> None:
     """Refuse settings of megatron-core's classes that this loop does not carry out."""
     for setting, supported in _SUPPORTED.items():
         section, name = setting.split(".")
-        # An older or newer release may lack the field.
+        # A release may lack the field.
         value = getattr(getattr(config, section), name, supported[0])
         _require_supported(value in supported, format_override(setting, value), format_override(setting, supported[0]))
-    # 0.18 renamed the field, and selects a graph of the whole iteration by a value of model.cuda_graph_impl.
+    # It selects a graph of the whole iteration by either field, or by a value of model.cuda_graph_impl.
     for name in ("cuda_graph_scope", "cuda_graph_modules"):
         whole = "full_iteration" in str(getattr(config.model, name, None))
         _require_supported(not whole, f"model.{name}=full_iteration", f"model.{name}=full")
@@ -121,12 +116,6 @@ def check_model_split(model: GPTModelConfig) -> None:
     if context > 1:
         # Each rank gets one share from the front and one from the back, since later tokens cost more attention.
         _require_multiple(model, "seq_length", 2 * context, "model.context_parallel_size times 2")
-    require(
-        model.sequence_parallel or not model.tp_comm_overlap,
-        "model.tp_comm_overlap is on and model.sequence_parallel is off",
-        why="it overlaps the gathers and scatters of sequence parallelism",
-        instead="Type model.sequence_parallel=true as well",
-    )
     if model.sequence_parallel:
         _require_multiple(model, "seq_length", context * tensor, "model.tensor_model_parallel_size, with context parallel")
     if model.num_moe_experts is not None:
@@ -271,14 +260,12 @@ def check_tokenizer(config: ConfigContainer) -> None:
 def check_checkpoint(config: ConfigContainer) -> None:
     """Refuse checkpoint settings that contradict each other, or that would fail only when one is written."""
     checkpoint, start = config.checkpoint, config.train.start_iteration
-    for name in ("save_interval", "most_recent_k"):
-        value = getattr(checkpoint, name)
-        require(
-            value is None or checkpoint.save is not None,
-            f"checkpoint.{name}={value} without checkpoint.save",
-            why="no checkpoint is written",
-            instead="Type checkpoint.save=DIRECTORY as well",
-        )
+    require(
+        checkpoint.save_interval is None or checkpoint.save is not None,
+        f"checkpoint.save_interval={checkpoint.save_interval} without checkpoint.save",
+        why="no checkpoint is written",
+        instead="Type checkpoint.save=DIRECTORY as well",
+    )
     require(
         checkpoint.load is None or start == 0,
         f"train.start_iteration={start} with checkpoint.load={checkpoint.load}",
@@ -306,7 +293,6 @@ def check_port_and_packages(monitor: MonitorConfig, checkpoint: CheckpointConfig
     )
     for setting, used, package in (
         ("monitor.port", monitor.port is not None, "prometheus_client"),
-        ("monitor.tensorboard", monitor.tensorboard, "tensorboard"),
         # Without it, megatron-core's checkpoint writers wait forever.
         ("checkpoint.save or checkpoint.load", _uses_checkpoints(checkpoint), "psutil"),
     ):

@@ -101,9 +101,6 @@ class TrainConfig:
     exit_duration_in_mins: float | None = None
     """Minutes after which to stop in the same way, counted from the start of this process; null never does."""
 
-    exit_interval: int | None = None
-    """Stop in the same way when the number of completed iterations is a multiple of this; null never does."""
-
 
 @dataclass(kw_only=True)
 class SchedulerConfig:
@@ -189,9 +186,6 @@ class CheckpointConfig:
     save_interval: int | None = None
     """Iterations between two checkpoints; null saves at exits only."""
 
-    most_recent_k: int | None = None
-    """Number of checkpoints to keep under `save`, those written last; null keeps all."""
-
     load: str | None = None
     """Directory whose newest checkpoint to resume from; while it holds none, training starts from scratch."""
 
@@ -235,9 +229,6 @@ class MonitorConfig:
 
     bind: str = "127.0.0.1"
     """The address to serve at; 0.0.0.0 for a Prometheus on another machine. It requires no password."""
-
-    tensorboard: bool = False
-    """Write scalars to `monitor/tensorboard/rank-<rank>` in the profiles' output directory."""
 
     interval: float | None = None
     """Seconds between two samples; null is one, or more if a sample would hold Python's global lock for too long."""

@@ -1,16 +1,10 @@
-"""Differences between the supported releases of megatron-core, each with the release that introduced it.
-
-Functions test for a signature or an attribute rather than for the version. `bridge_profiling.megatron_versions` lists
-the tested releases. Importing this module loads no megatron-core.
-"""
+"""Where the supported releases of megatron-core differ, or need care. Importing this module loads no megatron-core."""
 
 from __future__ import annotations
 
 import importlib.metadata
-import inspect
 import sys
 from collections.abc import Iterator
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from bridge_profiling.megatron_versions import series_of
@@ -25,7 +19,7 @@ _ASYNC_CHECKPOINTS = "nvidia_resiliency_ext.checkpointing.async_ckpt.core"
 def hide_old_async_checkpoints() -> None:
     """Make megatron-core importable next to an old nvidia-resiliency-ext. Call it before the first import of megatron-core.
 
-    Since 0.17 megatron-core asserts, when it is imported, that the package is at least 0.6 if it has asynchronous checkpoints.
+    megatron-core asserts, when it is imported, that the package is at least 0.6 if it has asynchronous checkpoints.
     0.4.1, the newest release that installs on Debian 12, is older; its fault tolerance works.
     """
     try:
@@ -50,20 +44,8 @@ def context_parallel_share(batch: dict[str, torch.Tensor]) -> dict[str, torch.Te
     from megatron.core import parallel_state
     from megatron.core.utils import get_batch_on_this_cp_rank
 
-    # Up to 0.17, a call without a group means the context-parallel one. In 0.18 and later it means all ranks: each
-    # data-parallel rank would train on a part of its sequences.
-    arguments: dict[str, Any] = {"cp_group": parallel_state.get_context_parallel_group()}
-    if _takes_hybrid_context_parallelism():
-        arguments["is_hybrid_cp"] = False
-    return get_batch_on_this_cp_rank(batch, **arguments)
-
-
-@cache
-def _takes_hybrid_context_parallelism() -> bool:
-    """Since 0.18. `checks.check_supported` refuses it."""
-    from megatron.core.utils import get_batch_on_this_cp_rank
-
-    return "is_hybrid_cp" in inspect.signature(get_batch_on_this_cp_rank).parameters
+    # Without a group, all ranks share a batch: each data-parallel rank would train on a part of its sequences.
+    return get_batch_on_this_cp_rank(batch, is_hybrid_cp=False, cp_group=parallel_state.get_context_parallel_group())
 
 
 #: Settings that 0.19 compares, besides a group's structure, to find an optimizer's parameter group in a checkpoint.

@@ -25,7 +25,7 @@ FILE = "tests/unit_tests/recipes/test_run_plugins.py"
 #: What the file imports from.
 MODULE = "megatron.bridge.recipes.run_plugins"
 
-CLASSES = ("TestNsysPlugin", "TestPyTorchProfilerPlugin", "TestFaultTolerancePlugin", "TestPreemptionPlugin")
+CLASSES = ("TestNsysPlugin", "TestPyTorchProfilerPlugin", "TestFaultTolerancePlugin")
 
 
 def read(checkout: Path) -> str:

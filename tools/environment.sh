@@ -3,7 +3,7 @@
 #
 #     sh tools/environment.sh DIRECTORY [PYTHON]
 #
-# PYTHON: a version (3.11), a command or a path. Without it the first of 3.12, 3.13 and 3.11 that starts: 3.12 is the newest on
+# PYTHON: a version (3.13), a command or a path. Without it the first of 3.12 and 3.13 that starts: 3.12 is the newest on
 # which everything runs (Megatron Bridge 0.6 and nvidia-resiliency-ext have no release for 3.13).
 # An environment that exists stays, unless another PYTHON is asked for. DIRECTORY/.created is touched when one is made.
 set -eu
@@ -42,15 +42,15 @@ if [ -z "$asked" ] && [ -e "$directory/.created" ]; then
     exit 0
 fi
 case $asked in
-    '') python=$(find_python 3.12 3.13 3.11) || fail "no Python 3.11, 3.12 or 3.13 with venv and ensurepip (Debian: apt install python3-venv). Type: make PYTHON=/path/to/python3.12 …" ;;
+    '') python=$(find_python 3.12 3.13) || fail "no Python 3.12 or 3.13 with venv and ensurepip (Debian: apt install python3-venv). Type: make PYTHON=/path/to/python3.12 …" ;;
     [0-9]*) python=$(find_python "$(echo "$asked" | cut -d. -f1,2)") || fail "no Python $asked with venv and ensurepip. Type: make PYTHON=/path/to/python3.12 …" ;;
     *) python=$asked ;;
 esac
 version=$(version_of "$python") \
     || fail "$python does not start, or lacks the modules venv and ensurepip. Type: make PYTHON=/path/to/python3.12 …"
 case $version in
-    3.11 | 3.12 | 3.13) ;;
-    *) fail "$python is Python $version, not 3.11, 3.12 or 3.13. Type: make PYTHON=/path/to/python3.12 …" ;;
+    3.12 | 3.13) ;;
+    *) fail "$python is Python $version, not 3.12 or 3.13. Type: make PYTHON=/path/to/python3.12 …" ;;
 esac
 same='import sys; print(sys.base_prefix, *sys.version_info[:3])'
 if [ -e "$directory/.created" ] && [ "$("$directory/bin/python" -c "$same" 2> /dev/null)" = "$("$python" -c "$same")" ]; then

@@ -49,9 +49,7 @@ ROOT = Path(__file__).resolve().parents[1]
 CONCERNS = {
     "window arithmetic": ["config.py", "capture/window.py", "slow_iterations.py"],
     "rank selection": ["layout.py", "launch_env.py"],
-    "conflict rules": [
-        f"plugins/{name}.py" for name in ("checks", "executors", "fault_tolerance", "preemption", "profilers", "task")
-    ],
+    "conflict rules": [f"plugins/{name}.py" for name in ("checks", "executors", "fault_tolerance", "profilers", "task")],
     "manifest status": ["capture/record.py", "capture/profiler.py", "manifest.py"],
     "interval arithmetic": ["facts/intervals.py"],
     "facts": ["facts/*.py"],

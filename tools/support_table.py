@@ -72,7 +72,6 @@ VERSIONS = runpy.run_path(str(ROOT / "tools" / "versions.py"))
 #: What `make test-versions` shows of a release of megatron-core, and what `make test-gpu` has shown on H200s with torch 2.11.
 VERSION_COLUMNS = ("Python", "torch", "recipes, layouts, checkpoints, resumes", "Megatron Bridge's `pretrain`", "on GPUs")
 _ON_GPUS = {
-    "0.16.1": "GPU: megatron-core's own layers, Transformer Engine's, Bridge",
     "0.19.2": "GPU, one: Transformer Engine's layers, Bridge",
 }
 
@@ -80,10 +79,9 @@ _ON_GPUS = {
 def _versions() -> str:
     """The table of versions as Markdown."""
     pins = (ROOT / "constraints.txt").read_text()
+    python, torch = VERSIONS["PYTHON"], re.search(r"^torch==(\S+)$", pins, re.M).group(1)
     lines = [f"| megatron-core | {' | '.join(VERSION_COLUMNS)} |", "|---" * (len(VERSION_COLUMNS) + 1) + "|"]
     for release in VERSIONS["TESTED"]:
-        python = VERSIONS["PYTHON"][release]
-        torch = re.search(rf'^torch==(\S+); python_version {"<" if python == "3.11" else ">="} "3.12"$', pins, re.M).group(1)
         bridge = BRIDGE_FOR_CORE[release.rpartition(".")[0]]
         assert (ROOT / "tests" / "versions" / f"bridge-{bridge}.txt").is_file()
         lines.append(f"| {release} | {python} | {torch} | CPU | {bridge}: CPU | {_ON_GPUS.get(release, 'no')} |")

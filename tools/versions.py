@@ -2,7 +2,7 @@
 
     python tools/versions.py [RELEASE ...]
 
-Each release gets an environment of its own in .cache/versions, with the Python that it needs, and `constraints.txt` but for its
+Each release gets an environment of its own in .cache/versions, with `constraints.txt` but for its
 own pins. Prints one table; exit code 1 if a cell of it failed. Imports nothing but the standard library.
 """
 
@@ -21,8 +21,8 @@ ENVIRONMENTS = ROOT / ".cache" / "versions"
 
 TESTED: Sequence[str] = runpy.run_path(str(ROOT / "bridge_profiling" / "megatron_versions.py"))["TESTED"]
 
-#: 0.16.1 is the last release for Python 3.11, with the torch of that Python's constraints.
-PYTHON = {release: "3.11" if release.startswith("0.16.") else "3.12" for release in TESTED}
+#: Megatron Bridge has no release for another Python.
+PYTHON = "3.12"
 
 PARTS = {
     "main job": ["tests/launch/test_experiment.py"],
@@ -51,7 +51,7 @@ def make_environment(release: str) -> Path:
     if installed.is_file() and installed.read_text() == text:
         return python
     folder.parent.mkdir(parents=True, exist_ok=True)
-    subprocess.run(["sh", "tools/environment.sh", str(folder), PYTHON[release]], cwd=ROOT, check=True)
+    subprocess.run(["sh", "tools/environment.sh", str(folder), PYTHON], cwd=ROOT, check=True)
     constraints = folder / "constraints.txt"
     constraints.write_text("\n".join([*pins, f"megatron-core=={release}", ""]))
     install = [str(python), "tools/install.py", "--constraint", str(constraints), "--editable", ".[megatron,analysis,test]"]

@@ -82,7 +82,7 @@ def _check_rows(rows: Sequence[dict[str, Any]]) -> None:
     for row in rows:
         if str(row.get("status")).startswith("failed"):
             raise MeasurementError(row["status"].removeprefix("failed: "))
-    wrong = dict.fromkeys(str(row.get("operation") or row.get("direction")) for row in rows if row.get("correct") is False)
+    wrong = dict.fromkeys(str(row["operation"]) for row in rows if row.get("correct") is False)
     if wrong:
         raise MeasurementError(f"the data received by {', '.join(wrong)} is wrong; its results are invalid")
 

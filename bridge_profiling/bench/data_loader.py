@@ -6,10 +6,13 @@ before the first one arrived are not counted.
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import itertools
+import re
 import signal
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -20,10 +23,15 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from bridge_profiling.bench.ranks import conditions
-from bridge_profiling.bench.requests import DataLoaderRequest
+from bridge_profiling.bench.requests import DataLoaderRequest, module_and_name
 from bridge_profiling.bench.results import MeasurementError, estimate
-from bridge_profiling.bench.step import USER_ERRORS, call_factory, describe, load_factory
-from bridge_profiling.errors import require
+from bridge_profiling.errors import ProfilingConfigError, require
+
+#: Exceptions of user code that end a measurement with a message. Scripts that parse arguments raise SystemExit.
+USER_ERRORS = (Exception, SystemExit)
+
+#: Location of a frame in a printed traceback.
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
 #: Rates within this share of the best count as equal, and the cheapest setting among them is recommended.
 _EQUAL = 0.05
@@ -227,3 +235,50 @@ def _time_limit(seconds: float) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+
+
+# -- the user's code ---------------------------------------------------------------------------------------------------
+
+
+def load_factory(text: str, option: str) -> Callable[..., Any]:
+    """Import the function that a user names as `module:factory`, from the working directory too."""
+    module, name = module_and_name(text, option)
+    try:
+        found: Any = importlib.import_module(module)
+    except USER_ERRORS as error:
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing is not None and f"{module}.".startswith(f"{missing}."):
+            why, instead = f"module {missing} not found", "Start in the module's directory, or put that on PYTHONPATH"
+        else:
+            why, instead = f"importing {module} fails: {describe(error)}", ""
+        raise ProfilingConfigError(f"{option} {text}: {why}", instead=instead) from error
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    require(callable(found), f"{option} {text}: {module} has no function {name}")
+    return found
+
+
+def call_factory(factory: Callable[..., Any], option: str, **arguments: Any) -> Any:
+    """Call a factory."""
+    try:
+        inspect.signature(factory).bind(**arguments)
+    except TypeError as error:
+        supported = f"only {', '.join(arguments)} are supported, all optional" if arguments else "none are supported"
+        raise ProfilingConfigError(f"{option}: the arguments of the factory: {error}", why=supported) from error
+    except ValueError:  # a builtin without a signature
+        pass
+    try:
+        return factory(**arguments)
+    except USER_ERRORS as error:
+        raise MeasurementError(f"{option}: the factory failed: {describe(error)}") from error
+
+
+def describe(error: BaseException) -> str:
+    """An error of user code in one line: its type, message, and where it was raised."""
+    # An error from a data loader's worker has the worker's traceback as its text.
+    _, _, original = str(error).partition("Original Traceback")
+    if frames := _FRAME.findall(original):
+        return f"{original.strip().splitlines()[-1]} ({':'.join(frames[-1])})"
+    text = f"{type(error).__name__}: {' '.join(str(error).split()) or 'no message'}"
+    raised = traceback.extract_tb(error.__traceback__)[-1:]
+    return f"{text} ({raised[0].filename}:{raised[0].lineno})" if raised else text

@@ -31,7 +31,7 @@ _SIZES_EXAMPLE = "Type --sizes 1KiB:256MiB:4x, or --sizes 1KiB,1MiB,64MiB"
 
 
 #: Fields with a smallest value, for each number of a list too.
-_LEAST = {"processes": 2, "workers": 0, "prefetch": 1, "batch_size": 1, "warmup": 0, "iterations": 1, "samples": 1}
+_LEAST = {"processes": 2, "workers": 0, "prefetch": 1, "batch_size": 1}
 
 #: Fields that name one of some choices, or several of them.
 _CHOICES = {"operations": OPERATIONS, "dtype": DTYPES, "backend": BACKENDS}
@@ -65,15 +65,6 @@ class CollectivesRequest(Request):
 
 
 @dataclass(frozen=True)
-class CopiesRequest(Request):
-    """Measure copies between host and device of ascending sizes in bytes, for about `seconds` each."""
-
-    kind = "copies"
-    sizes: tuple[int, ...]
-    seconds: float = 0.5
-
-
-@dataclass(frozen=True)
 class DataLoaderRequest(Request):
     """Measure a data loader."""
 
@@ -86,20 +77,8 @@ class DataLoaderRequest(Request):
     seconds: float = 5.0  # approximate limit for each combination
 
 
-@dataclass(frozen=True)
-class StepRequest(Request):
-    """Measure a step."""
-
-    kind = "step"
-    step: str  # `module:factory`, which returns a function without arguments that runs one iteration
-    warmup: int = 5  # calls before the first that counts
-    iterations: int = 30  # calls that count
-    seconds: float = 60.0  # approximate limit for the calls that count
-    samples: int | None = None  # samples processed by one call; None if unknown
-
-
 #: Requests by kind.
-KINDS: dict[str, type[Any]] = {each.kind: each for each in (CollectivesRequest, CopiesRequest, DataLoaderRequest, StepRequest)}
+KINDS: dict[str, type[Any]] = {each.kind: each for each in (CollectivesRequest, DataLoaderRequest)}
 
 
 def to_text(request: Request) -> str:
@@ -171,5 +150,5 @@ def _check(name: str, value: Any) -> None:
         require(typed in choices, f"unknown {name.removesuffix('s')} {typed!r}", instead=did_you_mean(typed, choices))
     elif name == "seconds":
         require(value > 0, f"--seconds {value:g} is not a positive time", instead="Type --seconds 1")
-    elif name in ("loader", "step"):
+    elif name == "loader":
         module_and_name(value, option)

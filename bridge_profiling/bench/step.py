@@ -5,14 +5,10 @@ On a GPU the host may run ahead, as in training.
 
 from __future__ import annotations
 
-import importlib
-import inspect
 import itertools
 import operator
-import re
 import reprlib
 import time
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,16 +19,8 @@ import torch
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
 
-from bridge_profiling.bench.ranks import conditions
-from bridge_profiling.bench.requests import StepRequest, module_and_name
-from bridge_profiling.bench.results import Estimate, MeasurementError, estimate
+from bridge_profiling.bench.results import Estimate, estimate
 from bridge_profiling.errors import ProfilingConfigError, require
-
-#: Exceptions of user code that end a measurement with a message. Scripts that parse arguments raise SystemExit.
-USER_ERRORS = (Exception, SystemExit)
-
-#: Location of a frame in a printed traceback.
-_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
 
 @dataclass(frozen=True)
@@ -127,80 +115,6 @@ def _event() -> torch.cuda.Event:
     event = torch.cuda.Event(enable_timing=True)
     event.record()
     return event
-
-
-def measure(request: StepRequest) -> dict[str, Any]:
-    """Measure a user's step."""
-    step = call_factory(load_factory(request.step, "--step"), "--step")
-    require(
-        callable(step),
-        f"--step {request.step} returns {type(step).__name__}, which cannot be called",
-        instead="Return a function without arguments that runs one iteration",
-    )
-    try:
-        timing = measure_step(
-            step,
-            warmup=request.warmup,
-            iterations=request.iterations,
-            max_seconds=request.seconds,
-            samples_per_iteration=request.samples,
-        )
-    except USER_ERRORS as error:
-        raise MeasurementError(f"--step {request.step}: the step failed: {describe(error)}") from error
-    device = torch.device("cuda", torch.cuda.current_device()) if timing.device == "cuda" else torch.device("cpu")
-    row = {
-        "warmup": timing.warmup,
-        "iterations": timing.iterations,
-        "time_us": timing.seconds.scaled(1e6).as_json(),
-        "iterations_per_s": timing.iterations_per_s.as_json(),
-        "samples_per_iteration": request.samples,
-        "samples_per_s": None if timing.samples_per_s is None else timing.samples_per_s.as_json(),
-    }
-    return conditions("step", device, subject=request.step) | {"rows": [row]}
-
-
-def load_factory(text: str, option: str) -> Callable[..., Any]:
-    """Import the function that a user names as `module:factory`, from the working directory too."""
-    module, name = module_and_name(text, option)
-    try:
-        found: Any = importlib.import_module(module)
-    except USER_ERRORS as error:
-        missing = error.name if isinstance(error, ModuleNotFoundError) else None
-        if missing is not None and f"{module}.".startswith(f"{missing}."):
-            why, instead = f"module {missing} not found", "Start in the module's directory, or put that on PYTHONPATH"
-        else:
-            why, instead = f"importing {module} fails: {describe(error)}", ""
-        raise ProfilingConfigError(f"{option} {text}: {why}", instead=instead) from error
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    require(callable(found), f"{option} {text}: {module} has no function {name}")
-    return found
-
-
-def call_factory(factory: Callable[..., Any], option: str, **arguments: Any) -> Any:
-    """Call a factory."""
-    try:
-        inspect.signature(factory).bind(**arguments)
-    except TypeError as error:
-        supported = f"only {', '.join(arguments)} are supported, all optional" if arguments else "none are supported"
-        raise ProfilingConfigError(f"{option}: the arguments of the factory: {error}", why=supported) from error
-    except ValueError:  # a builtin without a signature
-        pass
-    try:
-        return factory(**arguments)
-    except USER_ERRORS as error:
-        raise MeasurementError(f"{option}: the factory failed: {describe(error)}") from error
-
-
-def describe(error: BaseException) -> str:
-    """An error of user code in one line: its type, message, and where it was raised."""
-    # An error from a data loader's worker has the worker's traceback as its text.
-    _, _, original = str(error).partition("Original Traceback")
-    if frames := _FRAME.findall(original):
-        return f"{original.strip().splitlines()[-1]} ({':'.join(frames[-1])})"
-    text = f"{type(error).__name__}: {' '.join(str(error).split()) or 'no message'}"
-    raised = traceback.extract_tb(error.__traceback__)[-1:]
-    return f"{text} ({raised[0].filename}:{raised[0].lineno})" if raised else text
 
 
 # -- a model ----------------------------------------------------------------------------------------------------------

@@ -51,9 +51,9 @@ _COMMANDS = {
     "doctor": ("doctor", "Find what would go wrong with a profile, before the job waits in a queue."),
     "monitor": (
         "monitor",
-        "Log GPU and process readings until Ctrl-C: on the terminal, as JSON lines, for Prometheus or TensorBoard.",
+        "Log GPU and process readings until Ctrl-C: as JSON lines, or for Prometheus.",
     ),
-    "bench": ("bench", "Measure a link, a copy, a data loader or a step on its own."),
+    "bench": ("bench", "Measure a link or a data loader on its own."),
 }
 
 

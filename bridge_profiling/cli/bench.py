@@ -1,4 +1,4 @@
-"""`bridge-profiling bench`: measure a link, a copy, a data loader or a step on its own.
+"""`bridge-profiling bench`: measure a link or a data loader on its own.
 
 Each benchmark runs in a separate process, which imports torch; under torchrun or srun it joins the other ranks.
 """
@@ -30,7 +30,7 @@ bench = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
-    help="Measure a link, a copy, a data loader or a step on its own.",
+    help="Measure a link or a data loader on its own.",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -64,20 +64,6 @@ def collectives(
     _run(request, **result)
 
 
-@bench.command()
-@common.with_flags
-def copies(
-    sizes: Annotated[str, Option(metavar="SIZES", help="Copy sizes: from:to:factor, or 4KiB,1.5MiB.")] = "4KiB:256MiB:4x",
-    seconds: Annotated[float, Option(help="Approximate time for each kind of copy and size.")] = 0.5,
-    **result: Any,
-) -> None:
-    """Measure copies between host and device: both directions, pinned and pageable memory.
-
-    Exit code 1: wrong data received. 2: invalid request. 4: no CUDA device.
-    """
-    _run(requests.CopiesRequest(requests.sizes_from(sizes), seconds), **result)
-
-
 @bench.command("data-loader")
 @common.with_flags
 def data_loader(
@@ -96,23 +82,6 @@ def data_loader(
     counts, ahead = requests.integers_from(workers, "--workers"), requests.integers_from(prefetch, "--prefetch")
     pinning = (False, True) if pin_memory is None else (pin_memory,)
     _run(requests.DataLoaderRequest(loader, counts, pinning, ahead, batch_size, seconds), **result)
-
-
-@bench.command()
-@common.with_flags
-def step(
-    step: Annotated[str, Option(metavar="MODULE:FACTORY", help="Your function that returns the step as a function.")],
-    warmup: Annotated[int, Option(help="Warm-up iterations, which do not count.")] = 5,
-    iterations: Annotated[int, Option(help="Iterations to measure.")] = 30,
-    samples: Annotated[int | None, Option(help="Samples per iteration, for samples/s.")] = None,
-    seconds: Annotated[float, Option(help="Approximate time limit for the measured iterations.")] = 60.0,
-    **result: Any,
-) -> None:
-    """Measure a step's throughput, with warm-up and bounds of the median.
-
-    Exit code 1: the step failed. 2: invalid request.
-    """
-    _run(requests.StepRequest(step, warmup, iterations, seconds, samples), **result)
 
 
 def _run(request: requests.Request, output: Path | None, *, as_json: bool) -> None:

@@ -37,7 +37,7 @@ def doctor(
     ] = None,
     config: Annotated[list[Path] | None, Option(metavar="FILE", help="YAML file of settings; repeatable.")] = None,
     world_size: Annotated[int | None, Option(min=1, help="Ranks of the job.")] = None,
-    nodes: Annotated[int | None, Option(min=1, help="Machines of the job; with srun, all check the output directory.")] = None,
+    nodes: Annotated[int | None, Option(min=1, help="Machines of the job.")] = None,
     output_dir: Annotated[
         Path | None, Option(metavar="DIRECTORY", help="Directory of captures; overrides the settings.")
     ] = None,
@@ -59,7 +59,6 @@ def doctor(
         request.nodes = nodes or request.nodes
         request.output_dir = output_dir or request.output_dir
         request.launcher = launcher.value if launcher else request.launcher
-        request.probe = nodes is not None
         if elsewhere:
             request.elsewhere = request.elsewhere or "the job runs on other machines"
         elif "SLURM_JOB_ID" in os.environ:

@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -18,18 +17,17 @@ from bridge_profiling.errors import ProfilingConfigError
 
 
 def monitor(
-    jsonl: Annotated[Path | None, Option(metavar="FILE", help="Append JSON lines; - is standard output.")] = None,
+    jsonl: Annotated[Path | None, Option(metavar="FILE", help="Append JSON lines; default without --port: -")] = None,
     port: Annotated[int | None, Option(min=0, max=65535, help="Serve Prometheus here; 0: any free port.")] = None,
     bind: Annotated[str, Option(metavar="ADDRESS", help="Address to serve at.")] = "127.0.0.1",
-    tensorboard: Annotated[Path | None, Option(metavar="DIRECTORY", help="Write scalars for TensorBoard.")] = None,
     interval: Annotated[float, Option(metavar="SECONDS", help="Time between two samples.")] = 1.0,
     gpus: Annotated[str | None, Option(metavar="0,1", help="GPUs by nvidia-smi's numbers, or UUIDs. Default: all.")] = None,
-    pids: Annotated[str | None, Option(metavar="PID,PID", help="Processes and their children. Default: on the GPUs.")] = None,
+    pids: Annotated[str | None, Option(metavar="PID,PID", help="Processes. Default: those on the GPUs.")] = None,
     duration: Annotated[float | None, Option(metavar="SECONDS", help="Stop after this time. Default: at Ctrl-C.")] = None,
     grafana: Annotated[bool, Option("--grafana", help="Print a Grafana dashboard and exit.")] = False,
     alert_rules: Annotated[bool, Option("--alert-rules", help="Print alert rules for Prometheus and exit.")] = False,
 ) -> None:
-    """Log GPU and process readings until Ctrl-C: on the terminal, as JSON lines, for Prometheus or TensorBoard.
+    """Log GPU and process readings until Ctrl-C: as JSON lines, or for Prometheus.
 
     A metric that cannot be read is reported as unavailable, with the reason. Exit code 1: an output did not
     take every sample, as on a full disk. 2: invalid request.
@@ -51,27 +49,23 @@ def monitor(
     processes = [_pid(pid) for pid in pids.split(",")] if pids is not None else None
     wanted = gpus.split(",") if gpus is not None else None
     # Imported here: `--help` and other commands start faster without it.
-    from bridge_profiling.monitor import JsonLines, Monitor, Prometheus, TensorBoard
+    from bridge_profiling.monitor import JsonLines, Monitor, Prometheus
     from bridge_profiling.monitor.gpus import Gpus
-    from bridge_profiling.monitor.outputs import Sink, Terminal
+    from bridge_profiling.monitor.outputs import Sink
 
     sinks: list[Sink] = []
-    outputs: tuple[tuple[Callable[[Path], Sink], Path | None], ...] = ((JsonLines, jsonl), (TensorBoard, tensorboard))
-    for make, path in outputs:
+    if jsonl is not None or port is None:
         try:
-            if path is not None:
-                sinks.append(make(path))
+            sinks.append(JsonLines(jsonl or "-"))
         except OSError as error:
             raise ProfilingConfigError(
-                f"{path} cannot be written: {error.strerror}", instead="Choose a writable path"
+                f"{jsonl} cannot be written: {error.strerror}", instead="Choose a writable path"
             ) from None
     if port is not None:
         server = Prometheus(port, bind)
         sinks.append(server)
         # Standard output is reserved for samples.
         note(f"serving http://{bind}:{server.port}/metrics", err=True)
-    if not sinks:
-        sinks.append(Terminal(sys.stdout))
     found = Gpus(wanted)
     if found.unavailable is not None:
         note(f"GPUs are unavailable: {found.unavailable}", err=True)

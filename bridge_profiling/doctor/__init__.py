@@ -19,7 +19,6 @@ _REQUEST_CHECKS: tuple[Check, ...] = (profiling.check_window_fits, profiling.che
 _MACHINE_CHECKS: tuple[Check, ...] = (
     nsys.check_nsys,
     nsys.check_temporary_directory,
-    nsys.check_cpu_sampling,
     nsys.check_gpu_metrics_permission,
     gpus.check_gpus,
     environment.check_nccl_settings,

@@ -49,11 +49,6 @@ class Machine:
         with _reading(path):
             return os.readlink(path)
 
-    def free_bytes(self, directory: Path) -> int:
-        """Bytes that this user may still write to the file system of a directory."""
-        with _reading(directory):
-            return shutil.disk_usage(directory).free
-
     def processes(self) -> list[Process]:
         """The processes visible from here."""
         with _reading("/proc"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 
 from bridge_profiling.doctor.checks import Machine, Unavailable, Verdict, checked, fails, ok, parse_settings, unknown, warning
 from bridge_profiling.doctor.request import Request
@@ -15,13 +16,12 @@ from bridge_profiling.nsys.command import (
     check_trace,
     find_nsys,
     nvtx_is_too_new,
-    value_of,
 )
 
 _INSTALL = "Install Nsight Systems, or mount one and put its bin directory on PATH (docs/how-to/into-a-container.md)"
 
-#: The kernel's bits of CapEff.
-_CAP_SYS_ADMIN, _CAP_PERFMON = 21, 38
+#: The kernel's bit of CapEff.
+_CAP_SYS_ADMIN = 21
 
 #: Number of ids in the identity map of the machine's own user namespace.
 _WHOLE_RANGE = "4294967295"
@@ -108,7 +108,7 @@ def check_gpu_metrics_permission(request: Request, machine: Machine) -> Iterator
         yield unknown("/proc/driver/nvidia/params does not say whether profiling is restricted to administrators")
     elif restricted == "0":
         yield ok("every user may sample GPU metrics (RmProfilingAdminOnly: 0)")
-    elif _has_capability(machine, _CAP_SYS_ADMIN):
+    elif _may_administrate(machine):
         yield ok("restricted to administrators (RmProfilingAdminOnly: 1), and this process has CAP_SYS_ADMIN")
     else:
         found = "restricted to administrators (RmProfilingAdminOnly: 1), and this process lacks CAP_SYS_ADMIN"
@@ -119,32 +119,12 @@ def check_gpu_metrics_permission(request: Request, machine: Machine) -> Iterator
         yield fails(found, instead, certain=request.wants_gpu_metrics)
 
 
-@checked("CPU sampling")
-def check_cpu_sampling(request: Request, machine: Machine) -> Iterator[Verdict]:
-    """Whether nsys may sample the CPUs, where the options ask for it."""
-    values = {option: value_of(_options(request), option) for option in ("--sample", "--cpuctxsw")}
-    asked = [f"{option}={value}" for option, value in values.items() if value not in (None, "", "none")]
-    if request.name and not asked:
-        return
-    level = int(machine.read("/proc/sys/kernel/perf_event_paranoid"))
-    found = f"perf_event_paranoid is {level}"
-    if level <= 2:
-        yield ok(f"{found}: nsys may sample this user's processes")
-    elif _has_capability(machine, _CAP_SYS_ADMIN) or _has_capability(machine, _CAP_PERFMON):
-        yield ok(f"{found}, but this user may sample")
-    elif asked:
-        instead = "Leave it out (the defaults sample no CPU), or ask the administrator for kernel.perf_event_paranoid=2"
-        yield fails(f"{found}, so the kernel refuses {' '.join(asked)}", instead)
-    else:
-        yield ok(f"{found}: not allowed, and not needed, since the defaults sample no CPU")
-
-
 @checked("TMPDIR")
 def check_temporary_directory(request: Request, machine: Machine) -> Iterator[Verdict]:
     """Whether nsys has a temporary directory: without one it does not start."""
     if request.name and not request.wants_nsys:
         return
-    place = request.temporary_directory(machine.environ)
+    place = Path(request.environment.get("TMPDIR") or machine.environ.get("TMPDIR") or "/tmp")
     if not place.is_dir():
         found = f"{place} is not a directory, and nsys collects there"
         yield fails(found, "Create it, or unset TMPDIR", certain=request.wants_nsys)
@@ -154,9 +134,11 @@ def _options(request: Request) -> list[str]:
     return [*request.nsys_options, *request.profiling.nsys_extra_args]
 
 
-def _has_capability(machine: Machine, bit: int) -> bool:
-    """Whether this process has a capability on the machine; the driver ignores one inside a user namespace."""
+def _may_administrate(machine: Machine) -> bool:
+    """Whether this process has CAP_SYS_ADMIN on the machine; the driver ignores one inside a user namespace."""
     with suppress(Unavailable):
         effective = parse_settings(machine.read("/proc/self/status"), ":").get("CapEff", "0")
-        return bool(int(effective, 16) >> bit & 1) and machine.read("/proc/self/uid_map").split()[-1:] == [_WHOLE_RANGE]
+        return bool(int(effective, 16) >> _CAP_SYS_ADMIN & 1) and machine.read("/proc/self/uid_map").split()[-1:] == [
+            _WHOLE_RANGE
+        ]
     return False

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import tempfile
-import uuid
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -18,8 +16,6 @@ from bridge_profiling import config
 from bridge_profiling.config import DEFAULT_OUTPUT_DIR, OUTPUT_DIR_VARIABLE
 from bridge_profiling.doctor.checks import Machine, Unavailable, Verdict, checked, fails, join, ok, unknown, warning
 from bridge_profiling.doctor.request import Request
-from bridge_profiling.doctor.trace_size import UNCERTAINTY_UNKNOWN_MODEL, estimate, readable
-from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.layout import normalize_ranks
 
 #: In slime #2397, 128 ranks that wrote 150 MB each stalled the job.
@@ -102,20 +98,12 @@ _TEMPORARY = re.compile("tmpfs|ramfs|overlay|devtmpfs|squashfs")
 #: Disks of the machine; it may export them, which is not visible from here.
 _DISK = re.compile("ext[234]|xfs|btrfs|zfs|f2fs|jfs|reiserfs|bcachefs")
 
-#: Longest wait for nodes: srun starts at once in an allocation, and within seconds in an idle queue.
-_SRUN_SECONDS = 60
-
 _ANOTHER = "Type profiling.output_dir=DIRECTORY, or export BRIDGE_PROFILING_DIR, with one that every node can write"
-
-_STATE_THE_MODEL = (
-    "Type model.num_layers=…, train.micro_batch_size=…, train.global_batch_size=… and --world-size N; for a recipe,"
-    " `python launch/describe.py --recipe NAME --settings` prints them"
-)
 
 
 @checked("output directory")
 def check_output_dir(request: Request, machine: Machine) -> Iterator[Verdict]:
-    """Whether the directory is writable and shared, and has room for the traces."""
+    """Whether the directory is writable and shared."""
     chosen = request.output_dir or request.profiling.output_dir or request.environment.get(OUTPUT_DIR_VARIABLE)
     if not chosen and request.elsewhere:
         instead = "Type --output-dir DIRECTORY, or set profiling.output_dir"
@@ -133,26 +121,19 @@ def check_output_dir(request: Request, machine: Machine) -> Iterator[Verdict]:
     created = "" if existing == directory else f" (will be created in {existing})"
     yield ok(f"{directory} can be written{created}")
     yield from _check_shared(request, machine, existing)
-    if request.name and request.profiling.enabled:
-        yield from _check_space(request, machine, existing)
 
 
 @checked("shared by the nodes")
 def _check_shared(request: Request, machine: Machine, directory: Path) -> Iterator[Verdict]:
-    if request.probe and machine.which(request.srun[0]):
-        seen = _probe_nodes(request, machine, directory)
-        yield seen
-        if seen.status != "unknown":
-            return
     kind = _file_system(machine, directory)
     shown = f"{directory} is on {kind or 'a file system that /proc/mounts does not name'}"
-    probe = "Type --nodes N where srun is available: doctor then writes a file and reads it from N nodes"
-    if request.nodes == 1 and not request.elsewhere and not request.probe:
+    try_it = "To try it, write a file here and read it on the other nodes: `srun --nodes N ls FILE`"
+    if request.nodes == 1 and not request.elsewhere:
         if _TEMPORARY.fullmatch(kind):
             found = f"{shown}: its content is lost with the container or the machine"
             yield Verdict("lasting", "warning", found, _ANOTHER)
     elif not request.name and request.nodes is None:
-        yield unknown(shown, probe)
+        yield unknown(shown, try_it)
     elif _NETWORK.fullmatch(kind):
         yield ok(f"{shown}, a network file system")
     elif _TEMPORARY.fullmatch(kind):
@@ -160,72 +141,9 @@ def _check_shared(request: Request, machine: Machine, directory: Path) -> Iterat
         yield fails(found, _ANOTHER, certain=request.nodes and request.nodes > 1)
     elif _DISK.fullmatch(kind):
         found = f"{shown}: a disk of this machine, which others see only if it is exported"
-        yield warning(found, f"{_ANOTHER}. {probe}")
+        yield warning(found, f"{_ANOTHER}. {try_it}")
     else:
-        yield unknown(f"{shown}: not known whether other machines see it", probe)
-
-
-def _probe_nodes(request: Request, machine: Machine, directory: Path) -> Verdict:
-    """Write a file here and read it from every node; have every node write a file and look for it here."""
-    nodes, word = request.nodes or 1, uuid.uuid4().hex
-    file = directory / f".bridge-profiling-doctor-{word}"
-    quoted = shlex.quote(str(file))
-    # `exit 0`: a node that cannot write or read shows by the missing file or text.
-    script = f'printf %s "$SLURMD_NODENAME" > {quoted}-node-"$SLURM_NODEID"; cat {quoted}; exit 0'
-    # The directory belongs to the machine, whatever container image the job has.
-    srun = [argument for argument in request.srun if not argument.startswith("--container")]
-    srun += [f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--overlap", f"--immediate={_SRUN_SECONDS}"]
-    try:
-        file.write_text(f"{word}\n")
-        printed = machine.run(*srun, "--chdir=/", "sh", "-c", script, seconds=2 * _SRUN_SECONDS)
-        names = [path.read_text() for path in sorted(directory.glob(f"{file.name}-node-*"))]
-    except OSError as error:
-        return fails(f"{directory} cannot be written: {error.strerror}", _ANOTHER)
-    except Unavailable as reason:
-        instead = "Run doctor inside an allocation (salloc), or export SLURM_ACCOUNT and SLURM_PARTITION"
-        return unknown(f"the nodes could not be reached: {reason}", instead)
-    finally:
-        for path in (file, *directory.glob(f"{file.name}-node-*")):
-            with suppress(OSError):
-                path.unlink()
-    # Error messages quote the file's name, which contains the word.
-    read = sum(line.count(word) for line in printed.splitlines() if str(file) not in line)
-    if read == len(names) == nodes:
-        return ok(f"{nodes} nodes ({', '.join(names)}) read a file written here, and this machine sees theirs")
-    found = f"{directory}: {read} of {nodes} nodes read a file written here, and this machine sees {len(names)} of theirs"
-    return fails(found, _ANOTHER)
-
-
-@checked("trace size")
-def _check_space(request: Request, machine: Machine, directory: Path) -> Iterator[Verdict]:
-    size, ranks = estimate(request), None
-    with suppress(ProfilingConfigError):  # the check of the ranks reports it
-        ranks = request.profiled_ranks()
-    shown = f"about {readable(size.kept)} per rank, and {readable(size.peak)} while it is written"
-    margin = f"within a factor of {size.uncertainty}{f', {size.caveat}' if size.caveat else ''}"
-    if ranks is None:
-        found = f"{shown} ({margin}); the number of profiled ranks is not known here"
-        yield unknown(found, "Type --world-size N")
-        return
-    found = f"{shown}, {readable(len(ranks) * size.kept)} for {len(ranks)} {'rank' if len(ranks) == 1 else 'ranks'} ({margin})"
-    yield unknown(found, _STATE_THE_MODEL) if size.uncertainty == UNCERTAINTY_UNKNOWN_MODEL else ok(found)
-    yield from _check_room("output directory", directory, len(ranks) * size.peak, size.uncertainty, machine)
-    temporary = request.temporary_directory(machine.environ)
-    if request.wants_nsys and temporary.is_dir():
-        yield from _check_room("TMPDIR of nsys", temporary, len(ranks) * size.peak, size.uncertainty, machine)
-
-
-@checked("free space")
-def _check_room(name: str, place: Path, needed: int, uncertainty: int, machine: Machine) -> Iterator[Verdict]:
-    free = machine.free_bytes(place)
-    found = f"{name} {place}: {readable(free)} free, about {readable(needed)} needed"
-    fewer = "Profile fewer ranks or iterations, leave out stacks and shapes, or choose another directory"
-    if free < needed / uncertainty:
-        yield fails(found, fewer)
-    elif free < needed * uncertainty:
-        yield warning(f"{found}, within a factor of {uncertainty}", fewer)
-    else:
-        yield ok(found)
+        yield unknown(f"{shown}: not known whether other machines see it", try_it)
 
 
 def _file_system(machine: Machine, directory: Path) -> str:

@@ -25,21 +25,10 @@ from bridge_profiling.values import Given, convert
 LOOKUPS: dict[str, Any] = {
     "train.train_iters": int | None,
     "train.start_iteration": int | None,
-    "train.micro_batch_size": int | None,
-    "train.global_batch_size": int | None,
-    "model.num_layers": int | None,
     "model.tensor_model_parallel_size": int,
     "model.pipeline_model_parallel_size": int,
     "model.context_parallel_size": int,
     "model.expert_model_parallel_size": int,
-    "model.position_embedding_type": str | None,
-    "model.gated_linear_unit": bool,
-    "model.qk_layernorm": bool,
-    "model.num_moe_experts": int | None,
-    "model.recompute_granularity": str | None,
-    "model.transformer_impl": str | None,
-    "model.torch_compile": bool,
-    "model.cuda_graph_impl": str | None,
 }
 
 #: Sections of which every field is read, and an unknown one refused.
@@ -68,7 +57,6 @@ class Request:
     output_dir: Path | None = None  # directory of captures, overriding the settings
     elsewhere: str = ""  # why the job does not run on this machine; empty where it does
     srun: tuple[str, ...] = ("srun",)  # command that reaches the job's nodes, as words
-    probe: bool = False  # check from all nodes whether they see the output directory
 
     def integer(self, key: str) -> int | None:
         """An integer among LOOKUPS; None where it is not known."""
@@ -90,10 +78,6 @@ class Request:
             option.startswith("--gpu-metrics-device") for option in [*self.nsys_options, *self.profiling.nsys_extra_args]
         )
         return self.profiling.nsys_gpu_metrics or self.nsys_prefix_gpu_metrics or options
-
-    def temporary_directory(self, environ: Mapping[str, str]) -> Path:
-        """The directory that nsys collects in, for a job that inherits this environment."""
-        return Path(self.environment.get("TMPDIR") or environ.get("TMPDIR") or "/tmp")
 
     def profiled_ranks(self) -> list[int] | None:
         """The ranks to profile; None where they depend on a world size that is not known."""

@@ -4,7 +4,7 @@
 - `phase`, `phase_times`, `reset_phase_times`: name and time a part of a step.
 - `quick_benchmark`: measures how many steps per second a model makes.
 - `PerformanceCounter`, `MemoryProfiler`: time between pairs of calls by name, and device memory at labelled points.
-- `GPUMonitor`, `TrainingMonitor`, `Counters`: from `bridge_profiling.monitor`.
+- `GPUMonitor`, `TrainingMonitor`: from `bridge_profiling.monitor`.
 
 An unchanged script needs none of them: `bridge-profiling run train.py`.
 """
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from bridge_profiling.bench.step import quick_benchmark
     from bridge_profiling.easy.points import MemoryProfiler, PerformanceCounter
     from bridge_profiling.easy.steps import PhaseTime, auto_profile, phase, phase_times, reset_phase_times
-    from bridge_profiling.monitor import Counters, GPUMonitor, TrainingMonitor
+    from bridge_profiling.monitor import GPUMonitor, TrainingMonitor
 
 _MODULES = {
     **dict.fromkeys(("auto_profile", "PhaseTime", "phase", "phase_times", "reset_phase_times"), "bridge_profiling.easy.steps"),
     **dict.fromkeys(("MemoryProfiler", "PerformanceCounter"), "bridge_profiling.easy.points"),
     "quick_benchmark": "bridge_profiling.bench.step",
-    **dict.fromkeys(("Counters", "GPUMonitor", "TrainingMonitor"), "bridge_profiling.monitor"),
+    **dict.fromkeys(("GPUMonitor", "TrainingMonitor"), "bridge_profiling.monitor"),
 }
 
 __all__ = [*_MODULES]

@@ -1,7 +1,7 @@
 """Profiles Megatron Bridge's own training loop through its callbacks, in place of its built-in profiling.
 
-Never imports Megatron Bridge, which finds a callback's methods by name: the same code serves Bridge 0.3 to 0.6. It changes only
-the switches of the built-in profiling and, before Bridge 0.6, the handler of the exit signal.
+Never imports Megatron Bridge, which finds a callback's methods by name: the same code serves Bridge 0.5 and 0.6. It changes
+only the switches of the built-in profiling and, before Bridge 0.6, the handler of the exit signal.
 
     with ProfilingCallback(config) as profiling:
         pretrain(config=config, forward_step_func=forward_step, callbacks=[profiling])

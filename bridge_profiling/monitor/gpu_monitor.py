@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from threading import Lock
@@ -18,9 +17,6 @@ from bridge_profiling.monitor.processes import Machine
 from bridge_profiling.monitor.sampler import PeriodicThread
 
 logger = TrainingLogger(__name__)
-
-#: Samples that are kept: more than 40 minutes at the default interval. The summary covers all samples.
-_KEPT = 10_000
 
 #: Fields of `GPUMonitor.get_metrics`: the metric and its unit.
 _LOGGED = {
@@ -67,30 +63,17 @@ class GPUMonitor:
         self._opened: Gpus | None = None
         self._machine = Machine()
         self._thread: PeriodicThread | None = None
-        self._log: tuple[PeriodicThread, TextIO] | None = None
-        self._kept: deque[tuple[float, tuple[Readings, ...]]] = deque(maxlen=_KEPT)
+        self._file: TextIO | None = None
         self._summaries: dict[str | int | None, dict[str, Any]] = {}
         self._began = self._ended = 0.0
         self.unavailable: str | None = None
 
     def __enter__(self) -> GPUMonitor:
-        self._begin()
-        self._thread = PeriodicThread(self._sample, self._interval, "bridge_profiling GPU monitor")
-        self._thread.start()
+        self._start(self._interval, None)
         return self
 
     def __exit__(self, *error: object) -> None:
-        thread, self._thread = self._thread, None
         self.stop_logging()
-        if thread is None or thread.finish():
-            self._close()
-        self._ended = monotonic()
-
-    @property
-    def samples(self) -> list[tuple[float, tuple[Readings, ...]]]:
-        """Seconds since the start of the block, and the readings of each GPU; the last 10,000 samples."""
-        with self._lock:
-            return list(self._kept)
 
     def get_metrics(self) -> list[dict[str, Any]]:
         """The GPUs at this moment.
@@ -119,9 +102,11 @@ class GPUMonitor:
             output_file: JSON lines; created if missing.
 
         Raises:
-            ProfilingConfigError: the file cannot be written, or the monitor is logging already.
+            ProfilingConfigError: the file cannot be written, or the monitor is sampling already.
         """
-        require(self._log is None, "this GPUMonitor is logging already", instead="Call stop_logging() first")
+        require(
+            self._thread is None, "this GPUMonitor is sampling already", instead="Call stop_logging() first, or use another"
+        )
         PeriodicThread.check_interval(interval_sec)
         try:
             file = open(output_file, "a", encoding="utf-8")  # noqa: SIM115 - closed by stop_logging
@@ -129,28 +114,20 @@ class GPUMonitor:
             raise ProfilingConfigError(
                 f"{output_file} cannot be written: {error.strerror}", instead="Use another file"
             ) from error
-        if self._thread is None:
-            self._begin()
-        if self._open().unavailable is not None:
+        self._start(interval_sec, file)
+        if self.unavailable is not None:
             logger.warning("no GPU is logged: %s", self.unavailable)
 
-        def write() -> None:
-            now, gpus = time(), self._take() if self._thread is None else self._open().read()
-            file.writelines(json.dumps({**gpu, "timestamp": now}) + "\n" for gpu in self._as_logged(gpus))
-            file.flush()
-
-        thread = PeriodicThread(write, interval_sec, "bridge_profiling GPU log")
-        self._log = thread, file
-        thread.start()
-
     def stop_logging(self) -> None:
-        """End the log with a last sample; does nothing if there is none."""
-        log, self._log = self._log, None
-        if log is not None and log[0].finish():
-            log[1].close()
-            if self._thread is None:
-                self._close()
-                self._ended = monotonic()
+        """End with a last sample; does nothing if the monitor is not sampling."""
+        thread, self._thread = self._thread, None
+        if thread is not None and thread.finish():
+            with self._lock:
+                opened, self._opened = self._opened, None
+            for each in (opened, self._file):
+                if each is not None:
+                    each.close()
+        self._ended = monotonic()
 
     def get_summary(self) -> Summary:
         """Mean, minimum and maximum of each metric over the block or log; printed, a line for the machine and for each GPU.
@@ -161,17 +138,14 @@ class GPUMonitor:
             reason); `machine`, the same of the CPU and the memory; `unavailable`, the reason why no GPU can be read.
         """
         with self._lock:
-            machine, *gpus = deepcopy([self._summaries.get(None, _empty({})), *self._of_gpus()])
+            of_gpus = [summary for gpu, summary in self._summaries.items() if gpu is not None]
+            machine, *gpus = deepcopy([self._summaries.get(None, _empty({})), *of_gpus])
         for each, names in (*((gpu, GPU_METRICS) for gpu in gpus), (machine, MACHINE_METRICS)):
             # Values that were missing only in some samples, such as a rate in the first, are available.
             each["unavailable"] = {name: each["unavailable"].get(name, "") for name in names if name not in each["metrics"]}
-        running = self._thread is not None or self._log is not None
-        seconds = (monotonic() if running else self._ended) - self._began
+        seconds = (monotonic() if self._thread is not None else self._ended) - self._began
         known = gpus if self.unavailable is None else None
         return Summary(seconds=seconds, gpus=known, machine=machine, unavailable=self.unavailable)
-
-    def _of_gpus(self) -> list[dict[str, Any]]:
-        return [summary for gpu, summary in self._summaries.items() if gpu is not None]
 
     def _open(self) -> Gpus:
         with self._lock:
@@ -180,27 +154,17 @@ class GPUMonitor:
                 self.unavailable = self._opened.unavailable
             return self._opened
 
-    def _close(self) -> None:
-        with self._lock:
-            opened, self._opened = self._opened, None
-        if opened is not None:
-            opened.close()
-
-    def _begin(self) -> None:
-        self._kept.clear()
+    def _start(self, interval: float, file: TextIO | None) -> None:
         self._summaries.clear()
         self._open()
-        self._began = self._ended = monotonic()
+        self._file, self._began = file, monotonic()
+        self._thread = PeriodicThread(self._sample, interval, "bridge_profiling GPU monitor")
+        self._thread.start()
 
     def _sample(self) -> None:
-        self._take()
-
-    def _take(self) -> tuple[Readings, ...]:
-        """Read everything, and add it to the summaries; returns the GPUs."""
-        readings, machine = self._open().read(), self._machine.read()
+        """Read everything, and add it to the summaries and the log."""
+        now, readings, machine = time(), self._open().read(), self._machine.read()
         with self._lock:
-            if readings:
-                self._kept.append((monotonic() - self._began, readings))
             for each in (machine, *readings):
                 summary = self._summaries.setdefault(each.identity.get("gpu"), _empty(each.identity))
                 # A GPU that did not respond at first has no UUID and no name until it does.
@@ -211,7 +175,9 @@ class GPUMonitor:
                     metric["samples"] += 1
                     metric["mean"] += (value - metric["mean"]) / metric["samples"]
                     metric["min"], metric["max"] = min(metric["min"], value), max(metric["max"], value)
-        return readings
+        if self._file is not None:
+            self._file.writelines(json.dumps({**gpu, "timestamp": now}) + "\n" for gpu in self._as_logged(readings))
+            self._file.flush()
 
 
 class Summary(dict[str, Any]):

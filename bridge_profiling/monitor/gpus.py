@@ -1,13 +1,12 @@
-"""GPU readings and energy through NVIDIA's management library (NVML). Read-only: no device setting is changed."""
+"""GPU readings through NVIDIA's management library (NVML). Read-only: no device setting is changed."""
 
 from __future__ import annotations
 
 import importlib
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from time import monotonic, thread_time
+from time import thread_time
 from typing import Any
 
 from bridge_profiling.errors import TrainingLogger
@@ -31,25 +30,7 @@ _QUERIES: tuple[tuple[str, str | None, dict[str, tuple[str | None, float]]], ...
     ),
     ("nvmlDeviceGetClockInfo", "NVML_CLOCK_SM", {"sm_clock_hertz": (None, 1e6)}),
     ("nvmlDeviceGetClockInfo", "NVML_CLOCK_MEM", {"memory_clock_hertz": (None, 1e6)}),
-    # In KB/s. The driver measures PCIe for 20 ms while this thread waits without holding Python's lock.
-    ("nvmlDeviceGetPcieThroughput", "NVML_PCIE_UTIL_TX_BYTES", {"pcie_transmit_bytes_per_second": (None, 1e3)}),
-    ("nvmlDeviceGetPcieThroughput", "NVML_PCIE_UTIL_RX_BYTES", {"pcie_receive_bytes_per_second": (None, 1e3)}),
 )
-
-#: Fields that count the bytes sent and received over NVLink.
-_LINK_COUNTERS = {
-    "nvlink_transmit_bytes_per_second": "NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX",
-    "nvlink_receive_bytes_per_second": "NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX",
-}
-
-#: Scope of an NVLink field that covers all links together.
-_ALL_LINKS = 0xFFFFFFFF
-
-#: Samples after an iteration that a figure covers: a minute at the default interval if each iteration is shorter than that.
-_SAMPLES = 60
-
-#: Fields of nvmlValue_t by value type.
-_VALUE_FIELDS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 
 
 class Gpus:
@@ -120,7 +101,6 @@ class _Device:
     def __init__(self, nvml: Any, index: str, find: Callable[[], Any]) -> None:
         self._nvml, self.index, self._find = nvml, index, find
         self.handle: Any = None
-        self._link_bytes: dict[str, tuple[float, int]] = {}
         self._lost = False
         self.uuid: str | None = None
         self.name: str | None = None
@@ -168,7 +148,7 @@ class _Device:
                 value = answer if attribute is None or isinstance(answer, str) else getattr(answer, attribute)
                 # Rounded, since 57 * 0.01 is 0.5700000000000001.
                 answers[metric] = value if isinstance(value, str) else round(value * unit, 6)
-        return answers | {metric: self._ask(partial(self._link_rate, metric)) for metric in _LINK_COUNTERS}
+        return answers
 
     def _ask(self, query: Callable[[], Any]) -> Any:
         """The answer to a query, or the driver's reason for refusing it as text."""
@@ -178,58 +158,3 @@ class _Device:
             raise
         except self._nvml.NVMLError as error:
             return f"the driver says: {error}"
-
-    def _link_rate(self, metric: str) -> float | str:
-        """Bytes per second over all NVLinks since the last call, or the reason why the rate is unknown."""
-        nvml = self._nvml
-        (answer,) = nvml.nvmlDeviceGetFieldValues(self.handle, [(getattr(nvml, _LINK_COUNTERS[metric]), _ALL_LINKS)])
-        if answer.nvmlReturn != nvml.NVML_SUCCESS:
-            raise nvml.NVMLError(answer.nvmlReturn)
-        # The driver counts KiB since it was loaded.
-        now, count = monotonic(), getattr(answer.value, _VALUE_FIELDS[answer.valueType]) * 1024
-        before, self._link_bytes[metric] = self._link_bytes.get(metric), (now, count)
-        if before is None:
-            return "needs two samples"
-        if count < before[1] or now <= before[0]:
-            return "the driver's counter was reset"
-        return (count - before[1]) / (now - before[0])
-
-
-class EnergyMeter:
-    """Divides the energy of all monitored GPUs by the iterations and tokens of the same time.
-
-    Work of other processes on these GPUs is included; a rank that monitors only its own GPU gets its own energy.
-    """
-
-    def __init__(self) -> None:
-        self._kept: deque[tuple[float, Mapping[str, float]]] = deque(maxlen=_SAMPLES)
-
-    def read(self, gpus: Sequence[Readings], totals: Mapping[str, float]) -> dict[str, float | str]:
-        """`joules_per_iteration` and `joules_per_token`, or the reason why they are unknown.
-
-        Args:
-            gpus: readings of every monitored GPU.
-            totals: iterations, and tokens if the loop reports them, since the training began.
-        """
-        metrics = {"joules_per_iteration": "iterations", "joules_per_token": "tokens"}
-        # A part of a GPU counts no energy; the whole GPU does.
-        gpus = [gpu for gpu in gpus if ":" not in str(gpu.identity.get("gpu"))]
-        unknown = next((gpu.unavailable["energy_joules"] for gpu in gpus if "energy_joules" in gpu.unavailable), None)
-        if unknown is not None or not gpus:
-            self._kept.clear()
-            return dict.fromkeys(metrics, unknown or "no GPU can be read")
-        joules = sum(gpu.values["energy_joules"] for gpu in gpus)
-        if self._kept and joules < self._kept[-1][0]:
-            self._kept.clear()  # The driver was loaded again.
-        # Only samples after an iteration has ended: the energy of a part of one belongs to no number of them.
-        if not self._kept or totals["iterations"] > self._kept[-1][1]["iterations"]:
-            self._kept.append((joules, dict(totals)))
-        (before, since), (joules, totals) = self._kept[0], self._kept[-1]
-        found: dict[str, float | str] = {}
-        for metric, quantity in metrics.items():
-            amount = totals.get(quantity, 0) - since.get(quantity, 0)
-            reason = (
-                f"the loop does not report {quantity}" if quantity not in totals else "needs an iteration between two samples"
-            )
-            found[metric] = (joules - before) / amount if amount > 0 else reason
-        return found

@@ -1,6 +1,6 @@
 """Metrics by name and unit, and the samples that hold them. A metric without a value carries the reason.
 
-A metric has the same name in JSON lines, in Prometheus (after `bridge_profiling_` and its group) and in TensorBoard.
+A metric has the same name in JSON lines and, after `bridge_profiling_` and its group, in Prometheus.
 """
 
 from __future__ import annotations
@@ -25,10 +25,6 @@ GPU_METRICS = {
     "temperature_limit_celsius": "Temperature at which the driver slows the chip down",
     "sm_clock_hertz": "Clock of the multiprocessors",
     "memory_clock_hertz": "Clock of the device memory",
-    "pcie_transmit_bytes_per_second": "Sent over PCIe, measured by the driver over 20 ms",
-    "pcie_receive_bytes_per_second": "Received over PCIe, measured by the driver over 20 ms",
-    "nvlink_transmit_bytes_per_second": "Data sent over all NVLinks since the last sample",
-    "nvlink_receive_bytes_per_second": "Data received over all NVLinks since the last sample",
 }
 
 #: Metrics of the whole machine, all of its processes included.
@@ -52,8 +48,6 @@ TRAINING_METRICS = {
     "tokens_per_second": "Tokens per second over the recent iterations, as the loop counts them",
     "samples_per_second": "Samples per second over the recent iterations, as the loop counts them",
     "data_loading_ratio": "Share of the recent iterations spent waiting for data, 0 to 1",
-    "joules_per_iteration": "Energy of the monitored GPUs per iteration, over the last minute of samples",
-    "joules_per_token": "The same per token, as the loop counts them",
     "loss": "Loss, if the loop reports it",
     "allocated_bytes": "Device memory held by tensors of this process",
     "allocated_peak_bytes": "Peak device memory held by tensors of this process",
@@ -95,7 +89,6 @@ class Sample:
         gpus: one element per GPU or MIG device.
         processes: one element per process.
         training: readings of the training loop; None outside a training.
-        counters: the loop's own counters by name.
         unavailable: the reason why no GPU or no process can be read, under `gpus` and `processes`.
         machine: readings of the whole machine.
         metrics: the loop's own numbers (`TrainingMonitor.log_metrics`) by name.
@@ -107,7 +100,6 @@ class Sample:
     gpus: tuple[Readings, ...] = ()
     processes: tuple[Readings, ...] = ()
     training: Readings | None = None
-    counters: Mapping[str, float] = field(default_factory=dict)
     unavailable: Mapping[str, str] = field(default_factory=dict)
     machine: Readings = field(default_factory=lambda: Readings({}, {}))
     metrics: Readings = field(default_factory=lambda: Readings({}, {}))
@@ -123,7 +115,6 @@ class Sample:
             "machine": self.machine.as_json(),
             "training": self.training.as_json() if self.training is not None else None,
             "metrics": self.metrics.as_json(),
-            "counters": dict(self.counters),
             "unavailable": dict(self.unavailable),
         }
 

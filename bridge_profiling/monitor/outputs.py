@@ -1,4 +1,4 @@
-"""Outputs of samples and alerts: JSON lines, the terminal, Prometheus and TensorBoard."""
+"""Outputs of samples and alerts: JSON lines and Prometheus."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
@@ -20,8 +19,6 @@ from bridge_profiling.monitor.metrics import (
     Readings,
     Sample,
 )
-from bridge_profiling.monitor.server import MetricsServer
-from bridge_profiling.printable import printable
 
 #: Size at which a log becomes `<name>.1`, replacing an older one: a day of samples of eight GPUs, one per second.
 MAX_BYTES = 512 << 20
@@ -29,27 +26,9 @@ MAX_BYTES = 512 << 20
 #: Prefix of the name of every Prometheus metric.
 PREFIX = "bridge_profiling_"
 
-_GIB = 1 << 30
-
-#: Columns of the terminal: a title, the text with its metrics' values, their unit, and the metrics.
-_GPU_COLUMNS = (
-    ("", "{:4.0%} busy", 1, "utilization_ratio"),
-    ("", "{:6.1f} of {:.1f} GiB", _GIB, "memory_used_bytes", "memory_total_bytes"),
-    ("", "{:5.0f} W", 1, "power_watts"),
-    ("", "{:3.0f} °C", 1, "temperature_celsius"),
-    ("", "{:5.0f} MHz", 1e6, "sm_clock_hertz"),
-    ("PCIe ", "{:.2f} out {:.2f} in GB/s", 1e9, "pcie_transmit_bytes_per_second", "pcie_receive_bytes_per_second"),
-    ("NVLink ", "{:.2f} out {:.2f} in GB/s", 1e9, "nvlink_transmit_bytes_per_second", "nvlink_receive_bytes_per_second"),
-)
-_MACHINE_COLUMNS = (
-    ("CPU ", "{:4.0%}", 1, "cpu_ratio"),
-    ("", "{:.0f} of {:.0f} GiB", _GIB, "memory_used_bytes", "memory_total_bytes"),
-)
-_PROCESS_COLUMNS = (("", "{:5.0%} of a core", 1, "cpu_ratio"), ("", "{:6.2f} GiB", _GIB, "resident_memory_bytes"))
-
 
 class Sink(Protocol):
-    """An output of samples: JsonLines, Terminal, Prometheus, TensorBoard, or any object with these three methods."""
+    """An output of samples: JsonLines, Prometheus, or any object with these three methods."""
 
     def write(self, sample: Sample) -> None:
         """Receive a sample."""
@@ -108,48 +87,8 @@ def _open_log(path: Path) -> TextIO:
     return open(path, "a", encoding="utf-8", errors="backslashreplace")
 
 
-class Terminal:
-    """Writes a line of text for the machine, each GPU and each process to a stream. Alerts go to the log only."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self._said: set[str] = set()
-
-    def write(self, sample: Sample) -> None:
-        """Write a sample."""
-        gpus = [_line("GPU {gpu}  {name}", gpu, _GPU_COLUMNS) for gpu in sample.gpus]
-        machine = [_line("machine", sample.machine, _MACHINE_COLUMNS)] if sample.machine.values else []
-        processes = [_line("process {pid} {name}", process, _PROCESS_COLUMNS) for process in sample.processes]
-        time = datetime.fromtimestamp(sample.unix_seconds).strftime("%H:%M:%S")
-        titles = {"gpus": "GPUs", "processes": "processes"}
-        missing = [f"{titles[key]} unavailable: {reason}" for key, reason in sample.unavailable.items()]
-        # Once: a package that is missing is missing in every sample.
-        new = [line for line in missing if line not in self._said]
-        self._said.update(missing)
-        for line in [*new, *machine, *gpus, *processes]:
-            self._stream.write(f"{time}  {printable(line)}\n")
-        self._stream.flush()
-
-    def alert(self, alert: Alert, sample: Sample) -> None:
-        """Do nothing."""
-
-    def close(self) -> None:
-        """Do nothing: the stream belongs to the caller."""
-
-
-def _line(title: str, readings: Readings, columns: Sequence[tuple[Any, ...]]) -> str:
-    parts = [title.format_map({**readings.identity, "name": readings.identity.get("name") or "unnamed"})]
-    if not readings.values:
-        parts.append(f"unavailable: {next(iter(readings.unavailable.values()), '')}")
-        columns = ()
-    for name, text, unit, *metrics in columns:
-        values = [readings.values[metric] / unit for metric in metrics if metric in readings.values]
-        parts.append(name + (text.format(*values) if len(values) == len(metrics) else "unavailable"))
-    return "  ".join(parts)
-
-
 class Prometheus:
-    """Serves the last sample at `http://bind:port/metrics`, from its own server and registry; port 0 selects a free one.
+    """Serves the last sample at `http://bind:port/metrics`, from a registry of its own; port 0 selects a free one.
 
     A GPU or process that is gone is also gone from the next response. An unavailable metric is left out, and the gauge
     `…_metric_available` is 0 for it. Anyone who can reach the address can read the metrics; by default only this machine can.
@@ -158,15 +97,18 @@ class Prometheus:
 
     def __init__(self, port: int, bind: str = "127.0.0.1") -> None:
         try:
-            from prometheus_client import CollectorRegistry, make_wsgi_app
+            from prometheus_client import CollectorRegistry, start_http_server
         except ModuleNotFoundError:
-            raise _not_installed("serving Prometheus", "prometheus_client") from None
+            raise ProfilingConfigError(
+                "serving Prometheus needs prometheus_client, which is not installed",
+                instead="Type pip install prometheus_client",
+            ) from None
         self._sample: Sample | None = None
         self._alerts = dict.fromkeys(ALERTS, 0)
         registry = CollectorRegistry(auto_describe=False)
         registry.register(self)
         try:
-            self._server = MetricsServer(bind, port, make_wsgi_app(registry))
+            self._server, _ = start_http_server(port, bind, registry)
         except (OSError, OverflowError) as error:
             raise ProfilingConfigError(
                 f"port {port} of {bind} cannot be served: {error}", instead="Use another port, or 0 for any free one"
@@ -183,7 +125,8 @@ class Prometheus:
 
     def close(self) -> None:
         """Stop serving."""
-        self._server.stop()
+        self._server.shutdown()
+        self._server.server_close()
 
     def collect(self) -> Iterator[Any]:
         """The metric families that have a value; prometheus_client calls this for each request."""
@@ -194,7 +137,7 @@ class Prometheus:
             return
         common = {"host": sample.host, "rank": "" if sample.rank is None else str(sample.rank)}
         for name, text, labels, values in self._metrics(sample):
-            make = CounterMetricFamily if name in ("counter", "alerts") else GaugeMetricFamily
+            make = CounterMetricFamily if name == "alerts" else GaugeMetricFamily
             family = make(PREFIX + name, text, labels=(*common, *labels))
             for identity, value in values:
                 own = ("" if identity.get(label) is None else str(identity[label]) for label in labels)
@@ -220,52 +163,4 @@ class Prometheus:
             yield f"{group}_metric_available", "1 if a metric can be read, else 0", (*labels, "metric"), known
         logged = [({"name": name}, value) for name, value in sample.metrics.values.items()]
         yield "logged_metric", "Numbers that the training loop logs, by name", ("name",), logged
-        counters = [({"name": name}, count) for name, count in sample.counters.items()]
-        yield "counter", "Counters of the training loop, by name", ("name",), counters
         yield "alerts", "Alerts, by kind", ("alert",), [({"alert": kind}, count) for kind, count in self._alerts.items()]
-
-
-def _not_installed(purpose: str, package: str) -> ProfilingConfigError:
-    return ProfilingConfigError(f"{purpose} needs {package}, which is not installed", instead=f"Type pip install {package}")
-
-
-class TensorBoard:
-    """Writes an event file with one scalar per metric, such as `gpu/0/power_watts` or `training/iteration_seconds`.
-
-    Uses tensorboard's own writer, without torch or TensorFlow. The step of a scalar is the training's iteration; without a
-    training, the seconds since the first sample. Raises ProfilingConfigError if tensorboard is not installed, OSError if the
-    directory cannot be written.
-    """
-
-    def __init__(self, directory: str | os.PathLike[str]) -> None:
-        try:
-            from tensorboard.compat.proto.event_pb2 import Event
-            from tensorboard.compat.proto.summary_pb2 import Summary
-            from tensorboard.summary.writer.event_file_writer import EventFileWriter
-        except ModuleNotFoundError:
-            raise _not_installed("writing TensorBoard scalars", "tensorboard") from None
-        self._event, self._summary = Event, Summary
-        self._writer = EventFileWriter(os.fspath(directory), flush_secs=10)
-        self._alerts = dict.fromkeys(ALERTS, 0)
-        self._first: float | None = None
-
-    def write(self, sample: Sample) -> None:
-        """Write every value of a sample."""
-        self._first = sample.unix_seconds if self._first is None else self._first
-        training = dict(sample.training.values) if sample.training is not None else {}
-        step = training.pop("iteration", sample.unix_seconds - self._first)
-        groups = [(f"gpu/{gpu.identity['gpu']}", gpu.values) for gpu in sample.gpus]
-        groups += [(f"process/{process.identity['pid']}", process.values) for process in sample.processes]
-        groups += [("machine", sample.machine.values), ("training", training), ("metrics", sample.metrics.values)]
-        groups += [("counter", sample.counters), ("alerts", self._alerts)]
-        scalars = {f"{group}/{name}": value for group, values in groups for name, value in values.items()}
-        summary = self._summary(value=[self._summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()])
-        self._writer.add_event(self._event(wall_time=sample.unix_seconds, step=int(step), summary=summary))
-
-    def alert(self, alert: Alert, sample: Sample) -> None:
-        """Count an alert; later samples write the count of its kind."""
-        self._alerts[alert.kind] += 1
-
-    def close(self) -> None:
-        """Flush and close the file."""
-        self._writer.close()

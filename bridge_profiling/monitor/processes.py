@@ -5,14 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from time import monotonic, thread_time
+from time import monotonic
 from typing import Any
 
 from bridge_profiling.monitor.metrics import MACHINE_METRICS, PROCESS_METRICS, Readings
-
-#: Finding children reads every process of the machine, milliseconds on a large one, and a rank may have dozens of children to
-#: read. Each is repeated only after this many times the CPU time that it took, which bounds it to 1/5,000 of the time.
-_COST_MULTIPLE = 5000
 
 _NO_PSUTIL = "psutil is not installed (pip install psutil)"
 
@@ -41,19 +37,15 @@ class _Process:
 
     pid: int
     handle: Any
-    parent: int | None = None
     name: str | None = None
     cpu: _Ratio = field(default_factory=_Ratio)
 
 
 class Processes:
-    """Processes (None: this one) and their children; `unavailable` is the reason why none can be read, or None."""
+    """Processes by id (None: this one); `unavailable` is the reason why none can be read, or None."""
 
     def __init__(self, pids: Sequence[int] | None = None) -> None:
-        self._own: list[_Process] = []
-        self._children: dict[int, _Process] = {}
-        self._child_readings: list[Readings] = []
-        self._next_search = self._next_reading = 0.0
+        self._processes: list[_Process] = []
         self.unavailable: str | None = None
         try:
             import psutil
@@ -61,7 +53,7 @@ class Processes:
             self.unavailable = _NO_PSUTIL
         else:
             self._psutil: Any = psutil
-            self._own = [self._open(pid) for pid in (dict.fromkeys(pids) if pids is not None else [os.getpid()])]
+            self._processes = [self._open(pid) for pid in (dict.fromkeys(pids) if pids is not None else [os.getpid()])]
 
     def _open(self, pid: int) -> _Process:
         try:
@@ -71,42 +63,19 @@ class Processes:
 
     def watch(self, pids: Sequence[int]) -> None:
         """Watch these processes from now on; those that do not exist are left out."""
-        if self.unavailable is None and list(pids) != [process.pid for process in self._own]:
-            running = {process.pid: process for process in self._own if process.handle is not None}
-            self._own = [running.get(pid) or self._open(pid) for pid in pids if self._psutil.pid_exists(pid)]
-            self._next_search = 0.0
+        if self.unavailable is None and list(pids) != [process.pid for process in self._processes]:
+            running = {process.pid: process for process in self._processes if process.handle is not None}
+            self._processes = [running.get(pid) or self._open(pid) for pid in pids if self._psutil.pid_exists(pid)]
 
     def read(self) -> tuple[Readings, ...]:
-        """Readings of the processes, ended ones included, and of their running children, which may be seconds old."""
-        own = [self._read(process) for process in self._own]
-        if monotonic() >= self._next_search:
-            self._next_search, self._next_reading = _next_time(self._find_children), 0.0
-        if monotonic() >= self._next_reading:
-            self._next_reading = _next_time(self._read_children)
-        return (*own, *self._child_readings)
-
-    def _find_children(self) -> None:
-        found: dict[int, _Process] = {}
-        for process in self._own:
-            handles = self._ask(process, lambda process: process.handle.children(recursive=True))
-            for handle in () if isinstance(handles, str) else handles:
-                known = self._children.get(handle.pid)
-                if known is None or known.handle != handle:
-                    known = _Process(handle.pid, handle, process.pid)
-                found[handle.pid] = known
-        own = {process.pid for process in self._own}
-        self._children = {pid: child for pid, child in found.items() if pid not in own}
-
-    def _read_children(self) -> None:
-        readings = [(child, self._read(child)) for child in self._children.values()]
-        self._child_readings = [each for child, each in readings if child.handle is not None]
+        """Readings of the processes, ended ones included."""
+        return tuple(self._read(process) for process in self._processes)
 
     def _read(self, process: _Process) -> Readings:
         answers = self._ask(process, self._query)
         if isinstance(answers, str):
             answers = dict.fromkeys(PROCESS_METRICS, answers)
-        parent = {} if process.parent is None else {"parent": process.parent}
-        return Readings.of({"pid": process.pid, "name": process.name, **parent}, answers)
+        return Readings.of({"pid": process.pid, "name": process.name}, answers)
 
     def _ask(self, process: _Process, query: Callable[[_Process], Any]) -> Any:
         """The answer to a query, or the reason why there is none as text."""
@@ -158,10 +127,3 @@ class Machine:
         total = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
         busy = total - times.idle - getattr(times, "iowait", 0.0)
         return self._ratio.read(total, busy)
-
-
-def _next_time(work: Callable[[], None]) -> float:
-    """Do some work; returns the time at which it may be repeated."""
-    before = thread_time()
-    work()
-    return monotonic() + _COST_MULTIPLE * (thread_time() - before)

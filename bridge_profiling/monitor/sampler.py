@@ -12,12 +12,12 @@ from typing import Any, Literal
 
 from bridge_profiling.errors import ProfilingConfigError, TrainingLogger, is_contained, one_line, require
 from bridge_profiling.launch_env import LaunchEnv
-from bridge_profiling.monitor.alerts import ALERTS, Alert, LeakAlert, LimitAlert, Limits, SlowIterationAlert, usual_leaks
-from bridge_profiling.monitor.gpus import EnergyMeter, Gpus
-from bridge_profiling.monitor.metrics import Readings, Sample
-from bridge_profiling.monitor.outputs import JsonLines, Prometheus, Sink, TensorBoard
+from bridge_profiling.monitor.alerts import ALERTS, Alert, LeakAlert, SlowIterationAlert, usual_leaks
+from bridge_profiling.monitor.gpus import Gpus
+from bridge_profiling.monitor.metrics import Sample
+from bridge_profiling.monitor.outputs import JsonLines, Prometheus, Sink
 from bridge_profiling.monitor.processes import Machine, Processes
-from bridge_profiling.monitor.training import Counters, TimesIterations, TrainingMonitor
+from bridge_profiling.monitor.training import TimesIterations, TrainingMonitor
 
 logger = TrainingLogger(__name__)
 
@@ -103,25 +103,21 @@ class Monitor:
         hook: the training's open ProfilingHook.
         training: a TrainingMonitor that the loop already has; created by default.
         tokens_per_iteration: tokens in each iteration, for a loop that does not report them with each step.
-        counters: the loop's counters; created by default.
         jsonl: a file for JSON lines.
         port: a port for Prometheus.
         bind: its address.
-        tensorboard: a directory for TensorBoard.
         sinks: further outputs; they are closed at the end.
         interval: seconds between two samples. None is one second, and more if the thread would otherwise hold Python's lock for
             more than 0.05% of the time.
         gpus: indices as nvidia-smi shows them, or UUIDs; None selects all GPUs of the machine, `[]` none.
-        pids: the processes, or `gpu` for those that compute on the GPUs; None selects this one. Children are included.
+        pids: the processes, or `gpu` for those that compute on the GPUs; None selects this one.
         rank: global rank; by default that of the launcher, if there is one.
         in_training: False in a process without a training: samples then hold only GPUs and processes.
         slow_iterations: when to warn of slow iterations.
         leaks: when to warn of growing memory.
-        limits: when to warn of readings beyond a limit.
 
     Attributes:
         training: where the loop reports steps and waiting for data.
-        counters: where the loop counts.
         sample: the last sample, None before the first.
         alerts: number of alerts of each kind, including those not reported because they repeated within a minute.
         ended: set when the reader of an output, such as a pipe, has closed it.
@@ -134,11 +130,9 @@ class Monitor:
         hook: TimesIterations | None = None,
         training: TrainingMonitor | None = None,
         tokens_per_iteration: float | None = None,
-        counters: Counters | None = None,
         jsonl: str | os.PathLike[str] | None = None,
         port: int | None = None,
         bind: str = "127.0.0.1",
-        tensorboard: str | os.PathLike[str] | None = None,
         sinks: Sequence[Sink] = (),
         interval: float | None = None,
         gpus: Sequence[int | str] | None = None,
@@ -147,10 +141,8 @@ class Monitor:
         in_training: bool = True,
         slow_iterations: SlowIterationAlert | None = None,
         leaks: Sequence[LeakAlert] | None = None,
-        limits: Limits | None = None,
     ) -> None:
         self.training = training or TrainingMonitor(hook=hook, tokens_per_iteration=tokens_per_iteration)
-        self.counters = counters or Counters()
         self.sample: Sample | None = None
         self.ended = Event()
         self._selected, self._in_training = gpus, in_training
@@ -161,12 +153,12 @@ class Monitor:
         self._rank = env.rank if rank is None and env.launcher != "none" else rank
         self._sinks: list[Sink] = list(sinks)
         serve = partial(Prometheus, bind=bind)
-        outputs: tuple[tuple[Callable[..., Sink], Any], ...] = ((JsonLines, jsonl), (serve, port), (TensorBoard, tensorboard))
+        outputs: tuple[tuple[Callable[..., Sink], Any], ...] = ((JsonLines, jsonl), (serve, port))
         self._to_open = [partial(make, where) for make, where in outputs if where is not None]
         self.failed_sinks: set[int] = set()
         self._slow = slow_iterations or SlowIterationAlert()
         self._leaks = leaks if leaks is not None else [leak for memory in ("device", "host") for leak in usual_leaks(memory)]
-        self._limits, self._energy, self._machine = LimitAlert(limits), EnergyMeter(), Machine()
+        self._machine = Machine()
         self.alerts = dict.fromkeys(ALERTS, 0)
         self._next_alert: dict[str, float] = {}
         seconds, max_share = (1.0, MAX_CPU_SHARE) if interval is None else (interval, None)
@@ -207,9 +199,8 @@ class Monitor:
             gpus=gpus,
             processes=self._processes.read(),
             machine=self._machine.read(),
-            training=self._read_training(gpus) if self._in_training else None,
+            training=self.training.read() if self._in_training else None,
             metrics=self.training.logged(),
-            counters=self.counters.snapshot(),
             unavailable={name: reason for name, reason in missing.items() if reason is not None},
         )
         for sink in self._sinks:
@@ -223,14 +214,8 @@ class Monitor:
                     self._send(sink, sink.alert, alert, sample)
         return self._gpus.driver_seconds
 
-    def _read_training(self, gpus: Sequence[Readings]) -> Readings:
-        readings = self.training.read()
-        energy = self._energy.read(gpus, self.training.totals())
-        return Readings.of({}, {**readings.unavailable, **readings.values, **energy})
-
     def _new_alerts(self, sample: Sample) -> Iterator[Alert]:
         training, processes = sample.training, sample.processes
-        yield from self._limits.feed(sample)
         yield from self._slow.feed(self.training.new_iterations())
         if training is None or "iteration" not in training.values:
             return

@@ -1,4 +1,4 @@
-"""Progress of a training loop: durations, tokens and samples per second, waiting for data, counters, device memory."""
+"""Progress of a training loop: durations, tokens and samples per second, waiting for data, device memory."""
 
 from __future__ import annotations
 
@@ -13,14 +13,11 @@ from threading import Lock
 from time import perf_counter_ns
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from bridge_profiling.errors import TrainingLogger, contained, is_contained, one_line
+from bridge_profiling.errors import TrainingLogger, is_contained, one_line
 from bridge_profiling.monitor.metrics import TRAINING_METRICS, Readings
-from bridge_profiling.plain import shown, whole_number, whole_text
+from bridge_profiling.plain import whole_number, whole_text
 
 logger = TrainingLogger(__name__)
-
-#: More than any counter counts, and a number that a float holds.
-_MOST = 1e300
 
 T = TypeVar("T")
 
@@ -176,7 +173,7 @@ class TrainingMonitor:
     def log_metrics(self, metrics: Mapping[str, Any]) -> None:
         """Report own numbers, such as the loss or a learning rate; each keeps its last value.
 
-        They go into `get_summary`, JSON lines and, by name, to Prometheus and TensorBoard. `loss` is the training's loss.
+        They go into `get_summary`, JSON lines and, by name, to Prometheus. `loss` is the training's loss.
 
         Args:
             metrics: numbers, or tensors on the CPU, by name. None, NaN and tensors on a GPU are unavailable, with the reason.
@@ -248,12 +245,6 @@ class TrainingMonitor:
             new = list(self._unread)
             self._unread.clear()
         return [(iteration, duration / 1e9) for iteration, duration in new]
-
-    def totals(self) -> dict[str, float]:
-        """Iterations, and tokens and samples if the loop reports them, since the beginning."""
-        with self._lock:
-            self._read_hook()
-            return self._totals.copy()
 
     def logged(self) -> Readings:
         """The last values of `log_metrics`."""
@@ -334,7 +325,6 @@ class TrainingMonitor:
         """Every metric; device memory, which is read without the lock, replaces its own."""
         answers: dict[str, float | str] = dict.fromkeys(TRAINING_METRICS, "no iteration has ended yet")
         answers["loss"] = self._loss
-        answers |= dict.fromkeys(("joules_per_iteration", "joules_per_token"), "only a Monitor reads the GPUs' energy")
         if self._totals["iterations"]:
             answers["iteration"] = self._iteration
         if self._ended is not None:
@@ -351,58 +341,6 @@ class TrainingMonitor:
             }
         unreported = {metric: reason for metric, reason in _REPORTED.items() if reason[0] not in self._totals}
         return answers | {metric: self._refused.get(name, reason) for metric, (name, reason) in unreported.items()}
-
-
-class Counters:
-    """Named counters for a loop: skipped tokens, dropped samples, retries.
-
-        counters = Counters()
-        counters.add("skipped_batches")
-        counters.add("padding_tokens", 128)
-
-    They only grow, like Prometheus counters. Any thread may call any method.
-    """
-
-    def __init__(self) -> None:
-        self._lock = Lock()
-        self._counts: dict[str, float] = {}
-        self._refused: set[str] = set()
-
-    def add(self, name: str, amount: float = 1) -> None:
-        """Add to a counter; the first addition creates it.
-
-        An amount that is negative, infinite or not a number is logged once for each counter, and changes nothing.
-
-        Args:
-            name: name of the counter.
-            amount: at least 0; 0 creates the counter. A tensor's value is read, which waits for its GPU.
-        """
-        name = whole_text(name)
-        # A tensor or a NumPy number has `item`, and JSON does not support it.
-        with contained():
-            amount = getattr(amount, "item", lambda: amount)()
-        is_valid = isinstance(amount, int | float) and 0 <= amount < _MOST
-        with self._lock:
-            if is_valid:
-                self._counts[name] = self._counts.get(name, 0) + amount
-                return
-            warned = name in self._refused
-            self._refused.add(name)
-        if not warned:
-            logger.warning(
-                "counter %r cannot be changed by %s: a counter only grows. Count the opposite under another name.",
-                name, shown(amount),
-            )  # fmt: skip
-
-    def __getitem__(self, name: str) -> float:
-        """Value of a counter, 0 if nothing was added to it."""
-        with self._lock:
-            return self._counts.get(name, 0)
-
-    def snapshot(self) -> dict[str, float]:
-        """All counters at one moment, by name."""
-        with self._lock:
-            return dict(sorted(self._counts.items()))
 
 
 def device_memory() -> dict[str, float | str]:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from bridge_profiling.plugins.fault_tolerance import FaultTolerancePlugin, FaultTolerancePluginScriptArgs
-    from bridge_profiling.plugins.preemption import PreemptionPlugin, PreemptionPluginScriptArgs
     from bridge_profiling.plugins.profilers import (
         NsysPlugin,
         NsysPluginScriptArgs,
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "fault_tolerance": ("FaultTolerancePlugin", "FaultTolerancePluginScriptArgs"),
-    "preemption": ("PreemptionPlugin", "PreemptionPluginScriptArgs"),
     "profilers": ("NsysPlugin", "NsysPluginScriptArgs", "PyTorchProfilerPlugin", "PyTorchProfilerPluginScriptArgs"),
     "ray_workers": ("RayWorkersPlugin",),
 }

@@ -19,7 +19,6 @@ from bridge_profiling.config import (
 )
 from bridge_profiling.errors import ProfilingConfigError, require
 from bridge_profiling.layout import normalize_ranks
-from bridge_profiling.overrides import format_override, parse_override
 from bridge_profiling.plugins.batch_script import arrives_unchanged
 from bridge_profiling.plugins.executors import SKYPILOT, check_launcher, current_launcher, known_world_size, loses_its_disks
 from bridge_profiling.plugins.task import Task, check_task, is_on, read_integer, read_setting, write_settings
@@ -34,7 +33,7 @@ _ASKED = "_bridge_profiling_asked"
 def check_request(plugin: Any, task: Task, executor: Any, fields: Sequence[str], *, nsys: bool = False) -> list[int] | str:
     """Check what both profiler plugins have in common, as far as the submit host knows it, and return the normalized ranks.
 
-    `fields` are the fields of the `profiling` section that the plugin writes; with `nsys`, NeMo-Run runs the task under nsys.
+    `fields` are the fields of the `profiling` section that the plugin writes; `nsys` is whether it profiles with nsys.
     """
     check_task(task, type(plugin).__name__, {"profiling": fields})
     check_flags(plugin)
@@ -66,7 +65,7 @@ def check_executor(plugin: Any, executor: Any) -> None:
 
 
 def check_output_dir(task: Task, executor: Any, *, nsys: bool = False) -> None:
-    """Refuse an executor that starts no task, or whose disks vanish with the job while no other place is set.
+    """Refuse an executor that starts no task, cannot run it under nsys, or loses its disks while no other place is set.
 
     See docs/how-to/executors.md.
     """
@@ -77,9 +76,14 @@ def check_output_dir(task: Task, executor: Any, *, nsys: bool = False) -> None:
         why="NeMo-Run passes it neither the launcher's nsys options nor a task's config",
         instead="Call ProfilingHook in the workers' own code, with profiling.output_dir on a volume they mount",
     )
+    require(
+        not (nsys and isinstance(executor, run.Executor)) or isinstance(executor, (run.LocalExecutor, run.SlurmExecutor)),
+        f"NsysPlugin does not work on {type(executor).__name__}",
+        why="NeMo-Run starts nsys there with a report directory that is missing in the job, so the report is lost",
+        instead="Pass PyTorchProfilerPlugin with the same steps and ranks, or use run.SlurmExecutor or run.LocalExecutor",
+    )
     _check_variable(executor)
-    kubeflow = isinstance(executor, run.KubeflowExecutor)
-    if kubeflow and not executor.workdir_pvc:
+    if isinstance(executor, run.KubeflowExecutor) and not executor.workdir_pvc:
         what, why = "KubeflowExecutor without workdir_pvc", "its pods have no directory that outlives them"
         instead = 'Pass workdir_pvc="CLAIM", from which executor.pull_results(job) fetches the profiles'
     elif isinstance(executor, SKYPILOT) and loses_its_disks(executor) and not executor.storage_mounts:
@@ -88,11 +92,9 @@ def check_output_dir(task: Task, executor: Any, *, nsys: bool = False) -> None:
         instead = "Pass storage_mounts with a bucket for the profiles"
     else:
         return
-    # Without the volume the pod starts the command without a shell that could create the directory of nsys' report.
-    if not (kubeflow and nsys):
-        if OUTPUT_DIR_VARIABLE in executor.env_vars or read_setting(task, "profiling", "output_dir"):
-            return
-        instead += f', or set env_vars["{OUTPUT_DIR_VARIABLE}"] to a directory on a volume that stays'
+    if OUTPUT_DIR_VARIABLE in executor.env_vars or read_setting(task, "profiling", "output_dir"):
+        return
+    instead += f', or set env_vars["{OUTPUT_DIR_VARIABLE}"] to a directory on a volume that stays'
     raise ProfilingConfigError(f"the profile of a job on {what} would be lost", why=why, instead=instead)
 
 
@@ -107,18 +109,6 @@ def _check_variable(executor: Any) -> None:
         why="NeMo-Run writes it into a shell script without quotes" if shell else "an environment holds text",
         instead="Name a directory with letters, digits and ./_:@%+- only",
     )
-
-
-def check_quotes(task: Task, executor: Any, key: str, value: object) -> None:
-    """Refuse a value whose override needs double quotes on DockerExecutor, where Docker's client removes them."""
-    if isinstance(executor, run.DockerExecutor) and isinstance(task, run.Script):
-        override = parse_override(format_override(key, value).replace('"', ""))
-        require(
-            override is not None and override.value == value,
-            f"{key}={value!r} cannot be passed to a run.Script on DockerExecutor",
-            why="Docker's client removes the double quotes that the override needs",
-            instead="Leave out commas, braces and brackets, or write the arguments yourself in script_args_converter_fn",
-        )
 
 
 def nsys_launched(executor: Any) -> bool:

@@ -9,7 +9,7 @@ must import it. The plugins have no default steps; here they are Megatron Bridge
 import nemo_run as run
 
 from bridge_profiling.config import ProfilingConfig
-from bridge_profiling.plugins import FaultTolerancePlugin, NsysPlugin, PreemptionPlugin, PyTorchProfilerPlugin
+from bridge_profiling.plugins import FaultTolerancePlugin, NsysPlugin, PyTorchProfilerPlugin
 
 _START, _END = ProfilingConfig().profile_step_start, ProfilingConfig().profile_step_end
 
@@ -38,9 +38,3 @@ def memory(profile_step_start: int = _START, profile_step_end: int = _END) -> ru
 def fault_tolerance() -> run.Config[FaultTolerancePlugin]:
     """Run under NVIDIA's fault-tolerance launcher."""
     return run.Config(FaultTolerancePlugin)
-
-
-@run.cli.factory(target=run.Plugin)
-def preemption(preempt_time: int = 60) -> run.Config[PreemptionPlugin]:
-    """End cleanly before Slurm's time limit."""
-    return run.Config(PreemptionPlugin, preempt_time=preempt_time)

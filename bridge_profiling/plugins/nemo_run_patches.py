@@ -12,7 +12,7 @@ to NeMo-Run's behaviour, which `launch/pretrain.py` tolerates.
   GPU metrics only if a variable is set that nothing sets, hides the head node's address from torchrun while it does so, and
   reports to the temporary directory if the report's folder is missing. On LocalExecutor and SlurmExecutor a shell script fixes
   this in the job, since only the job knows its version of nsys.
-- On the other executors NeMo-Run's prefix names the client's directory, and the folder of the report may be missing.
+- On the other executors NsysPlugin is refused; nsys that a user sets in the launcher by hand stays NeMo-Run's own.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from __future__ import annotations
 import copy
 import functools
 import os
-import re
 import shlex
 import types
 from collections.abc import Callable, Iterable
@@ -34,14 +33,10 @@ import torchx.components.dist as torchx_dist
 from bridge_profiling.config import OUTPUT_DIR_VARIABLE
 from bridge_profiling.errors import require
 from bridge_profiling.nsys.command import prefix_command
-from bridge_profiling.plugins.batch_script import RUNDIR
 from bridge_profiling.plugins.checks import check_conflicts
 from bridge_profiling.plugins.executors import (
-    LINKED,
-    SKYPILOT,
     current_launcher,
     default_output_dir,
-    job_directory,
     set_output_dir,
     starts_every_rank,
 )
@@ -159,8 +154,6 @@ def patch_executor(executor: Any) -> None:
     methods: dict[str, Callable] = {}
     if isinstance(executor, (run.LocalExecutor, run.SlurmExecutor)):
         methods = {"get_launcher_prefix": _script_prefix, "get_nsys_entrypoint": lambda _: ("bash", "")}
-    elif isinstance(executor, (*LINKED, *SKYPILOT, run.KubeflowExecutor)):
-        methods = {"get_launcher_prefix": _prefix_in_job, "get_nsys_entrypoint": _entrypoint_in_job}
     if isinstance(executor, run.LocalExecutor):
         methods["supports_launcher_transform"] = _with_unquoted_arguments
     for name, method in methods.items():
@@ -196,27 +189,3 @@ def _script_prefix(executor: Any) -> list[str] | None:
     gpus = ("local" if slurm and not starts_every_rank(launcher) else "all") if launcher.nsys_gpu_metrics else ""
     words = prefix_command(nsys, gpu_metrics=gpus)
     return [shlex.quote(word) for word in words] if slurm else words
-
-
-def _prefix_in_job(executor: Any) -> list[str] | None:
-    launcher = current_launcher(executor)
-    if not launcher.nsys_profile:
-        return None
-    prefix = launcher.get_nsys_prefix(profile_dir=_report_root(executor))
-    # Nodes may share the directory, and processes in containers share small process ids. A shell reads the command.
-    return [shlex.quote(re.sub(r"/profile_%p$", "/profile_%h_%p", argument)) for argument in prefix]
-
-
-def _entrypoint_in_job(executor: Any) -> tuple[str, str]:
-    # nsys reports to the temporary directory if the report's folder is missing. These executors write the command into a shell
-    # script, so it can create the folder.
-    folder = os.path.join(_report_root(executor), current_launcher(executor).nsys_folder)
-    return f"mkdir -p {shlex.quote(folder)} && nsys", ""
-
-
-def _report_root(executor: Any) -> str:
-    """The directory of nsys' reports: the user's BRIDGE_PROFILING_DIR, else the job's directory."""
-    chosen, directory = executor.env_vars.get(OUTPUT_DIR_VARIABLE), job_directory(executor)
-    if chosen and directory and chosen != default_output_dir(executor):
-        return chosen
-    return directory or chosen or RUNDIR

@@ -78,14 +78,12 @@ class NsysPlugin(run.Plugin):
         # A user who turned the launcher's nsys on by hand keeps it.
         prefixed = not starts_nsys(task) or checks.nsys_launched(executor)
         fields = ("use_nsys_profiler", *NsysPluginScriptArgs.__dataclass_fields__)
-        ranks = checks.check_request(self, task, executor, fields, nsys=prefixed)
+        ranks = checks.check_request(self, task, executor, fields, nsys=True)
         checks.check_without_pytorch_profiler(task, executor)
         script_args = NsysPluginScriptArgs(self.profile_step_start, self.profile_step_end, ranks, self.record_shapes)
         supported = not checks.fault_tolerant(task, executor)
         arguments = script_arguments(task, self.script_args_converter_fn if supported else None, script_args)
         options = self._checked_options(prefixed)
-        if not prefixed:
-            checks.check_quotes(task, executor, "profiling.nsys_extra_args", self.nsys_extra_args or [])
 
         if not supported:
             checks.disable_nsys(task, executor)
@@ -125,10 +123,6 @@ class NsysPlugin(run.Plugin):
             logger.warning("nsys_gpu_metrics=True has no effect: this launcher has no such field; a newer NeMo-Run has it")
             return
         launcher.nsys_gpu_metrics = True
-        if isinstance(executor, run.Executor) and not isinstance(executor, (run.LocalExecutor, run.SlurmExecutor)):
-            logger.warning(
-                "nsys_gpu_metrics=True has no effect on %s: NeMo-Run does not pass it to nsys there", type(executor).__name__
-            )
 
 
 @dataclass

@@ -190,14 +190,6 @@ def read_integer(task: Task, section: str, name: str) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
-def has_field(task: Task, section: str, name: str) -> bool:
-    """Whether a setting exists, as far as the submit host knows; only the job knows a Script's settings."""
-    if isinstance(task, run.Script):
-        return True
-    target = _read(task.config, section)
-    return _accepts(_section_class(task.config, section) if target is None else target, name)
-
-
 def starts_nsys(task: Task) -> bool:
     """Whether the task starts nsys itself: STARTS_NSYS_KEY in a Script, `function.starts_nsys_itself` in a Partial."""
     if isinstance(task, run.Script):

@@ -21,5 +21,5 @@ with Monitor(jsonl=sys.argv[1], port=port) as monitor:
         loss.backward()
         optimizer.step()
         monitor.training.end_step(samples=len(inputs), loss=loss)
-        monitor.counters.add("elements", inputs.numel())
+        monitor.training.log_metrics({"elements": inputs.numel()})
 print(monitor.training.get_summary())

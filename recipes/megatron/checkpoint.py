@@ -38,8 +38,7 @@ from recipes.megatron import checkpoint_files as files
 from recipes.megatron.setup import parameters_gathered
 from recipes.releases import find_groups_by_structure
 
-#: Layout of the distributed optimizer's state: as its buckets hold it, so nothing is gathered or copied. Of megatron-core
-#: 0.16's layouts, only this one lets torch's own Adam resume bit for bit.
+#: Layout of the distributed optimizer's state: as its buckets hold it, so nothing is gathered or copied.
 _METADATA = {"distrib_optim_sharding_type": "dp_reshardable"}
 
 #: Settings that a checkpoint and the training that resumes from it must share, because of the shapes of tensors, their
@@ -179,8 +178,6 @@ def save(config: ConfigContainer, state: TrainingState, iteration: int) -> None:
         consumed = iteration * config.train.global_batch_size
         description = {"iteration": iteration, "consumed_samples": consumed, "settings": _description(config)}
         folder = files.publish(root, iteration, description)
-        if config.checkpoint.most_recent_k is not None:
-            files.keep_most_recent(root, config.checkpoint.most_recent_k)
         print(f"checkpoint of {iteration} iterations written in {perf_counter() - started:.1f} s: {folder}", flush=True)
     # No rank may end the job before the checkpoint has its final name.
     torch.distributed.barrier()

@@ -123,13 +123,6 @@ def publish(root: str | Path, iteration: int, description: dict[str, object]) ->
     return folder
 
 
-def keep_most_recent(root: str | Path, count: int) -> None:
-    """Remove all but the last `count` checkpoints written; the pointer names the last one."""
-    written = sorted(Path(root).glob(f"iter_*/{DESCRIPTION}"), key=lambda file: file.stat().st_mtime_ns)
-    for file in written[:-count]:
-        _remove(file.parent)
-
-
 def _remove(folder: Path) -> None:
     """Delete a checkpoint; an interrupted deletion leaves nothing under its name."""
     if not folder.exists():

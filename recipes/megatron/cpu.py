@@ -101,9 +101,7 @@ def _replacements() -> Iterator[tuple[ModuleType, str, object]]:
         yield module, "multi_tensor_applier", local_multi_tensor_applier
         yield module, "multi_tensor_scale_impl", local_multi_tensor_scale
     yield clip_grads, "l2_norm_impl", local_multi_tensor_l2_norm
-    if hasattr(clip_grads, "multi_tensor_scale_tensor_impl"):
-        # Since 0.17.
-        yield clip_grads, "multi_tensor_scale_tensor_impl", None
+    yield clip_grads, "multi_tensor_scale_tensor_impl", None
     for module in (optimizer, distrib_optimizer):
         if hasattr(module, "Adam"):
             yield module, "Adam", torch.optim.AdamW

@@ -193,7 +193,7 @@ def check_data(config: ConfigContainer) -> None:
             not missing,
             f"dataset.blend names {prefix}, and {' and '.join(missing)} cannot be found",
             why="an indexed data set is a .bin and an .idx file, and dataset.blend their path without the ending",
-            instead=f"Type python launch/build_indexed_data.py --text FILE --output {prefix} to make them from a text",
+            instead="Make them with Megatron-LM's tools/preprocess_data.py, or type dataset.blend=null for mock data",
         )
         sequences = IndexedDataset(prefix)
         for part in parts:

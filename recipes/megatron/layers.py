@@ -46,7 +46,6 @@ def choose_transformer_impl(config: ConfigContainer, device: torch.device) -> No
         (model.sequence_parallel, "sequence_parallel", "true", "false"),
         (model.context_parallel_size > 1, "context_parallel_size", model.context_parallel_size, "1"),
         (model.fp8 is not None, "fp8", model.fp8, "null"),
-        (model.tp_comm_overlap, "tp_comm_overlap", "true", "false"),
         (model.apply_rope_fusion, "apply_rope_fusion", "true", "false"),
         (backend in ("flash", "fused"), "attention_backend", backend, "auto"),
     ):

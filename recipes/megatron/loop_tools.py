@@ -25,8 +25,8 @@ from recipes.megatron.setup import rank_device
 
 
 @contextmanager
-def early_exits(train: TrainConfig, device: torch.device, started: float) -> Iterator[Callable[[int], str | None]]:
-    """Watch for a reason to end the training early: a signal, a time, an iteration.
+def early_exits(train: TrainConfig, device: torch.device, started: float) -> Iterator[Callable[[], str | None]]:
+    """Watch for a reason to end the training early: a signal or a time.
 
     Without `train.exit_signal_handler` no signal's handler is changed.
 
@@ -36,7 +36,7 @@ def early_exits(train: TrainConfig, device: torch.device, started: float) -> Ite
         started: `time.monotonic()` of the moment from which `exit_duration_in_mins` counts.
 
     Yields:
-        A function that all ranks call with the number of completed iterations, after each one. It returns the reason to stop
+        A function that all ranks call after each iteration. It returns the reason to stop
         or None, the same on all ranks. If a signal or the clock may end the training, ranks exchange 8 bytes and wait for
         the device, since they may see the signal, or the time, in different iterations. Otherwise it costs nothing.
     """
@@ -46,7 +46,7 @@ def early_exits(train: TrainConfig, device: torch.device, started: float) -> Ite
         nonlocal arrived
         arrived = True
 
-    def reason(completed: int) -> str | None:
+    def reason() -> str | None:
         limit = train.exit_duration_in_mins
         if train.exit_signal_handler or limit is not None:
             late = limit is not None and monotonic() - started >= 60 * limit
@@ -57,8 +57,6 @@ def early_exits(train: TrainConfig, device: torch.device, started: float) -> Ite
                 return f"{train.exit_signal} was received"
             if any_late:
                 return f"train.exit_duration_in_mins={limit:g} is over"
-        if train.exit_interval is not None and completed % train.exit_interval == 0:
-            return f"{completed} iterations are a multiple of train.exit_interval={train.exit_interval}"
         return None
 
     # Python lets only the main thread handle signals; in another one, the exits that need none still work.
@@ -179,7 +177,7 @@ def monitored(config: ConfigContainer, env: LaunchEnv, hook: ProfilingHook) -> A
         hook: times the iterations.
     """
     settings, device = config.monitor, rank_device(env)
-    if not (settings.jsonl or settings.tensorboard or settings.port is not None):
+    if not (settings.jsonl or settings.port is not None):
         return nullcontext()
     gpus: list[int | str] | None = None
     if device.type == "cuda":
@@ -193,7 +191,6 @@ def monitored(config: ConfigContainer, env: LaunchEnv, hook: ProfilingHook) -> A
         jsonl=folder / f"rank-{env.rank}.jsonl" if settings.jsonl else None,
         port=settings.port + env.device_index if settings.port is not None else None,
         bind=settings.bind,
-        tensorboard=folder / "tensorboard" / f"rank-{env.rank}" if settings.tensorboard else None,
         interval=settings.interval,
         gpus=gpus,
         rank=env.rank,

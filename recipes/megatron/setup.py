@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import random
 from collections.abc import Iterator
@@ -24,9 +23,6 @@ from bridge_profiling.errors import require
 from bridge_profiling.launch_env import LaunchEnv
 from recipes.config import ConfigContainer
 from recipes.megatron.layers import compile_layers, layer_spec
-
-#: Imported only when needed: it requires a GPU.
-_USERBUFFERS = "transformer_engine.pytorch.module.base"
 
 
 def rank_device(env: LaunchEnv) -> torch.device:
@@ -53,8 +49,7 @@ def distributed(config: ConfigContainer, env: LaunchEnv) -> Iterator[None]:
     try:
         _initialize_model_parallel(config)
         _seed(config)
-        with _userbuffers(config):
-            yield
+        yield
         succeeded = True
     finally:
         parallel_state.destroy_model_parallel()
@@ -142,35 +137,6 @@ def _seed(config: ConfigContainer) -> None:
         # An earlier training of this process may have had another tracker.
         force_reset_rng=True,
     )
-
-
-@contextmanager
-def _userbuffers(config: ConfigContainer) -> Iterator[None]:
-    """Buffers with which Transformer Engine overlaps tensor-parallel communication with matrix products."""
-    model = config.model
-    if not model.tp_comm_overlap:
-        yield
-        return
-    base = importlib.import_module(_USERBUFFERS)
-    modes = getattr(base, "UserBufferQuantizationMode", None)
-    if modes is None:
-        # Transformer Engine before 2.7.
-        quantization: dict[str, object] = {"use_fp8": model.fp8 is not None}
-    elif model.fp8 is None:
-        quantization = {"quantization_modes": [modes.NONE]}
-    else:
-        # If the first and last layers stay in bf16, they need buffers of their own.
-        quantization = {"quantization_modes": [modes.FP8, *([modes.NONE] if model.first_last_layers_bf16 else [])]}
-    tokens = model.seq_length * config.train.micro_batch_size // model.context_parallel_size
-    base.initialize_ub(
-        shape=[tokens, model.hidden_size],
-        tp_size=model.tensor_model_parallel_size,
-        bootstrap_backend=model.tp_comm_bootstrap_backend,
-        **quantization,
-    )
-    yield
-    # Otherwise another training in this process could not initialize them.
-    base.destroy_ub()
 
 
 def build_model(config: ConfigContainer, device: torch.device) -> list[DistributedDataParallel]:

@@ -160,7 +160,7 @@ class Loop:
         """The part of this training that a checkpoint holds."""
         return checkpoint.TrainingState(self.model, self.optimizer, self.scheduler)
 
-    def run(self, exit_reason: Callable[[int], str | None]) -> int:
+    def run(self, exit_reason: Callable[[], str | None]) -> int:
         """Every iteration from `train.start_iteration` to the last, or until there is a reason to stop.
 
         Args:
@@ -185,7 +185,7 @@ class Loop:
                         self.progress.evaluation(iteration, self._evaluate())
                     self.heartbeats.evaluation_done()
                 completed = iteration + 1
-                reason = exit_reason(completed)
+                reason = exit_reason()
                 self._save_if_due(completed, exiting=reason is not None)
                 if reason is not None:
                     if torch.distributed.get_rank() == 0:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from bridge_profiling.bench import data_loader, step
+from bridge_profiling.bench import data_loader
 from bridge_profiling.bench.requests import DataLoaderRequest
 from bridge_profiling.bench.results import MeasurementError
 from bridge_profiling.errors import ProfilingConfigError
@@ -119,7 +119,7 @@ def test_a_factory_that_cannot_be_imported_is_named(tmp_path, monkeypatch, name,
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "fails_when_imported.py").write_text("import surely_no_such_module\n")
     with pytest.raises(ProfilingConfigError, match=said):
-        step.load_factory(name, "--loader")
+        data_loader.load_factory(name, "--loader")
 
 
 def row(workers, rate, *, pin=False, prefetch=2, status="measured"):

@@ -21,8 +21,11 @@ USAGE_ERRORS = [
     ("report run --threshold data_loading_ranges=(", r"--threshold data_loading_ranges takes a regular expression, not '\('"),
     ("flamegraph run -o text", "text exists and is not a speedscope file.*another file with -o, or remove this one"),
     ("compare run run --fail-over five", ".*Type for example 5%"),
-    ("monitor --jsonl text --tensorboard /proc/nowhere/file", "/proc/nowhere/file cannot be written"),
-    ("bench copies -o text", "text is not a result file of bridge-profiling bench.*another file with -o, or remove this one"),
+    ("monitor --jsonl /proc/nowhere/file", "/proc/nowhere/file cannot be written"),
+    (
+        "bench collectives -o text",
+        "text is not a result file of bridge-profiling bench.*another file with -o, or remove this one",
+    ),
     ("trigger run --wait --timeout 0", "--wait and --timeout 0 exclude each other"),
 ]
 

@@ -12,17 +12,15 @@ from bridge_profiling.errors import ProfilingConfigError
 from tests.cli.conftest import COMMAND
 from tests.report.published import problems
 
-STEP = '''
+CODE = '''
 import signal
 import time
 
-def make():
-    print("made")
-    return lambda: time.sleep(0.001)
-
 def slow():
     print("slow", flush=True)
-    return lambda: time.sleep(600)
+    while True:
+        time.sleep(600)
+        yield
 
 def deaf():
     """A call that does not return, as one that waits for a hung device."""
@@ -30,48 +28,55 @@ def deaf():
     return slow()
 
 def data():
+    print("made")
     return [float(index) for index in range(16)]
 '''
 
 
 @pytest.fixture(autouse=True)
 def user_code(folder):
-    Path("mine.py").write_text(STEP)
+    Path("mine.py").write_text(CODE)
 
 
 @pytest.mark.integration
-def test_a_step_and_a_loader_are_printed_and_kept_in_one_file(process):
-    step = "bench step --step mine:make --iterations 8 --warmup 1 --samples 4 -o bench.json"
-    done = process(*step.split(), COLUMNS="200")
+def test_results_are_printed_and_kept_in_one_file(process):
+    links = "bench collectives --backend gloo --operations all-reduce --sizes 1KiB --seconds 0.05 -o bench.json"
+    done = process(*links.split(), COLUMNS="200")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("step mine:make, cpu\n")
-    assert "made" in done.stderr, "what the user's code prints is kept apart from the answer"
+    assert done.stdout.startswith("communication of 2 ranks on 1 host, gloo")
     loader = "bench data-loader --loader mine:data --workers 0 --seconds 0.1 --batch-size 4 --json -o bench.json"
     done = process(*loader.split())
     assert json.loads(done.stdout)["rows"][0]["samples_per_batch"] == 4
+    assert "made" in done.stderr, "what the user's code prints is kept apart from the answer"
     kept = json.loads(Path("bench.json").read_text())["results"]
     assert [problems("bench", result) for result in kept] == [[], []]
-    assert [result["kind"] for result in kept] == ["step", "data_loader"]
-    assert kept[0]["rows"][0]["time_us"]["median"] >= 1000
+    assert [result["kind"] for result in kept] == ["collectives", "data_loader"]
 
 
 def test_a_result_that_cannot_be_saved_is_still_printed(typed, monkeypatch):
-    result = {"kind": "copies", "device": "NVIDIA H200", "limitations": [], "rows": []}
+    result = {
+        "kind": "data_loader",
+        "subject": "mine:data",
+        "device": "cpu",
+        "limitations": [],
+        "rows": [],
+        "recommendation": None,
+    }
     monkeypatch.setattr("bridge_profiling.cli.bench._measured", lambda request: (result, 0))
 
     def full(*_):
         raise ProfilingConfigError("bench.json cannot be written: No space left on device")
 
     monkeypatch.setattr("bridge_profiling.bench.results.write", full)
-    done = typed("bench", "copies", "-o", "bench.json")
+    done = typed("bench", "data-loader", "--loader", "mine:data", "-o", "bench.json")
     assert (done.returncode, "No space left" in done.stderr) == (2, True)
-    assert "copies, NVIDIA H200" in done.stdout
+    assert "mine:data" in done.stdout
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize(("step", "said"), [("slow", "$"), ("deaf", r".* was killed: (.*\n)* .*mine.py")])
-def test_a_signal_to_the_command_ends_the_measuring_process(step, said):
-    command = [*COMMAND, "bench", "step", "--step", f"mine:{step}"]
+@pytest.mark.parametrize(("loader", "said"), [("slow", "$"), ("deaf", r".* was killed: (.*\n)* .*mine.py")])
+def test_a_signal_to_the_command_ends_the_measuring_process(loader, said):
+    command = [*COMMAND, "bench", "data-loader", "--loader", f"mine:{loader}"]
     running = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     while running.stderr.readline() != "slow\n":
         assert running.poll() is None

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from bridge_profiling.doctor.checks import Machine, Process, Unavailable
 from bridge_profiling.doctor.request import Request, apply_arguments
@@ -15,7 +14,6 @@ class FakeMachine(Machine):
     environ: Mapping[str, str] = field(default_factory=dict)
     recorded: Mapping[str, str] = field(default_factory=dict)
     running: tuple[Process, ...] = ()
-    free: int = 10**15
 
     def read(self, path: str) -> str:
         if path not in self.recorded:
@@ -32,9 +30,6 @@ class FakeMachine(Machine):
 
     def processes(self) -> list[Process]:
         return list(self.running)
-
-    def free_bytes(self, directory: Path) -> int:
-        return self.free
 
 
 def request_for(*arguments: str, **fields: object) -> Request:

@@ -8,7 +8,7 @@ from bridge_profiling.doctor import nsys as doctor_nsys
 from bridge_profiling.doctor.checks import Process
 from bridge_profiling.doctor.environment import check_megatron_core, check_nccl_settings, check_other_profilers
 from bridge_profiling.doctor.gpus import check_gpus
-from bridge_profiling.doctor.nsys import check_cpu_sampling, check_gpu_metrics_permission, check_nsys
+from bridge_profiling.doctor.nsys import check_gpu_metrics_permission, check_nsys
 from bridge_profiling.doctor.profiling import check_profilers, check_ranks_exist, check_window_fits
 from bridge_profiling.doctor.request import Request, apply_arguments, apply_file
 from bridge_profiling.errors import CaptureError, ProfilingConfigError
@@ -55,10 +55,6 @@ def permission(admin_only, who):
     return {"recorded": user(who) | {"/proc/driver/nvidia/params": PARAMS.replace("AdminOnly: 0", f"AdminOnly: {admin_only}")}}
 
 
-def sampling(level, who):
-    return {"recorded": user(who) | {"/proc/sys/kernel/perf_event_paranoid": level}}
-
-
 def environment(*settings, namespace=4026531836):
     """A host with these variables, or a container with another process namespace."""
     environ = dict(setting.split("=") for setting in settings)
@@ -92,10 +88,6 @@ CASES = [
     (check_gpu_metrics_permission, f"{NSYS} {METRICS}", {}, permission(1, "namespace"), "fails", ""),
     (check_gpu_metrics_permission, f"{NSYS} {METRICS}", {}, {}, "unknown", "was not recorded"),
     (check_gpu_metrics_permission, NSYS, {}, permission(1, "user"), None, ""),
-    (check_cpu_sampling, "profiling.nsys_extra_args=[--sample=process-tree]", {}, sampling("3", "user"), "fails", ""),
-    (check_cpu_sampling, "profiling.nsys_extra_args=[--cpuctxsw=process-tree]", {}, sampling("4", "root"), "ok", ""),
-    (check_cpu_sampling, "profiling.nsys_extra_args=[--sample=cpu]", {}, sampling("2", "user"), "ok", ""),
-    (check_cpu_sampling, "profiling.nsys_extra_args=[--sample=none]", {}, sampling("4", "user"), None, ""),
     (check_nccl_settings, "", {"environment": {"NCCL_IB_DISABLE": "1"}}, {}, "warning", "TCP sockets"),
     (check_nccl_settings, "", {"environment": {"NCCL_IB_DISABLE": "1"}, "nodes": 1}, {}, "ok", ""),
     (check_nccl_settings, "", {}, environment("NCCL_DEBUG=TRACE"), "warning", "NCCL_DEBUG=TRACE (environment): NCCL logs all"),
@@ -105,7 +97,7 @@ CASES = [
     (check_other_profilers, "", {}, environment("NSYS_PROFILING_SESSION_ID=3", "LD_PRELOAD=/a.so"), "warning", "under nsys"),
     (check_other_profilers, "", {}, {"running": (DCGM,)}, "warning", "dcgmi profile --pause"),
     (check_other_profilers, "", {}, {"running": (OTHER_NSYS,)}, "warning", "nsys, process 71)"),
-    (check_megatron_core, "", {}, {"recorded": {"megatron-core": "0.16.1"}}, "ok", "0.16.1"),
+    (check_megatron_core, "", {}, {"recorded": {"megatron-core": "0.18.2"}}, "ok", "0.18.2"),
     (check_megatron_core, "", {}, {"recorded": {"megatron-core": "0.15.3"}}, "warning", "pip install 'megatron-core>=0"),
 ]
 
@@ -178,8 +170,8 @@ def test_settings_come_from_yaml_and_overrides_of_any_container(tmp_path):
     )
     apply_file(request, file)
     apply_arguments(request, ["train.train_iters=40", "++profiling.profile_ranks=pp", "model.hidden_size=64", "optimizer.lr=1"])
-    assert request.settings == {"train.train_iters": 40, "model.num_layers": 4, "model.tensor_model_parallel_size": 2}
-    assert (request.integer("model.num_layers"), request.parallel_size("tensor_model")) == (4, 2)
+    assert request.settings == {"train.train_iters": 40, "model.tensor_model_parallel_size": 2}
+    assert (request.integer("train.train_iters"), request.parallel_size("tensor_model")) == (40, 2)
     assert (request.profiling.use_pytorch_profiler, request.profiling.profile_ranks) == (True, "pp")
 
 

@@ -38,7 +38,7 @@ def home(tmp_path_factory):
     )  # fmt: skip
     train, model = run.Config(Train, train_iters=20), run.Config(Model, num_layers=4, tensor_model_parallel_size=2)
     partial = run.Partial(pretrain, config=run.Config(Container, train=train, model=model))
-    known = {"bridge_profiling.settings": "model.num_layers=7 train.train_iters=9 train.micro_batch_size=3"}
+    known = {"bridge_profiling.settings": "model.context_parallel_size=2 train.train_iters=9 train.start_iteration=3"}
     arguments = ["--recipe", "big", "train.train_iters=25", "--flag"]
     script = run.Script("train.py", entrypoint="python", args=arguments, metadata=known)
     window = {"profile_step_start": 4, "profile_step_end": 6}
@@ -69,7 +69,7 @@ def test_a_partial_is_read_with_its_config_and_its_executor_and_scripts_with_the
     request = requests["torch"]
     assert (request.profiling.use_pytorch_profiler, request.profiling.profile_ranks) == (True, [0, 1])
     # What the recipe behind its options sets is in the script's metadata; its arguments win over that.
-    assert request.settings == {"train.train_iters": 25, "model.num_layers": 7, "train.micro_batch_size": 3}
+    assert request.settings == {"train.train_iters": 25, "model.context_parallel_size": 2, "train.start_iteration": 3}
     assert (request.world_size, request.nodes, request.launcher, request.elsewhere) == (2, 1, "torchrun", "")
     assert {"group[0]", "group[1]"} <= set(requests)
     assert not requests["group[0]"].profiling.enabled

@@ -41,7 +41,6 @@ TRANSFORMER_ENGINE = {
     "te_fp8_delayed": (_ONE_OR_TWO, ("model.fp8=hybrid", "model.fp8_recipe=delayed")),
     "te_sequence_parallel": (2, _TE_TP2),
     "te_context_parallel": (2, ("model.context_parallel_size=2",)),
-    "te_comm_overlap": (2, (*_TE_TP2, "model.tp_comm_overlap=true")),
     "te_cuda_graphs": (1, ("model.cuda_graph_impl=local",)),
 }
 #: Besides torch, these are captured by nsys.
@@ -60,8 +59,7 @@ def _transformer_engine() -> dict[str, JobSpec]:
     """Each case unprofiled and under torch on all ranks, some under nsys."""
     found = {}
     for name, (gpus, settings) in TRANSFORMER_ENGINE.items():
-        # Userbuffers' kernels wait for the peer's, which another job on the GPU would keep from running.
-        options = {"environment": _DETERMINISTIC, "alone": name == "te_comm_overlap"}
+        options = {"environment": _DETERMINISTIC}
         everyone = {"selected": tuple(range(gpus)), **options}
         found[name] = JobSpec("gpt_125m", gpus, (*_TE, *settings), **options)
         found[f"{name}-torch"] = JobSpec("gpt_125m", gpus, (*_TE, *settings), "torch", **everyone)

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.needs("cuda", "megatron", "nemo_run", "transformer_eng
 PROFILED = [f"{name}-torch" for name in TRANSFORMER_ENGINE] + [f"{name}-nsys" for name in TE_UNDER_NSYS]
 
 #: Whose kernels a case shows in each iteration besides Transformer Engine's and cuDNN's, by a part of their names; else NCCL's.
-KERNELS = {"te_fp8_delayed": ("nccl", "cast"), "te_comm_overlap": ("userbuffers",)}
+KERNELS = {"te_fp8_delayed": ("nccl", "cast")}
 
 
 @pytest.mark.parametrize(("job", "reference"), [(name, name.split("-")[0]) for name in PROFILED], indirect=True)

@@ -26,7 +26,7 @@ from bridge_profiling.capture.files import CaptureFiles
 from bridge_profiling.config import Window, parse_steps
 from bridge_profiling.easy import MemoryProfiler, PerformanceCounter, phase, phase_times, reset_phase_times
 from bridge_profiling.integrations.ddp_fsdp import Profiling
-from bridge_profiling.monitor import Counters, TrainingMonitor
+from bridge_profiling.monitor import TrainingMonitor
 from tests.capture.conftest import at, raising, run
 from tests.hostile.threads import CASES
 
@@ -209,22 +209,20 @@ ANYTHING = [np.int64(3), np.float32("nan"), torch.tensor(2), torch.ones(2, 2), R
 @pytest.mark.parametrize("value", ANYTHING, ids=lambda one: type(one).__name__)
 def test_every_public_method_that_a_loop_may_call_takes_anything(run, tmp_path, value, caplog):
     """All that inspection finds, so that a method that is added later counts as well."""
-    calls, monitor, counters = [], TrainingMonitor(), Counters()
+    calls, monitor = [], TrainingMonitor()
     with (
         ProfilingHook(run.config(1, 3), rank=0, output_dir=run.root) as hook,
         Profiling(torch.nn.Linear(2, 2), output_dir=tmp_path / "other", on_demand=False) as loop,
     ):
-        objects = [hook, loop, monitor, counters, PerformanceCounter(), MemoryProfiler()]
+        objects = [hook, loop, monitor, PerformanceCounter(), MemoryProfiler()]
         for number in range(4):
             with hook.iteration(number):
                 for name, method in _public_methods(objects):
                     _use(method, value)
                     calls.append(name)
                 monitor.log_metrics({"loss": value})
-                counters.add("samples", value)
-                counters.add(value)
                 hook.facts[f"{number}"] = value
-    assert {"iteration", "range", "wake", "phase", "step", "end_step", "log_metrics", "start_counter", "add"} <= set(calls)
+    assert {"iteration", "range", "wake", "phase", "step", "end_step", "log_metrics", "start_counter"} <= set(calls)
     assert json.dumps(run.manifest("iter-1-3"), allow_nan=False)
     assert caplog.text.encode()  # a log in a file holds it
 

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 _SCRIPT = Path(__file__).with_name("bridge_pretrain.py")
 
 #: The Bridge release for each release of megatron-core: what `tests/versions/bridge-*.txt` install.
-BRIDGE_FOR_CORE = {"0.16": "0.3.1", "0.17": "0.4.2", "0.18": "0.5.1", "0.19": "0.6.2"}
+BRIDGE_FOR_CORE = {"0.18": "0.5.1", "0.19": "0.6.2"}
 
 #: What would make a rank believe that it is part of another job, or write somewhere else.
 _NOT_PASSED_ON = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "BRIDGE_PROFILING_DIR", "TENSORBOARD_DIR")

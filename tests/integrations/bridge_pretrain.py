@@ -105,14 +105,12 @@ def configuration(out: Path | str, model: dict[str, Any], settings: dict[str, An
         "rng": bridge.RNGConfig(seed=1),
         "dist": bridge.DistributedInitConfig(),
         "profiling": bridge.ProfilingConfig(),
+        "validation": bridge.ValidationConfig(),
     }  # fmt: skip
-    if hasattr(bridge, "ValidationConfig"):
-        sections["validation"] = bridge.ValidationConfig()
     config = bridge.ConfigContainer(**sections)
     for key, value in settings.items():
         section, _, name = key.rpartition(".")
-        # Bridge 0.3 has the validation's fields in its section `train`.
-        owner = getattr(config, section if hasattr(config, section) else "train") if section else config
+        owner = getattr(config, section) if section else config
         if name not in {one.name for one in dataclasses.fields(owner)}:
             raise AttributeError(f"{type(owner).__name__} has no field {name}")
         setattr(owner, name, value)
@@ -162,7 +160,6 @@ PLUGINS = {
     "NsysPlugin": "nsys",
     "PyTorchProfilerPlugin": "pytorch_profiler",
     "FaultTolerancePlugin": "fault_tolerance",
-    "PreemptionPlugin": "preemption",
 }
 
 

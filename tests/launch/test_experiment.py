@@ -1,6 +1,7 @@
-"""Jobs under NeMo-Run: launch/experiment.py and NeMo-Run's own command line train, and refuse a wrong request beforehand."""
+"""Jobs under NeMo-Run: launch/experiment.py trains, and refuses a wrong request beforehand."""
 
 import io
+import os
 import re
 import subprocess
 import sys
@@ -9,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from bridge_profiling.cli.common import exit_code
-from bridge_profiling.errors import ProfilingConfigError
 from launch.shown_log import without_the_profilers_own_lines
 from tests.system.jobs import manifests
 
@@ -17,7 +17,6 @@ pytest.importorskip("nemo_run")
 pytest.importorskip("megatron.core")
 
 from launch.experiment import app
-from launch.nemorun_cli import check_arguments, main
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "launch"
 
@@ -36,13 +35,13 @@ def launched(script: str, home: Path, *arguments: str) -> subprocess.CompletedPr
 
 
 @pytest.mark.integration
-def test_two_ranks_train_and_their_captures_and_a_report_are_shown(home):
+def test_two_ranks_train_and_their_captures_are_shown(home):
     losses = home / "losses.jsonl"
-    window = ["--steps", "2:4", "--ranks", "0,1", "--record-shapes", "--report"]
+    window = ["--steps", "2:4", "--ranks", "0,1", "--record-shapes"]
     done = launched("experiment.py", home, *window, "train.train_iters=6", f"logger.loss_file={losses}")
     assert done.returncode == 0, done.stdout + done.stderr
     assert len(losses.read_text().splitlines()) == 6
-    # The table of what was captured, the paths of the traces, and the report at the end.
+    # The table of what was captured, the paths of the traces, and what to type.
     assert "window 2-4" in done.stdout
     operators = re.findall(r" (\d) .* ms .* aten::", done.stdout)  # which of them are slowest, the machine's load decides
     assert set(operators) == {"0", "1"}
@@ -50,9 +49,7 @@ def test_two_ranks_train_and_their_captures_and_a_report_are_shown(home):
     shown = [line for line in lines if line.startswith("/") and line.endswith(".pt.trace.json.gz")]
     assert [Path(line).name for line in shown] == [f"rank-{rank}.pt.trace.json.gz" for rank in (0, 1)]
     assert all(Path(line).is_file() for line in shown)
-    page = Path(lines[-1].removeprefix("report: "))
-    assert page.parent.name == "profiles"
-    assert "rank 0" in page.read_text()
+    assert re.fullmatch(r"type: .*bridge-profiling report \S+/profiles", lines[-1])
     # The job's log, without the profiler's own lines, which torch 2.13 to 2.15 print.
     assert re.search(r"iteration +5/6 .* tokens/s", done.stdout)
     assert not re.search("profiler_start|gpuGetDeviceCount", done.stdout + done.stderr)
@@ -88,7 +85,7 @@ def invoke(monkeypatch, home, capfd):
         ("--nodes 2", "Type --executor slurm"),
         ("--executor slurm", "Type --account NAME"),
         ("--profiler nsys", "nsys is not on this machine's PATH"),
-        ("--profiler none --report", "a report is about captures"),
+        ("--profiler none --record-shapes", "without a profiler nothing is recorded"),
         ("--light --record-shapes", "--light and --record-shapes exclude each other"),
         ("--set nothing", "--set nothing is not FIELD=VALUE"),
         ("--set profile_step_start=3", "Type --steps A:B without --set"),
@@ -140,58 +137,16 @@ def test_lines_of_a_jobs_log_that_are_the_profilers_own_are_left_out_and_no_othe
     assert capsys.readouterr().out == "".join(SHOWN) + "profile/0 [default1]:iteration 2/6\niteration 3/6\n\nand after"
 
 
-#: NeMo-Run's own command line.
-TINY = ("--yes", "--factory=gpt_tiny")
-
-
 @pytest.mark.system
 def test_nemo_runs_own_command_line_trains_and_profiles(home):
+    """The application of docs/how-to/nemo-run-cli.md, with the names of recipes, executors and plugins."""
+    page = (SCRIPTS.parent / "docs" / "how-to" / "nemo-run-cli.md").read_text()
+    (home / "app.py").write_text(page.partition("```python\n")[2].partition("```")[0])
     window = ["run.plugins.profile_step_start=2", "run.plugins.profile_step_end=3", "run.plugins.profile_ranks=[0,1]"]
     plugin = ["run.executor=local_torchrun", "run.plugins=pytorch_profiler", *window]
-    done = launched("nemorun_cli.py", home, *TINY, *plugin, "config.train.train_iters=4")
+    command = [sys.executable, home / "app.py", "--yes", "--factory=gpt_tiny", *plugin]
+    environment = os.environ | {"PYTHONPATH": str(SCRIPTS.parent)}
+    done = subprocess.run(command, cwd=home, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     traces = sorted(path.name for path in home.glob("experiments/**/profiles/torch/iter-2-3/*.json.gz"))
     assert traces == ["rank-0.pt.trace.json.gz", "rank-1.pt.trace.json.gz"]
-
-
-@pytest.mark.system
-def test_a_job_that_fails_exits_with_1(home):
-    done = launched("nemorun_cli.py", home, *TINY, "run.executor=local", "config.train.micro_batch_size=3")
-    assert done.returncode == 1
-    assert "ended as FAILED" in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        ("--factory=gpt_tiny run.plugins=nsys", "no executor is given"),
-        ("run.executor=local", "no recipe is given"),
-        ("--factory=gpt_tiny run.executor=lokal", "Type local, local_torchrun"),
-        ("--factory=gpt_tiny run.executor=local run.plugins=[nsys,pytorch_profiler]", "exclude each other"),
-        ("--factory=gpt_tiny run.executor=local config.train.train_itrs=4", "train_iters"),
-        ("--factory=gpt_tiny run.executor=local train.train_iters=4", "Type config.train.train_iters=4"),
-    ],
-)
-def test_a_usage_error_exits_with_2_before_anything_runs(home, monkeypatch, capsys, arguments, named):
-    monkeypatch.setattr(sys, "argv", ["nemorun_cli.py", "--yes", *arguments.split()])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 2
-    assert named in capsys.readouterr().err
-    assert not list(home.glob("experiments/**/*"))
-
-
-@pytest.mark.parametrize(
-    "argument",
-    [
-        "--bogus",
-        "run.plugins.memory_snapshot_path=/data/run.1/a",
-        "run.executor.job_dir=/executor.d",
-        "run.plugins[0].memory_snapshot_path=/plugins/a",
-        "run.plugins=nsys(profile_step_start=3)",
-    ],
-)
-def test_arguments_that_nemo_run_would_mangle_are_refused_and_no_others(argument):
-    with pytest.raises(ProfilingConfigError):
-        check_arguments([argument])
-    check_arguments(["run.plugins=plugins.NsysPlugin", "run.plugins[0].x=1", "config.a=run.b", "run.executor.time=1"])

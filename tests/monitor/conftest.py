@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pynvml
 import pytest
 
-from bridge_profiling.monitor import gpus, training
+from bridge_profiling.monitor import training
 
 #: What an H100 at work answers.
 ANSWERS = {
@@ -20,24 +20,20 @@ ANSWERS = {
     "nvmlDeviceGetTemperature": 61,
     "nvmlDeviceGetTemperatureThreshold": 90,
     "nvmlDeviceGetClockInfo": {(pynvml.NVML_CLOCK_SM,): 1755, (pynvml.NVML_CLOCK_MEM,): 2619},
-    "nvmlDeviceGetPcieThroughput": {(pynvml.NVML_PCIE_UTIL_TX_BYTES,): 2_000_000, (pynvml.NVML_PCIE_UTIL_RX_BYTES,): 1_000},
     "nvmlDeviceGetMigMode": pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED),
     "nvmlDeviceGetComputeRunningProcesses": [],
 }
 
 
 class Driver:
-    """The answers of each GPU, which tests change. An error among them is raised.
-
-    `nvlink` holds the KiB that each NVLink field has counted, or an NVML error code.
-    """
+    """The answers of each GPU, which tests change. An error among them is raised."""
 
     def __init__(self) -> None:
         self.gpus: list[dict] = []
         self.shut_down = 0
 
     def add(self, **answers: object) -> dict:
-        self.gpus.append(ANSWERS | {"nvlink": {}} | answers)
+        self.gpus.append(ANSWERS | answers)
         return self.gpus[-1]
 
     def ask(self, function: str, gpu: dict, *arguments: object, **_: object) -> object:
@@ -47,15 +43,6 @@ class Driver:
     @staticmethod
     def part(gpu: dict, index: int) -> dict:
         return raised(dict(enumerate(gpu.get("parts", []))).get(index, pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)))
-
-    @staticmethod
-    def fields(gpu: dict, asked: list) -> list:
-        found = []
-        for number, _ in asked:
-            status = pynvml.NVML_SUCCESS if number in gpu["nvlink"] else pynvml.NVML_ERROR_NOT_SUPPORTED
-            value = SimpleNamespace(ullVal=gpu["nvlink"].get(number, 0))
-            found.append(SimpleNamespace(nvmlReturn=status, valueType=pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG, value=value))
-        return found
 
     def stop(self) -> None:
         self.shut_down += 1
@@ -75,7 +62,6 @@ def driver(monkeypatch) -> Driver:
         "nvmlShutdown": one.stop,
         "nvmlDeviceGetCount": lambda: len(one.gpus),
         "nvmlDeviceGetHandleByIndex": lambda index: one.gpus[index],
-        "nvmlDeviceGetFieldValues": one.fields,
         "nvmlDeviceGetMaxMigDeviceCount": lambda gpu: 7,
         "nvmlDeviceGetMigDeviceHandleByIndex": one.part,
     }
@@ -95,12 +81,11 @@ def no_driver(monkeypatch) -> str:
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock of the GPUs' counters and of the loop; `clock(seconds)` advances it."""
+    """A clock of the loop; `clock(seconds)` advances it."""
     now = [100.0]
 
     def wait(seconds: float) -> None:
         now[0] += seconds
 
-    monkeypatch.setattr(gpus, "monotonic", lambda: now[0])
     monkeypatch.setattr(training, "perf_counter_ns", lambda: round(now[0] * 1e9))
     return wait

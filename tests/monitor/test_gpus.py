@@ -14,22 +14,16 @@ from bridge_profiling.monitor.metrics import GPU_METRICS, MACHINE_METRICS
 
 LOST = pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
 REFUSED = pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-SENT, RECEIVED = pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX
-LINKS = ("nvlink_transmit_bytes_per_second", "nvlink_receive_bytes_per_second")
 
 
 def identities(found: Gpus) -> list[tuple]:
     return [(gpu.identity["gpu"], gpu.identity["uuid"]) for gpu in found.read()]
 
 
-def test_every_metric_has_its_unit_and_one_that_the_driver_refuses_is_unavailable(driver, clock):
-    gpu = driver.add(nvlink={SENT: 1000, RECEIVED: 5000})
+def test_every_metric_has_its_unit_and_one_that_the_driver_refuses_is_unavailable(driver):
+    driver.add()
     driver.add(nvmlDeviceGetPowerUsage=REFUSED, nvmlDeviceGetUtilizationRates=REFUSED)
-    found = Gpus()
-    found.read()
-    clock(2)
-    gpu["nvlink"] = {SENT: 3000, RECEIVED: 5000}
-    readings, partial = found.read()
+    readings, partial = Gpus().read()
     assert readings.identity == {"gpu": "0", "uuid": "GPU-aaaaaaaa", "name": "NVIDIA H100 80GB HBM3"}
     assert readings.values == {
         "utilization_ratio": 0.87,
@@ -43,32 +37,12 @@ def test_every_metric_has_its_unit_and_one_that_the_driver_refuses_is_unavailabl
         "temperature_limit_celsius": 90,
         "sm_clock_hertz": 1.755e9,
         "memory_clock_hertz": 2.619e9,
-        "pcie_transmit_bytes_per_second": 2e9,
-        "pcie_receive_bytes_per_second": 1e6,
-        "nvlink_transmit_bytes_per_second": 1000 * 1024,
-        # Nothing was received in between: a measured zero.
-        "nvlink_receive_bytes_per_second": 0,
     }
     assert readings.unavailable == {}
-    refused = {"power_watts", "utilization_ratio", "memory_utilization_ratio", *LINKS}
+    refused = {"power_watts", "utilization_ratio", "memory_utilization_ratio"}
     assert partial.unavailable == dict.fromkeys(refused, "the driver says: Not Supported")
     assert partial.values.keys() == GPU_METRICS.keys() - refused
     assert {partial.as_json()[metric] for metric in refused} == {None}
-
-
-def test_a_link_has_no_rate_in_the_first_sample_or_after_its_counter_is_reset(driver, clock):
-    gpu = driver.add(nvlink={SENT: 1000, RECEIVED: 1000})
-    found = Gpus()
-    (first,) = found.read()
-    clock(1)
-    gpu["nvlink"] = {SENT: 10, RECEIVED: 2000}
-    (second,) = found.read()
-    clock(1)
-    gpu["nvlink"] = {SENT: 20, RECEIVED: 2000}
-    (third,) = found.read()
-    assert first.unavailable == dict.fromkeys(LINKS, "needs two samples")
-    assert second.unavailable == {LINKS[0]: "the driver's counter was reset"}
-    assert third.values[LINKS[0]] == 10 * 1024
 
 
 def test_a_lost_gpu_is_unavailable_as_a_whole_and_the_others_are_read(driver, caplog):
@@ -112,7 +86,7 @@ def test_without_a_driver_or_its_library_no_gpu_is_read_and_the_reason_is_given(
     assert (found.read(), found.unavailable) == ((), f"NVIDIA's driver does not respond: {no_driver}")
     with GPUMonitor() as monitor:
         pass
-    assert (monitor.samples, monitor.get_summary()["gpus"]) == ([], None)
+    assert monitor.get_summary()["gpus"] is None
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert Gpus().unavailable == "nvidia-ml-py is not installed (pip install nvidia-ml-py)"
 
@@ -123,7 +97,7 @@ def test_a_block_is_summarized_by_gpu_and_metric_also_when_it_raises(driver):
 
     def train() -> None:
         with monitor:
-            while not monitor.samples:
+            while not monitor.get_summary()["gpus"]:
                 sleep(0.001)
             gpu["nvmlDeviceGetPowerUsage"] = 300_000
             raise KeyError("theirs")
@@ -137,10 +111,9 @@ def test_a_block_is_summarized_by_gpu_and_metric_also_when_it_raises(driver):
     assert summary["metrics"]["power_watts"] == {"mean": 406.0, "min": 300.0, "max": 512.0, "samples": 2}
     means = [summary["metrics"][name]["mean"] for name in ("utilization_ratio", "memory_used_bytes")]
     assert means == [pytest.approx(0.87), 60 << 30]
-    assert summary["unavailable"].keys() == set(LINKS)
+    assert summary["unavailable"] == {}
     assert {*machine["metrics"], *machine["unavailable"]} == set(MACHINE_METRICS)
     assert machine["metrics"]["memory_used_bytes"]["samples"] == 2
-    assert [readings[0].values["power_watts"] for _, readings in monitor.samples] == [512.0, 300.0]
     assert driver.shut_down == 1
 
 
@@ -150,7 +123,7 @@ def test_a_log_has_a_line_per_gpu_and_sample_without_a_block(driver, tmp_path):
     driver.add(nvmlDeviceGetPowerUsage=REFUSED)
     monitor, log = GPUMonitor(), tmp_path / "gpus.jsonl"
     monitor.start_logging(interval_sec=60, output_file=log)
-    with pytest.raises(ProfilingConfigError, match=r"logging already.*Call stop_logging"):
+    with pytest.raises(ProfilingConfigError, match=r"sampling already.*Call stop_logging"):
         monitor.start_logging(output_file=log)
     monitor.stop_logging()
     rows = [json.loads(line) for line in log.read_text().splitlines()]

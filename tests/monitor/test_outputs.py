@@ -1,12 +1,10 @@
-"""JSON lines, TensorBoard events, terminal lines, and Prometheus metrics with the dashboard that queries them."""
+"""JSON lines, and Prometheus metrics with the dashboard that queries them."""
 
 import errno
-import io
 import json
 import os
 import re
 import socket
-import socketserver
 from contextlib import closing
 from importlib.resources import files
 from urllib.request import urlopen
@@ -16,17 +14,15 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from bridge_profiling import ProfilingConfigError
-from bridge_profiling.monitor import Alert, JsonLines, Prometheus, Readings, Sample, TensorBoard
-from bridge_profiling.monitor.alerts import ALERTS, Limits
+from bridge_profiling.monitor import Alert, JsonLines, Prometheus, Readings, Sample
+from bridge_profiling.monitor.alerts import ALERTS
 from bridge_profiling.monitor.metrics import GPU_METRICS, MACHINE_METRICS, PROCESS_METRICS, TRAINING_METRICS
-from bridge_profiling.monitor.outputs import Terminal
-from bridge_profiling.monitor.server import _PAUSE_SECONDS
 
 GPU = Readings({"gpu": "0", "uuid": "GPU-a", "name": "H100"}, {"power_watts": 500.0}, {"utilization_ratio": "refused"})
 PROCESS = Readings({"pid": 7, "name": "python"}, {"cpu_ratio": 0.5, "resident_memory_bytes": 3 << 30})
 TRAINING = Readings({}, {"iteration": 41, "iteration_seconds": 0.25}, {"loss": "the loop does not report it"})
 MACHINE, LOGGED = Readings({}, {"cpu_ratio": 0.25, "memory_used_bytes": 64 << 30}), Readings({}, {"lr": 0.001})
-SAMPLE = Sample(1_700_000_000.25, "node1", 3, (GPU,), (PROCESS,), TRAINING, {"skipped": 2}, {}, MACHINE, LOGGED)
+SAMPLE = Sample(1_700_000_000.25, "node1", 3, (GPU,), (PROCESS,), TRAINING, {}, MACHINE, LOGGED)
 BARE = Sample(1_700_000_000.25, "node1", unavailable={"gpus": "no driver", "processes": "no psutil"})
 ALERT = Alert("slow_iteration", "iteration 41 took long", {"iteration": 41})
 
@@ -38,7 +34,7 @@ def test_each_line_is_a_complete_sample(tmp_path):
     log.alert(ALERT, SAMPLE)
     sample, bare, alert = map(json.loads, (tmp_path / "logs" / "monitor.jsonl").read_text().splitlines())
     head = {"kind": "sample", "schema_version": 1, "host": "node1", "rank": 3}
-    head |= {"time": "2023-11-14T22:13:20.250Z", "unix_seconds": 1_700_000_000.25, "counters": {"skipped": 2}}
+    head |= {"time": "2023-11-14T22:13:20.250Z", "unix_seconds": 1_700_000_000.25}
     assert {key: sample[key] for key in head} == head
     unread = {"utilization_ratio": None, "unavailable": {"utilization_ratio": "refused"}}
     assert sample["gpus"] == [{"gpu": "0", "uuid": "GPU-a", "name": "H100", "power_watts": 500.0, **unread}]
@@ -58,33 +54,6 @@ def test_the_size_of_the_file_is_bounded(tmp_path):
         assert all(json.loads(line)["kind"] == "sample" for line in file.read_text().splitlines())
 
 
-def test_tensorboard_reads_the_event_file(tmp_path):
-    accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    board = TensorBoard(tmp_path)
-    board.write(SAMPLE)
-    board.alert(ALERT, SAMPLE)
-    board.write(SAMPLE)
-    board.close()
-    events = accumulators.EventAccumulator(str(tmp_path)).Reload()
-    scalars = {"machine/cpu_ratio", "machine/memory_used_bytes", "metrics/lr", "counter/skipped"}
-    scalars |= {"gpu/0/power_watts", "process/7/cpu_ratio", "process/7/resident_memory_bytes"}
-    assert set(events.Tags()["scalars"]) == scalars | {"training/iteration_seconds", *(f"alerts/{kind}" for kind in ALERTS)}
-    (first, _) = events.Scalars("gpu/0/power_watts")
-    assert (first.step, first.wall_time, first.value) == (41, 1_700_000_000.25, 500.0)
-    assert [event.value for event in events.Scalars("alerts/slow_iteration")] == [0.0, 1.0]
-
-
-def test_the_terminal_shows_unavailable_for_a_missing_value():
-    lines = Terminal(stream := io.StringIO())
-    for sample in (SAMPLE, BARE, BARE):  # What is missing is said once.
-        lines.write(sample)
-    machine, gpu, process, no_gpus, no_processes = stream.getvalue().splitlines()
-    assert ("machine  CPU  25%  unavailable" in machine, "GPU 0  H100  unavailable" in gpu) == (True, True)
-    assert ("500 W" in gpu, "0.0 GiB" in gpu) == (True, False)
-    assert "process 7 python    50% of a core    3.00 GiB" in process
-    assert ("GPUs unavailable: no driver" in no_gpus, "processes unavailable: no psutil" in no_processes) == (True, True)
-
-
 # -- Prometheus --------------------------------------------------------------------------------------------------------
 
 BUSY = Readings(GPU.identity, dict.fromkeys(GPU_METRICS, 0.5))
@@ -92,7 +61,7 @@ LOST = Readings({"gpu": "1", "uuid": None, "name": None}, {}, dict.fromkeys(GPU_
 RUNNING = Readings(PROCESS.identity, dict.fromkeys(PROCESS_METRICS, 1.0))
 LOOP = Readings({}, dict.fromkeys(TRAINING_METRICS, 41.0))
 WHOLE = Readings({}, dict.fromkeys(MACHINE_METRICS, 0.5))
-EVERYTHING = Sample(1_700_000_000.0, "node1", 3, (BUSY, LOST), (RUNNING,), LOOP, {"skipped": 2}, {}, WHOLE, LOGGED)
+EVERYTHING = Sample(1_700_000_000.0, "node1", 3, (BUSY, LOST), (RUNNING,), LOOP, {}, WHOLE, LOGGED)
 
 
 def scrape(port: int) -> dict[str, list[tuple[dict, float]]]:
@@ -122,7 +91,6 @@ def test_every_value_is_served_with_host_rank_and_gpu_until_it_is_gone(server):
     assert found["process_cpu_ratio"] == [(where | {"pid": "7", "name": "python"}, 1.0)]
     assert found["training_iteration_seconds"] == [(where, 41.0)]
     assert found["logged_metric"] == [(where | {"name": "lr"}, 0.001)]
-    assert found["counter_total"] == [(where | {"name": "skipped"}, 2.0)]
     assert found["sample_timestamp_seconds"][0][1] == 1_700_000_000.0
     available = {(labels["gpu"], labels["metric"]): value for labels, value in found["gpu_metric_available"]}
     assert available == {(gpu, metric): float(gpu == "0") for gpu in "01" for metric in GPU_METRICS}
@@ -143,22 +111,7 @@ def test_only_the_loopback_address_is_served_by_default_and_a_port_in_use_is_ref
         Prometheus(server.port)
 
 
-def test_without_file_descriptors_it_waits_instead_of_trying_again_at_once(server, monkeypatch):
-    accept, failures, waits = socketserver.TCPServer.get_request, [OSError(errno.EMFILE, "Too many open files")] * 3, []
-
-    def get_request(self):
-        if failures:
-            raise failures.pop()
-        return accept(self)
-
-    monkeypatch.setattr(server._server._stopping, "wait", waits.append)
-    monkeypatch.setattr(socketserver.TCPServer, "get_request", get_request)
-    server.write(BARE)
-    assert scrape(server.port)
-    assert waits == [_PAUSE_SECONDS] * 3
-
-
-def test_the_dashboard_and_the_rules_ask_for_what_is_served_with_the_limits_of_the_monitor(server):
+def test_the_dashboard_and_the_rules_ask_for_what_is_served(server):
     server.write(EVERYTHING)
     served = {f"bridge_profiling_{name}": set(samples[0][0]) for name, samples in scrape(server.port).items()}
     package = files("bridge_profiling.monitor")
@@ -175,8 +128,3 @@ def test_the_dashboard_and_the_rules_ask_for_what_is_served_with_the_limits_of_t
     document = yaml.safe_load(package.joinpath("alert_rules.yml").read_text(encoding="utf-8"))
     rules = {rule["alert"]: rule["expr"] for group in document["groups"] for rule in group["rules"]}
     assert [rule for rule, query in rules.items() if not set(re.findall(r"bridge_profiling_\w+", query)) <= served.keys()] == []
-    limits, expected = Limits(), {"GpuIsIdle": "utilization_ratio", "GpuMemoryIsFull": "memory_ratio"}
-    expected |= {"GpuIsAtItsPowerLimit": "power_ratio", "TrainingWaitsForData": "data_loading_ratio"}
-    expected |= {"GpuIsHot": "temperature_margin_celsius", "TrainingHasStalled": "stall_seconds"}
-    written = {rule: [float(number) for number in re.findall(r"(?<=[ ])[\d.]+\b", rules[rule])] for rule in expected}
-    assert [rule for rule, name in expected.items() if getattr(limits, name) not in written[rule]] == []

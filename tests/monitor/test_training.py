@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from bridge_profiling.monitor import Counters, TrainingMonitor
+from bridge_profiling.monitor import TrainingMonitor
 from bridge_profiling.monitor.metrics import TRAINING_METRICS
 from bridge_profiling.monitor.training import device_memory
 
@@ -117,13 +117,3 @@ def test_memory_is_summed_over_all_devices_of_a_process_that_uses_some(monkeypat
         assert sys.modules.get("torch") is torch, "reading must not import it"
     names = ("allocated_bytes", "allocated_peak_bytes", "reserved_bytes", "reserved_peak_bytes")
     assert [found[name] for name in names] == memory
-
-
-def test_a_counter_only_grows_and_says_so_once(caplog):
-    counters = Counters()
-    counters.add("skipped", 0)
-    assert (counters.snapshot(), counters["never"]) == ({"skipped": 0}, 0)
-    for amount in (-1, float("nan"), float("inf"), "many"):
-        counters.add("skipped", amount)
-    assert counters.snapshot() == {"skipped": 0}
-    assert caplog.text.count("a counter only grows") == 1

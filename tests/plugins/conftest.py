@@ -15,9 +15,6 @@ from bridge_profiling.plugins import NsysPlugin, PyTorchProfilerPlugin
 @dataclass(kw_only=True)
 class Train:
     train_iters: int = 100
-    exit_signal_handler: bool = False
-    exit_signal_handler_for_dataloader: bool = False
-    exit_signal: str = "SIGTERM"
 
 
 @dataclass(kw_only=True)

@@ -1,4 +1,4 @@
-"""What each plugin does to an executor: launcher fields, retries, signal, environment, and the arguments of a process."""
+"""What each plugin does to an executor: launcher fields, retries, environment, and the arguments of a process."""
 
 import copy
 import logging
@@ -8,8 +8,7 @@ import nemo_run as run
 import pytest
 
 from bridge_profiling.config import ProfilingConfig
-from bridge_profiling.plugins import FaultTolerancePlugin, PreemptionPlugin
-from bridge_profiling.plugins.preemption import time_limit_seconds
+from bridge_profiling.plugins import FaultTolerancePlugin
 from tests.plugins.conftest import nsys, pytorch
 
 DEFAULTS = ["--force-overwrite=true", "--capture-range=cudaProfilerApi", "--capture-range-end=stop"]
@@ -78,57 +77,3 @@ def test_fault_tolerance_switches_nsys_off_that_was_set_by_hand_and_warns_of_not
     FaultTolerancePlugin().setup(task, MagicMock())
     pytorch().setup(task, MagicMock())  # a mocked launcher is not taken for nsys
     assert (WARNING in caplog.text) == (by_hand is not None)
-
-
-def handlers(config) -> tuple[bool, bool]:
-    return config.train.exit_signal_handler, config.train.exit_signal_handler_for_dataloader
-
-
-@pytest.mark.parametrize(("asked", "loader"), [({}, False), ({"enable_exit_handler_for_data_loader": True}, True)])
-def test_the_signal_and_the_handlers_are_set_once(task, slurm, built, asked, loader):
-    for _ in range(2):
-        PreemptionPlugin(**asked).setup(task, slurm)
-    assert handlers(built(task)) == (True, loader)
-    # torchrun leaves its ranks the whole time, unless the user says otherwise.
-    assert (slurm.signal, slurm.env_vars) == ("TERM@60", {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "60"})
-    PreemptionPlugin(preempt_time=120).setup(task, slurm)
-    assert (slurm.signal, slurm.env_vars) == ("TERM@120", {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "60"})
-
-
-@pytest.mark.parametrize("executor", [run.LocalExecutor(), MagicMock()])
-def test_where_nothing_sends_the_signal_a_warning_says_so(script, built, executor, caplog):
-    PreemptionPlugin().setup(script, executor)
-    assert "nothing sends a signal 60 seconds before the end of this job" in caplog.text
-    assert handlers(built(script)) == (True, False)
-
-
-def test_a_script_gets_the_words_of_megatron_bridge_also_where_it_and_its_executor_are_only_mocked():
-    script, executor = MagicMock(spec=run.Script, args=[]), MagicMock(spec=run.SlurmExecutor)
-    PreemptionPlugin(preempt_time=120).setup(script, executor)
-    assert script.args == ["train.exit_signal_handler=True", "train.exit_signal_handler_for_dataloader=False"]
-    assert executor.signal == "TERM@120"
-
-
-@pytest.mark.parametrize(("value", "asked"), [("SIGTERM", {}), ("15", {}), ("SIGUSR1", {"enable_exit_handler": False})])
-def test_a_signal_that_the_training_does_not_handle_otherwise_is_sent(value, asked, script, slurm):
-    script.args = [f"train.exit_signal={value}"]
-    PreemptionPlugin(preempt_time=1, **asked).setup(script, slurm)
-    assert (len(script.args) == 1, slurm.signal) == (bool(asked), "TERM@1")
-
-
-@pytest.mark.parametrize(
-    ("workers", "asked", "warned"),
-    [("2", {}, True), ("0", {}, False), ("2", {"enable_exit_handler_for_data_loader": True}, False)],
-)
-def test_data_loader_processes_that_the_signal_would_kill_are_warned_of(workers, asked, warned, script, slurm, caplog):
-    script.args = [f"dataset.num_workers={workers}"]
-    PreemptionPlugin(**asked).setup(script, slurm)
-    assert ("enable_exit_handler_for_data_loader=True" in caplog.text) == warned
-
-
-LIMITS = {"5": 300, "5:30": 330, "01:10:00": 4200, "1-0": 86400, "1-12:30": 131400, "2-00:00:01": 172801}
-
-
-@pytest.mark.parametrize(("limit", "seconds"), [*LIMITS.items(), ("UNLIMITED", None), ("", None), (None, None)])
-def test_slurms_forms_of_a_time_limit(limit, seconds):
-    assert time_limit_seconds(limit) == seconds

@@ -8,7 +8,7 @@ import pytest
 from bridge_profiling.config import OUTPUT_DIR_VARIABLE
 from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.overrides import apply_overrides
-from bridge_profiling.plugins import FaultTolerancePlugin, NsysPlugin, PreemptionPlugin, PyTorchProfilerPlugin
+from bridge_profiling.plugins import FaultTolerancePlugin, NsysPlugin, PyTorchProfilerPlugin
 from tests.plugins.conftest import nsys, pytorch
 
 EXCLUDE = "NsysPlugin.*PyTorchProfilerPlugin"
@@ -17,7 +17,6 @@ EXECUTORS = {
     "torchrun": lambda: run.LocalExecutor(ntasks_per_node=2, launcher="torchrun"),
     "unknown launcher": lambda: run.LocalExecutor(launcher="torch-run"),
     "nsys by hand": lambda: run.LocalExecutor(launcher=run.Torchrun(nsys_profile=True)),
-    "slurm": lambda: run.SlurmExecutor(account="team", time="00:10:00"),
     "slurm that splits a path": lambda: run.SlurmExecutor(account="team", env_vars={OUTPUT_DIR_VARIABLE: "/our data"}),
     "torchrun to a number": lambda: run.LocalExecutor(launcher="torchrun", env_vars={OUTPUT_DIR_VARIABLE: 7}),
 }
@@ -45,7 +44,7 @@ CASES = [
     *(case(nsys(nsys_extra_args=wrong), "extra_args") for wrong in (["--output=x"], ["-t", "cuda"])),
     case(nsys(nsys_extra_args=["--export=json"], export_sqlite=True), "nsys_extra_args|export_sqlite"),
     *(case(nsys(nsys_trace=wrong), "nsys_trace") for wrong in ("nvtx,cuda", [], ["nvtx,cuda"])),
-    *(case(plugin(script_args_converter_fn="convert"), "script_args_converter_fn") for plugin in (nsys, PreemptionPlugin)),
+    *(case(plugin(script_args_converter_fn="convert"), "script_args_converter_fn") for plugin in (nsys, FaultTolerancePlugin)),
     *(case(nsys(), OUTPUT_DIR_VARIABLE, on=executor) for executor in ("slurm that splits a path", "torchrun to a number")),
     case(nsys(record_shapes="no"), "record_shapes"),
     case(pytorch(record_memory_history=2), "record_memory_history"),
@@ -53,10 +52,6 @@ CASES = [
     case(FaultTolerancePlugin(calc_ft_timeouts="no"), "calc_ft_timeouts"),
     case(FaultTolerancePlugin(num_in_job_restarts=-1), "num_in_job_restarts"),
     case(FaultTolerancePlugin(rank_heartbeat_timeout=0), "rank_heartbeat_timeout"),
-    case(PreemptionPlugin(enable_exit_handler="false"), "enable_exit_handler"),
-    *(case(PreemptionPlugin(preempt_time=wrong), f"preempt_time={wrong!r}") for wrong in (0, -60, "60", True, 1.5, 65536)),
-    case(PreemptionPlugin(preempt_time=600), "time limit of 600 seconds", on="slurm"),
-    *(case(PreemptionPlugin(), "another signal", f"train.exit_signal={name}", on="slurm") for name in ("SIGUSR1", "10")),
     *(windows(NsysPlugin, *steps, [0], "profile_step") for steps in [(5, 5), (-1, 5), (True, 5), ("1", 5), (99, 101)]),
     *(windows(PyTorchProfilerPlugin, 1, 2, ranks, "profile_ranks") for ranks in ([], [-1], [True], "some", [0, 2], 1.5)),
 ]

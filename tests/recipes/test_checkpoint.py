@@ -28,10 +28,12 @@ LAYOUTS = {
     "tp_pp_distributed_optimizer": (4, f"{TENSORS} {PIPELINE} {DISTRIBUTED}"),
 }
 
-#: The run stops after iteration 2. name: (window, captured and status of the first run, of the resumed one).
+OUT_OF_TIME = "train.exit_duration_in_mins=1e-6"
+
+#: The run stops after its first iteration. name: (window, captured and status of the first run, of the resumed one).
 WINDOWS = {
-    "resumed_before": ((4, 6), ([], "missed"), ([4, 5], "complete")),
-    "resumed_inside": ((2, 5), ([2], "partial"), ([3, 4], "partial")),
+    "resumed_before": ((2, 4), ([], "missed"), ([2, 3], "complete")),
+    "resumed_inside": ((0, 3), ([0], "partial"), ([1, 2], "partial")),
 }
 
 
@@ -39,10 +41,10 @@ WINDOWS = {
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_resumed_training_has_the_losses_of_one_that_never_stopped(tmp_path, layout):
     ranks, overrides = LAYOUTS[layout]
-    stopped = f"{overrides} train.exit_interval=3 checkpoint.save={tmp_path}/saved"
+    stopped = f"{overrides} {OUT_OF_TIME} checkpoint.save={tmp_path}/saved"
     first, _ = run_cases(tmp_path, {"whole": overrides, "stopped": stopped}, ranks)
     second, _ = run_cases(tmp_path, {"resumed": f"{overrides} checkpoint.load={tmp_path}/saved"}, ranks)
-    assert (list(first["stopped"].train), list(second["resumed"].train)) == ([0, 1, 2], [3, 4, 5])
+    assert (list(first["stopped"].train), list(second["resumed"].train)) == ([0], [1, 2, 3, 4, 5])
     assert first["stopped"].train | second["resumed"].train == first["whole"].train
     assert len(set(first["whole"].values)) == 6
 
@@ -54,13 +56,13 @@ def one(tmp_path_factory):
     regular = f"checkpoint.save={folder}/regular checkpoint.load={folder}/regular checkpoint.save_interval=2"
     first = {
         "whole": "",
-        "late": f"train.exit_duration_in_mins=1e-6 checkpoint.save={folder}/late",
-        "regular": f"{regular} checkpoint.most_recent_k=2",
+        "late": f"{OUT_OF_TIME} checkpoint.save={folder}/late",
+        "regular": regular,
     }
     second = {"regular_again": regular, "longer": f"checkpoint.load={folder}/regular train.train_iters=8 optimizer.lr=1e-30"}
     for name, (edges, _, _) in WINDOWS.items():
         both = f"{window(*edges)} profiling.output_dir={folder}/profiles/{name}"
-        first[name] = f"{both} train.exit_interval=3 checkpoint.save={folder}/{name}"
+        first[name] = f"{both} {OUT_OF_TIME} checkpoint.save={folder}/{name}"
         second[f"{name}_second"] = f"{both} checkpoint.load={folder}/{name}"
     losses, first_output = run_cases(folder, first)
     resumed, second_output = run_cases(folder, second)
@@ -79,7 +81,7 @@ def test_a_profiled_training_resumes_to_the_bit_and_captures_the_rest_of_its_win
         assert [iteration for trace in traces for iteration in trace_iterations(trace)] == captured
 
 
-def test_checkpoints_come_when_time_is_up_and_at_their_interval_old_ones_go_and_a_training_can_go_on(one):
+def test_checkpoints_come_when_time_is_up_and_at_their_interval_and_a_training_can_go_on(one):
     folder, losses, output = one
     assert list(losses["late"].train) == [0]
     assert (folder / "late/latest_checkpointed_iteration.txt").read_text() == "1"
@@ -89,7 +91,7 @@ def test_checkpoints_come_when_time_is_up_and_at_their_interval_old_ones_go_and_
     assert f"no checkpoint under {folder}/regular yet: training starts from scratch" in output
     written = re.findall(rf"checkpoint of (\d) iterations written in .*: {folder}/regular/", output)
     assert written == ["2", "4", "6"]
-    assert {path.name for path in (folder / "regular").glob("iter_*")} == {"iter_0000004", "iter_0000006"}
+    assert {path.name for path in (folder / "regular").glob("iter_*")} == {"iter_0000002", "iter_0000004", "iter_0000006"}
     # Started again as it was, and longer, with a learning rate of nothing: two batches cost what the checkpoint's model gives.
     assert losses["regular_again"].train == {}
     assert f"nothing is left to train: the checkpoint under {folder}/regular holds 6 iterations" in output

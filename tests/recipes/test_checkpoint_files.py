@@ -28,13 +28,6 @@ def test_a_checkpoint_that_was_never_finished_has_no_name_and_is_begun_anew(tmp_
     assert sorted(os.listdir(tmp_path)) == ["iter_0000005", "iter_0000010", "latest_checkpointed_iteration.txt"]
 
 
-def test_the_checkpoints_written_last_are_kept_though_others_have_more_iterations(tmp_path):
-    for iteration in (20, 25, 3, 6):
-        write(tmp_path, iteration)
-    files.keep_most_recent(tmp_path, 2)
-    assert sorted(os.listdir(tmp_path)) == ["iter_0000003", "iter_0000006", "latest_checkpointed_iteration.txt"]
-
-
 @pytest.mark.parametrize("text", ["release", "-3", "12"])
 def test_a_pointer_that_names_no_checkpoint_is_refused_with_those_that_are_there(tmp_path, text):
     (tmp_path / files.POINTER).write_text(text)

@@ -58,7 +58,7 @@ def test_settings_are_derived_from_others(ranks, overrides, derived):
         (2, "model.context_parallel_size=2 model.seq_length=66", "context_parallel_size times 2, 4.*seq_length=68"),
         (2, "model.expert_model_parallel_size=2 model.num_moe_experts=3", "Type model.num_moe_experts=4"),
         (1, "model.sequence_parallel=true", "sequence parallelism without tensor parallelism"),
-        (2, "model.tensor_model_parallel_size=2 model.tp_comm_overlap=true", "model.sequence_parallel=true as well"),
+        (1, "model.tp_comm_overlap=true", "Type model.tp_comm_overlap=false"),
         (1, "model.cuda_graph_impl=transformer_engine", "model.cuda_graph_impl=local"),
         (1, "model.recompute_granularity=full", "megatron-core refuses the model section; .*recompute_method"),
         (1, "model.bf16=true model.fp16=true", "both on"),

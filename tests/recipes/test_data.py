@@ -8,10 +8,9 @@ from bridge_profiling import ProfilingConfigError
 
 pytest.importorskip("megatron.core")
 
-from megatron.core.datasets.indexed_dataset import IndexedDataset
+import numpy
+from megatron.core.datasets.indexed_dataset import DType, IndexedDatasetBuilder
 
-from launch import build_indexed_data
-from recipes.megatron import indexed
 from recipes.megatron.data import ConsumedSampler, check_data
 from tests.recipes.builders import finalized
 from tests.recipes.trainings import FROZEN, run_cases
@@ -35,10 +34,16 @@ def test_an_iteration_uses_the_same_samples_however_many_ranks_there_are(ranks):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Two indexed data sets of made-up documents, `long` and `short`."""
+    """Two indexed data sets of made-up documents, `long` and `short`: arithmetic sequences, which a model can learn."""
     folder = tmp_path_factory.mktemp("indexed")
     for name, documents in (("long", 120), ("short", 30)):
-        indexed.write(indexed.made_up(documents, 127, seed=documents), f"{folder}/{name}", end_of_document=127)
+        random = numpy.random.default_rng(documents)
+        builder = IndexedDatasetBuilder(f"{folder}/{name}.bin", dtype=DType.optimal_dtype(128))
+        for _ in range(documents):
+            length, first, step = (int(random.integers(*between)) for between in ((20, 300), (0, 127), (1, 7)))
+            document = (numpy.arange(length) * step + first) % 127
+            builder.add_document(numpy.append(document, 127), [length + 1])
+        builder.finalize(f"{folder}/{name}.idx")
     return folder
 
 
@@ -73,7 +78,7 @@ def test_iteration_3_sees_the_same_indexed_data_wherever_a_run_starts_whoever_lo
 @pytest.mark.parametrize(
     ("name", "overrides", "message"),
     [
-        ("none", "", r"none\.bin and .*/none\.idx cannot be found.*--output .*/none"),
+        ("none", "", r"none\.bin and .*/none\.idx cannot be found.*preprocess_data"),
         ("long", "model.vocab_size=100", "long holds token 127.*model.vocab_size=128"),
         ("long", "dataset.split=999,1,0", "gives a part of .*long no document; it has 120"),
         ("long", "dataset.split=1 train.eval_interval=2", "leaves nothing for evaluation"),
@@ -83,14 +88,3 @@ def test_data_that_cannot_be_trained_on_is_refused_before_anything_starts(folder
     config = finalized("gpt_tiny", f"dataset.blend=[{folder}/{name}] {overrides}")
     with pytest.raises(ProfilingConfigError, match=message):
         check_data(config)
-
-
-def test_a_text_becomes_documents_of_bytes_that_can_be_trained_on(tmp_path, capsys):
-    (tmp_path / "text").write_text("Two lines\nof one.\n\n\n\nAnother: é")
-    assert build_indexed_data.main(["--text", f"{tmp_path}/text", "--output", f"{tmp_path}/new/set"]) == 0
-    typed = capsys.readouterr().out.splitlines()[-1].split()
-    documents = IndexedDataset(f"{tmp_path}/new/set")
-    assert [bytes(document[:-1].astype("uint8")).decode() for document in documents] == ["Two lines\nof one.", "Another: é"]
-    assert {int(document[-1]) for document in documents} == {256}
-    config = finalized("gpt_tiny", " ".join(word for word in typed if "." in word and "=" in word))
-    assert (config.dataset.blend, config.tokenizer.vocab_size) == ([f"{tmp_path}/new/set"], 256)

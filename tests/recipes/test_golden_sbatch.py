@@ -7,7 +7,7 @@ from pathlib import Path
 import nemo_run as run
 import pytest
 
-from bridge_profiling.plugins import FaultTolerancePlugin, NsysPlugin, PreemptionPlugin, PyTorchProfilerPlugin
+from bridge_profiling.plugins import FaultTolerancePlugin, NsysPlugin, PyTorchProfilerPlugin
 from bridge_profiling.plugins.task import STARTS_NSYS_KEY
 from recipes import executors
 from tests.batch_scripts import batch_script, check_golden, comparable
@@ -61,9 +61,9 @@ def test_the_batch_script_is_the_golden_one(check, case):
     check("-".join(case), executors.slurm("team", "batch", **options, **LAYOUTS[layout]), path, [*first, *plugins])
 
 
-def test_through_ssh_every_path_is_one_of_the_cluster_and_preemption_asks_for_its_signal(check):
+def test_through_ssh_every_path_is_one_of_the_cluster(check):
     executor = executors.slurm("team", host="login", user="me", job_dir="/scratch/me/jobs", venv="/shared/venv")
-    check("ssh", executor, plugins=[PreemptionPlugin(preempt_time=90)])
+    check("ssh", executor)
 
 
 def test_every_golden_script_is_one_of_a_case_and_bash_reads_it():

@@ -26,7 +26,7 @@ def why_no_python(version: str) -> str | None:
 OURS = {"VIRTUAL_ENV", "PYTHONPATH", "NEMORUN_HOME", "MAKEFLAGS", "MAKELEVEL", "TMPDIR", "TORCHDYNAMO_DISABLE"}
 
 #: What `make setup` installs on each Python.
-MEGATRON_CORE = {"3.11": "0.16.1", "3.12": "0.19.2", "3.13": "0.19.2"}
+MEGATRON_CORE = {"3.12": "0.19.2", "3.13": "0.19.2"}
 
 
 def make(clone: Path, *arguments: str) -> str:
@@ -41,7 +41,7 @@ def make(clone: Path, *arguments: str) -> str:
 def test_make_profile_on_a_fresh_clone_with_each_python(tmp_path):
     clone = tmp_path / "clone"
     subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
-    default = next(version for version in ("3.12", "3.13", "3.11") if not why_no_python(version))
+    default = next(version for version in ("3.12", "3.13") if not why_no_python(version))
     printed = make(clone, "profile")
     assert (f"Python {default}: " in printed, "window 4-6" in printed) == (True, True)
     assert make(clone, "setup") == "", "something is set up anew"

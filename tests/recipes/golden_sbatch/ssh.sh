@@ -11,7 +11,6 @@
 #SBATCH --ntasks-per-node=1
 #SBATCH --open-mode=append
 #SBATCH --output=/scratch/me/jobs/golden/golden_TIME/train/sbatch_team-team.train_%j.out
-#SBATCH --signal=TERM@90
 #SBATCH --time=00:30:00
 
 set -evx
@@ -31,14 +30,13 @@ head_node_ip=$(srun --nodes=1 --ntasks=1 -w "$head_node" hostname --ip-address)
 
 export PYTHONPATH=/scratch/me/jobs/golden/golden_TIME/train/code
 export OMP_NUM_THREADS=1
-export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=90
 export LOGLEVEL=INFO
 export PATH='/shared/venv/bin':"$PATH"
 
 
 # Command 1
 
-srun --output /scratch/me/jobs/golden/golden_TIME/train/log-team-team.train_%j_${SLURM_RESTART_COUNT:-0}.out --chdir /scratch/me/jobs/golden/golden_TIME/train/code --wait=60 --kill-on-bad-exit=1 torchrun --rdzv-backend c10d --rdzv-endpoint localhost:0 --rdzv-id RANDOM --nnodes 1 --nproc-per-node 1 --node-rank 0 --tee 3 launch/pretrain.py train.train_iters=20 train.exit_signal_handler=True train.exit_signal_handler_for_dataloader=False
+srun --output /scratch/me/jobs/golden/golden_TIME/train/log-team-team.train_%j_${SLURM_RESTART_COUNT:-0}.out --chdir /scratch/me/jobs/golden/golden_TIME/train/code --wait=60 --kill-on-bad-exit=1 torchrun --rdzv-backend c10d --rdzv-endpoint localhost:0 --rdzv-id RANDOM --nnodes 1 --nproc-per-node 1 --node-rank 0 --tee 3 launch/pretrain.py train.train_iters=20
 
 exitcode=$?
 
