@@ -18,7 +18,7 @@ from bridge_profiling.nsys.command import (
     value_of,
 )
 
-_INSTALL = "Install Nsight Systems, or mount one and put its bin directory on PATH (docs/how-to/into-a-container.md)"
+_INSTALL = "Install Nsight Systems, or mount one and put its bin directory on PATH (docs/first-hour/your-job.md)"
 
 #: The kernel's bits of CapEff.
 _CAP_SYS_ADMIN, _CAP_PERFMON = 21, 38
