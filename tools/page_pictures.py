@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Makes the pictures of docs/how-to/read-the-page.md and worked-examples.md: a page in a real Chromium, part by part.
+"""Makes the pictures in docs/pictures: a page in a real Chromium, part by part.
 
-    python tools/page_pictures.py CAPTURES [--only worked] [--output docs/how-to/pictures]
+    python tools/page_pictures.py CAPTURES [--only worked] [--output docs/pictures]
 
 CAPTURES is the folder of the real captures, which has `kineto` and `memory` in it. Needs Playwright and Chromium.
 """
@@ -32,13 +32,12 @@ _SHORT_PATHS = r"""document.querySelectorAll(".python code").forEach(
 
 #: The worked examples: the capture, the part of its page, and what is clicked before.
 _WORKED = {
-    "worked-data-budget": ("plant_data", "#budget", None),
     "worked-data-timeline": ("plant_data", "#timeline", None),
-    "worked-straggler-budget": ("plant_straggler", "#budget", None),
-    "worked-straggler-finding": ("plant_straggler", "#finding-3", None),
     "worked-hosts-activity": ("tp2_dp2", "#budget", "by activity"),
-    "worked-hosts-waits": ("tp2_dp2", "#waits", None),
 }
+
+#: The sections with a picture, besides the top of the page.
+_SECTIONS = ("budget", "waits", "findings", "timeline", "memory")
 
 
 def _made(captures: Path, name: str, folder: Path, *, memory: bool = False) -> Path:
@@ -68,24 +67,12 @@ def _drawn(page: Page) -> None:
 
 def _sections(page: Page, output: Path) -> None:
     page.screenshot(path=output / "page-top.png")
-    sections = page.locator("main > section").evaluate_all("all => all.map((each) => each.id)")
-    for section in sections[1:]:
+    for section in _SECTIONS:
         # Of the findings the first, of the rest a screen: pictures are to be looked at, and lie in a repository.
         box = page.locator(f"#{section}" if section != "findings" else "#finding-1").bounding_box()
         assert box is not None
         clip = {**box, "height": min(box["height"], _LAPTOP["height"])}
         page.screenshot(path=output / f"page-{section}.png", clip=clip, full_page=True)
-    page.evaluate("scrollTo(0, 0)")
-    page.locator("#theme").click()
-    page.screenshot(path=output / "page-dark.png")
-    page.locator("#theme").click()
-    page.set_viewport_size({"width": 420, "height": 1900})
-    for scheme in ("light", "dark"):
-        page.emulate_media(color_scheme=scheme)
-        page.reload()
-        _drawn(page)
-        page.wait_for_timeout(1000)  # for the figures
-        page.screenshot(path=output / f"page-phone-{scheme}.png")
 
 
 def _worked(page: Page, capture: str, output: Path) -> None:
@@ -106,7 +93,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("captures", type=lambda text: Path(text).resolve())
     parser.add_argument("--only", choices=("sections", "worked"))
-    parser.add_argument("--output", type=Path, default=ROOT / "docs" / "how-to" / "pictures")
+    parser.add_argument("--output", type=Path, default=ROOT / "docs" / "pictures")
     options = parser.parse_args()
     options.output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:

@@ -18,7 +18,7 @@ from bridge_profiling.nsys.command import (
     nvtx_is_too_new,
 )
 
-_INSTALL = "Install Nsight Systems, or mount one and put its bin directory on PATH (docs/how-to/into-a-container.md)"
+_INSTALL = "Install Nsight Systems, or mount one and put its bin directory on PATH (docs/first-hour/your-job.md)"
 
 #: The kernel's bit of CapEff.
 _CAP_SYS_ADMIN = 21

@@ -1,7 +1,7 @@
 """No fault of a profiler, of a directory or of the hook itself reaches the training, and the manifest says what happened.
 
-Each row of the table in docs/concepts/faults.md: what was captured is kept, the manifest is true, and no loss changes. Nor does
-training wait for more of the writing than it must.
+Each row of the table in docs/concepts/manifest-and-faults.md: what was captured is kept, the manifest is true, and no loss
+changes. Nor does training wait for more of the writing than it must.
 """
 
 import json
@@ -23,14 +23,13 @@ from bridge_profiling.capture.window import CaptureWindow
 from tests.capture.conftest import Run, at, raising
 from tests.integrations.captured import iterations_in
 
-PAGE = Path(__file__).parents[2] / "docs" / "concepts" / "faults.md"
+PAGE = Path(__file__).parents[2] / "docs" / "concepts" / "manifest-and-faults.md"
 
 SETTINGS = {"torch": "use_pytorch_profiler", "nsys": "use_nsys_profiler", "memory": "record_memory_history"}
 
 #: fault, profiler, how the training ends, iterations in the trace, status of the manifest, losses
-ROWS = [
-    tuple(line.strip("| ").split(" | ")) for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| ")
-][1:]
+_, _TABLE = PAGE.read_text(encoding="utf-8").split("## What a fault leaves")
+ROWS = [tuple(line.strip("| ").split(" | ")) for line in _TABLE.splitlines() if line.startswith("| ")][1:]
 READ_ONLY, FULL, AGAIN = "the output directory is read-only", "the disk is full", "a second run into the same directory"
 
 STRIKES = {

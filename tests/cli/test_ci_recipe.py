@@ -1,4 +1,4 @@
-"""The workflow of docs/how-to/in-ci.md: the step that compares is run as GitHub runs it, with runs of known iteration times."""
+"""The workflow of docs/how-to/compare-runs.md: the step that compares is run as GitHub runs it, with runs of known times."""
 
 import os
 import re
@@ -12,7 +12,7 @@ import yaml
 from tests.compare.compared_runs import quiet
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "how-to" / "in-ci.md"
+PAGE = ROOT / "docs" / "how-to" / "compare-runs.md"
 
 
 @pytest.mark.integration

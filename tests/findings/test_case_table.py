@@ -1,4 +1,4 @@
-"""Every capture whose cause is known has the findings of docs/concepts/known-causes.md, and no others.
+"""Every capture whose cause is known has the findings of tests/planted/KNOWN_CAUSES.md, and no others.
 
 The page's tables are the expectation: what is found, at which place, on which ranks, with which saving and confidence.
 """
@@ -17,12 +17,10 @@ from tests.planted.cases import CASES
 # Minutes of reading.
 pytestmark = pytest.mark.integration
 
-DOCS = Path(__file__).parents[2] / "docs"
-
 _COLUMNS = """name injected on injected_ms over_baseline_ms found place ranks
     saving_ms confidence also alarms"""
 
-_LINES = (DOCS / "concepts" / "known-causes.md").read_text(encoding="utf-8").replace("`", "").splitlines()
+_LINES = (Path(__file__).parents[1] / "planted" / "KNOWN_CAUSES.md").read_text(encoding="utf-8").replace("`", "").splitlines()
 _ROWS = [[cell.strip() for cell in line.split("|")[1:-1]] for line in _LINES if line.startswith("| ")]
 KNOWN = {row[0]: SimpleNamespace(**dict(zip(_COLUMNS.split(), row, strict=True))) for row in _ROWS if row[-1] == "none"}
 REAL = [name for name in KNOWN if "/" in name]

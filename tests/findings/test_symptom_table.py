@@ -1,4 +1,4 @@
-"""docs/how-to/from-symptom-to-setting.md: every finding has its row, and every setting that it names exists."""
+"""docs/how-to/make-it-faster.md: every finding has its row, and every setting that it names exists."""
 
 import re
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 
 from bridge_profiling.findings import ORDER
 
-PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "from-symptom-to-setting.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "make-it-faster.md").read_text(encoding="utf-8")
 
 
 def test_every_finding_has_one_row():

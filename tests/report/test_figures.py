@@ -90,18 +90,15 @@ def test_markup_in_a_figure_is_text_and_templates_hold_no_names():
 
 
 def cells():
-    """Lines of the documents' notebooks, each a cell; `iteration=10` is one of the capture below."""
-    how_to = Path(__file__).parents[2] / "docs" / "how-to"
-    for name in ("analyze", "read-the-page"):
-        (block,) = re.findall(r"## In a notebook\n\n```python\n(.*?)```", (how_to / f"{name}.md").read_text("utf-8"), re.DOTALL)
-        yield from filter(
-            None, block.replace("iteration=10", "iteration=7").replace("iterations=[10]", "iterations=[7]").splitlines()
-        )
+    """Lines of the page's notebook, each a cell; `iteration=10` is one of the capture below."""
+    page = Path(__file__).parents[2] / "docs" / "first-hour" / "read-the-report.md"
+    (block,) = re.findall(r"## In a notebook\n\n```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
+    return filter(None, block.replace("iteration=10", "iteration=7").replace("iterations=[10]", "iterations=[7]").splitlines())
 
 
 @pytest.mark.integration
 @pytest.mark.needs("ipykernel")
-def test_the_documents_notebooks_run_in_a_kernel_that_has_nothing_to_show_progress_bars_with(tmp_path, monkeypatch):
+def test_the_pages_notebook_runs_in_a_kernel_that_has_nothing_to_show_progress_bars_with(tmp_path, monkeypatch):
     from jupyter_client.manager import start_new_kernel
 
     shutil.copytree(Path(__file__).parents[1] / "planted" / "clean_2", tmp_path / "profiles")

@@ -1,4 +1,4 @@
-"""docs/how-to/into-a-container.md, command by command, in an environment whose torch must stay byte for byte as it is."""
+"""docs/first-hour/your-job.md, command by command, in an environment whose torch must stay byte for byte as it is."""
 
 import os
 import re
@@ -11,7 +11,7 @@ import pytest
 
 from tests.system.jobs import ROOT, ended_well
 
-PAGE = ROOT / "docs" / "how-to" / "into-a-container.md"
+PAGE = ROOT / "docs" / "first-hour" / "your-job.md"
 MARKER = "2.9.0a0+marker"
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(1200)]
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(1200)]
 
 def section(title: str, number: int = 0) -> str:
     """A block of shell commands under a heading of the page."""
-    text = PAGE.read_text().split(f"\n## {title}\n")[1].split("\n## ")[0]
+    text = PAGE.read_text().split(f"\n### {title}\n")[1].split("\n### ")[0]
     return re.findall(r"```bash\n(.*?)```", text, re.DOTALL)[number]
 
 
