@@ -9,7 +9,8 @@ import pytest
 
 from benchmarks.page_in_browser import lengthened
 from tests.compare.compared_runs import WrittenRun
-from tests.system.jobs import ROOT, cli
+from tests.planted.cases import CASES
+from tests.system.jobs import cli
 from tests.traces.conftest import captures
 from tests.traces.kineto_files import write_ranks_called
 
@@ -325,7 +326,7 @@ def test_markup_in_any_text_of_a_figure_is_text(show, width, series_page):
 
 def test_a_groups_description_is_text(show, tmp_path):
     run = tmp_path / "run"
-    shutil.copytree(ROOT / "tests" / "planted" / "slow_link_4", run)
+    shutil.copytree(CASES["slow_link_4"].folder, run)
     for file in run.glob("torch/*/rank-*"):
         trace = json.loads(lzma.decompress(file.read_bytes()))
         for event in trace["traceEvents"]:
