@@ -30,7 +30,7 @@ help:
 	@echo "make lint         ruff, mypy, import-linter"
 	@echo "make docs         build the documentation into site/"
 	@echo "make bench        one table of all speeds that need no GPU, next to those of the last release (ten minutes)"
-	@echo "make bench-gpu    the same of what profiling costs a training on a GPU (three minutes; SECONDS=600 for narrower intervals)"
+	@echo "make bench-gpu    what a capture costs a training on this machine's GPU, for each option of the profiler (eight minutes)"
 	@echo "make fuzz         look for input that a reader does not survive, for ten minutes (MINUTES=30 for longer)"
 
 setup: $(VENV)/.installed
@@ -112,10 +112,10 @@ bench: $(VENV)/.installed
 	@mkdir -p $(TMPDIR)
 	$(BIN)/python benchmarks/table.py
 
-SECONDS ?= 140
-bench-gpu: $(VENV)/.installed
+# The Python of the machine, as in test-gpu.
+bench-gpu:
 	@mkdir -p $(TMPDIR)
-	$(BIN)/python benchmarks/gpu_table.py --seconds $(SECONDS)
+	$(GPU_PYTHON) benchmarks/capture_cost.py
 
 MINUTES ?= 10
 fuzz: export TORCHDYNAMO_DISABLE := 1

@@ -2,8 +2,7 @@
 
 A trace grows with its number of operators. Most belong to a layer of one micro-batch, forward and backward; the others to a
 micro-batch (embedding, loss), to a layer in each iteration (optimizer, buckets), or to an iteration. The constants below
-are fitted to the captures in `benchmarks/trace_sizes.json`: `benchmarks/trace_size_fit.py` prints the error of each
-estimate, and fits the constants again.
+are fitted to the captures in `tests/doctor/trace_sizes.json`.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ def test_the_environment_says_where_when_the_settings_do_not(tmp_path):
     assert elsewhere.status == "unknown"
 
 
-CAPTURES = json.loads((Path(__file__).parents[2] / "benchmarks" / "trace_sizes.json").read_text())
+CAPTURES = json.loads(Path(__file__).with_name("trace_sizes.json").read_text())
 
 
 def test_no_estimate_is_farther_off_than_said_from_what_was_measured_on_h200s():

@@ -3,11 +3,11 @@
 import json
 import lzma
 import os
+import re
 import shutil
 
 import pytest
 
-from benchmarks.page_in_browser import lengthened
 from tests.compare.compared_runs import WrittenRun
 from tests.planted.cases import CASES
 from tests.system.jobs import cli
@@ -144,6 +144,14 @@ def test_labels_do_not_overlap_and_nothing_sticks_out(made, request, show, width
             }))"""
     )
     assert overlapping == []
+
+
+def lengthened(text, rows):
+    """A page whose longest sortable table has this many rows."""
+    bodies = re.findall(r'<table class="sortable".*?<tbody>(.*?)</tbody>', text, re.DOTALL)
+    longest = max(bodies, key=lambda body: body.count("<tr"))
+    own = re.findall(r"<tr.*?</tr>", longest, re.DOTALL)
+    return text.replace(longest, "\n".join((own * -(-rows // len(own)))[:rows]))
 
 
 def test_what_is_not_looked_at_is_not_drawn_and_a_long_table_is_sorted_and_filtered_as_a_whole(real_page, show, tmp_path):
