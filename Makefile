@@ -31,7 +31,7 @@ help:
 	@echo "make docs         build the documentation into site/"
 	@echo "make bench        one table of all speeds that need no GPU, next to those of the last release (ten minutes)"
 	@echo "make bench-gpu    what a capture costs a training on this machine's GPU, for each option of the profiler (eight minutes)"
-	@echo "make fuzz         look for input that a reader does not survive, for ten minutes (MINUTES=30 for longer)"
+	@echo "make fuzz         look for input that a reader does not survive: EXAMPLES=1000 of each kind, in some minutes"
 
 setup: $(VENV)/.installed
 setup-dev: $(VENV)/.installed-dev
@@ -117,11 +117,11 @@ bench-gpu:
 	@mkdir -p $(TMPDIR)
 	$(GPU_PYTHON) benchmarks/capture_cost.py
 
-MINUTES ?= 10
+EXAMPLES ?= 1000
 fuzz: export TORCHDYNAMO_DISABLE := 1
 fuzz: $(VENV)/.installed-dev
 	@mkdir -p $(TMPDIR)
-	$(BIN)/python tools/fuzz.py --minutes $(MINUTES)
+	FUZZ_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest -n auto tests/hostile/test_fuzz.py $(PYTEST_ARGS)
 
 clean:
 	rm -rf $(VENV) .cache .runs site

@@ -1,4 +1,4 @@
-"""What `tools/fuzz.py` tries: damaged captures and messages, and what must hold for each.
+"""What `make fuzz` tries: damaged captures and messages, and what must hold for each.
 
 A reader gives tables, or one error that names the file. When n device events are made unusable, n are counted, and the numbers
 of other ranks stay as they are.
