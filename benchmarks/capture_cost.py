@@ -55,10 +55,11 @@ class Training:
     """Layers of a transformer, in bf16 on a GPU: `step` is one iteration."""
 
     def __init__(self, layers: int) -> None:
-        layer = torch.nn.TransformerEncoderLayer(512, 8, 2048, dropout=0.0, batch_first=True)
+        width = 512 if CUDA else 64
+        layer = torch.nn.TransformerEncoderLayer(width, 8, 4 * width, dropout=0.0, batch_first=True)
         self._model = torch.nn.TransformerEncoder(layer, layers, enable_nested_tensor=False).to(DEVICE)
         self._optimizer = torch.optim.AdamW(self._model.parameters(), foreach=False)
-        self._batch = torch.randn(2, 256 if CUDA else 32, 512, device=DEVICE)
+        self._batch = torch.randn(2, 256 if CUDA else 32, width, device=DEVICE)
 
     def step(self) -> None:
         """Forward, backward, optimizer."""
