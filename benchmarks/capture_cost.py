@@ -170,6 +170,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--layers", type=int, default=3)
     options = parser.parse_args(arguments)
     logging.disable(logging.WARNING)
+    if not CUDA:
+        torch.set_num_threads(1)  # threads that wait for busy cores would be all that is measured
     training = Training(options.layers)
     for _ in range(20):
         training.step()
