@@ -1,8 +1,14 @@
 # Every target sets up what it needs. Nothing outside this checkout is changed, except by `test-system`,
 # which installs Debian packages where a test needs a system.
 
-# The environment's interpreter: a version (3.13), a command or a path. Unset, tools/environment.sh chooses one.
-PYTHON ?=
+# The environment's interpreter: a version (3.13), a command or a path; of several, the first that starts: a shim of pyenv may exist
+# and fail.
+PYTHON ?= 3.12 3.13 python3
+describe := import sys, venv, ensurepip; assert (3, 12) <= sys.version_info[:2] <= (3, 13); \
+    print("%d.%d" % sys.version_info[:2], sys.base_prefix, sys.version_info[2])
+candidates = $(foreach each,$(PYTHON),$(if $(filter 3.%,$(each)),python$(each) "$$HOME"/.pyenv/versions/$(each).*/bin/python,$(each)))
+interpreter = $(shell for each in $(candidates); do \
+    "$$each" -c '$(describe)' > /dev/null 2>&1 && echo "$$each" && break; done)
 VENV   := .venv
 BIN    := $(VENV)/bin
 
@@ -14,7 +20,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Compiled modules stay in the checkout: each rank and each command of a test would compile this project's own again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup setup-dev profile test test-integration test-system test-versions test-bridge-plugins test-gpu lint docs bench bench-gpu fuzz clean
+.PHONY: help setup setup-dev profile test test-integration test-system test-versions test-gpu lint docs bench bench-gpu fuzz clean
 
 help:
 	@echo "make profile      train gpt_tiny on 2 CPU ranks under the torch profiler, and show what was captured"
@@ -23,13 +29,12 @@ help:
 	@echo "make test-integration  tests that start ranks, launchers, trainings and commands"
 	@echo "make test-system  fresh environments and clones, resumes of every layout, a real Slurm and nsys (root on Debian)"
 	@echo "make test-versions  the recipes and Megatron Bridge with each supported megatron-core (VERSIONS=0.18.2 for one)"
-	@echo "make test-bridge-plugins  Megatron Bridge's own tests of its plugins, with ours in their place (BRIDGE=/path/to/checkout)"
 	@echo "make test-gpu     the whole chain on this machine's GPUs, in the Python you name: GPU_PYTHON=python3 (nothing is installed)"
 	@echo "make lint         ruff, mypy, import-linter"
 	@echo "make docs         build the documentation into site/"
 	@echo "make bench        one table of all speeds that need no GPU, next to those of the last release (ten minutes)"
-	@echo "make bench-gpu    the same of what profiling costs a training on a GPU (three minutes; SECONDS=600 for narrower intervals)"
-	@echo "make fuzz         look for input that a reader does not survive, for ten minutes (MINUTES=30 for longer)"
+	@echo "make bench-gpu    what a capture costs a training on this machine's GPU, for each option of the profiler (eight minutes)"
+	@echo "make fuzz         look for input that a reader does not survive: EXAMPLES=1000 of each kind, in some minutes"
 
 setup: $(VENV)/.installed
 setup-dev: $(VENV)/.installed-dev
@@ -43,7 +48,11 @@ endef
 # Touched only when the environment is made: the first time, and when another PYTHON is asked for.
 $(VENV)/.created: FORCE
 	@mkdir -p $(TMPDIR)
-	@sh tools/environment.sh $(VENV) "$(PYTHON)"
+	@test -e $@ -a "$(origin PYTHON)" = file || { python="$(interpreter)"; \
+	    found=$$("$$python" -c '$(describe)') || { echo "error: '$(PYTHON)' is not Python 3.12 or 3.13 with venv and ensurepip" \
+	        "(Debian: apt install python3-venv). Type: make PYTHON=/path/to/python3.12 …" >&2; exit 2; }; \
+	    test -e $@ && test "$$($(BIN)/python -c '$(describe)')" = "$$found" || { echo "Python $${found%% *}: $$python"; \
+	        "$$python" -m venv --clear $(VENV) && touch $@; }; }
 FORCE:
 
 $(VENV)/.installed: $(VENV)/.created pyproject.toml constraints.txt
@@ -86,11 +95,6 @@ test-versions: $(VENV)/.created
 	@rm -rf $(TMPDIR) && mkdir -p $(TMPDIR)
 	$(BIN)/python tools/versions.py $(VERSIONS)
 
-# The file of tests comes from the checkout named; it is not part of this one.
-test-bridge-plugins: $(VENV)/.installed-dev
-	@mkdir -p $(TMPDIR)
-	@$(BIN)/python tools/bridge_plugin_tests.py $(if $(BRIDGE),"$(BRIDGE)") $(PYTEST_ARGS)
-
 # A container's own Python, with its own torch: nothing is created or installed. One process: it runs its jobs side by side itself.
 GPU_PYTHON ?= python3
 test-gpu:
@@ -111,16 +115,16 @@ bench: $(VENV)/.installed
 	@mkdir -p $(TMPDIR)
 	$(BIN)/python benchmarks/table.py
 
-SECONDS ?= 140
-bench-gpu: $(VENV)/.installed
+# The Python of the machine, as in test-gpu.
+bench-gpu:
 	@mkdir -p $(TMPDIR)
-	$(BIN)/python benchmarks/gpu_table.py --seconds $(SECONDS)
+	$(GPU_PYTHON) benchmarks/capture_cost.py
 
-MINUTES ?= 10
+EXAMPLES ?= 1000
 fuzz: export TORCHDYNAMO_DISABLE := 1
 fuzz: $(VENV)/.installed-dev
 	@mkdir -p $(TMPDIR)
-	$(BIN)/python tools/fuzz.py --minutes $(MINUTES)
+	FUZZ_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest -n auto tests/hostile/test_fuzz.py $(PYTEST_ARGS)
 
 clean:
 	rm -rf $(VENV) .cache .runs site

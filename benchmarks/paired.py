@@ -54,32 +54,10 @@ def paired_ratio(numerators: Sequence[float], denominators: Sequence[float], *, 
         seed: of the resampling.
     """
     ratios = np.asarray(numerators, float) / np.asarray(denominators, float)
-    return _interval(float(np.median(ratios)), ratios, _medians(ratios, np.random.default_rng(seed)))
-
-
-def changed_ratio(before: Sequence[float], after: Sequence[float], *, seed: int = 0) -> Ratio:
-    """The change of a ratio: the median after divided by the median before.
-
-    For a process measured against a control in rounds: drift that affects both is in neither ratio.
-
-    Args:
-        before: ratios of the rounds before.
-        after: ratios of the rounds after.
-        seed: of the resampling.
-    """
-    generator = np.random.default_rng(seed)
-    early, late = np.asarray(before, float), np.asarray(after, float)
-    change = float(np.median(late) / np.median(early))
-    if min(len(early), len(late)) < _FEWEST_TO_RESAMPLE:
-        return Ratio(change, float(late.min() / early.max()), float(late.max() / early.min()), min(len(early), len(late)))
-    resampled = _medians(late, generator) / _medians(early, generator)
-    return Ratio(change, *_ends(resampled), min(len(early), len(late)))
-
-
-def _interval(median: float, ratios: np.ndarray, resampled: np.ndarray) -> Ratio:
-    if len(ratios) < _FEWEST_TO_RESAMPLE:
-        return Ratio(median, float(ratios.min()), float(ratios.max()), len(ratios))
-    return Ratio(median, *_ends(resampled), len(ratios))
+    ends = ratios.min(), ratios.max()
+    if len(ratios) >= _FEWEST_TO_RESAMPLE:
+        ends = np.percentile(_medians(ratios, np.random.default_rng(seed)), [2.5, 97.5])
+    return Ratio(float(np.median(ratios)), *map(float, ends), len(ratios))
 
 
 def _medians(values: np.ndarray, generator: np.random.Generator) -> np.ndarray:
@@ -89,8 +67,3 @@ def _medians(values: np.ndarray, generator: np.random.Generator) -> np.ndarray:
     starts = generator.integers(0, count, (_RESAMPLES, -(-count // length)))
     drawn = (starts[:, :, None] + np.arange(length)).reshape(_RESAMPLES, -1)[:, :count] % count
     return np.median(values[drawn], axis=1)
-
-
-def _ends(resampled: np.ndarray) -> tuple[float, float]:
-    low, high = np.percentile(resampled, [2.5, 97.5])
-    return float(low), float(high)

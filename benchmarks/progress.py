@@ -23,8 +23,7 @@ from large_files import Used, measured, write_report, write_snapshot
 from paired import paired_ratio
 from report_page import write_ranks
 from scaled_captures import write_scaled
-from speed_page import machine, processor
-from table import script
+from table import machine, script
 
 HERE = Path(__file__).resolve().parent.parent
 
@@ -141,7 +140,7 @@ def main() -> None:
     options = parser.parse_args()
     rows = options.rows.split(",")
     print(
-        machine(processor()) + "\n\n| | before | now | now / before | goal | peak memory |\n|---|---|---|---|---|---|",
+        machine() + "\n\n| | before | now | now / before | goal | peak memory |\n|---|---|---|---|---|---|",
         flush=True,
     )
     with tempfile.TemporaryDirectory() as name:

@@ -10,33 +10,34 @@ The captures are tests/planted, repeated in time until a rank has about 15 MB of
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
-import lzma
 import os
+import platform
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(1, str(Path(__file__).resolve().parents[1]))
 from isal import igzip
 from large_files import SCAN, UNPICKLE, measured, write_report, write_snapshot
 from paired import paired_ratio
 from scaled_captures import scaled
-from speed_page import STORED, Line, Measured, Table, machine, processor
+
+from tests.planted.cases import CASES
 
 HERE = Path(__file__).resolve().parent
-PLANTED = HERE.parent / "tests" / "planted"
 
-#: A rank of tiny kernels: 4 MB of JSON for two iterations.
-_TRACE = PLANTED / "small_kernels_2" / "torch" / "iter-5-7" / "rank-0.pt.trace.json.xz"
-_REPORT = PLANTED / "clean_2_nsys" / "nsys" / "iter-5-7" / "rank-0.sqlite.xz"
-_SNAPSHOT = PLANTED / "memory_leak_2" / "memory" / "iter-5-9" / "rank-0.pickle.xz"
+#: The table of the last release, and the page that shows it.
+STORED = HERE / "table.json"
+PAGE = HERE.parent / "docs" / "reference" / "speed.md"
 
 PARSE = """
 import sys, msgspec
@@ -45,6 +46,93 @@ for path in sys.argv[1:]:
     msgspec.json.decode(igzip.decompress(open(path, "rb").read()))
 """
 IMPORTS = "import numpy, pyarrow.compute, pyarrow.parquet"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Seconds, or another unit, of our side and of the floor, and the ratio with its interval."""
+
+    ours: float
+    floor: float
+    unit: str
+    ratio: float
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True)
+class Line:
+    """A row of a table: what is measured, against what, and what was found."""
+
+    name: str
+    floor: str
+    found: Measured
+
+
+@dataclass
+class Table:
+    """A table and the machine that it was measured on."""
+
+    machine: str = ""
+    lines: dict[str, Line] = field(default_factory=dict)
+
+    @staticmethod
+    def read(path: Path) -> Table:
+        """A stored table, or an empty one."""
+        stored = json.loads(path.read_text()) if path.exists() else {"machine": "", "lines": {}}
+        lines = {id: Line(**line | {"found": Measured(**line["found"])}) for id, line in stored["lines"].items()}
+        return Table(stored["machine"], lines)
+
+    def store(self, path: Path) -> None:
+        """Keep this as the table of the last release, and write its page."""
+        path.write_text(json.dumps(asdict(self), indent=1) + "\n")
+        PAGE.write_text(page(self))
+
+    def show(self, stored: Table) -> None:
+        """Print it next to the stored one."""
+        print(self.machine)
+        if stored.lines:
+            print(f"last release: {stored.machine}")
+        print("\n".join(self.markdown(stored)))
+
+    def markdown(self, stored: Table | None = None) -> Iterator[str]:
+        """As Markdown; with the ratios of a stored table, if it has any."""
+        before = stored.lines if stored else {}
+        last = " last release |" if before else ""
+        yield f"| | ours | floor | × floor |{last} the floor |"
+        yield f"|---|---:|---:|---:|{'---:|' * bool(before)}---|"
+        for id, line in self.lines.items():
+            same = id in before and (before[id].name, before[id].floor) == (line.name, line.floor)
+            then = before[id].found if same else None
+            last = "" if not before else " |" if then is None else f" {then.ratio:.2f} |"
+            yield f"| {line.name} | {_cells(line)} |{last} {line.floor} |"
+
+
+def _cells(line: Line) -> str:
+    found = line.found
+    interval = "" if found.low is None else f" ({found.low:.2f} to {found.high:.2f})"
+    return f"{found.ours:,.3g} {found.unit} | {found.floor:,.3g} {found.unit} | {found.ratio:.2f}{interval}"
+
+
+def page(table: Table) -> str:
+    """The page of the documentation."""
+    return (
+        "# Speed\n\n"
+        "What `make bench` measured for the last release. Each row is a ratio to a floor: the least that the same work could "
+        "take,\nor another tool that does it. Both sides ran in turns, so compare ratios, not times.\n\n"
+        f"{table.machine}\n\n" + "\n".join(table.markdown()) + "\n\n"
+        "CPU seconds are those of all processes of a command. An interval contains the ratio in 95 of 100 such measurements.\n"
+        "`python benchmarks/table.py --store` writes this table. [Benchmarks](../benchmarks.md) has GPUs too.\n"
+    )
+
+
+def machine() -> str:
+    """What a table was measured on, in words."""
+    known = Path("/proc/cpuinfo")
+    found = [line.partition(":")[2].strip() for line in known.read_text().splitlines() if line.startswith("model name")]
+    system = [f"{os.cpu_count()} CPUs", platform.system(), f"Python {platform.python_version()}"]
+    libraries = [f"{each} {version(each)}" for each in ("numpy", "pyarrow", "duckdb", "msgspec")]
+    return f"{datetime.date.today()}, {', '.join([*(found or [platform.machine()])[:1], *system, *libraries])}."
 
 
 @dataclass(frozen=True)
@@ -95,9 +183,10 @@ def _hook(work: Path, rounds: int) -> Measured:
 
 
 def _export(work: Path, rounds: int) -> Measured:
-    held = script("export_stall.py", "--rounds", str(min(rounds, 3)), "--operators", "15000")["held_s"]
-    ours, floor = held["the hook"], held["torch's own .json.gz"]
-    return Measured(ours, floor, "s", ours / floor)
+    name = "torch profiler"
+    found = script("capture_cost.py", "--rounds", str(rounds), "--options", name, "--layers", "1")[name]
+    ratio = found["held: hook / torch's .json.gz"]
+    return Measured(*found["held_s"].values(), "s", ratio["median"], ratio["low"], ratio["high"])
 
 
 def script(name: str, *options: str, checkout: Path = HERE.parent) -> dict:
@@ -137,7 +226,8 @@ ROWS = {
 
 def write_captures(work: Path) -> None:
     """Runs of 1, 2 and 16 ranks, and a file of each other profiler."""
-    trace = json.loads(lzma.decompress(_TRACE.read_bytes()))
+    # A rank of tiny kernels: 4 MB of JSON for two iterations.
+    trace = json.loads((CASES["small_kernels_2"].folder / "torch/iter-5-7/rank-0.pt.trace.json").read_bytes())
     for event in trace["traceEvents"]:
         event["ts"] = float(event.get("ts", 0))
     text = json.dumps(trace).encode()  # with the blanks that Kineto writes
@@ -147,8 +237,8 @@ def write_captures(work: Path) -> None:
         (work / name).mkdir()
         for number in range(count):
             (work / name / f"rank-{number}.json.gz").write_bytes(igzip.compress(scaled(content, 1, number), 2))
-    write_report(_REPORT, work / _REPORT.stem, 150)
-    write_snapshot(_SNAPSHOT, work / _SNAPSHOT.stem, 50)
+    write_report(CASES["clean_2_nsys"].folder / "nsys/iter-5-7/rank-0.sqlite.xz", work / "rank-0.sqlite", 150)
+    write_snapshot(CASES["memory_leak_2"].folder / "memory/iter-5-9/rank-0.pickle.xz", work / "rank-0.pickle", 50)
 
 
 def main() -> None:
@@ -158,8 +248,7 @@ def main() -> None:
     parser.add_argument("--rows", default=",".join(ROWS), help="which of " + ", ".join(ROWS))
     parser.add_argument("--store", action="store_true", help="keep this as the table of the last release")
     options = parser.parse_args()
-    libraries = [f"{each} {version(each)}" for each in ("numpy", "pyarrow", "duckdb", "msgspec")]
-    table = Table(machine(processor(), *libraries, f"{options.rounds} rounds"))
+    table = Table(machine())
     with tempfile.TemporaryDirectory() as name:
         write_captures(Path(name))
         for id in options.rows.split(","):

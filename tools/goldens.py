@@ -47,12 +47,14 @@ class _Text(HTMLParser):
 def runs(folder: Path, captures: list[Path], only: str) -> list[Path]:
     """The runs to ask about; everyday captures are unpacked into `folder`."""
     sys.path.insert(0, str(ROOT))
-    from tools.injected_captures.everyday.captures import GROUPS, unpack
+    from tests.planted.cases import CASES
+    from tools import everyday
 
-    for group in GROUPS:
+    everyday_set = everyday.full() or everyday.STORED
+    for group in dict.fromkeys(each.group for each in everyday.captures(everyday_set).values()):
         if only in group:
-            unpack(group, folder / "everyday" / group)
-    found = sorted(path for path in (ROOT / "tests" / "planted").iterdir() if path.is_dir() and path.name[0] not in "_.")
+            everyday.unpack(everyday_set, group, folder / "everyday" / group)
+    found = [case.folder for case in CASES.values()]
     found += sorted((folder / "everyday").glob("*/*"))
     for given in captures:
         found += sorted({path.parent for path in given.resolve().rglob("rank*.*") if path.is_file()})

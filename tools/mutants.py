@@ -2,11 +2,10 @@
 
     python tools/mutants.py [--count 60] [--seed 1] [--jobs 2] [--concern NAME] [--again] [TESTS ...]
 
-Works on copies of the checkout in .cache/mutants, which the tests import instead of the installed package. The unit tests come
-first, then, for the mutants that survive them, the integration tests. Each tier runs once under coverage, which records the
-tests (of integration tests, the files) that execute each line. Then each mutant runs against those, the ones that execute least
-first, until one fails; for a line that runs on import, against all that execute its module. In the end, the tests that failed
-run without a mutant.
+Works on copies of the checkout in .cache/mutants, which the tests import instead of the installed package. The unit tests run
+once under coverage, which records the tests that execute each line. Then each mutant runs against those, the ones that execute
+least first, until one fails; for a line that runs on import, against all that execute its module. In the end, the tests that
+failed run without a mutant. Integration tests would catch one more of sixty.
 
 Interrupt it at any time: what is known is kept until the package changes, and the next call goes on. `--again` repeats the
 survivors, after the tests have changed. With TESTS, only these files are recorded, and also if they were before.
@@ -41,7 +40,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -61,15 +60,8 @@ CONCERNS = {
 #: Share of mutants to catch.
 GOAL = 0.9
 
-#: The tiers of tests, in the order in which they are asked, and their markers.
-TIERS = {
-    "unit": "not integration and not system and not gpu",
-    "integration": "integration and not system and not gpu",
-}
-
 #: Seconds for one test; one that takes longer hangs. And bytes that a process may allocate.
-_LIMIT_S = {"unit": 180, "integration": 400}
-_LIMIT_BYTES = 12 << 30
+_LIMIT_S, _LIMIT_BYTES = 180, 12 << 30
 
 #: So many files of tests are asked before all others.
 _FEW = 3
@@ -96,6 +88,11 @@ class Mutant:
     lines: range
     was: str
     becomes: str
+
+    @property
+    def key(self) -> str:
+        """Its name among the results."""
+        return f"{self.path} node {self.index}"
 
     def __str__(self) -> str:
         return f"{self.path}:{self.lines.start}: `{self.was}` → `{self.becomes}`"
@@ -226,14 +223,14 @@ class Workplace:
         if (ROOT.parent / "shared").is_dir() and not shared.exists():
             shared.symlink_to(ROOT.parent / "shared")
 
-    def run(self, tier: str, *arguments: str, **variables: str) -> tuple[int, list[str]]:
+    def run(self, *arguments: str, **variables: str) -> tuple[int, list[str]]:
         """Pytest with this copy's code: its exit code, and the tests that failed."""
         temporary, log = self.folder / "tmp", self.folder / "log"
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir()
         variables |= {"PYTHONPATH": str(self.tree), "TMPDIR": str(temporary), "NEMORUN_HOME": str(temporary / "runs")}
-        options = ["-q", "-p", "no:cacheprovider", "-p", "no:randomly", "--basetemp", f"{temporary}/pytest", "-m", TIERS[tier]]
-        options += ["--timeout", str(_LIMIT_S[tier]), *arguments]
+        options = ["-q", "-p", "no:cacheprovider", "-p", "no:randomly", "--basetemp", f"{temporary}/pytest"]
+        options += ["-m", "not integration and not system and not gpu", "--timeout", str(_LIMIT_S), *arguments]
         self.process = _FORKS.Process(target=_pytest, args=(self.tree, variables, options, log))
         self.process.start()
         resource.prlimit(self.process.pid, resource.RLIMIT_DATA, (_LIMIT_BYTES, _LIMIT_BYTES))
@@ -248,11 +245,8 @@ class Workplace:
         """The first test that fails with the mutant in place."""
         files = [list(tests) for _, tests in itertools.groupby(record.tests(mutant), _file)]
         # Few files first, since loading all of them can take a minute.
-        for part in filter(None, (files[:_FEW], files[_FEW:])):
-            test = self._first_to_fail(mutant, record, [test for tests in part for test in tests])
-            if test is not None:
-                return test
-        return None
+        parts = [list(itertools.chain(*part)) for part in (files[:_FEW], files[_FEW:]) if part]
+        return next(filter(None, (self._first_to_fail(mutant, record, part) for part in parts)), None)
 
     def _first_to_fail(self, mutant: Mutant, record: Record, tests: list[str]) -> str | None:
         target, listed = self.tree / mutant.path, self.folder / "tests.txt"
@@ -260,13 +254,13 @@ class Workplace:
         listed.write_text("\n".join([*(f"--deselect={test}" for test in record.failing), *tests]))
         target.write_text(mutated(original, mutant), encoding="utf-8")
         try:
-            code, failed = self.run(record.tier, "-x", f"@{listed}")
+            code, failed = self.run("-x", f"@{listed}")
         finally:
             target.write_text(original, encoding="utf-8")
         # A negative one: killed, for want of memory or by itself.
         if code < 0:
             return f"pytest ended by {signal.Signals(-code).name}"
-        # 5: none of the tests is of this tier.
+        # 5: none of the tests is a unit test.
         if not failed and code not in (0, 1, 5):
             sys.exit(
                 f"error: pytest ends with {code}: see {self.folder / 'log'}; a test that is gone leaves with .cache/mutants"
@@ -275,17 +269,17 @@ class Workplace:
 
 
 class Record:
-    """Which tests of a tier execute a line, and which fail without a mutant."""
+    """Which tests execute a line, and which fail without a mutant."""
 
-    def __init__(self, tier: str, folder: Path, workplaces: list[Workplace], only: list[str]) -> None:
+    def __init__(self, folder: Path, workplaces: list[Workplace], only: list[str]) -> None:
         from coverage import CoverageData, CoverageException
 
-        self.tier, self._folder = tier, folder
+        self._folder = folder
         self._make(workplaces, only)
-        self.failing = [test for path in folder.glob(f"{tier}*.failing") for test in path.read_text().splitlines()]
+        self.failing = [test for path in folder.glob("*.failing") for test in path.read_text().splitlines()]
         self._data = CoverageData(no_disk=True)
         # Those with another ending are of processes that ended after pytest had combined the others.
-        for path in folder.glob(f"{tier}*.coverage*"):
+        for path in folder.glob("*.coverage*"):
             data = CoverageData(str(path))
             # A process that is killed can leave half a file.
             with contextlib.suppress(CoverageException):
@@ -302,33 +296,18 @@ class Record:
         """Run the tests under coverage, unless an earlier call did; with `only`, these files in any case."""
         settings = self._folder / "coveragerc"
         settings.write_text(
-            "[run]\nsource = bridge_profiling\nrelative_files = true\nparallel = true\n"
-            "patch = subprocess, fork, _exit\ncontext = ${MUTANTS_TEST-}\n"
+            "[run]\nsource = bridge_profiling\nrelative_files = true\nparallel = true\npatch = subprocess, fork, _exit\n"
         )
-        coverage = ["--cov", f"--cov-config={settings}", "--cov-report="]
+        coverage = ["--cov", f"--cov-config={settings}", "--cov-report=", "--cov-context=test"]
 
-        def run(place: Workplace, name: str, *arguments: str, file: str = "") -> None:
+        def run(place: Workplace, name: str, *arguments: str) -> None:
             data, failing = self._folder / f"{name}.coverage", self._folder / f"{name}.failing"
-            if only or not failing.exists():
-                failed = place.run(self.tier, *coverage, *arguments, COVERAGE_FILE=str(data), MUTANTS_TEST=file)[1]
-                failing.write_text("\n".join(failed))
+            failing.write_text("\n".join(place.run(*coverage, *arguments, COVERAGE_FILE=str(data))[1]))
 
-        if self.tier == "unit":
-            coverage.append("--cov-context=test")
-            files = only
-            if not only:
-                run(workplaces[0], self.tier, "-n", str(len(workplaces)), "--dist", "loadfile")
-        else:
-            workplaces[0].run(self.tier, "--collect-only", *only)
-            collected = (workplaces[0].folder / "log").read_text()
-            files = sorted(set(re.findall(r"^(tests/\S+\.py)", collected, re.MULTILINE)))
-
-        # Ranks that several tests fork from one server cannot say whose they are: their file does.
-        def run_file(place: Workplace, file: str) -> None:
-            run(place, f"{self.tier}-{file.replace('/', '-')}", file, file="" if self.tier == "unit" else file)
-
-        for _ in in_parallel(run_file, files, workplaces):
-            pass
+        if only:
+            list(in_parallel(lambda place, file: run(place, file.replace("/", "-"), file), only, workplaces))
+        elif not (self._folder / "all.failing").exists():
+            run(workplaces[0], "all", "-n", str(len(workplaces)), "--dist", "loadfile")
 
     def tests(self, mutant: Mutant) -> list[str]:
         """Tests and files of tests, those that execute least first."""
@@ -349,36 +328,26 @@ def _file(test: str) -> str:
 
 def _tests(contexts: Iterable[str]) -> set[str]:
     """Of the contexts `tests/a.py::test[x]|run` the tests; of a fixture, which tests of a file may share, the file."""
-    found = set()
-    for context in filter(None, contexts):
-        name, _, phase = context.rpartition("|") if "::" in context else (context, "", "")
-        found.add(_file(name) if phase == "setup" else name.partition("[")[0])
-    return found
+    split = [context.rpartition("|") for context in contexts if "::" in context]
+    return {_file(name) if phase == "setup" else name.partition("[")[0] for name, _, phase in split}
 
 
-_Task = TypeVar("_Task")
-_Result = TypeVar("_Result")
-
-
-def in_parallel(
-    function: Callable[[Workplace, _Task], _Result], tasks: Iterable[_Task], workplaces: list[Workplace]
-) -> Iterator[tuple[_Task, _Result]]:
-    """Each task in a workplace of its own; yields results as they come."""
+def in_parallel(function: Callable[[Workplace, Any], Any], tasks: Iterable[Any], workplaces: list[Workplace]) -> Iterator[Any]:
+    """Each task in a workplace of its own; yields tasks with results as they come."""
     free: queue.Queue[Workplace] = queue.Queue()
     for place in workplaces:
         free.put(place)
 
-    def work(task: _Task) -> _Result:
+    def work(task: Any) -> tuple[Any, Any]:
         place = free.get()
         try:
-            return function(place, task)
+            return task, function(place, task)
         finally:
             free.put(place)
 
     with ThreadPoolExecutor(len(workplaces)) as pool:
-        waiting = {pool.submit(work, task): task for task in tasks}
-        for done in as_completed(waiting):
-            yield waiting[done], done.result()
+        for done in as_completed([pool.submit(work, task) for task in tasks]):
+            yield done.result()
 
 
 def table(mutants: list[Mutant], caught: Callable[[Mutant], bool]) -> str:
@@ -399,7 +368,6 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--concern", action="append", choices=CONCERNS, help="only these; repeatable")
-    parser.add_argument("--tier", action="append", choices=TIERS, help="only these; repeatable")
     parser.add_argument("--again", action="store_true", help="repeat survivors")
     parser.add_argument("tests", nargs="*", help="files of tests to record, instead of all")
     arguments = parser.parse_args()
@@ -409,15 +377,12 @@ def main() -> int:
     _FORKS.set_forkserver_preload(_LOADED)
     workplaces = [Workplace(folder / str(number)) for number in range(arguments.jobs)]
     kept = folder / "results.json"
-    # For each mutant and tier, the test that caught it, or None.
-    results: dict[str, dict[str, str | None]] = json.loads(kept.read_text()) if kept.exists() else {}
+    # For each mutant, the test that caught it, or None.
+    results: dict[str, str | None] = json.loads(kept.read_text()) if kept.exists() else {}
     chosen = choose(arguments.count, arguments.seed, arguments.concern or list(CONCERNS))
 
-    def key(mutant: Mutant) -> str:
-        return f"{mutant.path} node {mutant.index}"
-
     def caught(mutant: Mutant) -> bool:
-        return any(results.get(key(mutant), {}).values())
+        return bool(results.get(mutant.key))
 
     def end(*_: object) -> None:
         for place in workplaces:
@@ -428,25 +393,17 @@ def main() -> int:
 
     signal.signal(signal.SIGINT, end)
     signal.signal(signal.SIGTERM, end)
-    repeated = {mutant for mutant in chosen if arguments.again and not caught(mutant)}
-    for tier in arguments.tier or TIERS:
-        open_ = [mutant for mutant in chosen if not caught(mutant)]
-        open_ = [mutant for mutant in open_ if mutant in repeated or tier not in results.get(key(mutant), {})]
-        if not open_:
-            continue
-        record = Record(tier, folder, workplaces, arguments.tests)
-        print(f"{tier} tests that fail without a mutant, and are left out: {record.failing}", flush=True)
-        judge = functools.partial(Workplace.caught_by, record=record)
-        for mutant, test in in_parallel(judge, open_, workplaces):
-            results.setdefault(key(mutant), {})[tier] = test
+    if open_ := [each for each in chosen if not caught(each) and (arguments.again or each.key not in results)]:
+        record = Record(folder, workplaces, arguments.tests)
+        print(f"tests that fail without a mutant, and are left out: {record.failing}", flush=True)
+        for mutant, test in in_parallel(functools.partial(Workplace.caught_by, record=record), open_, workplaces):
+            results[mutant.key] = test
             kept.write_text(json.dumps(results, indent=1))
-            print(f"{mutant}\n    {f'caught by {test}' if test else f'survived the {tier} tests'}", flush=True)
+            print(f"{mutant}\n    {f'caught by {test}' if test else 'survived'}", flush=True)
         # A test that fails now and then has caught nothing.
-        failed = {test for of_mutant in results.values() if (test := of_mutant.get(tier))}
-        unreliable = workplaces[0].run(tier, *failed)[1] if failed else []
-        for of_mutant in results.values():
-            if of_mutant.get(tier) in unreliable:
-                of_mutant[tier] = None
+        failed = set(filter(None, results.values()))
+        unreliable = workplaces[0].run(*failed)[1] if failed else []
+        results = {key: None if test in unreliable else test for key, test in results.items()}
         kept.write_text(json.dumps(results, indent=1))
         print(f"fail without a mutant after all: {unreliable}", flush=True)
     commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True).stdout.strip()

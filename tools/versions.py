@@ -51,7 +51,7 @@ def make_environment(release: str) -> Path:
     if installed.is_file() and installed.read_text() == text:
         return python
     folder.parent.mkdir(parents=True, exist_ok=True)
-    subprocess.run(["sh", "tools/environment.sh", str(folder), PYTHON], cwd=ROOT, check=True)
+    subprocess.run(["make", f"VENV={folder}", f"{folder}/.created"], cwd=ROOT, check=True)
     constraints = folder / "constraints.txt"
     constraints.write_text("\n".join([*pins, f"megatron-core=={release}", ""]))
     install = [str(python), "tools/install.py", "--constraint", str(constraints), "--editable", ".[megatron,analysis,test]"]

@@ -79,7 +79,7 @@ TRACE_WORDS = (
 DIRECTIVES_VARIABLE = "NSYS_CONFIG_DIRECTIVES"
 
 #: One of them, false by default: nsys detaches CUPTI when the collection ends. Left attached, it costs a launch-bound step 6 %
-#: for the rest of the run (docs/benchmarks.md).
+#: for the rest of the run.
 _DETACH = "CuptiFinalizeOnStop"
 
 #: APIs that need a CUDA device.

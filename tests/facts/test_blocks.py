@@ -1,23 +1,20 @@
 """Questions about a capture have the same answers however many blocks its host events come in."""
 
-from pathlib import Path
-
 import pytest
 
 from bridge_profiling.traces import cache
 from bridge_profiling.traces.discover import find_run
 from tests.facts.ranks_in_hand import facts
-
-_PLANTED = Path(__file__).parents[1] / "planted"
+from tests.planted.cases import CASES
 
 
 def answers(tables):
     return {name: fact.table.to_pylist() for name, fact in facts(tables).items()}
 
 
-@pytest.mark.parametrize("capture", ["host_sync_2_nsys/nsys", "checkpoint_2"])
+@pytest.mark.parametrize("capture", ["host_sync_2_nsys", "checkpoint_2"])
 def test_answers_do_not_depend_on_blocks(tmp_path, monkeypatch, capture):
-    tables = cache.load(find_run(_PLANTED / capture).captures[0], cached=False)
+    tables = cache.load(find_run(CASES[capture].folder).captures[0], cached=False)
     whole = answers(tables)
     monkeypatch.setattr(cache, "ROW_GROUP_ROWS", 97)
     cache.write(tables, tmp_path / "entry")

@@ -1,4 +1,4 @@
-"""Our tables of a real training on an H100 (tools/gpu_tables.py), next to torch's own and to plain SQL."""
+"""Our tables of a real training on an H100, next to torch's own and to plain SQL."""
 
 import json
 import lzma

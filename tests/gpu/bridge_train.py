@@ -20,8 +20,8 @@ from bridge_profiling.integrations.megatron_bridge import ProfilingCallback
 from bridge_profiling.layout import ParallelLayout
 from bridge_profiling.nsys.launch import report_exit_code
 from bridge_profiling.overrides import parse_override
+from tests.gpu.bridge_imports import import_bridge
 from tests.integrations.bridge_pretrain import Losses, configuration
-from tools.gpu_kit.bridge_imports import import_bridge
 
 RANK = int(os.environ.get("RANK", "0"))
 WORLD_SIZE = int(os.environ.get("WORLD_SIZE", "1"))

@@ -2,16 +2,14 @@
 
 import gzip
 import json
-import lzma
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.planted.cases import CASES
 from tests.system.jobs import ended_well
-
-GPU_RUN = Path(__file__).resolve().parents[1] / "planted" / "clean_2"
 
 #: What the plugin does for a run in its folder; it reads each rank in a process of its own.
 READER = """
@@ -45,11 +43,12 @@ def test_ranks_of_gpus_also_have_kernels(tmp_path: Path) -> None:
     profiles = tmp_path / "profiles"
     for kind in ("manifest", "torch"):
         (profiles / kind / "iter-5-8").mkdir(parents=True)
+    run = CASES["clean_2"].folder
     for rank in (0, 1):
         manifest = f"manifest/iter-5-8/rank-{rank}.json"
-        (profiles / manifest).write_text((GPU_RUN / manifest).read_text().replace(".json.xz", ".json.gz"))
+        (profiles / manifest).write_text((run / manifest).read_text().replace(".trace.json", ".trace.json.gz"))
         name = f"torch/iter-5-8/rank-{rank}.pt.trace.json"
-        (profiles / f"{name}.gz").write_bytes(gzip.compress(lzma.decompress((GPU_RUN / f"{name}.xz").read_bytes()), 1))
+        (profiles / f"{name}.gz").write_bytes(gzip.compress((run / name).read_bytes(), 1))
     found = read(profiles / "torch" / "iter-5-8")
     for rank in ("rank-0", "rank-1"):
         assert found[rank]["views"] == ["Overview", "Operator", "Kernel", "Trace"]

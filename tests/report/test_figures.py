@@ -10,6 +10,7 @@ import pytest
 from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.report import figures, rows
 from bridge_profiling.report.notebook import FIGURES
+from tests.planted.cases import CASES
 from tests.report.known import MS, row
 
 
@@ -101,7 +102,7 @@ def cells():
 def test_the_pages_notebook_runs_in_a_kernel_that_has_nothing_to_show_progress_bars_with(tmp_path, monkeypatch):
     from jupyter_client.manager import start_new_kernel
 
-    shutil.copytree(Path(__file__).parents[1] / "planted" / "clean_2", tmp_path / "profiles")
+    shutil.copytree(CASES["clean_2"].folder, tmp_path / "profiles")
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
     monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path / "runtime"))
     # As on most machines: neither comes with a kernel.

@@ -3,13 +3,14 @@
 import json
 import lzma
 import os
+import re
 import shutil
 
 import pytest
 
-from benchmarks.page_in_browser import lengthened
 from tests.compare.compared_runs import WrittenRun
-from tests.system.jobs import ROOT, cli
+from tests.planted.cases import CASES
+from tests.system.jobs import cli
 from tests.traces.conftest import captures
 from tests.traces.kineto_files import write_ranks_called
 
@@ -143,6 +144,14 @@ def test_labels_do_not_overlap_and_nothing_sticks_out(made, request, show, width
             }))"""
     )
     assert overlapping == []
+
+
+def lengthened(text, rows):
+    """A page whose longest sortable table has this many rows."""
+    bodies = re.findall(r'<table class="sortable".*?<tbody>(.*?)</tbody>', text, re.DOTALL)
+    longest = max(bodies, key=lambda body: body.count("<tr"))
+    own = re.findall(r"<tr.*?</tr>", longest, re.DOTALL)
+    return text.replace(longest, "\n".join((own * -(-rows // len(own)))[:rows]))
 
 
 def test_what_is_not_looked_at_is_not_drawn_and_a_long_table_is_sorted_and_filtered_as_a_whole(real_page, show, tmp_path):
@@ -325,7 +334,7 @@ def test_markup_in_any_text_of_a_figure_is_text(show, width, series_page):
 
 def test_a_groups_description_is_text(show, tmp_path):
     run = tmp_path / "run"
-    shutil.copytree(ROOT / "tests" / "planted" / "slow_link_4", run)
+    shutil.copytree(CASES["slow_link_4"].folder, run)
     for file in run.glob("torch/*/rank-*"):
         trace = json.loads(lzma.decompress(file.read_bytes()))
         for event in trace["traceEvents"]:

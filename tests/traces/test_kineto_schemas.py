@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from bridge_profiling.traces import kineto
 from bridge_profiling.traces.kineto import stream
 from bridge_profiling.traces.tables import SCHEMAS
+from tests.planted.cases import CASES
 from tests.traces.conftest import contents, values
 from tests.traces.kineto_files import call, complete, document, kernel
 
@@ -34,9 +35,6 @@ RAW = json.dumps(document(EVENTS)).encode()
 FOLDER = Path(__file__).parent / "torch_versions"
 VERSIONS = {"hook": "2.11.0 2.13.0 2.15.0", "plain": "2.11.0 2.13.0 2.15.0", "python_export": "2.13.0 2.15.0"}
 
-#: Recorded by torch 2.11 with CUDA 13.0 on an H200.
-CUDA = Path(__file__).parents[1] / "planted" / "witness_pp2_dp2" / "torch" / "iter-5-7" / "rank-0.pt.trace.json.xz"
-
 #: Tables, what an event's place is called there, and the categories of their events.
 PLACES = [
     ("host_events", "thread", "cpu_op user_annotation python_function cuda_runtime cuda_driver overhead"),
@@ -46,8 +44,11 @@ PLACES = [
 
 @pytest.mark.parametrize("kind", [*VERSIONS, "cuda"])
 def test_every_event_is_in_its_table_exact_to_the_nanosecond(kind):
-    for path in [FOLDER / f"{kind}-{version}.json.xz" for version in VERSIONS[kind].split()] if kind in VERSIONS else [CUDA]:
-        written = json.loads(lzma.decompress(path.read_bytes()), parse_float=Decimal)
+    # Recorded by torch 2.11 with CUDA 13.0 on an H200.
+    cuda = CASES["witness_pp2_dp2"].folder / "torch/iter-5-7/rank-0.pt.trace.json"
+    for path in [FOLDER / f"{kind}-{version}.json.xz" for version in VERSIONS[kind].split()] if kind in VERSIONS else [cuda]:
+        text = lzma.decompress(path.read_bytes()) if path.suffix == ".xz" else path.read_bytes()
+        written = json.loads(text, parse_float=Decimal)
         tables, base, events = kineto.read(path), written.get("baseTimeNanoseconds", 0), written["traceEvents"]
         for table, place, categories in PLACES:
             expected = []
