@@ -27,7 +27,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from bridge_profiling.report.json import document  # noqa: E402
+from bridge_profiling.report.documents import document  # noqa: E402
 from bridge_profiling.run import Run  # noqa: E402
 from tests.findings.simulated_jobs import Here  # noqa: E402
 from tools.everyday import STORED, Capture, captures, unpack  # noqa: E402
