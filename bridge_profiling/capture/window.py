@@ -16,6 +16,7 @@ from threading import Thread
 
 from bridge_profiling.capture.files import CaptureFiles, give_up_attempt
 from bridge_profiling.capture.garbage import GarbageCollections
+from bridge_profiling.capture.loop import Inbox
 from bridge_profiling.capture.manifest_file import ManifestFile
 from bridge_profiling.capture.nsys_profiler import NsysProfiler
 from bridge_profiling.capture.profiler import Profiler, for_each, guarded, synchronize_device
@@ -256,12 +257,11 @@ class CaptureWindow:
 class WindowSchedule:
     """The windows of one rank that are still to come, and those that are closed.
 
-    `build` creates the capture of a planned window and may raise OSError; `wake` makes the next iteration look for posted
-    windows.
+    `build` creates the capture of a planned window and may raise OSError.
     """
 
-    def __init__(self, rank: int, build: Callable[[WindowPlan], CaptureWindow], wake: Callable[[], None]) -> None:
-        self._rank, self._build, self._wake = rank, build, wake
+    def __init__(self, rank: int, build: Callable[[WindowPlan], CaptureWindow], inbox: Inbox) -> None:
+        self._rank, self._build, self._inbox = rank, build, inbox
         #: Windows that are not closed: the one at work first, then by their iterations.
         self._live: list[CaptureWindow] = []
         self._closed: list[CaptureWindow] = []
@@ -269,10 +269,6 @@ class WindowSchedule:
         self._unsettled: list[Profiler] = []
         #: Windows of the config that are built when their profilers have to prepare.
         self._plans: deque[WindowPlan] = deque()
-        #: Windows that another thread adds; the training's next iteration takes them up.
-        self.posted: deque[CaptureWindow] = deque()
-        #: Names of requests that another thread withdraws.
-        self._withdrawn: deque[str] = deque()
         #: The last iterations with a checkpoint or an evaluation.
         self.long_iterations: deque[int] = deque(maxlen=100)
 
@@ -308,18 +304,13 @@ class WindowSchedule:
 
     def post(self, plan: WindowPlan) -> None:
         """Capture a window that is still to come, from any thread; raises OSError if its manifest cannot be written."""
-        self.posted.append(self._build(plan))
-        self._wake()
+        self._inbox.posted.append(self._build(plan))
+        self._inbox.wake()
 
     def withdraw(self, request: str) -> None:
         """Drop the window of a request unless it has begun, from any thread."""
-        self._withdrawn.append(request)
-        self._wake()
-
-    @property
-    def has_messages(self) -> bool:
-        """Whether another thread has added or withdrawn a window."""
-        return bool(self.posted or self._withdrawn)
+        self._inbox.withdrawn.append(request)
+        self._inbox.wake()
 
     def next_edge(self) -> int:
         """The first iteration that needs more than timing, now that windows may have closed."""
@@ -332,7 +323,7 @@ class WindowSchedule:
     def is_due(self, iteration: int) -> bool:
         """Whether `due` has work before `iteration` runs."""
         return (
-            self.has_messages
+            bool(self._inbox.posted or self._inbox.withdrawn)
             or bool(self._unsettled)
             or self._plan_is_due(iteration)
             or any(window.is_due(iteration) for window in self._live[:1])
@@ -341,8 +332,8 @@ class WindowSchedule:
     def due(self, iteration: int) -> Iterator[CaptureWindow]:
         """Yield each window that the caller has to advance to `iteration`: a second one only where that closed the first."""
         self._clean_up()
-        while self.posted:
-            self._add(self.posted.popleft())
+        while self._inbox.posted:
+            self._add(self._inbox.posted.popleft())
         self._drop_withdrawn()
         while self._plan_is_due(iteration):
             plan = self._plans.popleft()
@@ -378,8 +369,8 @@ class WindowSchedule:
         self._unsettled = [profiler for profiler in self._unsettled if profiler.is_unsettled]
 
     def _drop_withdrawn(self) -> None:
-        while self._withdrawn:
-            request = self._withdrawn.popleft()
+        while self._inbox.withdrawn:
+            request = self._inbox.withdrawn.popleft()
             for window in [one for one in self._live if one.state == "waiting" and one.plan.trigger.request == request]:
                 window.give_up()
                 self._live.remove(window)
@@ -394,8 +385,8 @@ class WindowSchedule:
 
     def ended(self, ending: str) -> None:
         """Close every window at the end of the training, and wait until everything is written."""
-        while self.posted:
-            self._live.append(self.posted.popleft())
+        while self._inbox.posted:
+            self._live.append(self._inbox.posted.popleft())
         self._drop_withdrawn()
         for window in self._live:
             where = "inside" if window.state == "capturing" else "before"
@@ -410,8 +401,8 @@ class WindowSchedule:
     def fail(self, reason: str) -> None:
         """Capture nothing more after an error in profiling itself."""
         self._plans.clear()
-        while self.posted:
-            self._live.append(self.posted.popleft())
+        while self._inbox.posted:
+            self._live.append(self._inbox.posted.popleft())
         for window in self.windows:
             window.fail(reason)
         self._sort()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bridge_profiling.capture import ProfilingHook, hook, timer
+from bridge_profiling.capture import ProfilingHook, hook, loop
 from bridge_profiling.capture.control import listener
 from bridge_profiling.capture.control.planning import plan_capture
 from bridge_profiling.capture.control.protocol import Lease, RequestDirectory
@@ -156,7 +156,7 @@ def test_a_request_that_a_rank_receives_inside_its_window_is_the_reason(run):
 def lose_time(monkeypatch):
     """Makes the running iteration longer than a busy machine would, on the hook's clock alone."""
     lost = []
-    for module in (hook, timer):
+    for module in (hook, loop):
         monkeypatch.setattr(module, "perf_counter", lambda: time.perf_counter() + sum(lost))
     return lambda: lost.append(10**6)
 
