@@ -16,18 +16,17 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from time import perf_counter
 from types import TracebackType
 from typing import Any
 from weakref import WeakSet
 
 from bridge_profiling.capture.control.listener import Listener
-from bridge_profiling.capture.files import CaptureFiles, choose_attempt, claim_attempt
-from bridge_profiling.capture.loop import Inbox, IterationLog, Span, timing_span
+from bridge_profiling.capture.describe import Plan, RankInfo
+from bridge_profiling.capture.files import choose_attempt
+from bridge_profiling.capture.loop import NEVER, Inbox, Span, timing_span
 from bridge_profiling.capture.profiler import Profiler, guarded
 from bridge_profiling.capture.ranges import standing_ranges
-from bridge_profiling.capture.record import IterationWork, Rank, WindowPlan
 from bridge_profiling.capture.signals import (
     SignalWatch,
     raise_pending_exit,
@@ -35,7 +34,9 @@ from bridge_profiling.capture.signals import (
     signals_held,
     unwind_on,
 )
-from bridge_profiling.capture.window import NEVER, CaptureWindow, WindowSchedule, planned_windows
+from bridge_profiling.capture.window import Capture, Phase
+from bridge_profiling.capture.windows import Windows, planned
+from bridge_profiling.capture.work import IterationWork
 from bridge_profiling.config import OUTPUT_DIR_VARIABLE, ProfilingConfig, resolve_output_dir
 from bridge_profiling.errors import ProfilingConfigError, TrainingLogger, is_contained, one_line, require
 from bridge_profiling.launch_env import LaunchEnv, initialized_distributed
@@ -127,13 +128,13 @@ class ProfilingHook:
         self._selected = rank in self._profiled
         self._output_dir = output_dir
         self._opened = False
-        self._root, self._identity = Path(), uuid.uuid4().hex
-        self._inbox, self._log = Inbox(), IterationLog()
+        self._inbox, self._rank = Inbox(), RankInfo(rank, layout, work, train_iters)
         if self._config.nvtx_ranges:
             self._inbox.wake()
-        self._mark, self._span = self._log.mark, timing_span(self._log.mark)
-        self._schedule = WindowSchedule(rank, self._build_window, self._inbox)
-        self._window: CaptureWindow | None = None
+        self._mark, self._span = self._rank.log.mark, timing_span(self._rank.log.mark)
+        self._windows = Windows(self._rank, self._inbox)
+        #: The capture that records now.
+        self._recording: Capture | None = None
         #: The open iteration, if it has ranges.
         self._iteration: _Iteration | None = None
         #: Whether the loop counts with another type than int; whether every iteration had a number.
@@ -145,10 +146,7 @@ class ProfilingHook:
         self._watch = SignalWatch(signal.SIGTERM, lambda: self._ask_to_close("the process received SIGTERM"))
         self._listener: Listener | None = None
         #: Facts that a framework reports about itself: an integration fills it while the hook is open, for the manifests.
-        self.facts: dict[str, object] = {}
-        self._rank = Rank(
-            rank, layout, work, train_iters, self.facts, self._log.durations, self._log.running, self._schedule.recorded
-        )
+        self.facts = self._rank.facts
 
     def __reduce__(self) -> tuple[Callable[..., ProfilingHook], tuple[type[ProfilingHook]]]:
         # A model, a config or a callback that holds the hook is copied, pickled and sent to other processes.
@@ -187,12 +185,12 @@ class ProfilingHook:
         """
         try:
             if name in _LONG_PHASES:
-                self._schedule.long_iterations.append(self._log.running() or 0)
+                self._windows.long_iterations.append(self._rank.log.running() or 0)
         except BaseException as error:
             if not is_contained(error):
                 raise
             name = safe_name(name)  # it has no hash
-        if self._window is None and not self._config.nvtx_ranges:
+        if self._recording is None and not self._config.nvtx_ranges:
             return _NO_RANGE
         name = safe_name(name)
         return self._enter_ranges(name, lambda profiler: profiler.phase_range(name))
@@ -200,12 +198,12 @@ class ProfilingHook:
     @property
     def durations(self) -> tuple[tuple[int, int], ...]:
         """`(iteration, nanoseconds)` of the last 1,000 iterations, the oldest first."""
-        return tuple(self._log.durations())
+        return tuple(self._rank.log.durations())
 
     @property
     def capturing(self) -> bool:
         """Whether a window is open, so that expensive measurements are worth their time."""
-        return self._window is not None
+        return self._recording is not None
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         with self._guarded():
@@ -221,48 +219,36 @@ class ProfilingHook:
         self._closing.clear()
         self._closed.clear()
         self._opened = True
-        self._root = resolve_output_dir(self._config, self._output_dir)
-        rank = self._rank.number
-        attempt: int | None = None
+        root, rank = resolve_output_dir(self._config, self._output_dir), self._rank
+        holder, plans = uuid.uuid4().hex, list[Plan]()
         if self._selected and "torch" not in sys.modules:
             _say_once(
                 "the hook was opened before torch was imported: ranks cannot agree on a folder through torch.distributed yet,"
                 " and memory that is allocated meanwhile is not in a history. Import torch, and connect the ranks, before"
             )
-        if self._selected:
-            try:
-                attempt, self._identity = choose_attempt(
-                    self._root, self._config.window, rank, ranks=self._profiled, world_size=self._rank.layout.world_size
-                )
-            except Exception as error:
-                logger.error("rank %d: nothing will be captured: %s. Training goes on.", rank, one_line(error))
-                return
-            with guarded("nothing will be captured", rank):
-                self._schedule.plan(planned_windows(self._config, attempt, self._rank.train_iters))
-        if self._listens:
+        is_ready = False
+        with guarded("nothing will be captured", rank.number):
+            if self._selected:
+                ranks, world_size = self._profiled, rank.layout.world_size
+                attempt, holder = choose_attempt(root, self._config.window, rank.number, ranks=ranks, world_size=world_size)
+                plans = planned(self._config, attempt, rank.train_iters)
+            self._windows.open(root, holder, plans)
+            is_ready = True
+        if is_ready and self._listens:
             # A process that can start no thread still captures the windows of its config.
-            with guarded("no captures on demand", rank):
-                listener = Listener(self._root, self._config, self._rank, self._schedule, self._identity)
+            with guarded("no captures on demand", rank.number):
+                listener = Listener(root, self._config, rank, self._windows, holder)
                 listener.start()
                 self._listener = listener
 
-    def _build_window(self, plan: WindowPlan) -> CaptureWindow:
-        """The capture of a planned window; OSError where its manifest cannot be written."""
-        rank, window, attempt = self._rank.number, plan.config.window, plan.attempt
-        if attempt is None:
-            attempt = claim_attempt(self._root, window, rank, self._identity)
-        files = CaptureFiles(self._root, window, attempt, rank, plan.config.memory_snapshot_path)
-        return CaptureWindow(plan, files, self._rank)
-
     def _update(self) -> None:
-        """Take the window that records now and the next edge from the schedule."""
-        edge = self._schedule.next_edge()
-        self._window = self._schedule.capturing
+        """Take the capture that records now and the next edge from the windows."""
+        self._recording = self._windows.recording
         # While the hook closes, signals are held; it restores the disposition afterwards.
-        if self._window is None and self._opened and not self._sigterm.received:
+        if self._recording is None and self._opened and not self._sigterm.received:
             self._sigterm.__exit__()
             self._watch.__exit__()
-        self._inbox.sleep_until(0 if self._config.nvtx_ranges or self._converts else edge)
+        self._inbox.sleep_until(0 if self._config.nvtx_ranges or self._converts else self._windows.edge)
 
     def _watched(self, given: object) -> AbstractContextManager:
         """Bring the windows to an iteration, whatever type the loop counts with, and open its ranges."""
@@ -272,19 +258,18 @@ class ProfilingHook:
         iteration = self._number(given)
         with self._guarded():
             try:
-                if self._schedule.is_due(iteration):
+                if self._windows.is_due(iteration):
                     # Installed first, and then held: a handler that raises while a profiler starts leaves it half started.
                     self._sigterm.__enter__()
                     self._watch.__enter__()
                     self._loop = threading.current_thread()
                     with signals_held():
-                        for window in self._schedule.due(iteration):
-                            window.advance(iteration)
+                        self._windows.advance(iteration)
             finally:
                 # Also where a handler raised: the training may catch that, and run this iteration again.
                 self._update()
         span: Span = self._span
-        if self._window is not None or self._config.nvtx_ranges:
+        if self._recording is not None or self._config.nvtx_ranges:
             # First: an exit while the ranges open marks this iteration in the trace as interrupted.
             self._mark(iteration)
             span = self._iteration = _Iteration(self, iteration)
@@ -302,7 +287,7 @@ class ProfilingHook:
             try:
                 return whole_number(given)
             except ValueError as error:
-                reason, last = f"hook.iteration({shown(given)}): {error}", self._log.running()
+                reason, last = f"hook.iteration({shown(given)}): {error}", self._rank.log.running()
                 if self._numbered:
                     self._numbered = False
                     logger.error("rank %d: profiling failed: %s. Training goes on.", self._rank.number, reason)
@@ -317,8 +302,7 @@ class ProfilingHook:
             self._iteration = None
             try:
                 one.ranges.close()
-                if self._window is not None:
-                    self._window.iteration_ended(one.number, error)
+                self._windows.iteration_ended(one.number, error)
             finally:
                 self._update()
             self._close_if_asked()
@@ -336,7 +320,7 @@ class ProfilingHook:
 
     def _close_at_exit(self) -> None:
         why = "the process exited without leaving the hook"
-        records = any(one.state in ("armed", "capturing") for one in self._schedule.windows)
+        records = any(one.phase in (Phase.ARMED, Phase.RECORDING) for one in self._windows.all)
         # Not `is_alive`: in Python 3.12 it is False once a signal has interrupted a `join`.
         runs = self._loop.ident in sys._current_frames()
         if records and runs and self._loop is not threading.current_thread():
@@ -367,18 +351,17 @@ class ProfilingHook:
             if self._iteration is not None:
                 # Called by atexit, or an exit came as the iteration's ranges opened. Otherwise the iteration has ended.
                 self._end_iteration(self._iteration, SystemExit())
-            durations = self._log.durations()
+            durations = self._rank.log.durations()
             ending = ended_by if isinstance(ended_by, str) else _ending(ended_by)
             ending += f" after iteration {durations[-1][0]}" if durations else " before its first iteration"
             # First: a request that is made from here on is refused, and none opens a window.
             if self._listener is not None:
                 self._listener.stop(ending)
-            self._schedule.ended(ending)
+            self._windows.end(ending)
             if self._selected and self._config.profile_every is not None:
-                windows = self._schedule.windows
                 logger.info(
                     "rank %d: captured %d of at most %d windows, one every %d iterations",
-                    self._rank.number, sum(bool(one.plan.trigger.number and one.record.captured) for one in windows),
+                    self._rank.number, sum(bool(one.plan.trigger.number and one.iterations) for one in self._windows.all),
                     self._config.profile_at_most, self._config.profile_every,
                 )  # fmt: skip
             self._update()
@@ -389,17 +372,18 @@ class ProfilingHook:
 
     def _fail(self, reason: str) -> None:
         self._iteration = None
-        self._schedule.fail(reason)
+        self._windows.fail(reason)
         self._update()
 
     def _forked(self) -> None:
         """Profile nothing in a child process that the training has forked: threads and files are its parent's."""
         atexit.unregister(self._close_at_exit)
-        for window in self._schedule.windows:
-            window.forked()
+        for one in self._windows.all:
+            one.forked()
         self._opened = self._selected = False
         self._config, self._listener, self._iteration = ProfilingConfig(on_demand=False), None, None
-        self._schedule = WindowSchedule(self._rank.number, self._build_window, self._inbox)
+        self._inbox = Inbox()
+        self._windows = Windows(self._rank, self._inbox)
         self._sigterm.__exit__()
         self._update()
 
@@ -417,7 +401,7 @@ class ProfilingHook:
         """Enter the profilers' ranges, and that of `nvtx_ranges` unless it is of the same kind; closing the stack ends them."""
         stack, kinds = _Ranges(self._rank.number), set()
         with guarded(f"no range {name!r}", self._rank.number):
-            for profiler in self._window.active if self._window is not None else ():
+            for profiler in self._recording.active if self._recording is not None else ():
                 one = of_profiler(profiler)
                 if one is not None:
                     stack.enter_context(one)

@@ -5,6 +5,7 @@ Each iteration runs what is here, so it does no more than compare a number and t
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -12,6 +13,9 @@ from time import perf_counter
 from typing import Any
 
 from bridge_profiling.capture.signals import exit_is_pending, woken_on_exit
+
+#: Later than every iteration: there is nothing more to do.
+NEVER = sys.maxsize
 
 #: How many iterations' durations are kept, and go into a manifest.
 _KEPT_DURATIONS = 1000

@@ -59,7 +59,6 @@ class TorchProfiler(Profiler):
     """Records host and device activity with torch.profiler."""
 
     name = "torch"
-    needs_warm_up = True
 
     _session: TorchSession | None = None
     _observer: Any = None

@@ -22,11 +22,11 @@ from typing import Any
 
 from bridge_profiling.capture.control import protocol
 from bridge_profiling.capture.control.planning import plan_capture, warm_up_of
+from bridge_profiling.capture.describe import Plan, RankInfo
 from bridge_profiling.capture.files import claim_attempt
 from bridge_profiling.capture.nsys_profiler import check_armed
 from bridge_profiling.capture.profiler import guarded
-from bridge_profiling.capture.record import Rank, WindowPlan
-from bridge_profiling.capture.window import WindowSchedule
+from bridge_profiling.capture.windows import Windows
 from bridge_profiling.config import PROFILERS, ProfilingConfig
 from bridge_profiling.errors import CaptureError, ProfilingConfigError, TrainingLogger, one_line, require
 from bridge_profiling.launch_env import LaunchEnv
@@ -51,12 +51,12 @@ _LEASE_SECONDS = 60.0
 class Listener(threading.Thread):
     """One rank's thread; `holder` is the name under which this run holds its folders."""
 
-    def __init__(self, root: Path, config: ProfilingConfig, rank: Rank, schedule: WindowSchedule, holder: str) -> None:
+    def __init__(self, root: Path, config: ProfilingConfig, rank: RankInfo, windows: Windows, holder: str) -> None:
         super().__init__(name="bridge_profiling listener", daemon=True)
-        self._requests, self._config, self._rank, self._schedule = protocol.RequestDirectory(root), config, rank, schedule
-        self._coordinator = Coordinator(root, config, rank, schedule, holder) if rank.number == 0 else None
+        self._requests, self._config, self._rank, self._windows = protocol.RequestDirectory(root), config, rank, windows
+        self._coordinator = Coordinator(root, config, rank, windows, holder) if rank.number == 0 else None
         factor = config.slow_iteration_factor
-        self._watch = None if factor is None else SlowWatch(factor, schedule.is_disturbed)
+        self._watch = None if factor is None else SlowWatch(factor, windows.is_disturbed)
         #: The status when this rank began to listen; an earlier run may have left it.
         self._first_status: protocol.JobStatus | None = None
         #: Names of the captures that this rank has received, and of those it may have to drop again.
@@ -120,15 +120,15 @@ class Listener(threading.Thread):
             if (done := self._requests.done(gone)) is not None:
                 self._posted.discard(gone)
                 if done.withdrawn:
-                    self._schedule.withdraw(gone)
+                    self._windows.withdraw(gone)
                     self._ahead = [one for one in self._ahead if one.id != gone]
         # Captures also delay the ranks that do not make them.
-        iteration = self._rank.iteration() or 0
+        iteration = self._rank.log.running() or 0
         for one in [one for one in self._ahead if iteration >= one.start - self._config.pytorch_profiler_warmup]:
             self._ahead.remove(one)
             if self._watch is not None:
                 self._watch.ignore_before(one.end + COOL_DOWN)
-        slow = None if self._watch is None else self._watch.check(self._rank.durations())
+        slow = None if self._watch is None else self._watch.check(self._rank.log.durations())
         if slow is not None and not any(one.kind == "slow_iteration" for one in accepted):
             self._request_capture(slow)
 
@@ -137,11 +137,11 @@ class Listener(threading.Thread):
         self._ahead.append(accepted)
         if self._watch is not None and accepted.kind == "slow_iteration":
             self._watch.ignore_before(accepted.end + COOL_DOWN)
-        rank, iteration, reason = self._rank.number, self._rank.iteration(), None
+        rank, iteration, reason = self._rank.number, self._rank.log.running(), None
         if rank not in accepted.ranks:
             return
         try:
-            self._schedule.post(self._plan(accepted, iteration))
+            self._windows.post(self._plan(accepted, iteration))
             self._posted.add(accepted.id)
         except Exception as error:
             reason = str(error) if isinstance(error, CaptureError) else one_line(error)
@@ -149,7 +149,7 @@ class Listener(threading.Thread):
         answer = protocol.RankAnswer(rank=rank, status="refused" if reason else "armed", reason=reason, iteration=iteration)
         self._requests.write(f"answers/{accepted.id}/rank-{rank}.json", answer)
 
-    def _plan(self, accepted: protocol.AcceptedCapture, iteration: int | None) -> WindowPlan:
+    def _plan(self, accepted: protocol.AcceptedCapture, iteration: int | None) -> Plan:
         """The window of an accepted capture; raises CaptureError if this rank cannot capture it."""
         if iteration is not None and iteration >= accepted.start:
             raise CaptureError(
@@ -176,7 +176,7 @@ class Listener(threading.Thread):
             requested_by=accepted.requested_by,
             request=accepted.id,
         )
-        return WindowPlan(config, trigger, accepted.attempt)
+        return Plan(config, trigger, accepted.attempt)
 
     def _request_capture(self, slow: str) -> None:
         """Request a capture for a slow iteration, unless a request is pending or the job makes no more such captures."""
@@ -194,8 +194,8 @@ class Listener(threading.Thread):
 class Coordinator:
     """Decides on requests for one job, on its rank 0. Arguments as of `Listener`."""
 
-    def __init__(self, root: Path, config: ProfilingConfig, rank: Rank, schedule: WindowSchedule, holder: str) -> None:
-        self._requests, self._config, self._rank, self._schedule = protocol.RequestDirectory(root), config, rank, schedule
+    def __init__(self, root: Path, config: ProfilingConfig, rank: RankInfo, windows: Windows, holder: str) -> None:
+        self._requests, self._config, self._rank, self._windows = protocol.RequestDirectory(root), config, rank, windows
         self._holder = holder
         self._accepted: list[protocol.AcceptedCapture] = []
         #: By request, its client's lease as last read, and since when it is the same.
@@ -312,7 +312,7 @@ class Coordinator:
         )  # fmt: skip
 
     def _update_status(self, ended: str | None) -> None:
-        iteration, durations = self._rank.iteration(), self._rank.durations()
+        iteration, durations = self._rank.log.running(), self._rank.log.durations()
         if iteration is not None:
             self._polls.append((time.monotonic(), iteration))
         recent = [duration for _, duration in durations[-50:]]
@@ -333,7 +333,7 @@ class Coordinator:
             fastest_ns=max(min(recent[-10:]), min(polled)) if recent else None,
             median_ns=int(max(statistics.median(recent), statistics.median(polled))) if recent else None,
             windows=[[window.start, window.end] for window in self._config.windows if window.end > (iteration or 0)],
-            records_memory=self._schedule.records_memory,
+            records_memory=self._windows.records_memory,
             cuda=torch is not None and torch.cuda.is_initialized(),
             under_nsys=under_nsys,
             nsys_captures_left=self._config.nsys_capture_count - nsys_captures if under_nsys else 0,

@@ -14,7 +14,7 @@ from bridge_profiling.capture import ProfilingHook, hook, loop
 from bridge_profiling.capture.control import listener
 from bridge_profiling.capture.control.planning import plan_capture
 from bridge_profiling.capture.control.protocol import Lease, RequestDirectory
-from bridge_profiling.capture.record import WindowPlan
+from bridge_profiling.capture.describe import Plan
 from bridge_profiling.manifest import Trigger
 from bridge_profiling.processes import pid_space
 from bridge_profiling.slow_iterations import COOL_DOWN
@@ -145,9 +145,9 @@ def test_a_file_system_that_hangs_delays_no_iteration(run, monkeypatch):
 
 
 def test_a_request_that_a_rank_receives_inside_its_window_is_the_reason(run):
-    plan = WindowPlan(run.config(4, 8), Trigger(kind="request", request="late"), 0)
+    plan = Plan(run.config(4, 8), Trigger(kind="request", request="late"), 0)
     config = run.config(1, 2, on_demand=True, use_pytorch_profiler=False)
-    run.train(config, range(10), between=lambda iteration, hook: iteration == 5 and hook._schedule.post(plan))
+    run.train(config, range(10), between=lambda iteration, hook: iteration == 5 and hook._windows.post(plan))
     reason = "this rank received the request for the window 4-8 in iteration 6"
     assert (*run.outcome("iter-4-8"), run.manifest("iter-4-8")["reason"]) == ("partial", [6, 7], reason)
 
