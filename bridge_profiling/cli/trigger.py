@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from bridge_profiling.capture.control.protocol import MAX_ITERATIONS, SETTINGS, CaptureRequest
+from bridge_profiling.capture.control.messages import MAX_ITERATIONS, SETTINGS, CaptureRequest
 from bridge_profiling.cli.common import FAILURE, JsonOption, ProfilerName, closed, echo, print_error
 from bridge_profiling.config import ProfilingConfig, parse_ranks
 from bridge_profiling.errors import ProfilingConfigError, TraceError, require

@@ -13,16 +13,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
+from bridge_profiling.capture.control.directory import RequestDirectory
+from bridge_profiling.capture.control.messages import AcceptedCapture, CaptureRequest, DoneCapture, JobStatus, Lease, RankAnswer
 from bridge_profiling.capture.control.planning import plan_capture
-from bridge_profiling.capture.control.protocol import (
-    AcceptedCapture,
-    CaptureRequest,
-    DoneCapture,
-    JobStatus,
-    Lease,
-    RankAnswer,
-    RequestDirectory,
-)
 from bridge_profiling.config import DEFAULT_OUTPUT_DIR
 from bridge_profiling.errors import CaptureError, ProfilingConfigError, TraceError, require
 from bridge_profiling.manifest import find_captures

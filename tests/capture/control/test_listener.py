@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from bridge_profiling.capture import ProfilingHook, hook, loop
-from bridge_profiling.capture.control import listener
+from bridge_profiling.capture.control import coordinator, listener
+from bridge_profiling.capture.control.directory import RequestDirectory
+from bridge_profiling.capture.control.messages import Lease
 from bridge_profiling.capture.control.planning import plan_capture
-from bridge_profiling.capture.control.protocol import Lease, RequestDirectory
 from bridge_profiling.capture.describe import Plan
 from bridge_profiling.manifest import Trigger
 from bridge_profiling.processes import pid_space
@@ -70,7 +71,7 @@ NO_PROCESS = int(Path("/proc/sys/kernel/pid_max").read_text()) + 1
     ],
 )
 def test_a_request_whose_client_ends_before_the_capture_begins_is_dropped(run, monkeypatch, left):
-    monkeypatch.setattr(listener, "_LEASE_SECONDS", 0.1)
+    monkeypatch.setattr(coordinator, "_LEASE_SECONDS", 0.1)
 
     def ask(name, lease, **request):
         run.requests.write(f"lease-{name}.json", lease)

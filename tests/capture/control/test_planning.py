@@ -10,8 +10,9 @@ import pytest
 
 from bridge_profiling import ProfilingConfigError
 from bridge_profiling.capture.control.client import Waiting, find_requests, trigger
+from bridge_profiling.capture.control.directory import RequestDirectory
+from bridge_profiling.capture.control.messages import parse_request
 from bridge_profiling.capture.control.planning import plan_capture
-from bridge_profiling.capture.control.protocol import RequestDirectory, parse_request
 from bridge_profiling.config import Window
 from bridge_profiling.processes import pid_space
 from tests.capture.control.conftest import STATUS, requested
