@@ -302,7 +302,7 @@ def healthy_table(found: Iterable[Answer]) -> str:
     """What is found in captures without a cause."""
     rows = [
         (
-            one.capture.name, one.capture.worker, f"{one.capture.busy_share or 0.0:.0%}",
+            one.capture.name, one.capture.recorder, f"{one.capture.busy_share or 0.0:.0%}",
             ", ".join(f"`{each.id}` on {_ranks(each.ranks)}" for each in one.found) or "nothing",
             "yes" if one.right else "no",
         )
@@ -316,7 +316,7 @@ def iterations_table(found: Iterable[Answer]) -> str:
     """The unprofiled iteration of each capture, measured and estimated."""
     rows = [
         (
-            one.capture.name, one.capture.worker, _ms(one.profiled_ms), _ms(one.estimated_ms),
+            one.capture.name, one.capture.recorder, _ms(one.profiled_ms), _ms(one.estimated_ms),
             _ms(one.capture.unprofiled.median), _percent(one.iteration_error),
             "" if one.capture.unprofiled.spread <= STEADY else "unsteady",
         )

@@ -258,7 +258,7 @@ class ProfilingHook:
         iteration = self._number(given)
         with self._guarded():
             try:
-                if self._windows.is_due(iteration):
+                if self._windows.edge <= iteration:
                     # Installed first, and then held: a handler that raises while a profiler starts leaves it half started.
                     self._sigterm.__enter__()
                     self._watch.__enter__()
@@ -358,12 +358,6 @@ class ProfilingHook:
             if self._listener is not None:
                 self._listener.stop(ending)
             self._windows.end(ending)
-            if self._selected and self._config.profile_every is not None:
-                logger.info(
-                    "rank %d: captured %d of at most %d windows, one every %d iterations",
-                    self._rank.number, sum(bool(one.plan.trigger.number and one.iterations) for one in self._windows.all),
-                    self._config.profile_at_most, self._config.profile_every,
-                )  # fmt: skip
             self._update()
 
     def _guarded(self) -> AbstractContextManager[None]:
@@ -399,15 +393,13 @@ class ProfilingHook:
 
     def _enter_ranges(self, name: str, of_profiler: Callable[[Profiler], AbstractContextManager | None]) -> ExitStack:
         """Enter the profilers' ranges, and that of `nvtx_ranges` unless it is of the same kind; closing the stack ends them."""
-        stack, kinds = _Ranges(self._rank.number), set()
+        stack = _Ranges(self._rank.number)
         with guarded(f"no range {name!r}", self._rank.number):
-            for profiler in self._recording.active if self._recording is not None else ():
-                one = of_profiler(profiler)
-                if one is not None:
-                    stack.enter_context(one)
-                    kinds.add(type(one))
-            if self._config.nvtx_ranges and type(own := standing_ranges()(name)) not in kinds:
-                stack.enter_context(own)
+            ranges = self._recording.ranges(of_profiler) if self._recording is not None else []
+            if self._config.nvtx_ranges and type(own := standing_ranges()(name)) not in map(type, ranges):
+                ranges.append(own)
+            for one in ranges:
+                stack.enter_context(one)
         return stack
 
 

@@ -100,7 +100,7 @@ class TorchProfiler(Profiler):
             # The observer writes during the window, so the file gets its name at the end, like every other file.
             self._observer = torch.profiler.ExecutionTraceObserver()
             self._observer.register_callback(str(self._plain / self.files.chakra_trace.name))
-            self._unwatch_observers = watch_calls(OBSERVERS, self._give_way)
+            self._unwatch_observers = watch_calls(OBSERVERS, lambda function: self._give_way())
         # Not its subclass `profile`, which has an observer of its own where ENABLE_PYTORCH_EXECUTION_TRACE is set.
         self._profile = torch.profiler._KinetoProfile(
             activities=activities,
@@ -332,7 +332,7 @@ class MemoryProfiler(Profiler):
             raise CaptureError(_OTHER_HISTORY)
         torch.cuda.memory._record_memory_history(max_entries=_MAX_ENTRIES, stacks="python")
         self._recording = True
-        self._unwatch = watch_calls(MEMORY_HISTORY, self._give_way)
+        self._unwatch = watch_calls(MEMORY_HISTORY, lambda function: self._give_way())
         # Called where the allocation fails, before anything unwinds, so the snapshot shows what filled the memory.
         torch._C._cuda_attach_out_of_memory_observer(self._on_oom)  # type: ignore[attr-defined,unused-ignore]
 

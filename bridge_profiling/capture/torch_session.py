@@ -28,7 +28,7 @@ _ALREADY = "another profiler is already recording in this process, and torch all
 #: torch's functions that begin and end a profiler, by the modules that hold them under their own names.
 _MODULES = ("torch.autograd", "torch.autograd.profiler", "torch.autograd.profiler_legacy")
 _PREPARES, _DISABLES = "_prepare_profiler", "_disable_profiler"
-_BEGINS = (_PREPARES, "_enable_profiler", "_enable_profiler_legacy")
+_PROFILERS = _MODULES, (_PREPARES, "_enable_profiler", "_enable_profiler_legacy", _DISABLES)
 
 #: torch's functions that register an ExecutionTraceObserver, and that switch a memory history, and the modules that hold them.
 OBSERVERS = ("torch.profiler.profiler", "torch._C._profiler"), ("_add_execution_trace_observer",)
@@ -73,7 +73,7 @@ class TorchSession:
         if torch.autograd._profiler_enabled() or _records_elsewhere():
             raise CaptureError(_ALREADY)
         _sessions.add(self)
-        self._unwatch = _watch(self._begins, self._ended)
+        self._unwatch = watch_calls(_PROFILERS, self._begins, self._ended)
         with self._own_call():
             self._profile.prepare_trace()
         _own_profilers.add(self._profile.profiler)
@@ -220,7 +220,7 @@ class TorchSession:
     def _begins(self, function: str) -> None:
         """Another profiler begins: in our thread, end ours, since ending both crashes; in another one, Kineto drops ours."""
         thread = threading.current_thread()
-        if thread is self._calling or self.phase == "idle":
+        if thread is self._calling or self.phase == "idle" or function == _DISABLES:
             return
         if thread is not self._thread:
             if function == _PREPARES:
@@ -232,8 +232,8 @@ class TorchSession:
             # Whatever goes wrong there, the training's own call goes on.
             self.give_up(_OVERTAKEN)
 
-    def _ended(self) -> None:
-        if threading.current_thread() is not self._calling:
+    def _ended(self, function: str) -> None:
+        if function == _DISABLES and threading.current_thread() is not self._calling:
             self._others.discard(threading.current_thread())
 
 
@@ -276,20 +276,19 @@ def _records_elsewhere() -> bool:
     )
 
 
-def _watch(begins: Callable[[str], None], ended: Callable[[], None]) -> Callable[[], None]:
-    """Call `begins` before torch begins a profiler, and `ended` after it has ended one; returns what undoes it."""
-    return _replace_functions(_MODULES, (*_BEGINS, _DISABLES), begins, ended)
-
-
-def _replace_functions(
-    modules: Iterable[str], names: Iterable[str], begins: Callable[[str], None], ended: Callable[[], None]
+def watch_calls(
+    functions: tuple[Iterable[str], Iterable[str]],
+    before: Callable[[str], object],
+    after: Callable[[str], object] = lambda function: None,
 ) -> Callable[[], None]:
+    """Call `before` and `after` around torch's functions of these modules and names, with the name; returns what undoes it."""
+    modules, names = functions
     replaced: list[tuple[Any, str, Any, Any]] = []
     for module in filter(None, map(sys.modules.get, modules)):
         for name in names:
             original = getattr(module, name, None)
             if original is not None:
-                watched = _watched(original, name, begins, ended)
+                watched = _watched(original, name, before, after)
                 setattr(module, name, watched)
                 replaced.append((module, name, watched, original))
 
@@ -303,9 +302,16 @@ def _replace_functions(
     return unwatch
 
 
-def watch_calls(functions: tuple[tuple[str, ...], tuple[str, ...]], called: Callable[[], None]) -> Callable[[], None]:
-    """Call `called` before torch's OBSERVERS or MEMORY_HISTORY; returns what undoes it."""
-    return _replace_functions(*functions, lambda function: called(), lambda: None)
+def _watched(original: Any, name: str, before: Callable[[str], object], after: Callable[[str], object]) -> Any:
+    @wraps(original)
+    def call(*arguments: Any, **keywords: Any) -> Any:
+        before(name)
+        try:
+            return original(*arguments, **keywords)
+        finally:
+            after(name)
+
+    return call
 
 
 def observer_is_registered() -> bool:
@@ -315,17 +321,3 @@ def observer_is_registered() -> bool:
     # torch answers only to the object itself; objects refer to their class.
     observers = torch.profiler.ExecutionTraceObserver
     return any(isinstance(one, observers) and one._registered for one in gc.get_referrers(observers))
-
-
-def _watched(original: Any, name: str, begins: Callable[[str], None], ended: Callable[[], None]) -> Any:
-    @wraps(original)
-    def call(*arguments: Any, **keywords: Any) -> Any:
-        if name != _DISABLES:
-            begins(name)
-        try:
-            return original(*arguments, **keywords)
-        finally:
-            if name == _DISABLES:
-                ended()
-
-    return call

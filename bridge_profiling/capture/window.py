@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from enum import IntEnum
 from itertools import pairwise
 from threading import Thread
@@ -76,10 +76,6 @@ class Capture:
         edges = {Phase.WAITING: self.plan.first_edge, Phase.ARMED: self.window.start, Phase.RECORDING: 0}
         return edges.get(self.phase, NEVER)
 
-    def is_due(self, iteration: int) -> bool:
-        """Whether `advance` changes the phase before `iteration` runs."""
-        return iteration not in self.window if self.phase is Phase.RECORDING else iteration >= self.edge
-
     # -- in the training's thread, signals held ------------------------------------------------------------------------
 
     def open(self) -> None:
@@ -89,9 +85,10 @@ class Capture:
             self.end(None)
 
     def advance(self, iteration: int) -> None:
-        """Bring a capture that is due to the phase for `iteration`: warm up, start recording, or end."""
+        """Bring a capture whose edge is reached to the phase for `iteration`: warm up, start recording, or end."""
         if self.phase is Phase.RECORDING:
-            self.end(f"iteration {iteration} came before the window {self.window} was complete")
+            if iteration not in self.window:
+                self.end(f"iteration {iteration} came before the window {self.window} was complete")
             return
         self._before = self._rank.log.running()
         if iteration >= self.window.end:
@@ -128,11 +125,14 @@ class Capture:
             self.end(None)
         self._garbage.raise_lost()
 
+    def ranges(self, of_profiler: Callable[[Profiler], AbstractContextManager | None]) -> list[AbstractContextManager]:
+        """The profilers' ranges."""
+        return [one for one in map(of_profiler, self.active) if one is not None]
+
     def _enter_ranges(self, name: str) -> ExitStack:
         stack = ExitStack()
-        for profiler in self.active:
-            if (one := profiler.phase_range(name)) is not None:
-                stack.enter_context(one)
+        for one in self.ranges(lambda profiler: profiler.phase_range(name)):
+            stack.enter_context(one)
         return stack
 
     # -- the end of the window -----------------------------------------------------------------------------------------

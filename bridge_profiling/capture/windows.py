@@ -98,15 +98,9 @@ class Windows:
     @property
     def edge(self) -> int:
         """The first iteration that needs more than timing."""
-        if self._unsettled():
+        if self._inbox.posted or self._inbox.withdrawn or self._unsettled():
             return 0
         return min(self._live[0].edge if self._live else NEVER, self._plans[0].first_edge if self._plans else NEVER)
-
-    def is_due(self, iteration: int) -> bool:
-        """Whether `advance` has work before `iteration` runs."""
-        received = bool(self._inbox.posted or self._inbox.withdrawn)
-        first_is_due = bool(self._live) and self._live[0].is_due(iteration)
-        return received or first_is_due or self._plan_is_due(iteration) or bool(self._unsettled())
 
     def advance(self, iteration: int) -> None:
         """Bring the windows to an iteration. Signals are held."""
@@ -121,16 +115,16 @@ class Windows:
                     self._add(self._capture(plan))
                 break
         # A second one only where that ends the first.
-        while self._live and self._live[0].is_due(iteration):
-            first = self._live[0]
-            resumed_after = (
-                first.plan.trigger.kind == "repeat" and first.phase is Phase.WAITING and iteration >= first.window.end
-            )
-            if resumed_after and (self._plans or len(self._live) > 1):
-                self._drop(first)
+        while self._live and self._live[0].edge <= iteration:
+            first, before = self._live[0], self._live[0].phase
+            is_past = before is Phase.WAITING and iteration >= first.window.end
+            if is_past and first.plan.trigger.kind == "repeat" and (self._plans or len(self._live) > 1):
+                self._drop(first)  # the run resumed after it
             else:
                 first.advance(iteration)
                 self._sort()
+            if first.phase is before:
+                break
 
     def iteration_ended(self, iteration: int, error: BaseException | None) -> None:
         """Note an iteration of the window that records, and end the window after its last one."""
