@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from bridge_profiling import ProfilingConfig
+from bridge_profiling.capture.memory_history import MAX_ENTRIES
 from bridge_profiling.capture.ranges import NvtxRange, range_functions
-from bridge_profiling.capture.torch_profiler import _MAX_ENTRIES
 from bridge_profiling.nsys.command import CAPTURE_RANGE
 
 
@@ -84,7 +84,7 @@ class BareMemory(Bare):
     """CUDA's allocation history, switched on and off."""
 
     def open(self) -> None:
-        torch.cuda.memory._record_memory_history(max_entries=_MAX_ENTRIES, stacks="python")
+        torch.cuda.memory._record_memory_history(max_entries=MAX_ENTRIES, stacks="python")
 
     def stop(self) -> None:
         torch.cuda.memory._record_memory_history(enabled=None)

@@ -14,10 +14,11 @@ from bridge_profiling.capture.files import CaptureFiles, give_up_attempt
 from bridge_profiling.capture.garbage import GarbageCollections
 from bridge_profiling.capture.loop import NEVER
 from bridge_profiling.capture.manifest_file import ManifestFile
+from bridge_profiling.capture.memory_history import MemoryHistory
 from bridge_profiling.capture.nsys_profiler import NsysProfiler
 from bridge_profiling.capture.profiler import Outcome, Profiler, for_each, guarded, synchronize_device
 from bridge_profiling.capture.signals import signals_held
-from bridge_profiling.capture.torch_profiler import MemoryProfiler, TorchProfiler
+from bridge_profiling.capture.torch_profiler import TorchProfiler
 from bridge_profiling.capture.work import describe_work, throughput
 from bridge_profiling.config import ProfilingConfig
 from bridge_profiling.errors import TrainingLogger
@@ -300,7 +301,7 @@ def _profilers(config: ProfilingConfig, files: CaptureFiles, rank: RankInfo) -> 
         "coordinates": rank.layout.coordinates(rank.number),
     }
     wanted: list[tuple[bool, type[Profiler]]] = [
-        (config.record_memory_history, MemoryProfiler),
+        (config.record_memory_history, MemoryHistory),
         (config.use_nsys_profiler, NsysProfiler),
         (config.use_pytorch_profiler, TorchProfiler),
     ]
