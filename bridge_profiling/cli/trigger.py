@@ -67,7 +67,6 @@ def trigger(
         settings=settings,
         reason=reason,
         requested_by=f"{_user()}@{socket.gethostname()}",
-        leased=timeout != 0,
     )
     directory = client.find_requests(_output_dir(run))
     if memory:
@@ -75,7 +74,7 @@ def trigger(
         request = replace(request, profilers=[*(profilers or (status.profilers if status else ["torch"])), "memory"])
     waiting = client.Waiting(directory, request)
     try:
-        with waiting if request.leased else nullcontext():
+        with waiting if timeout != 0 else nullcontext():
             result = client.trigger(directory, request, wait=timeout)
             if not as_json:
                 echo(_in_words(result, directory.root, captured=wait))

@@ -14,7 +14,7 @@ import pytest
 from bridge_profiling.atomic import create_exclusively, make_directory, write_atomically, write_json
 from bridge_profiling.capture.control import client
 from bridge_profiling.capture.control.directory import RequestDirectory
-from bridge_profiling.capture.control.messages import AcceptedCapture, CaptureRequest, Lease
+from bridge_profiling.capture.control.messages import AcceptedCapture, CaptureRequest
 from bridge_profiling.errors import CaptureError, ProfilingConfigError
 from bridge_profiling.nsys import supervisor
 from tests.capture.conftest import run
@@ -114,7 +114,6 @@ FORGED_STATUS = {"poll_seconds": float("nan"), "profilers": "x", "train_iters": 
     [
         *(("accepted", ACCEPTED, key, value) for key, value in FORGED_ACCEPTED.items()),
         *(("progress", STATUS, key, value) for key, value in FORGED_STATUS.items()),
-        *(("lease", Lease(pid=1, pid_space="here"), *item) for item in {"pid": "1", "kept": 1}.items()),
         ("progress", STATUS, "open", [asdict(ACCEPTED) | {"iterations": 10**9}]), ("accepted", ACCEPTED, "attempt", 10**400),
     ],
 )  # fmt: skip
@@ -123,7 +122,6 @@ def test_a_forged_message_is_no_message(root, name, message, key, value):
     read, file = {
         "accepted": (lambda: next(iter(requests.accepted()), None), f"accepted/{ACCEPTED.id}"),
         "progress": (requests.status, "progress"),
-        "lease": (lambda: requests.lease(ACCEPTED.id), f"lease-{ACCEPTED.id}"),
     }[name]
     write_json(requests.path / f"{file}.json", message)
     assert read() == message

@@ -16,7 +16,6 @@ from bridge_profiling.capture.control.messages import (
     AcceptedCapture,
     CaptureRequest,
     JobStatus,
-    Lease,
     RefusedRequest,
     new_id,
     parse_request,
@@ -30,15 +29,12 @@ from bridge_profiling.errors import ProfilingConfigError, TrainingLogger, requir
 from bridge_profiling.launch_env import LaunchEnv
 from bridge_profiling.nsys.launch import runs_under_nsys
 from bridge_profiling.printable import printable
-from bridge_profiling.processes import is_running, pid_space
+from bridge_profiling.processes import pid_space
 
 logger = TrainingLogger(__name__)
 
 #: Polls remembered to measure the time from one iteration's start to the next.
 _KEPT_POLLS = 11
-
-#: How long a client on another machine may leave its lease without renewal. A shared file system may show one late.
-_LEASE_SECONDS = 60.0
 
 
 class Coordinator:
@@ -60,8 +56,6 @@ class Coordinator:
         #: All accepted captures, and those that are not over.
         self._accepted: list[AcceptedCapture] = []
         self._open: list[AcceptedCapture] = []
-        #: By request, its client's lease as last read, and since when it is the same.
-        self._leases: dict[str, tuple[Lease | None, float]] = {}
         #: Text of the request that was pending at the last poll.
         self._pending: str | None = None
         #: Time in seconds and current iteration of the last polls.
@@ -105,42 +99,23 @@ class Coordinator:
             request_id = new_id() if request is None or self._requests.knows(request.id) else request.id
             refused = RefusedRequest(refused=str(error), request=request or text[:1000])
             self._requests.write(f"refused/{request_id}.json", refused)
-            if request is not None and request.id == request_id:
-                self._requests.end_lease(request_id)
+            self._requests.forget_call_off(request_id)
 
     def _closed(self, accepted: AcceptedCapture, status: JobStatus) -> bool:
-        """Close a capture if it is over, or if its client has ended before it began; whether it is closed."""
+        """Close a capture if it is over, or if it was withdrawn before it began; whether it is closed."""
         iteration = status.iteration or 0
         if status.ended or iteration >= accepted.end:
             self._requests.close(accepted, status.ended or "done")
-        elif self._is_abandoned(accepted) and iteration < accepted.start - warm_up_of(accepted, status):
-            logger.info("request %s is withdrawn: its client has ended", accepted.id)
-            self._requests.close(accepted, "withdrawn: its client has ended", withdrawn=True)
+        elif self._requests.is_called_off(accepted.id) and iteration < accepted.start - warm_up_of(accepted, status):
+            logger.info("request %s is withdrawn", accepted.id)
+            self._requests.close(accepted, "withdrawn", withdrawn=True)
             self._accepted.remove(accepted)
         else:
             return False
-        self._leases.pop(accepted.id, None)
         return True
 
-    def _is_abandoned(self, request: CaptureRequest) -> bool:
-        """Whether the client of a request, which has not got its answer, is gone."""
-        if not request.leased:
-            return False
-        lease, now = self._requests.lease(request.id), time.monotonic()
-        before, since = self._leases.setdefault(request.id, (lease, now))
-        if lease != before:
-            self._leases[request.id] = (lease, now)
-            return False
-        if lease is None:
-            return not self._requests.has_lease(request.id)
-        if lease.kept:
-            return False
-        # Elsewhere its process cannot be seen, and clocks differ: its renewals are counted.
-        here = lease.pid_space is not None and lease.pid_space == pid_space()
-        return not is_running(lease.pid) if here else now - since > _LEASE_SECONDS
-
     def _accept(self, request: CaptureRequest, status: JobStatus) -> None:
-        require(not self._is_abandoned(request), "its client has ended", instead="Request it again")
+        require(not self._requests.is_called_off(request.id), "it was withdrawn", instead="Request it again")
         planned = plan_capture(request, status)
         # A rank carries out each name once, and done/ keeps one file for it.
         require(

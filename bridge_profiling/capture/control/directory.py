@@ -4,7 +4,7 @@ Each is a small JSON file that is either complete or missing:
 
     on-demand/progress.json            rank 0, about once a second: the job's status
     on-demand/request.json             a request that rank 0 has not read yet; created by a link, so it never replaces another
-    on-demand/lease-ID.json            a client that waits for this request: who it is, renewed while it runs
+    on-demand/withdrawn/ID.json        a client that no longer waits for this request, after rank 0 has read it
     on-demand/accepted/ID.json         rank 0: an accepted request, with its iterations and ranks
     on-demand/answers/ID/rank-N.json   each profiled rank's answer to it
     on-demand/refused/ID.json          rank 0: a request that was refused, and why
@@ -37,7 +37,6 @@ from bridge_profiling.capture.control.messages import (
     CaptureRequest,
     DoneCapture,
     JobStatus,
-    Lease,
     RankAnswer,
     RefusedRequest,
 )
@@ -112,18 +111,9 @@ class RequestDirectory:
         """The capture that a request led to, open or over; None if it was not accepted."""
         return self._read(f"accepted/{request_id}.json", AcceptedCapture) or self.done(request_id)
 
-    def lease(self, request_id: str) -> Lease | None:
-        """The lease of a request's client."""
-        return self._read(f"lease-{request_id}.json", Lease)
-
-    def has_lease(self, request_id: str) -> bool:
-        """Whether there is a lease, even if it cannot be read, as without file descriptors."""
-        return os.path.lexists(self.path / f"lease-{request_id}.json")
-
-    def end_lease(self, request_id: str) -> None:
-        """Remove a lease."""
-        with contextlib.suppress(OSError):
-            (self.path / f"lease-{request_id}.json").unlink()
+    def is_called_off(self, request_id: str) -> bool:
+        """Whether the client no longer wants a request that rank 0 has taken."""
+        return self._read(f"withdrawn/{request_id}.json", str) == request_id
 
     def refusal(self, request_id: str) -> RefusedRequest | None:
         """A request that was refused."""
@@ -155,6 +145,11 @@ class RequestDirectory:
                 return True
         return False
 
+    def call_off(self, request_id: str) -> None:
+        """Ask rank 0 to drop a request that it has taken."""
+        with contextlib.suppress(OSError):
+            write_json(self.path / "withdrawn" / f"{request_id}.json", request_id)
+
     def seconds_since_update(self) -> float:
         """Age of the job's status by the file system's clock, as two machines' clocks may differ."""
         with tempfile.TemporaryFile(dir=self.path) as probe:
@@ -162,7 +157,7 @@ class RequestDirectory:
 
     # -- the job -------------------------------------------------------------------------------------------------------
 
-    def write(self, name: str, message: JobStatus | AcceptedCapture | RankAnswer | RefusedRequest | Lease) -> None:
+    def write(self, name: str, message: JobStatus | AcceptedCapture | RankAnswer | RefusedRequest) -> None:
         """Write a message to a file of this name."""
         write_json(self.path / name, asdict(message))
 
@@ -184,6 +179,11 @@ class RequestDirectory:
         shutil.rmtree(taken, ignore_errors=True)  # only now: it would open a pipe, and block
         return text, problem.replace(taken.name, "request.json")
 
+    def forget_call_off(self, request_id: str) -> None:
+        """Remove what the client wrote, once the request is refused or over."""
+        with contextlib.suppress(OSError):
+            (self.path / "withdrawn" / f"{request_id}.json").unlink()
+
     def knows(self, request_id: str) -> bool:
         """Whether an earlier request has this name."""
         return self.capture(request_id) is not None or self.refusal(request_id) is not None
@@ -194,7 +194,7 @@ class RequestDirectory:
         done = DoneCapture(**vars(capture), ended=ended, answers=answers, withdrawn=withdrawn)
         self.write(f"done/{capture.id}.json", done)
         (self.path / "accepted" / f"{capture.id}.json").unlink(missing_ok=True)
-        self.end_lease(capture.id)
+        self.forget_call_off(capture.id)
         shutil.rmtree(self.path / "answers" / capture.id, ignore_errors=True)
 
     def _read(self, name: str, as_type: type[_Message]) -> _Message | None:

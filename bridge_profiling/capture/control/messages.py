@@ -56,7 +56,6 @@ class CaptureRequest:
     requested_at: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))  # UTC, ISO 8601
     requested_by: str | None = None  # user and host
     run: str | None = None  # the run of the job that it is meant for; None for any
-    leased: bool = False  # whether it is withdrawn when its client ends: see `Lease`
     id: str = field(default_factory=new_id)  # its name
 
     def __post_init__(self) -> None:
@@ -147,16 +146,6 @@ class DoneCapture(AcceptedCapture):
     ended: str
     answers: dict[str, RankAnswer]
     withdrawn: bool = False  # before its window began: ranks drop it
-
-
-@dataclass(frozen=True, kw_only=True)
-class Lease:
-    """Says that a request is still wanted. Its client renews it while it waits, and removes it when it is ended."""
-
-    pid: int  # the client's process id
-    pid_space: str | None  # the machine and container in which `pid` is valid; None if unknown
-    renewed: int = 0  # how often it was renewed
-    kept: bool = False  # whether the client has its answer: the request no longer depends on it
 
 
 @dataclass(frozen=True, kw_only=True)
