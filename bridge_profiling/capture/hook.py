@@ -34,7 +34,7 @@ from bridge_profiling.capture.signals import (
     signals_held,
     unwind_on,
 )
-from bridge_profiling.capture.window import Capture, Phase
+from bridge_profiling.capture.window import Capture
 from bridge_profiling.capture.windows import Windows, planned
 from bridge_profiling.capture.work import IterationWork
 from bridge_profiling.config import OUTPUT_DIR_VARIABLE, ProfilingConfig, resolve_output_dir
@@ -320,10 +320,10 @@ class ProfilingHook:
 
     def _close_at_exit(self) -> None:
         why = "the process exited without leaving the hook"
-        records = any(one.phase in (Phase.ARMED, Phase.RECORDING) for one in self._windows.all)
+        needs_loop = any(one.needs_loop for one in self._windows.all)
         # Not `is_alive`: in Python 3.12 it is False once a signal has interrupted a `join`.
         runs = self._loop.ident in sys._current_frames()
-        if records and runs and self._loop is not threading.current_thread():
+        if needs_loop and runs and self._loop is not threading.current_thread():
             self._ask_to_close(why)
         self._close(why)
 

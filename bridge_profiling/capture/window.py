@@ -69,6 +69,11 @@ class Capture:
         return [profiler for profiler in self.profilers if profiler.outcome is None]
 
     @property
+    def needs_loop(self) -> bool:
+        """Whether only the loop's thread can end it: torch's recording, or its export."""
+        return Phase.ARMED <= self.phase <= Phase.WRITING and self._writer is None
+
+    @property
     def edge(self) -> int:
         """The first iteration that needs more than timing.
 
@@ -142,11 +147,13 @@ class Capture:
         """Stop recording and write, in a thread if training need not wait; `why` is the reason if the window ends early."""
         if self.phase >= Phase.WRITING:
             return
+        # First: meanwhile another thread that exits may close the hook.
+        was_recording, self.phase = self.phase is Phase.RECORDING, Phase.WRITING
         status: Status = "missed"
         reason, unwritten = why, list[_Unwritten]()
         with signals_held():
             self._garbage.__exit__()
-            if self.phase is Phase.RECORDING:
+            if was_recording:
                 status, reason = self._completeness(why)
                 self._durations = [one for one in self._rank.log.durations() if one[0] in self.window]
                 interrupted = [iteration for iteration in self.interrupted if iteration not in self.iterations]
@@ -156,7 +163,6 @@ class Capture:
                         if (rest := profiler.stop(interrupted)) is not None:
                             unwritten.append((profiler, rest))
             for_each(self.profilers, Profiler.close)
-            self.phase = Phase.WRITING
             if unwritten:
                 # Not a daemon: an interpreter that exits waits for it.
                 writer = Thread(target=self._write, args=(status, reason, unwritten), name="bridge_profiling writer")
@@ -208,7 +214,7 @@ class Capture:
 
     def fail(self, reason: str) -> None:
         """Mark everything failed after an error in profiling itself, unless it is written or being written."""
-        if self.phase >= Phase.WRITING:
+        if self.phase is Phase.DONE or self._writer is not None:
             return
         self._garbage.__exit__()
         for profiler in self.profilers:
