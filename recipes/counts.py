@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from bridge_profiling.capture.record import IterationWork
+from bridge_profiling.capture.work import IterationWork
 from bridge_profiling.peaks import Precision
 from recipes.config import ConfigContainer, GPTModelConfig
 

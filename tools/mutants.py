@@ -46,10 +46,10 @@ ROOT = Path(__file__).resolve().parents[1]
 
 #: What must not be wrong, and the modules of bridge_profiling that decide it.
 CONCERNS = {
-    "window arithmetic": ["config.py", "capture/window.py", "slow_iterations.py"],
+    "window arithmetic": ["config.py", "capture/window.py", "capture/windows.py", "slow_iterations.py"],
     "rank selection": ["layout.py", "launch_env.py"],
     "conflict rules": [f"plugins/{name}.py" for name in ("checks", "executors", "fault_tolerance", "profilers", "task")],
-    "manifest status": ["capture/record.py", "capture/profiler.py", "manifest.py"],
+    "manifest status": ["capture/window.py", "capture/profiler.py", "manifest.py"],
     "interval arithmetic": ["facts/intervals.py"],
     "facts": ["facts/*.py"],
     "findings' thresholds": ["findings/*.py"],

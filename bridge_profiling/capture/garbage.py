@@ -24,10 +24,13 @@ class GarbageCollections(AbstractContextManager["GarbageCollections"]):
 
     Args:
         enter_ranges: called when a collection of an older generation begins. The stack is closed when it ends.
+
+    Attributes:
+        totals: what was collected; None before `__enter__`.
     """
 
     def __init__(self, enter_ranges: EnterRanges) -> None:
-        self.totals = GarbageCollection()
+        self.totals: GarbageCollection | None = None
         self._enter_ranges = enter_ranges
         self._ranges = ExitStack()
         self._began_ns: int | None = None
@@ -36,7 +39,7 @@ class GarbageCollections(AbstractContextManager["GarbageCollections"]):
         self._lost: BaseException | None = None
 
     def __enter__(self) -> GarbageCollections:
-        self._unraisable, sys.unraisablehook = sys.unraisablehook, self._dropped
+        self.totals, self._unraisable, sys.unraisablehook = GarbageCollection(), sys.unraisablehook, self._dropped
         gc.callbacks.append(self._callback)
         return self
 
@@ -59,7 +62,7 @@ class GarbageCollections(AbstractContextManager["GarbageCollections"]):
             if info["generation"] >= _OLD_ENOUGH:
                 self._ranges = self._enter_ranges(f"garbage-collection {info['generation']}")
             self._began_ns = perf_counter_ns()
-        elif self._began_ns is not None:
+        elif self._began_ns is not None and self.totals is not None:
             took_ns, self._began_ns = perf_counter_ns() - self._began_ns, None
             self._ranges.pop_all().close()
             self.totals.add(info["generation"], took_ns)

@@ -16,26 +16,27 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from time import perf_counter
+from types import TracebackType
 from typing import Any
+from weakref import WeakSet
 
 from bridge_profiling.capture.control.listener import Listener
-from bridge_profiling.capture.files import CaptureFiles, choose_attempt, claim_attempt
+from bridge_profiling.capture.describe import Plan, RankInfo
+from bridge_profiling.capture.files import choose_attempt
+from bridge_profiling.capture.loop import NEVER, Inbox, Span, timing_span
 from bridge_profiling.capture.profiler import Profiler, guarded
 from bridge_profiling.capture.ranges import standing_ranges
-from bridge_profiling.capture.record import IterationWork, Rank, WindowPlan
 from bridge_profiling.capture.signals import (
     SignalWatch,
-    exit_is_pending,
     raise_pending_exit,
     raised_by_handler,
     signals_held,
     unwind_on,
-    woken_on_exit,
 )
-from bridge_profiling.capture.timer import IterationTimer
-from bridge_profiling.capture.window import NEVER, CaptureWindow, WindowSchedule, planned_windows
+from bridge_profiling.capture.window import Capture
+from bridge_profiling.capture.windows import Windows, planned
+from bridge_profiling.capture.work import IterationWork
 from bridge_profiling.config import OUTPUT_DIR_VARIABLE, ProfilingConfig, resolve_output_dir
 from bridge_profiling.errors import ProfilingConfigError, TrainingLogger, is_contained, one_line, require
 from bridge_profiling.launch_env import LaunchEnv, initialized_distributed
@@ -47,15 +48,14 @@ logger = TrainingLogger(__name__)
 #: Phases that make no iteration count as slow.
 _LONG_PHASES = frozenset({"checkpoint", "evaluation"})
 
-#: CPython compares integers below 2**30 by an instruction of its own, which takes 12 of 280 ns off an idle iteration. One after
-#: this edge looks for windows like one at any other edge.
-_LAST_EDGE = (1 << 30) - 1
-
 #: How long another thread waits for the end of an iteration, so that the loop's thread writes the capture: launchers end a
 #: process 30 s after its SIGTERM.
 _ITERATION_SECONDS = 20.0
 
 _NO_RANGE: AbstractContextManager = nullcontext()
+
+#: The hooks of this process that were opened.
+_hooks: WeakSet[ProfilingHook] = WeakSet()
 
 
 class ProfilingHook:
@@ -128,24 +128,25 @@ class ProfilingHook:
         self._selected = rank in self._profiled
         self._output_dir = output_dir
         self._opened = False
-        self._root, self._identity = Path(), uuid.uuid4().hex
-        self._schedule = WindowSchedule(rank, self._build_window, self.wake)
-        self._window: CaptureWindow | None = None
-        self._edge = 0 if self._config.nvtx_ranges else _LAST_EDGE
-        timer = self._timer = IterationTimer(self._end_iteration)
-        self._mark = timer.mark
-        self._iteration_ranges = ExitStack()
+        self._inbox, self._rank = Inbox(), RankInfo(rank, layout, work, train_iters)
+        if self._config.nvtx_ranges:
+            self._inbox.wake()
+        self._mark, self._span = self._rank.log.mark, timing_span(self._rank.log.mark)
+        self._windows = Windows(self._rank, self._inbox)
+        #: The capture that records now.
+        self._recording: Capture | None = None
+        #: The open iteration, if it has ranges.
+        self._iteration: _Iteration | None = None
         #: Whether the loop counts with another type than int; whether every iteration had a number.
         self._converts, self._numbered = False, True
         self._sigterm = unwind_on(signal.SIGTERM, reraise=not owns_process)
-        #: The thread of the loop, and why another thread asks it to close the hook; whether it has begun to, and has closed it.
-        self._loop, self._asked = threading.current_thread(), ""
+        #: The thread of the loop; whether it has begun to close the hook, and has closed it.
+        self._loop = threading.current_thread()
         self._closing, self._closed = threading.Event(), threading.Event()
         self._watch = SignalWatch(signal.SIGTERM, lambda: self._ask_to_close("the process received SIGTERM"))
         self._listener: Listener | None = None
         #: Facts that a framework reports about itself: an integration fills it while the hook is open, for the manifests.
-        self.facts: dict[str, object] = {}
-        self._rank = Rank(rank, layout, work, train_iters, self.facts, timer.durations, timer.running, self._schedule.recorded)
+        self.facts = self._rank.facts
 
     def __reduce__(self) -> tuple[Callable[..., ProfilingHook], tuple[type[ProfilingHook]]]:
         # A model, a config or a callback that holds the hook is copied, pickled and sent to other processes.
@@ -154,29 +155,28 @@ class ProfilingHook:
     # -- what a training loop calls ------------------------------------------------------------------------------
 
     def __enter__(self) -> ProfilingHook:
-        woken_on_exit.add(self)
+        _hooks.add(self)
         if self._config.enabled or self._listens:
             with signals_held():
                 self._open()
         self._update()
         # The first iteration shows with which type the loop counts.
-        self._edge = 0
+        self._inbox.wake()
         return self
 
     def iteration(self, iteration: int) -> AbstractContextManager:
         """A context manager around global iteration `iteration` (0-based, a resume counts on)."""
         try:
-            if not iteration < self._edge:  # also where it is not a number (NaN)
-                iteration = self._advance(iteration)
+            if iteration < self._inbox.edge:  # False where it is not a number (NaN)
+                mark = self._mark
+                mark(iteration)
+                mark(perf_counter())
+                return self._span
         except BaseException as error:
+            # One that cannot be compared is not a number.
             if raised_by_handler(error) or not is_contained(error):
                 raise
-            # It cannot be compared: not a number. A pending exit is raised again.
-            iteration = self._advance(iteration)
-        mark = self._mark
-        mark(iteration)
-        mark(perf_counter())
-        return self._timer.around
+        return self._watched(iteration)
 
     def range(self, name: str) -> AbstractContextManager:
         """A context manager that names a phase (`forward-backward`, `optimizer`, …) inside the window.
@@ -185,12 +185,12 @@ class ProfilingHook:
         """
         try:
             if name in _LONG_PHASES:
-                self._schedule.long_iterations.append(self._timer.running() or 0)
+                self._windows.long_iterations.append(self._rank.log.running() or 0)
         except BaseException as error:
             if not is_contained(error):
                 raise
             name = safe_name(name)  # it has no hash
-        if self._window is None and not self._config.nvtx_ranges:
+        if self._recording is None and not self._config.nvtx_ranges:
             return _NO_RANGE
         name = safe_name(name)
         return self._enter_ranges(name, lambda profiler: profiler.phase_range(name))
@@ -198,12 +198,12 @@ class ProfilingHook:
     @property
     def durations(self) -> tuple[tuple[int, int], ...]:
         """`(iteration, nanoseconds)` of the last 1,000 iterations, the oldest first."""
-        return tuple(self._timer.durations())
+        return tuple(self._rank.log.durations())
 
     @property
     def capturing(self) -> bool:
         """Whether a window is open, so that expensive measurements are worth their time."""
-        return self._window is not None
+        return self._recording is not None
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         with self._guarded():
@@ -215,77 +215,69 @@ class ProfilingHook:
         """Agree on the folder with the other ranks, and prepare the profilers of this one."""
         # The interpreter crashes when it exits with a live Kineto trace.
         atexit.register(self._close_at_exit)
-        self._loop, self._asked = threading.current_thread(), ""
+        self._loop, self._inbox.closing = threading.current_thread(), ""
         self._closing.clear()
         self._closed.clear()
         self._opened = True
-        self._root = resolve_output_dir(self._config, self._output_dir)
-        rank = self._rank.number
-        attempt: int | None = None
+        root, rank = resolve_output_dir(self._config, self._output_dir), self._rank
+        holder, plans = uuid.uuid4().hex, list[Plan]()
         if self._selected and "torch" not in sys.modules:
             _say_once(
                 "the hook was opened before torch was imported: ranks cannot agree on a folder through torch.distributed yet,"
                 " and memory that is allocated meanwhile is not in a history. Import torch, and connect the ranks, before"
             )
-        if self._selected:
-            try:
-                attempt, self._identity = choose_attempt(
-                    self._root, self._config.window, rank, ranks=self._profiled, world_size=self._rank.layout.world_size
-                )
-            except Exception as error:
-                logger.error("rank %d: nothing will be captured: %s. Training goes on.", rank, one_line(error))
-                return
-            with guarded("nothing will be captured", rank):
-                self._schedule.plan(planned_windows(self._config, attempt, self._rank.train_iters))
-        if self._listens:
+        is_ready = False
+        with guarded("nothing will be captured", rank.number):
+            if self._selected:
+                ranks, world_size = self._profiled, rank.layout.world_size
+                attempt, holder = choose_attempt(root, self._config.window, rank.number, ranks=ranks, world_size=world_size)
+                plans = planned(self._config, attempt, rank.train_iters)
+            self._windows.open(root, holder, plans)
+            is_ready = True
+        if is_ready and self._listens:
             # A process that can start no thread still captures the windows of its config.
-            with guarded("no captures on demand", rank):
-                listener = Listener(self._root, self._config, self._rank, self._schedule, self._identity)
+            with guarded("no captures on demand", rank.number):
+                listener = Listener(root, self._config, rank, self._windows, holder)
                 listener.start()
                 self._listener = listener
 
-    def _build_window(self, plan: WindowPlan) -> CaptureWindow:
-        """The capture of a planned window; OSError where its manifest cannot be written."""
-        rank, window, attempt = self._rank.number, plan.config.window, plan.attempt
-        if attempt is None:
-            attempt = claim_attempt(self._root, window, rank, self._identity)
-        files = CaptureFiles(self._root, window, attempt, rank, plan.config.memory_snapshot_path)
-        return CaptureWindow(plan, files, self._rank)
-
     def _update(self) -> None:
-        """Take the window that records now and the next edge from the schedule."""
-        edge = self._schedule.next_edge()
-        self._window = self._schedule.capturing
+        """Take the capture that records now and the next edge from the windows."""
+        self._recording = self._windows.recording
         # While the hook closes, signals are held; it restores the disposition afterwards.
-        if self._window is None and self._opened and not self._sigterm.received:
+        if self._recording is None and self._opened and not self._sigterm.received:
             self._sigterm.__exit__()
             self._watch.__exit__()
-        self._edge = 0 if self._config.nvtx_ranges or self._converts else min(edge, _LAST_EDGE)
-        # After the assignment: this sees everything that came before it, and whatever comes later calls `wake`.
-        if self._schedule.has_messages or exit_is_pending():
-            self._edge = 0
+        self._inbox.sleep_until(0 if self._config.nvtx_ranges or self._converts else self._windows.edge)
 
-    def _advance(self, given: object) -> int:
-        """Bring the windows to an iteration, and open its ranges; returns its number, whatever type the loop counts with."""
+    def _watched(self, given: object) -> AbstractContextManager:
+        """Bring the windows to an iteration, whatever type the loop counts with, and open its ranges."""
         with self._guarded():
             raise_pending_exit()
             self._close_if_asked()
         iteration = self._number(given)
         with self._guarded():
             try:
-                if self._schedule.is_due(iteration):
+                if self._windows.edge <= iteration:
                     # Installed first, and then held: a handler that raises while a profiler starts leaves it half started.
                     self._sigterm.__enter__()
                     self._watch.__enter__()
                     self._loop = threading.current_thread()
                     with signals_held():
-                        for window in self._schedule.due(iteration):
-                            window.advance(iteration)
+                        self._windows.advance(iteration)
             finally:
                 # Also where a handler raised: the training may catch that, and run this iteration again.
                 self._update()
-            self._begin_iteration(iteration)
-        return iteration
+        span: Span = self._span
+        if self._recording is not None or self._config.nvtx_ranges:
+            # First: an exit while the ranges open marks this iteration in the trace as interrupted.
+            self._mark(iteration)
+            span = self._iteration = _Iteration(self, iteration)
+            with self._guarded():
+                span.ranges = self._enter_ranges(f"iteration_{iteration}", lambda profiler: profiler.iteration_range(iteration))
+        self._mark(iteration)
+        self._mark(perf_counter())
+        return span
 
     def _number(self, given: object) -> int:
         """The number of an iteration; one without is counted, and nothing is captured any more."""
@@ -295,7 +287,7 @@ class ProfilingHook:
             try:
                 return whole_number(given)
             except ValueError as error:
-                reason, last = f"hook.iteration({shown(given)}): {error}", self._timer.running()
+                reason, last = f"hook.iteration({shown(given)}): {error}", self._rank.log.running()
                 if self._numbered:
                     self._numbered = False
                     logger.error("rank %d: profiling failed: %s. Training goes on.", self._rank.number, reason)
@@ -304,49 +296,34 @@ class ProfilingHook:
                 return 0 if last is None else last + 1
         return given
 
-    def wake(self) -> None:
-        """Make the next iteration look for posted windows and a pending exit. Called from any thread or signal handler."""
-        self._edge = 0
-
-    def _begin_iteration(self, iteration: int) -> None:
-        """Open the ranges of an iteration that has any."""
-        if self._window is not None or self._config.nvtx_ranges:
-            # First: an exit while the ranges open marks this iteration in the trace as interrupted.
-            self._mark(iteration)
-            self._timer.watched = True
-            self._iteration_ranges = self._enter_ranges(
-                f"iteration_{iteration}", lambda profiler: profiler.iteration_range(iteration)
-            )
-
-    def _end_iteration(self, iteration: int, error: BaseException | None) -> None:
+    def _end_iteration(self, one: _Iteration, error: BaseException | None) -> None:
         """Close the ranges of an iteration, and the window after its last one."""
         with self._guarded():
-            self._timer.watched = False
+            self._iteration = None
             try:
-                self._iteration_ranges.pop_all().close()
-                if self._window is not None:
-                    self._window.iteration_ended(iteration, error)
+                one.ranges.close()
+                self._windows.iteration_ended(one.number, error)
             finally:
                 self._update()
             self._close_if_asked()
 
     def _ask_to_close(self, why: str) -> None:
         """Have the loop's thread close the hook after its iteration, and wait for it: no other can end torch's recording."""
-        self._asked = why
-        self.wake()
+        self._inbox.closing = why
+        self._inbox.wake()
         if self._closing.wait(_ITERATION_SECONDS):
             self._closed.wait()
 
     def _close_if_asked(self) -> None:
-        if self._asked and self._opened and threading.current_thread() is self._loop:
-            self._close(self._asked)
+        if self._inbox.closing and self._opened and threading.current_thread() is self._loop:
+            self._close(self._inbox.closing)
 
     def _close_at_exit(self) -> None:
         why = "the process exited without leaving the hook"
-        records = any(one.state in ("armed", "capturing") for one in self._schedule.windows)
+        needs_loop = any(one.needs_loop for one in self._windows.all)
         # Not `is_alive`: in Python 3.12 it is False once a signal has interrupted a `join`.
         runs = self._loop.ident in sys._current_frames()
-        if records and runs and self._loop is not threading.current_thread():
+        if needs_loop and runs and self._loop is not threading.current_thread():
             self._ask_to_close(why)
         self._close(why)
 
@@ -370,24 +347,17 @@ class ProfilingHook:
             atexit.unregister(self._close_at_exit)
             if not self._opened:
                 return
-            self._opened = False
-            if self._timer.watched:
+            self._opened, self._inbox.closing = False, ""
+            if self._iteration is not None:
                 # Called by atexit, or an exit came as the iteration's ranges opened. Otherwise the iteration has ended.
-                self._end_iteration(self._timer.running() or 0, SystemExit())
-            durations = self._timer.durations()
+                self._end_iteration(self._iteration, SystemExit())
+            durations = self._rank.log.durations()
             ending = ended_by if isinstance(ended_by, str) else _ending(ended_by)
             ending += f" after iteration {durations[-1][0]}" if durations else " before its first iteration"
             # First: a request that is made from here on is refused, and none opens a window.
             if self._listener is not None:
                 self._listener.stop(ending)
-            self._schedule.ended(ending)
-            if self._selected and self._config.profile_every is not None:
-                windows = self._schedule.windows
-                logger.info(
-                    "rank %d: captured %d of at most %d windows, one every %d iterations",
-                    self._rank.number, sum(bool(one.plan.trigger.number and one.record.captured) for one in windows),
-                    self._config.profile_at_most, self._config.profile_every,
-                )  # fmt: skip
+            self._windows.end(ending)
             self._update()
 
     def _guarded(self) -> AbstractContextManager[None]:
@@ -395,18 +365,19 @@ class ProfilingHook:
         return guarded("profiling failed", self._rank.number, self._fail, traceback=True)
 
     def _fail(self, reason: str) -> None:
-        self._timer.watched = False
-        self._schedule.fail(reason)
+        self._iteration = None
+        self._windows.fail(reason)
         self._update()
 
     def _forked(self) -> None:
         """Profile nothing in a child process that the training has forked: threads and files are its parent's."""
         atexit.unregister(self._close_at_exit)
-        for window in self._schedule.windows:
-            window.forked()
-        self._opened = self._selected = self._timer.watched = False
-        self._config, self._listener = ProfilingConfig(on_demand=False), None
-        self._schedule, self._iteration_ranges = WindowSchedule(self._rank.number, self._build_window, self.wake), ExitStack()
+        for one in self._windows.all:
+            one.forked()
+        self._opened = self._selected = False
+        self._config, self._listener, self._iteration = ProfilingConfig(on_demand=False), None, None
+        self._inbox = Inbox()
+        self._windows = Windows(self._rank, self._inbox)
         self._sigterm.__exit__()
         self._update()
 
@@ -422,15 +393,13 @@ class ProfilingHook:
 
     def _enter_ranges(self, name: str, of_profiler: Callable[[Profiler], AbstractContextManager | None]) -> ExitStack:
         """Enter the profilers' ranges, and that of `nvtx_ranges` unless it is of the same kind; closing the stack ends them."""
-        stack, kinds = _Ranges(self._rank.number), set()
+        stack = _Ranges(self._rank.number)
         with guarded(f"no range {name!r}", self._rank.number):
-            for profiler in self._window.active if self._window is not None else ():
-                one = of_profiler(profiler)
-                if one is not None:
-                    stack.enter_context(one)
-                    kinds.add(type(one))
-            if self._config.nvtx_ranges and type(own := standing_ranges()(name)) not in kinds:
-                stack.enter_context(own)
+            ranges = self._recording.ranges(of_profiler) if self._recording is not None else []
+            if self._config.nvtx_ranges and type(own := standing_ranges()(name)) not in map(type, ranges):
+                ranges.append(own)
+            for one in ranges:
+                stack.enter_context(one)
         return stack
 
 
@@ -442,11 +411,23 @@ def _inert(kind: type[ProfilingHook]) -> ProfilingHook:
 
 
 def _after_fork() -> None:
-    for hook in list(woken_on_exit):
+    for hook in list(_hooks):
         hook._forked()
 
 
 os.register_at_fork(after_in_child=_after_fork)
+
+
+class _Iteration(Span):
+    """What is around an iteration with ranges: marks its end as well, and tells the hook unless that has ended it."""
+
+    def __init__(self, hook: ProfilingHook, number: int) -> None:
+        self._hook, self.number, self.ranges = hook, number, ExitStack()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._hook._span.__exit__(kind, error, trace)
+        if self._hook._iteration is self:
+            self._hook._end_iteration(self, error)
 
 
 class _Ranges(ExitStack):

@@ -41,13 +41,24 @@ def guarded(
             failed(reason)
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """How a profiler ended: `complete` (everything asked for), `partial`, `missed` (the window never opened) or `failed`.
+
+    `reason` is why the status is not `complete`.
+    """
+
+    status: Status
+    reason: str | None = None
+
+
 @dataclass(eq=False)
 class Profiler:
     """One profiler of one window on one rank. Its methods may raise anything; they are called under `guarded`.
 
-    They are called in this order: `open`, `warm_up` (with `needs_warm_up`, in the iteration before the window),
-    `start`, `iteration_range` for each captured iteration, then `stop`, and `close` in any case, also after an error and
-    for a window that never opened; at the end of the training `leave`.
+    They are called in this order: `open`, `warm_up` (in the iterations before the window), `start`, `iteration_range` for each
+    captured iteration, then `stop`, and `close` in any case, also after an error and for a window that never opened; at the end
+    of the training `leave`.
 
     Args:
         config: the settings.
@@ -55,9 +66,7 @@ class Profiler:
         metadata: the rank and window; written into captures whose format can carry it.
         artifacts: the files written so far.
         notes: facts that readers of the capture should know; written into the manifest.
-        status: `complete` (everything asked for), `partial`, `missed` (the window never opened) or `failed`.
-        reason: why the status is not `complete`.
-        active: whether it has neither failed nor finished.
+        outcome: None until it has failed or finished.
         announces: print the outcome where logging does not show it.
     """
 
@@ -66,13 +75,10 @@ class Profiler:
     metadata: dict[str, object]
     artifacts: list[Path] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    status: Status = "missed"
-    reason: str | None = None
-    active: bool = True
+    outcome: Outcome | None = None
     announces: bool = False
 
     name = ""
-    needs_warm_up = False
     #: A whole capture that the function returned by `stop` still has to bring into its final form.
     unpacked: Path | None = None
 
@@ -125,35 +131,36 @@ class Profiler:
 
     def fail(self, reason: str) -> None:
         """Mark it failed. The first failure explains the later ones, so its reason stays."""
-        self.active, self.status, self.reason = False, "failed", self.reason or reason
+        self.outcome = Outcome("failed", (self.outcome and self.outcome.reason) or reason)
 
     def finish(self, status: Status, reason: str | None) -> None:
         """Set the outcome of a profiler that did not fail."""
         # The memory profiler may have written snapshots of out-of-memory errors before its window.
         wrote = status == "missed" and self.artifacts
-        self.active, self.status, self.reason = False, "partial" if wrote else status, reason
+        self.outcome = Outcome("partial" if wrote else status, reason)
 
     def log_outcome(self, captured: list[int]) -> None:
         """Log which iterations were captured, and in which files."""
-        rank = self.files.rank
-        if self.status in ("complete", "partial"):
+        rank, outcome = self.files.rank, self.outcome or Outcome("failed")
+        if outcome.status in ("complete", "partial"):
             where = ", ".join(str(path) for path in self.artifacts) or "nsys' own report"
             span = " to ".join(str(iteration) for iteration in dict.fromkeys([*captured[:1], *captured[-1:]])) or "none"
-            outcome = self.reason or self.status
-            message = printable(f"rank {rank}: {self.name} captured iterations {span} ({outcome}): {where}")
+            message = printable(
+                f"rank {rank}: {self.name} captured iterations {span} ({outcome.reason or outcome.status}): {where}"
+            )
             logger.info("%s", message)
             if not logger.isEnabledFor(logging.INFO) and self.announces:
                 # A training without logging would not hear of its captures.
                 say(f"bridge_profiling: {message}")
-        elif self.status == "missed":
-            logger.warning("rank %d: %s captured nothing: %s", rank, self.name, self.reason)
+        elif outcome.status == "missed":
+            logger.warning("rank %d: %s captured nothing: %s", rank, self.name, outcome.reason)
 
 
-def for_each(profilers: Iterable[Profiler], action: str, call: Callable[[Profiler], None]) -> None:
-    """Call `call` on each profiler, under the guard of this action."""
+def for_each(profilers: Iterable[Profiler], method: Callable[[Profiler], None]) -> None:
+    """Call a method of each profiler, under the guard of this action."""
     for profiler in profilers:
-        with profiler.guarded(action):
-            call(profiler)
+        with profiler.guarded(method.__name__.replace("_", " ")):
+            getattr(profiler, method.__name__)()
 
 
 def synchronize_device(rank: int) -> None:

@@ -141,15 +141,15 @@ class unwind_on:
         elif not self.received:
             self.received = True
             _pending.append(self)
-            for hook in woken_on_exit:
-                hook.wake()
+            for inbox in woken_on_exit:
+                inbox.wake()
             raise SystemExit(128 + number)
 
 
 #: Handlers that have raised an exit and are still installed.
 _pending: list[unwind_on] = []
 
-#: Hooks whose `wake` is called when a handler raises an exit: their next iteration calls `raise_pending_exit`.
+#: Inboxes whose `wake` is called when a handler raises an exit: the loop's next iteration calls `raise_pending_exit`.
 woken_on_exit: WeakSet[Any] = WeakSet()
 
 

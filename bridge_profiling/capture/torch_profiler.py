@@ -1,4 +1,4 @@
-"""The profilers that torch itself has: a Kineto trace that holds exactly the window, and the history of CUDA's memory.
+"""The torch profiler: a Kineto trace that holds exactly the window.
 
 The trace is driven by hand (prepare, start, stop) instead of by torch's schedule, which counts from the start of the process
 and so shifts the window after a resume, and which starts one iteration early.
@@ -20,8 +20,8 @@ from typing import Any
 
 from bridge_profiling.atomic import make_directory, private_directory, write_atomically
 from bridge_profiling.capture.profiler import Profiler
-from bridge_profiling.capture.torch_session import MEMORY_HISTORY, OBSERVERS, TorchSession, observer_is_registered, watch_calls
-from bridge_profiling.errors import CaptureError, one_line, say
+from bridge_profiling.capture.torch_recording import OBSERVERS, TorchRecording, observer_is_registered, watch_calls
+from bridge_profiling.errors import CaptureError
 from bridge_profiling.manifest import Status
 from bridge_profiling.plain import plain
 
@@ -33,9 +33,6 @@ _PIECE_BYTES = 1 << 20
 
 #: Kineto's traces shrink 13-fold at level 6 and 11-fold at level 1, which takes half the time (237 MB: 0.4 s, 0.84 s).
 _GZIP_LEVEL = 1
-
-#: Events that the memory history keeps, as in the examples of torch's own viewer: a run of any length stays bounded.
-_MAX_ENTRIES = 100_000
 
 #: A range of a trace: name, thread, start and end in ns since 1970.
 _TimedRange = tuple[str, int, int, int]
@@ -49,8 +46,6 @@ _OTHER_OBSERVER = (
     " unregister it before the window, or set pytorch_profiler_collect_chakra=False"
 )
 
-_OTHER_HISTORY = "the training records a memory history of its own, which ours would end; switch one of them off"
-
 #: CUDA calls to make, 10 ms apart, before a process may exit with a pending CUPTI teardown.
 _TEARDOWN_CALLS = 20
 
@@ -59,9 +54,8 @@ class TorchProfiler(Profiler):
     """Records host and device activity with torch.profiler."""
 
     name = "torch"
-    needs_warm_up = True
 
-    _session: TorchSession | None = None
+    _recording: TorchRecording | None = None
     _observer: Any = None
     _unwatch_observers: Callable[[], None] = staticmethod(lambda: None)
     #: Why there is no Chakra trace although one was asked for.
@@ -101,7 +95,7 @@ class TorchProfiler(Profiler):
             # The observer writes during the window, so the file gets its name at the end, like every other file.
             self._observer = torch.profiler.ExecutionTraceObserver()
             self._observer.register_callback(str(self._plain / self.files.chakra_trace.name))
-            self._unwatch_observers = watch_calls(OBSERVERS, self._give_way)
+            self._unwatch_observers = watch_calls(OBSERVERS, lambda function: self._give_way())
         # Not its subclass `profile`, which has an observer of its own where ENABLE_PYTORCH_EXECUTION_TRACE is set.
         self._profile = torch.profiler._KinetoProfile(
             activities=activities,
@@ -110,13 +104,13 @@ class TorchProfiler(Profiler):
             profile_memory=self.config.pytorch_profiler_profile_memory,
             execution_trace_observer=self._observer,
         )
-        self._session, self._timed = TorchSession(self._profile), []
-        self._session.prepare()
+        self._recording, self._timed = TorchRecording(self._profile), []
+        self._recording.prepare()
 
     def start(self) -> None:
         """Start recording."""
-        assert self._session is not None
-        self._session.start()
+        assert self._recording is not None
+        self._recording.start()
         self._profile.add_metadata_json("bridge_profiling", json.dumps(plain(self.metadata)))
 
     def iteration_range(self, iteration: int) -> AbstractContextManager | None:
@@ -125,9 +119,9 @@ class TorchProfiler(Profiler):
 
     def phase_range(self, name: str) -> AbstractContextManager | None:
         """A user annotation in the trace; None once the recording is lost."""
-        if self._session is None or self._session.phase != "recording":
+        if self._recording is None or self._recording.state != "recording":
             return None
-        return _timed(name, self._timed) if self.config.pytorch_profiler_device_only else self._session.range(name)
+        return _timed(name, self._timed) if self.config.pytorch_profiler_device_only else self._recording.range(name)
 
     def stop(self, interrupted: list[int]) -> Callable[[], None]:
         """Stop recording and export; return the compression.
@@ -135,9 +129,9 @@ class TorchProfiler(Profiler):
         The export holds the interpreter's lock even in a thread, and compressing does not: a trace of 237 MB takes 1.8 s to
         export, and 0.4 s to compress while training goes on. torch's own `.json.gz` takes 16 s for both.
         """
-        assert self._session is not None
+        assert self._recording is not None
         assert self._private is not None
-        self._session.stop()
+        self._recording.stop()
         target = self.files.torch_trace
         raw = self._folder / target.with_suffix("").name
         self._profile.export_chrome_trace(str(self._plain / raw.name))
@@ -185,8 +179,8 @@ class TorchProfiler(Profiler):
     def close(self) -> None:
         """Leave no Kineto session behind, and no folder, also where the warm-up failed."""
         try:
-            if self._session is not None:
-                self._session.close()
+            if self._recording is not None:
+                self._recording.close()
             self._unregister()
         finally:
             if self._private is not None:
@@ -202,10 +196,10 @@ class TorchProfiler(Profiler):
 
     def _give_way(self) -> None:
         """End our observer before the training registers one of its own; torch crashes if a range began under another one."""
-        if self._session is None or self._observer is None or not self._observer.is_registered:
+        if self._recording is None or self._observer is None or not self._observer.is_registered:
             return
         self._no_chakra = _OTHER_OBSERVER
-        if self._session.give_up(_OTHER_OBSERVER):
+        if self._recording.give_up(_OTHER_OBSERVER):
             self._unregister()
         else:
             # In another thread, theirs takes ours over.
@@ -224,12 +218,12 @@ class TorchProfiler(Profiler):
     @property
     def is_unsettled(self) -> bool:
         """Whether its thread still has to remove a recording that was lost."""
-        return self._session is not None and self._session.is_unsettled
+        return self._recording is not None and self._recording.is_unsettled
 
     def clean_up(self) -> None:
         """Remove it, if this is that thread."""
-        if self._session is not None:
-            self._session.clean_up()
+        if self._recording is not None:
+            self._recording.clean_up()
 
 
 @contextmanager
@@ -309,69 +303,3 @@ def _compress(raw: Path, target: Path, name: str, interrupted: list[int], ranges
             for old, new in renamed.items():
                 line = line.replace(old, new)
             packed.write(line)
-
-
-class MemoryProfiler(Profiler):
-    """Records CUDA's allocations from before the model is built to the end of the window.
-
-    It writes a snapshot there, and one at each out-of-memory error before that.
-    """
-
-    name = "memory"
-
-    _recording = False
-    _unwatch: Callable[[], None] = staticmethod(lambda: None)
-    _ooms = 0
-
-    def open(self) -> None:
-        """Switch the history on, with Python stacks only: C++ stacks take a hundred times as long to write."""
-        import torch
-
-        if not torch.cuda.is_available():
-            raise CaptureError("memory history records CUDA allocations, and this process sees no CUDA device")
-        if getattr(torch._C, "_cuda_isHistoryEnabled", lambda: False)():
-            raise CaptureError(_OTHER_HISTORY)
-        torch.cuda.memory._record_memory_history(max_entries=_MAX_ENTRIES, stacks="python")
-        self._recording = True
-        self._unwatch = watch_calls(MEMORY_HISTORY, self._give_way)
-        # Called where the allocation fails, before anything unwinds, so the snapshot shows what filled the memory.
-        torch._C._cuda_attach_out_of_memory_observer(self._on_oom)  # type: ignore[attr-defined,unused-ignore]
-
-    def _give_way(self) -> None:
-        """Leave the history to the training, which switches it itself."""
-        self._recording = False
-        self._unwatch()
-        with self.guarded("go on"):
-            raise CaptureError(_OTHER_HISTORY)
-
-    def _on_oom(self, device: int, requested: int, device_total: int, device_free: int) -> None:
-        if not self._recording:
-            return
-        self._ooms += 1
-        try:
-            self._write(self.files.oom_snapshot(self._ooms))
-        except Exception as error:
-            # The allocator calls this while it handles its own error; a second one would hide the first.
-            say(f"bridge_profiling: no snapshot of the out-of-memory error: {one_line(error)}")
-
-    def stop(self, interrupted: list[int]) -> None:
-        """Write the snapshot at the end of the window."""
-        self._write(self.files.memory_snapshot)
-
-    def _write(self, path: Path) -> None:
-        import torch
-
-        self.artifacts.append(write_atomically(path, lambda temporary: torch.cuda.memory._dump_snapshot(str(temporary))))
-
-    def close(self) -> None:
-        """Switch the history off, so that the rest of the run does not pay for it."""
-        import torch
-
-        self._unwatch()
-        if self._recording:
-            self._recording = False
-            torch.cuda.memory._record_memory_history(enabled=None)
-
-    def forked(self) -> None:
-        """As of every profiler."""
-        self._unwatch()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from bridge_profiling.capture.control.protocol import MAX_ITERATIONS, SETTINGS, CaptureRequest
+from bridge_profiling.capture.control.messages import MAX_ITERATIONS, SETTINGS, CaptureRequest
 from bridge_profiling.cli.common import FAILURE, JsonOption, ProfilerName, closed, echo, print_error
 from bridge_profiling.config import ProfilingConfig, parse_ranks
 from bridge_profiling.errors import ProfilingConfigError, TraceError, require
@@ -67,7 +67,6 @@ def trigger(
         settings=settings,
         reason=reason,
         requested_by=f"{_user()}@{socket.gethostname()}",
-        leased=timeout != 0,
     )
     directory = client.find_requests(_output_dir(run))
     if memory:
@@ -75,7 +74,7 @@ def trigger(
         request = replace(request, profilers=[*(profilers or (status.profilers if status else ["torch"])), "memory"])
     waiting = client.Waiting(directory, request)
     try:
-        with waiting if request.leased else nullcontext():
+        with waiting if timeout != 0 else nullcontext():
             result = client.trigger(directory, request, wait=timeout)
             if not as_json:
                 echo(_in_words(result, directory.root, captured=wait))

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from bridge_profiling.capture.record import IterationWork
+from bridge_profiling.capture.work import IterationWork
 from bridge_profiling.integrations import parallel_layout
 from bridge_profiling.integrations.driver import LoopProfiling, OutputDir, config_from
 from bridge_profiling.integrations.phases import PhaseWatch, RangeOf

@@ -21,7 +21,7 @@ from typing import Any
 import deepspeed
 from deepspeed.accelerator import get_accelerator
 
-from bridge_profiling.capture.record import IterationWork
+from bridge_profiling.capture.work import IterationWork
 from bridge_profiling.config import Window
 from bridge_profiling.errors import TrainingLogger
 from bridge_profiling.integrations.driver import END, Batch, LoopProfiling, OutputDir, config_from, loader_facts

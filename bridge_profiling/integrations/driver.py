@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from bridge_profiling.capture.files import asked_in_time
 from bridge_profiling.capture.hook import ProfilingHook
-from bridge_profiling.capture.record import IterationWork
 from bridge_profiling.capture.signals import raised_by_handler, unwind_on
+from bridge_profiling.capture.work import IterationWork
 from bridge_profiling.config import ProfilingConfig
 from bridge_profiling.errors import ProfilingConfigError, TrainingLogger, contained, one_line, require
 from bridge_profiling.launch_env import LAUNCH_VARIABLE, LaunchEnv, initialized_distributed

@@ -10,7 +10,8 @@ import torch
 
 from bridge_profiling import ProfilingConfig
 from bridge_profiling.capture import ProfilingHook
-from bridge_profiling.capture.control.protocol import CaptureRequest, RequestDirectory
+from bridge_profiling.capture.control.directory import RequestDirectory
+from bridge_profiling.capture.control.messages import CaptureRequest
 from tests.integrations.captured import iterations_in, read_trace
 
 

@@ -11,9 +11,9 @@ import torch
 
 from bridge_profiling.capture import IterationWork, ParallelLayout, files
 from bridge_profiling.capture.files import choose_attempt
-from bridge_profiling.capture.record import describe_work, peak_tflops, throughput
 from bridge_profiling.capture.torch_profiler import TorchProfiler
-from bridge_profiling.capture.torch_session import observer_is_registered
+from bridge_profiling.capture.torch_recording import observer_is_registered
+from bridge_profiling.capture.work import describe_work, peak_tflops, throughput
 from bridge_profiling.config import Window
 from bridge_profiling.manifest import find_captures
 from tests.capture.conftest import at, raising

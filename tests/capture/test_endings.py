@@ -183,19 +183,21 @@ def train_in_a_thread(run: Run, how: str) -> None:
             child.terminate()
             child.join()
             print("the child ended with", child.exitcode, flush=True)
-        if how == "a child" or iteration != 4:
+        if how in ("a child", "exit in the export") or iteration != 4:
             return
         captures.set()
         for _ in range(0 if how == "exit" else 2):
             terminate()
         time.sleep(0.2)  # Long enough for the request to arrive in this iteration.
 
-    captures, children, watches = threading.Event(), [], []
+    captures, children, watches, stop = threading.Event(), [], [], TorchProfiler.stop
+    if how == "exit in the export":
+        TorchProfiler.stop = lambda self, interrupted: (captures.set(), time.sleep(1), stop(self, interrupted))[2]
     loop = threading.Thread(
         target=run.train, args=(run.config(2, 6), range(9)), kwargs={"on_iteration": on_iteration}, daemon=True
     )
     loop.start()
-    if how == "exit":
+    if how.startswith("exit"):
         captures.wait()
         atexit._run_exitfuncs()
     else:
@@ -211,6 +213,7 @@ EXIT_OF_MAIN = "the process exited without leaving the hook after iteration 4, i
     [
         ("SIGTERM", TERMINATED, ("partial", [2, 3, 4]), SIGTERM_IN_A_THREAD),
         ("exit", 0, ("partial", [2, 3, 4]), EXIT_OF_MAIN),
+        ("exit in the export", 0, ALL, None),
         ("a child", 0, ALL, None),
     ],
 )

@@ -19,7 +19,7 @@ import torch
 
 from bridge_profiling.capture import torch_profiler
 from bridge_profiling.capture.torch_profiler import TorchProfiler
-from bridge_profiling.capture.window import CaptureWindow
+from bridge_profiling.capture.window import Capture
 from tests.capture.conftest import Run, at, raising
 from tests.integrations.captured import iterations_in
 
@@ -118,7 +118,7 @@ def test_a_fault_leaves_what_was_captured_and_the_truth_about_it(run, monkeypatc
     [
         (TorchProfiler, "open", "open: RuntimeError: it broke"),
         (TorchProfiler, "warm_up", "warm up: RuntimeError: it broke"),
-        (CaptureWindow, "iteration_ended", "RuntimeError: it broke"),
+        (Capture, "iteration_ended", "RuntimeError: it broke"),
     ],
 )
 def test_a_profiler_that_fails_leaves_the_losses_alone(run, monkeypatch, caplog, owner, method, reason):
@@ -130,7 +130,7 @@ def test_a_profiler_that_fails_leaves_the_losses_alone(run, monkeypatch, caplog,
     manifest = run.manifest("iter-2-5")
     assert (*run.outcome("iter-2-5"), manifest["reason"], manifest["final"]) == ("failed", None, reason, True)
     assert "it broke. Training goes on." in caplog.text
-    assert ("Traceback" in caplog.text) == (owner is CaptureWindow), "only an error of the hook's own needs one"
+    assert ("Traceback" in caplog.text) == (owner is Capture), "only an error of the hook's own needs one"
     assert not torch.autograd._profiler_enabled()
 
 

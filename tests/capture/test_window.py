@@ -98,7 +98,7 @@ def test_only_the_ranks_asked_for_write(run, ranks, expected):
 
 def wait_for_writers(iteration, hook):
     """On a busy machine an early window may be written after a late one."""
-    for one in hook._schedule.windows:
+    for one in hook._windows.all:
         if one._writer is not None:
             one._writer.join()
 
@@ -157,7 +157,7 @@ def test_a_recording_is_freed_when_the_next_window_comes(run):
     def count(iteration, hook):
         # Recordings that are not written yet stay.
         wait_for_writers(iteration, hook)
-        held.append(sum(one.profilers[0]._profile is not None for one in hook._schedule.windows))
+        held.append(sum(one.profilers[0]._profile is not None for one in hook._windows.all))
 
     run.train(run.config(4, 6, profile_every=10, profile_at_most=3), range(40), between=count)
     assert max(held) == 1

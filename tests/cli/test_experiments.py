@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from bridge_profiling.capture.control.protocol import RequestDirectory
+from bridge_profiling.capture.control.directory import RequestDirectory
 from tests.capture.control.conftest import STATUS
 from tests.compare.compared_runs import WrittenRun
 from tests.experiments.conftest import home

@@ -21,13 +21,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from bridge_profiling.capture.control.protocol import (
-    AcceptedCapture,
-    CaptureRequest,
-    JobStatus,
-    RequestDirectory,
-    parse_request,
-)
+from bridge_profiling.capture.control.directory import RequestDirectory
+from bridge_profiling.capture.control.messages import AcceptedCapture, CaptureRequest, JobStatus, parse_request
 from bridge_profiling.config import ProfilingConfig
 from bridge_profiling.errors import ProfilingConfigError, TraceError
 from bridge_profiling.manifest import RankCapture, read_manifest

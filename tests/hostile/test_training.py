@@ -222,7 +222,7 @@ def test_every_public_method_that_a_loop_may_call_takes_anything(run, tmp_path, 
                     calls.append(name)
                 monitor.log_metrics({"loss": value})
                 hook.facts[f"{number}"] = value
-    assert {"iteration", "range", "wake", "phase", "step", "end_step", "log_metrics", "start_counter"} <= set(calls)
+    assert {"iteration", "range", "phase", "step", "end_step", "log_metrics", "start_counter"} <= set(calls)
     assert json.dumps(run.manifest("iter-1-3"), allow_nan=False)
     assert caplog.text.encode()  # a log in a file holds it
 

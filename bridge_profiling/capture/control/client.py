@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-import os
-import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
+from bridge_profiling.capture.control.directory import RequestDirectory
+from bridge_profiling.capture.control.messages import AcceptedCapture, CaptureRequest, DoneCapture, JobStatus, RankAnswer
 from bridge_profiling.capture.control.planning import plan_capture
-from bridge_profiling.capture.control.protocol import (
-    AcceptedCapture,
-    CaptureRequest,
-    DoneCapture,
-    JobStatus,
-    Lease,
-    RankAnswer,
-    RequestDirectory,
-)
 from bridge_profiling.config import DEFAULT_OUTPUT_DIR
 from bridge_profiling.errors import CaptureError, ProfilingConfigError, TraceError, require
 from bridge_profiling.manifest import find_captures
@@ -38,9 +27,6 @@ _POLL_SECONDS = 0.05
 
 #: How often a client that waits for a capture checks that the job still runs.
 _CHECK_SECONDS = 3.0
-
-#: How often a client renews its lease.
-_RENEW_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -67,56 +53,38 @@ class TriggerResult:
 
 
 class Waiting:
-    """The time in which a client waits for its request, as a `with` block. The request is withdrawn if the block raises, or if
-    the process is killed inside it, unless the capture has begun.
+    """The time in which a client waits for its request, as a `with` block. If the block is interrupted, by Ctrl-C or a closed
+    pipe, the request is withdrawn unless the capture has begun.
 
     Args:
         directory: the job's.
-        request: with `leased`.
+        request: the request.
 
     Attributes:
-        outcome: what happens to the request of a block that has raised.
+        outcome: what happens to the request of a block that was interrupted.
     """
 
     def __init__(self, directory: RequestDirectory, request: CaptureRequest) -> None:
         self._directory, self._request = directory, request
-        self._ended = threading.Event()
-        self._renewals = threading.Thread(target=self._renew, daemon=True)
         self.outcome = ""
 
     def __enter__(self) -> Self:
-        self._write(0)
-        self._renewals.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._ended.set()
-        self._renewals.join(1.0)  # it may hang in a file system
-        if kind is None:
-            self._write(0, kept=True)
-            if self._directory.done(self._request.id) is not None:  # rank 0 has removed it already
-                self._directory.end_lease(self._request.id)
+        # Refused, or withdrawn already.
+        if kind is None or issubclass(kind, ProfilingConfigError):
             return
         self.outcome = "the request is withdrawn"
-        if not self._directory.withdraw(self._request.id):
-            capture = self._directory.capture(self._request.id)
-            if isinstance(capture, DoneCapture):
-                self.outcome = "the capture is over"
-            elif capture is not None:
-                self.outcome += f", unless the job reaches iteration {capture.start} first"
-        self._directory.end_lease(self._request.id)
-
-    def _renew(self) -> None:
-        for number in itertools.count(1):
-            if self._ended.wait(_RENEW_SECONDS):
-                return
-            self._write(number)
-
-    def _write(self, renewed: int, *, kept: bool = False) -> None:
-        lease = Lease(pid=os.getpid(), pid_space=pid_space(), renewed=renewed, kept=kept)
-        # Where nothing can be written, `trigger` says so.
-        with suppress(OSError):
-            self._directory.write(f"lease-{self._request.id}.json", lease)
+        if self._directory.withdraw(self._request.id):
+            return
+        capture = self._directory.capture(self._request.id)
+        if isinstance(capture, DoneCapture):
+            self.outcome = "the capture is over"
+            return
+        self._directory.call_off(self._request.id)
+        if capture is not None:
+            self.outcome += f", unless the job reaches iteration {capture.start} first"
 
 
 def find_requests(run: Path) -> RequestDirectory:
@@ -239,6 +207,7 @@ def _await_answers(directory: RequestDirectory, request: CaptureRequest, status:
         )
         accepted = _wait_for(decision, _DECISION_SECONDS)
     if accepted is None:
+        directory.call_off(request.id)
         raise ProfilingConfigError("the job took the request but has not decided", instead="Check that the job still runs")
     is_answered = set(accepted.ranks).issubset
     last = _wait_for(lambda: accepted if is_answered(directory.answers(request.id)) else directory.done(request.id), patience)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 
-from bridge_profiling.capture.control.protocol import MAX_OPEN, AcceptedCapture, CaptureRequest, JobStatus
+from bridge_profiling.capture.control.messages import MAX_OPEN, AcceptedCapture, CaptureRequest, JobStatus
 from bridge_profiling.config import Window, check_ranks_exist
 from bridge_profiling.errors import ProfilingConfigError, require
 

@@ -1,6 +1,6 @@
 """The status of a job, and requests to it."""
 
-from bridge_profiling.capture.control.protocol import CaptureRequest, JobStatus
+from bridge_profiling.capture.control.messages import CaptureRequest, JobStatus
 
 _PROCESS = {"run": "run-1", "launch": "", "job_id": None, "host": "elsewhere", "pid": 1, "pid_space": None, "cuda": True}
 _PROFILED = {"profile_ranks": [0], "profilers": ["torch"], "poll_seconds": 1.0}

@@ -6,17 +6,15 @@ import re
 import threading
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from bridge_profiling.capture import ProfilingHook, hook, timer
+from bridge_profiling.capture import ProfilingHook, hook, loop
 from bridge_profiling.capture.control import listener
+from bridge_profiling.capture.control.directory import RequestDirectory
 from bridge_profiling.capture.control.planning import plan_capture
-from bridge_profiling.capture.control.protocol import Lease, RequestDirectory
-from bridge_profiling.capture.record import WindowPlan
+from bridge_profiling.capture.describe import Plan
 from bridge_profiling.manifest import Trigger
-from bridge_profiling.processes import pid_space
 from bridge_profiling.slow_iterations import COOL_DOWN
 from tests.capture.conftest import at, raising
 from tests.capture.control.conftest import STATUS, requested
@@ -57,39 +55,23 @@ def test_a_request_for_a_far_iteration_does_not_block_the_next(run):
     assert sorted(one["ended"].partition(",")[0] for one in run.done())[0] == "done"
 
 
-#: A process id that the system gives to no process.
-NO_PROCESS = int(Path("/proc/sys/kernel/pid_max").read_text()) + 1
-
-
-@pytest.mark.parametrize(
-    "left",
-    [
-        None,  # it could remove its lease: Ctrl-C, SIGTERM, a closed terminal
-        Lease(pid=NO_PROCESS, pid_space=pid_space()),  # it was killed on this machine
-        Lease(pid=1, pid_space="another machine"),  # it was killed there
-    ],
-)
-def test_a_request_whose_client_ends_before_the_capture_begins_is_dropped(run, monkeypatch, left):
-    monkeypatch.setattr(listener, "_LEASE_SECONDS", 0.1)
-
-    def ask(name, lease, **request):
-        run.requests.write(f"lease-{name}.json", lease)
-        run.request(id=name, leased=True, **request)
-
-    here = Lease(pid=os.getpid(), pid_space=pid_space())
-    kept = replace(here, pid=NO_PROCESS, kept=True)
-    gone = [lambda: run.requests.end_lease("gone")] if left is None else [lambda: run.requests.write("lease-gone.json", left)]
-    steps = {20: lambda: ask("gone", here, start=3000), 21: lambda: ask("kept", kept, start=3500), 40: gone[0]}
+def test_a_request_that_is_called_off_before_its_capture_begins_is_dropped(run):
+    steps = {
+        20: lambda: run.request(id="gone", start=3000),
+        21: lambda: run.request(id="kept", start=3500),
+        40: lambda: run.requests.call_off("gone"),
+    }
     stays = lambda: [each.id for each in run.requests.status().open] == ["kept"]  # noqa: E731
     run.listen(range(10**5), lambda iteration: steps.get(iteration, int)(), until=lambda: len(run.losses) > 60 and stays())
     assert run.requests.done("gone").withdrawn
     assert run.folders() == ["iter-3500-3502"], "a dropped window leaves no manifest"
-    assert not list(run.requests.path.glob("lease-*"))
+    assert not list((run.requests.path / "withdrawn").iterdir())
 
 
-def test_a_request_of_a_client_that_has_ended_is_refused(run):
-    run.listen(range(10**5), at(20, lambda: run.request(leased=True)), until=run.refusals)
-    assert "its client has ended" in run.refusals()[0]
+def test_a_request_that_is_called_off_before_it_is_accepted_is_refused(run):
+    run.requests.call_off("early")
+    run.listen(range(10**5), at(20, lambda: run.request(id="early")), until=run.refusals)
+    assert "it was withdrawn" in run.refusals()[0]
 
 
 def test_requests_of_an_earlier_run_are_closed(run):
@@ -145,9 +127,9 @@ def test_a_file_system_that_hangs_delays_no_iteration(run, monkeypatch):
 
 
 def test_a_request_that_a_rank_receives_inside_its_window_is_the_reason(run):
-    plan = WindowPlan(run.config(4, 8), Trigger(kind="request", request="late"), 0)
+    plan = Plan(run.config(4, 8), Trigger(kind="request", request="late"), 0)
     config = run.config(1, 2, on_demand=True, use_pytorch_profiler=False)
-    run.train(config, range(10), between=lambda iteration, hook: iteration == 5 and hook._schedule.post(plan))
+    run.train(config, range(10), between=lambda iteration, hook: iteration == 5 and hook._windows.post(plan))
     reason = "this rank received the request for the window 4-8 in iteration 6"
     assert (*run.outcome("iter-4-8"), run.manifest("iter-4-8")["reason"]) == ("partial", [6, 7], reason)
 
@@ -156,7 +138,7 @@ def test_a_request_that_a_rank_receives_inside_its_window_is_the_reason(run):
 def lose_time(monkeypatch):
     """Makes the running iteration longer than a busy machine would, on the hook's clock alone."""
     lost = []
-    for module in (hook, timer):
+    for module in (hook, loop):
         monkeypatch.setattr(module, "perf_counter", lambda: time.perf_counter() + sum(lost))
     return lambda: lost.append(10**6)
 

@@ -3,6 +3,7 @@
 import json
 import os
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,8 +11,9 @@ import pytest
 
 from bridge_profiling import ProfilingConfigError
 from bridge_profiling.capture.control.client import Waiting, find_requests, trigger
+from bridge_profiling.capture.control.directory import RequestDirectory
+from bridge_profiling.capture.control.messages import parse_request
 from bridge_profiling.capture.control.planning import plan_capture
-from bridge_profiling.capture.control.protocol import RequestDirectory, parse_request
 from bridge_profiling.config import Window
 from bridge_profiling.processes import pid_space
 from tests.capture.control.conftest import STATUS, requested
@@ -176,8 +178,8 @@ def test_a_request_never_replaces_another(tmp_path):
     ],
 )
 @pytest.mark.parametrize("end", [KeyboardInterrupt, BrokenPipeError, OSError])
-def test_a_client_that_is_ended_withdraws_its_request_and_says_what_happens_to_it(tmp_path, end, state, said):
-    directory, request = published(tmp_path), requested(leased=True)
+def test_a_client_that_is_interrupted_withdraws_its_request_and_says_what_happens_to_it(tmp_path, end, state, said):
+    directory, request = published(tmp_path), requested()
     waiting, capture = Waiting(directory, request), plan_capture(request, STATUS)
 
     def wait():
@@ -195,15 +197,13 @@ def test_a_client_that_is_ended_withdraws_its_request_and_says_what_happens_to_i
         wait()
     assert waiting.outcome == said
     assert pending_id(directory) == (None if state == "pending" else "anothers")
-    assert directory.lease(request.id) is None
+    assert directory.is_called_off(request.id) == (state in ("taken", "accepted"))
 
 
-def test_a_request_of_which_the_client_has_its_answer_no_longer_depends_on_it(tmp_path):
-    directory, request = published(tmp_path), requested(leased=True)
-    with Waiting(directory, request):
-        trigger(directory, request, wait=0)
-        assert not directory.lease(request.id).kept
-    assert directory.lease(request.id).kept
-    with Waiting(directory, request):
-        directory.close(plan_capture(request, STATUS), "done")
-    assert directory.lease(request.id) is None
+def test_a_request_that_was_refused_or_answered_is_not_called_off(tmp_path):
+    directory, request = published(tmp_path), requested()
+    for error in (None, ProfilingConfigError("refused")):
+        with suppress(ProfilingConfigError), Waiting(directory, request):
+            if error is not None:
+                raise error
+    assert not directory.is_called_off(request.id)

@@ -28,21 +28,21 @@ _ALREADY = "another profiler is already recording in this process, and torch all
 #: torch's functions that begin and end a profiler, by the modules that hold them under their own names.
 _MODULES = ("torch.autograd", "torch.autograd.profiler", "torch.autograd.profiler_legacy")
 _PREPARES, _DISABLES = "_prepare_profiler", "_disable_profiler"
-_BEGINS = (_PREPARES, "_enable_profiler", "_enable_profiler_legacy")
+_PROFILERS = _MODULES, (_PREPARES, "_enable_profiler", "_enable_profiler_legacy", _DISABLES)
 
 #: torch's functions that register an ExecutionTraceObserver, and that switch a memory history, and the modules that hold them.
 OBSERVERS = ("torch.profiler.profiler", "torch._C._profiler"), ("_add_execution_trace_observer",)
 MEMORY_HISTORY = ("torch._C",), ("_cuda_record_memory_history", "_cuda_record_memory_history_legacy")
 
 #: Our recordings. A forked child process inherits them, and ends them before another one begins.
-_sessions: WeakSet[TorchSession] = WeakSet()
+_recordings: WeakSet[TorchRecording] = WeakSet()
 
 #: The profilers of our recordings: what is left of one that was lost keeps no later window from recording.
 _own_profilers: WeakSet[Any] = WeakSet()
 
 
-class TorchSession:
-    """One recording: `prepare`, `start` and `stop` in one thread. Its phase is `idle`, `armed`, `recording` or `lost`.
+class TorchRecording:
+    """One recording: `prepare`, `start` and `stop` in one thread. Its state is `idle`, `armed`, `recording` or `lost`.
 
     Args:
         profile: the `torch.profiler._KinetoProfile` that records.
@@ -50,12 +50,12 @@ class TorchSession:
 
     def __init__(self, profile: Any) -> None:
         self._profile = profile
-        self.phase, self._reason = "idle", _OVERTAKEN
+        self.state, self._reason = "idle", _OVERTAKEN
         # The object, not its number: that of a thread that has ended goes to the next one.
         self._thread = threading.current_thread()
         #: Threads whose own profilers have replaced this recording in Kineto, and have not ended.
         self._others: set[threading.Thread] = set()
-        #: The thread in which this session itself calls torch.
+        #: The thread in which this recording itself calls torch.
         self._calling: threading.Thread | None = None
         self._unwatch: Callable[[], None] = lambda: None
         self._process = os.getpid()
@@ -67,24 +67,24 @@ class TorchSession:
         import torch
 
         _prepare_for_forks()
-        for session in _sessions:
-            if session._process != self._process:
-                session._begins(_PREPARES)
+        for one in _recordings:
+            if one._process != self._process:
+                one._begins(_PREPARES)
         if torch.autograd._profiler_enabled() or _records_elsewhere():
             raise CaptureError(_ALREADY)
-        _sessions.add(self)
-        self._unwatch = _watch(self._begins, self._ended)
+        _recordings.add(self)
+        self._unwatch = watch_calls(_PROFILERS, self._begins, self._ended)
         with self._own_call():
             self._profile.prepare_trace()
         _own_profilers.add(self._profile.profiler)
-        self.phase = "armed"
+        self.state = "armed"
 
     def start(self) -> None:
         """Start recording; CaptureError in another thread than `prepare`."""
         self._check_thread("started")
-        if self.phase != "armed":
+        if self.state != "armed":
             raise CaptureError(self._reason)
-        self.phase = "recording"
+        self.state = "recording"
         with self._own_call():
             self._profile.start_trace()
 
@@ -92,7 +92,7 @@ class TorchSession:
         """A range in the recording; None if it is lost, since another profiler's trace must not hold our ranges."""
         from torch.profiler import record_function
 
-        if self.phase != "recording":
+        if self.state != "recording":
             return None
         annotation = record_function(name)
         self._ranges[annotation] = None
@@ -103,12 +103,12 @@ class TorchSession:
         import torch
 
         self._check_thread("ended")
-        if self.phase != "recording":
+        if self.state != "recording":
             raise CaptureError(self._reason)
         if not torch.autograd._profiler_enabled():
-            self.phase = "idle"
+            self.state = "idle"
             raise CaptureError("other code of this process has ended the recording")
-        self.phase = "idle"
+        self.state = "idle"
         self._end()
         results = self._profile.profiler.kineto_results
         if results is None or not results.trace_start_ns():
@@ -117,41 +117,41 @@ class TorchSession:
     def close(self) -> None:
         """Leave nothing in Kineto, not even an armed recording: the interpreter crashes when it exits with one."""
         own = threading.current_thread() is self._thread
-        if self.phase == "armed" and own:
+        if self.state == "armed" and own:
             with self._own_call():
                 self._profile.start_trace()
-        if self.phase in ("armed", "recording"):
+        if self.state in ("armed", "recording"):
             if own:
                 self._end()
             else:
                 self._replace()
-        self.phase = "lost" if self.phase == "lost" or (self.phase == "recording" and not own) else "idle"
+        self.state = "lost" if self.state == "lost" or (self.state == "recording" and not own) else "idle"
         self.clean_up()
 
     @property
     def is_unsettled(self) -> bool:
         """Whether something is left in its thread, which that thread has to remove."""
-        return self.phase == "lost"
+        return self.state == "lost"
 
     def clean_up(self) -> None:
         """Remove what is left, if this is its thread and no other profiler's recording would end with it."""
         import torch
 
-        if self.phase == "lost" and self._thread.is_alive():
+        if self.state == "lost" and self._thread.is_alive():
             if threading.current_thread() is not self._thread or any(one.is_alive() for one in self._others):
                 return
             if torch.autograd._profiler_enabled():
                 self._end()
-        self.phase = "idle"
+        self.state = "idle"
         self._unwatch()
 
     def give_up(self, reason: str) -> bool:
         """End a recording for something of the training's own; False in another thread than its own, where it goes on."""
-        if self.phase != "recording":
+        if self.state != "recording":
             return True
         if threading.current_thread() is not self._thread:
             return False
-        self.phase, self._reason = "idle", reason
+        self.state, self._reason = "idle", reason
         with suppress(Exception):
             self._end()
         return True
@@ -220,20 +220,20 @@ class TorchSession:
     def _begins(self, function: str) -> None:
         """Another profiler begins: in our thread, end ours, since ending both crashes; in another one, Kineto drops ours."""
         thread = threading.current_thread()
-        if thread is self._calling or self.phase == "idle":
+        if thread is self._calling or self.state == "idle" or function == _DISABLES:
             return
         if thread is not self._thread:
             if function == _PREPARES:
                 self._others.add(thread)
-                self.phase = "idle" if self.phase == "armed" else "lost"
-        elif self.phase == "armed":
-            self.phase = "idle"
+                self.state = "idle" if self.state == "armed" else "lost"
+        elif self.state == "armed":
+            self.state = "idle"
         else:
             # Whatever goes wrong there, the training's own call goes on.
             self.give_up(_OVERTAKEN)
 
-    def _ended(self) -> None:
-        if threading.current_thread() is not self._calling:
+    def _ended(self, function: str) -> None:
+        if function == _DISABLES and threading.current_thread() is not self._calling:
             self._others.discard(threading.current_thread())
 
 
@@ -251,10 +251,10 @@ def _after_fork() -> None:
     """
     import torch
 
-    if any(session.phase in ("armed", "recording") for session in _sessions):
+    if any(one.state in ("armed", "recording") for one in _recordings):
         with suppress(Exception):
             torch._C._autograd._clear_callbacks()  # type: ignore[attr-defined,unused-ignore]
-        if any(session.traces_calls for session in _sessions):
+        if any(one.traces_calls for one in _recordings):
             sys.setprofile(None)
     with suppress(Exception):  # other C libraries than glibc lack `on_exit`
         libc = ctypes.CDLL(None)
@@ -276,20 +276,19 @@ def _records_elsewhere() -> bool:
     )
 
 
-def _watch(begins: Callable[[str], None], ended: Callable[[], None]) -> Callable[[], None]:
-    """Call `begins` before torch begins a profiler, and `ended` after it has ended one; returns what undoes it."""
-    return _replace_functions(_MODULES, (*_BEGINS, _DISABLES), begins, ended)
-
-
-def _replace_functions(
-    modules: Iterable[str], names: Iterable[str], begins: Callable[[str], None], ended: Callable[[], None]
+def watch_calls(
+    functions: tuple[Iterable[str], Iterable[str]],
+    before: Callable[[str], object],
+    after: Callable[[str], object] = lambda function: None,
 ) -> Callable[[], None]:
+    """Call `before` and `after` around torch's functions of these modules and names, with the name; returns what undoes it."""
+    modules, names = functions
     replaced: list[tuple[Any, str, Any, Any]] = []
     for module in filter(None, map(sys.modules.get, modules)):
         for name in names:
             original = getattr(module, name, None)
             if original is not None:
-                watched = _watched(original, name, begins, ended)
+                watched = _watched(original, name, before, after)
                 setattr(module, name, watched)
                 replaced.append((module, name, watched, original))
 
@@ -303,9 +302,16 @@ def _replace_functions(
     return unwatch
 
 
-def watch_calls(functions: tuple[tuple[str, ...], tuple[str, ...]], called: Callable[[], None]) -> Callable[[], None]:
-    """Call `called` before torch's OBSERVERS or MEMORY_HISTORY; returns what undoes it."""
-    return _replace_functions(*functions, lambda function: called(), lambda: None)
+def _watched(original: Any, name: str, before: Callable[[str], object], after: Callable[[str], object]) -> Any:
+    @wraps(original)
+    def call(*arguments: Any, **keywords: Any) -> Any:
+        before(name)
+        try:
+            return original(*arguments, **keywords)
+        finally:
+            after(name)
+
+    return call
 
 
 def observer_is_registered() -> bool:
@@ -315,17 +321,3 @@ def observer_is_registered() -> bool:
     # torch answers only to the object itself; objects refer to their class.
     observers = torch.profiler.ExecutionTraceObserver
     return any(isinstance(one, observers) and one._registered for one in gc.get_referrers(observers))
-
-
-def _watched(original: Any, name: str, begins: Callable[[str], None], ended: Callable[[], None]) -> Any:
-    @wraps(original)
-    def call(*arguments: Any, **keywords: Any) -> Any:
-        if name != _DISABLES:
-            begins(name)
-        try:
-            return original(*arguments, **keywords)
-        finally:
-            if name == _DISABLES:
-                ended()
-
-    return call
