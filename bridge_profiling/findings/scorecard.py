@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -29,6 +30,9 @@ CHECKS: dict[str, tuple[float, bool, str]] = {
     "overlapped_communication": (0.50, True, "no communication on a device was captured"),
     "gradient_accumulation": (0.10, False, "no optimizer was recognized in a marked iteration"),
 }
+
+#: Ranges of torch.compile around what it has compiled: of the whole program, and of each graph.
+_COMPILED = (re.compile("Torch-Compiled Region|CompiledFunctionBackward"), re.compile("## Call CompiledFxGraph"))
 
 #: Exposed communication that is a smaller share of an iteration counts as hidden.
 _NEGLIGIBLE = 0.01
@@ -69,22 +73,26 @@ def scorecard(facts: RunFacts) -> pa.Table:
             role_ns.get("attention_other", 0.0) + role_ns.get("attention_product", 0.0),
         ),
         "fused_optimizer": _part(fused_ns, role_ns.get("optimizer_sweep", 0.0)),
-        "compiled_or_graphed": _compiled(compute, rows(facts.launch_statistics)),
+        "compiled_or_graphed": _compiled(compute, rows(facts.launch_statistics), rows(facts.operators)),
         "gradient_accumulation": _once_a_step(
             fused_ns + role_ns.get("optimizer_sweep", 0.0), iterations, working if _only_data_parallel(infos) else []
         ),
     }
+    products = any(row["group"] in ("matrix product", "convolution") for row in compute)
+    unknown = {"mixed_precision": "the names of the matrix products do not tell their precision"} if products else {}
     answers = {check: (value, None) for check, value in of_run.items()} | {
         check: _worst(check, values) for check, values in by_rank.items()
     }
-    return pa.Table.from_pylist([_row(check, *answers[check]) for check in CHECKS], schema=declared("Check").schema())
+    return pa.Table.from_pylist(
+        [_row(check, *answers[check], unknown.get(check)) for check in CHECKS], schema=declared("Check").schema()
+    )
 
 
-def _row(check: str, value: float | None, rank: int | None) -> dict[str, Any]:
+def _row(check: str, value: float | None, rank: int | None, why: str | None = None) -> dict[str, Any]:
     limit, at_least, unknown = CHECKS[check]
     known = {"check": check, "value": value, "limit": limit, "rank": rank}
     if value is None:
-        return known | {"answer": "unknown", "reason": unknown}
+        return known | {"answer": "unknown", "reason": why or unknown}
     return known | {"answer": "yes" if (value >= limit if at_least else value < limit) else "no", "reason": ""}
 
 
@@ -127,14 +135,15 @@ def _only_data_parallel(infos: Sequence[RankInfo]) -> bool:
     return all(size == 1 for info in infos for name, (_, size) in (info.coordinates or {}).items() if name != "dp")
 
 
-def _compiled(compute: Rows, launches: Rows) -> float | None:
-    """The larger of two shares: kernels that CUDA graphs launch, and compute time in kernels that torch.compile generates."""
+def _compiled(compute: Rows, launches: Rows, operators: Rows) -> float | None:
+    """The largest of three shares: kernels that CUDA graphs launch, compute in generated kernels, and in compiled regions."""
     count, graphed = (sum(row[name] for row in launches) for name in ("kernel_count", "graph_kernel_count"))
     whole_ns = _time(compute, lambda row: True)
     if not whole_ns:
         return None
-    generated = _time(compute, lambda row: (row["name"] or "").startswith("triton_")) / whole_ns
-    return max(generated, graphed / count if count else 0.0)
+    generated_ns = _time(compute, lambda row: (row["name"] or "").startswith("triton_"))
+    regions_ns = [sum(row["device_total_ns"] for row in operators if region.match(row["name"] or "")) for region in _COMPILED]
+    return min(max(generated_ns / whole_ns, *(each_ns / whole_ns for each_ns in regions_ns), graphed / max(count, 1)), 1.0)
 
 
 def _overlapped(working: Rows, iterations: Rows) -> Iterator[tuple[int, float]]:

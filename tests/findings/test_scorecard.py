@@ -14,6 +14,7 @@ NAMES = {
     "device_roles": ("role", "device_ns"),
     "kernels_by_rank": ("kind", "name", "group", "total_ns"),
     "launch_statistics": ("kernel_count", "graph_kernel_count"),
+    "operators": ("name", "device_total_ns"),
     "memory": ("device", "peak_bytes", "peak_reserved_bytes"),
     "host_iterations": ("duration_ns", "data_loading_ns"),
 }
@@ -50,6 +51,14 @@ def _kernel(name, total_ns, group="elementwise"):
         ("fused_optimizer", {"kernels_by_rank": [_kernel("multi_tensor", 10, "optimizer")]}, ("yes", 1.0, None)),
         ("compiled_or_graphed", {"kernels_by_rank": [_kernel("x", 9)], "launch_statistics": [(0, 10, 8)]}, ("yes", 0.8, None)),
         ("compiled_or_graphed", {"kernels_by_rank": [_kernel("triton_poi_0", 1), _kernel("x", 19)]}, ("no", 0.05, None)),
+        (
+            "compiled_or_graphed",
+            {
+                "kernels_by_rank": [_kernel("gemm", 20)],
+                "operators": [(0, "Torch-Compiled Region: 0/0", 15), (0, "aten::mm", 20)],
+            },
+            ("yes", 0.75, None),
+        ),
         (
             "overlapped_communication",
             {"attribution": [(0, 100, 0, 0, 30), (1, 100, 0, 0, 0.5)], "iterations": [(0, 100, 10), (1, 100, 10)]},

@@ -29,12 +29,46 @@ def _fresh():
         (ELEMENTWISE.format("GeluCUDAKernelImpl(at::TensorIteratorBase&)"), "elementwise"),
         ("void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, at::native::MeanOps<float>>>()", "reduction"),
         ("void at::native::(anonymous namespace)::embedding_backward_feature_kernel<c10::BFloat16>()", "indexing"),
+        # Inductor names all operators that a kernel fuses; only its templates compute products.
+        ("triton_poi_fused_addmm_gelu_5", "elementwise"),
+        ("triton_red_fused_addmm_native_layer_norm_3", "normalization"),
+        ("triton_per_fused__softmax_bmm_4", "softmax"),
+        ("triton_poi_fused__scaled_dot_product_flash_attention_clone_2", "elementwise"),
+        ("triton_tem_fused_addmm_7", "matrix product"),
+        # Of MIOpen, Composable Kernel, TensorRT-LLM, vLLM and FlashInfer.
+        ("igemm_wrw_gtcx2_nhwc_bf16_bx0_ex1_bt256x128x16", "convolution"),
+        ("void ck::kernel_grouped_conv_fwd_multiple_abd_xdl_cshuffle<ck::bhalf_t>()", "convolution"),
+        ("bmm_Bfloat16_MxE2m1MxE4m3_Fp32_t128x16x256u2_s3_dynBatch_sm100f", "matrix product"),
+        ("fused_moe_kernel", "matrix product"),
+        ("void vllm::fused_add_rms_norm_kernel<vllm::_typeConvert<c10::BFloat16>, 8>(c10::BFloat16*)", "normalization"),
+        ("void vllm::rotary_embedding_kernel<c10::BFloat16, true>(long const*)", "elementwise"),
+        ("void vllm::reshape_and_cache_flash_kernel<c10::BFloat16>(c10::BFloat16 const*)", "copy"),
+        ("void paged_attention_ll4mi_QKV_mfma16_kernel<0, __hip_bfloat16>", "attention"),
+        ("void flashinfer::norm::RMSNormKernel<8u, __nv_bfloat16>(__nv_bfloat16*)", "normalization"),
+        ("void flashinfer::BatchPrefillWithPagedKVCacheKernel<flashinfer::KernelTraits<>>()", "attention"),
         ("spin(long)", "other"),
     ],
 )
 def test_a_name_says_what_a_kernel_does(name, group):
     assert group_of(name, "compute") == group
     assert group_of("ncclDevKernel_ReduceScatter_Sum_f32_RING_LL()", "communication").endswith("reduce_scatter")
+
+
+@pytest.mark.parametrize(
+    ("name", "precision"),
+    [
+        ("Cijk_Alik_Bljk_BBS_BH_Bias_HA_S_SAV_UserArgs_MT256x160x64_MI16x16x1", "bf16"),
+        ("Cijk_Ailk_Bljk_HHS_BH_MT128x128x32", "fp16"),
+        ("Cijk_Ailk_Bjlk_SB_MT64x64x16", "fp32"),
+        ("Cijk_Alik_Bljk_F8B8HS_BH_MT256x256x64", "fp8"),
+        ("igemm_fwd_gtcx3_nhwc_fp16_bx0_ex1", "fp16"),
+        ("bmm_Bfloat16_MxE2m1MxE4m3_Fp32_t128x16x256u2", "fp8"),
+        ("triton_poi_fused_addmm_gelu_bf16_5", None),
+        ("gemm_kernel", None),
+    ],
+)
+def test_the_precision_of_a_product_is_in_its_name_or_unknown(name, precision):
+    assert names.product_precision(name) == precision
 
 
 def test_groups_of_all_ranks_add_up_and_a_reader_can_name_more(made, monkeypatch, tmp_path):
