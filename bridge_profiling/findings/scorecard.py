@@ -43,6 +43,8 @@ def scorecard(facts: RunFacts) -> pa.Table:
     infos, judged = facts.infos, {info.rank for info in facts.infos if info.judged}
 
     def rows(table: pa.Table) -> Rows:
+        if not table.num_rows:  # an empty table need not have the columns
+            return []
         return [row for row in table.filter(pc.equal(table["source"], facts.source)).to_pylist() if row["rank"] in judged]
 
     kernels = rows(facts.kernels_by_rank.select(["rank", "source", "kind", "name", "group", "total_ns"]))
@@ -53,7 +55,7 @@ def scorecard(facts: RunFacts) -> pa.Table:
     role_ns = summed((row["role"], row["device_ns_sum"]) for row in of_roles.aggregate([("device_ns", "sum")]).to_pylist())
     hosts = facts.host_iterations.to_pylist()
     if hosts and not kernels:
-        found = _row("data_loading", *_worst("data_loading", _shares(hosts, "data_loading_ns")))
+        found = _row("data_loading", _worst("data_loading", _shares(hosts, "data_loading_ns")))
         return pa.Table.from_pylist([found], schema=declared("Check").schema())
     working = [row for row in attribution if row["idle_ns"] < row["duration_ns"]]
     compute = [row for row in kernels if row["kind"] == "compute"]
@@ -84,12 +86,12 @@ def scorecard(facts: RunFacts) -> pa.Table:
         check: _worst(check, values) for check, values in by_rank.items()
     }
     return pa.Table.from_pylist(
-        [_row(check, *answers[check], unknown.get(check)) for check in CHECKS], schema=declared("Check").schema()
+        [_row(check, answers[check], unknown.get(check)) for check in CHECKS], schema=declared("Check").schema()
     )
 
 
-def _row(check: str, value: float | None, rank: int | None, why: str | None = None) -> dict[str, Any]:
-    limit, at_least, unknown = CHECKS[check]
+def _row(check: str, worst: tuple[float | None, int | None], why: str | None = None) -> dict[str, Any]:
+    (value, rank), (limit, at_least, unknown) = worst, CHECKS[check]
     known = {"check": check, "value": value, "limit": limit, "rank": rank}
     if value is None:
         return known | {"answer": "unknown", "reason": why or unknown}

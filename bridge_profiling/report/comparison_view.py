@@ -289,7 +289,7 @@ def result_table(result: dict[str, Any]) -> TableView:
     """One result of `bridge-profiling bench`, as written to its document."""
     declared = "bench-of-copies" if result["kind"] == "copies" else result["kind"]
     known = result | {"on_hosts": words.counted(result.get("hosts", 1), "host")}
-    return tables.view(declared, [known | row for row in result["rows"]])
+    return tables.view(declared, [known | row for row in result["rows"]], known=known)
 
 
 def recommendation(result: dict[str, Any]) -> str:

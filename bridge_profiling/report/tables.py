@@ -75,7 +75,9 @@ def sections(rows: Mapping[str, Rows], side: str = "") -> list[SectionView]:
     return [SectionView(ids[name], f"{side}{table.title}", tables=[table], short=name) for name, table in views.items()]
 
 
-def view(id: str, rows: Rows, most: int | None = None, *, place: str = "page", note: str = "") -> TableView:
+def view(
+    id: str, rows: Rows, most: int | None = None, *, place: str = "page", note: str = "", known: Row | None = None
+) -> TableView:
     """A table of rows.
 
     Args:
@@ -84,6 +86,7 @@ def view(id: str, rows: Rows, most: int | None = None, *, place: str = "page", n
         most: how many of them the table has at most; a note counts the others. None for the declared number.
         place: where it is shown, which decides that number.
         note: a further note.
+        known: values that the title names, besides those of the first row.
     """
     table, every = declared(id), list(rows)
     order, kinds, less = table.get("order"), table.get("kinds"), table.get("less", "with less time")
@@ -101,7 +104,7 @@ def view(id: str, rows: Rows, most: int | None = None, *, place: str = "page", n
     noted = f"{left:,} more {less}: bridge-profiling analyze --json lists them. " if left else ""
     unmarked = not any(row.get("iterations") for row in every)
     marked = {name: texts[unmarked] for name, texts in table.get("marked", {}).items()}
-    said = {**(every[0] if every else {}), **marked, "shown": len(shown), "all": len(every)}
+    said = {**(every[0] if every else {}), **(known or {}), **marked, "shown": len(shown), "all": len(every)}
     names, found = [column.name for column in columns], {row[kinds] for row in shown} if kinds else set()
     return TableView(
         id,

@@ -50,7 +50,11 @@ _MANIFESTS = [manifest(0, [150, 152], [100, 100, 102]), manifest(1, [151, 151], 
         (Known(_TWO, manifests=_MANIFESTS), ["Profiling made an iteration 50.5 ms longer"]),
         (Known(_TWO, manifests=[manifest(0, [150, 152], [2, 151, 2])]), ["Profiler overhead is unclear"]),
         (
-            Known([row(0)], without_device=[0], operators=[{"name": "aten::mm", "self_ns": 30 * MS}]),
+            Known(
+                [row(0)],
+                without_device=[0],
+                operators=[{"rank": 0, "source": "kineto", "name": "aten::mm", "self_ns": 30 * MS}],
+            ),
             [
                 "These captures hold no device work to judge.",
                 "On the host an iteration takes 100 ms (median, profiled);",
