@@ -226,15 +226,15 @@ class ProfilingHook:
                 "the hook was opened before torch was imported: ranks cannot agree on a folder through torch.distributed yet,"
                 " and memory that is allocated meanwhile is not in a history. Import torch, and connect the ranks, before"
             )
-        is_ready = False
         with guarded("nothing will be captured", rank.number):
             if self._selected:
                 ranks, world_size = self._profiled, rank.layout.world_size
                 attempt, holder = choose_attempt(root, self._config.window, rank.number, ranks=ranks, world_size=world_size)
                 plans = planned(self._config, attempt, rank.train_iters)
+        chosen = bool(plans) or not self._selected
+        with guarded("nothing will be captured", rank.number):
             self._windows.open(root, holder, plans)
-            is_ready = True
-        if is_ready and self._listens:
+        if chosen and self._listens:
             # A process that can start no thread still captures the windows of its config.
             with guarded("no captures on demand", rank.number):
                 listener = Listener(root, self._config, rank, self._windows, holder)
@@ -258,7 +258,7 @@ class ProfilingHook:
         iteration = self._number(given)
         with self._guarded():
             try:
-                if self._windows.edge <= iteration:
+                if self._windows.edge <= iteration and not self._windows.records(iteration):
                     # Installed first, and then held: a handler that raises while a profiler starts leaves it half started.
                     self._sigterm.__enter__()
                     self._watch.__enter__()
@@ -323,8 +323,11 @@ class ProfilingHook:
         needs_loop = any(one.needs_loop for one in self._windows.all)
         # Not `is_alive`: in Python 3.12 it is False once a signal has interrupted a `join`.
         runs = self._loop.ident in sys._current_frames()
-        if needs_loop and runs and self._loop is not threading.current_thread():
-            self._ask_to_close(why)
+        if runs and self._loop is not threading.current_thread():
+            if self._closing.is_set():
+                self._closed.wait()  # the loop's thread closes it
+            elif needs_loop:
+                self._ask_to_close(why)
         self._close(why)
 
     def _close(self, ended_by: str | BaseException | None) -> None:
@@ -336,15 +339,16 @@ class ProfilingHook:
             self._finish(ended_by)
             raise
         finally:
-            self._closed.set()
             self._sigterm.__exit__()
             self._watch.__exit__()
+            self._closed.set()
+            # Not before: a process that exits meanwhile waits in there.
+            atexit.unregister(self._close_at_exit)
             self._watch.deliver()
 
     def _finish(self, ended_by: str | BaseException | None) -> None:
         # All of it: a handler that raises anywhere in here, for example as the listener stops, would cost the capture.
         with signals_held():
-            atexit.unregister(self._close_at_exit)
             if not self._opened:
                 return
             self._opened, self._inbox.closing = False, ""

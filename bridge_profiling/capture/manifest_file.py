@@ -23,9 +23,8 @@ from pathlib import Path
 from bridge_profiling.manifest import Durations, Manifest, write_manifest
 from bridge_profiling.plain import plain
 
-#: Manifests that may follow the first: as the window opens, while its trace is compressed, and at its end; and the first spare,
-#: which stays as it is.
-_SPARES = 4
+#: Manifests that may follow the first: as the window opens, while its trace is compressed, and at its end.
+_SPARES = 3
 
 #: Room for what later manifests hold in addition: a thousand iterations, in JSON without indentation; else without them.
 _MORE_BYTES = (1 << 15, 1 << 12)
@@ -42,6 +41,8 @@ class ManifestFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        #: The one that stays as it is, and those that other manifests go into.
+        self._fixed: _Spare | None = None
         self._spares: list[_Spare] = []
 
     def create(self, manifest: Manifest) -> None:
@@ -53,9 +54,10 @@ class ManifestFile:
         text = _text(replace(manifest, status="failed", reason=reason))
         for more_bytes in _MORE_BYTES:
             with suppress(OSError):
+                self._fixed = self._fixed or _Spare(self._path, text, len(text) + more_bytes)
                 while len(self._spares) < _SPARES:
                     self._spares.append(_Spare(self._path, text, len(text) + more_bytes))
-        if any(spare.is_named for spare in self._spares):
+        if self._fixed is not None and self._fixed.is_named:
             _remove_left(self._path.parents[1], self._path.name)
 
     def write(self, manifest: Manifest) -> None:
@@ -66,21 +68,23 @@ class ManifestFile:
         try:
             write_manifest(self._path, manifest)
         except OSError:
-            # One spare is for the last manifest, and one stays as it is.
-            if len(self._spares) > (1 if manifest.final else 2):
+            # One spare is for the last manifest.
+            if len(self._spares) > (0 if manifest.final else 1):
                 spare, short = self._spares.pop(), replace(manifest, durations_ns=Durations(), framework=None)
                 if spare.fill(_text(manifest)) or spare.fill(_text(short)):
                     spare.become(self._path)
                     return
                 spare.close()
-            if self._spares:
-                self._spares.pop(0).become(self._path)
+            if self._fixed is not None:
+                fixed, self._fixed = self._fixed, None
+                fixed.become(self._path)
             raise
 
     def release(self) -> None:
         """Give the room back. Later manifests are written in full or not at all."""
-        while self._spares:
-            self._spares.pop().close()
+        for spare in filter(None, (self._fixed, *self._spares)):
+            spare.close()
+        self._fixed, self._spares = None, []
 
 
 class _Spare:

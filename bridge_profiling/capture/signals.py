@@ -202,10 +202,12 @@ class SignalWatch:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._pipe is not None and not self._received:
-            self.forget()
-            os.close(self._pipe[1])
+        # Taken first: another thread may close the hook, too.
+        pipe = None if self._received else self._pipe
+        if pipe is not None:
             self._pipe = None
+            self.forget()
+            os.close(pipe[1])
 
     def forget(self) -> None:
         """Restore the signal's disposition, unless other code has replaced it since."""

@@ -161,6 +161,8 @@ class TorchProfiler(Profiler):
     def release(self) -> None:
         """Free the recorded events, about ten bytes of memory for each byte of the uncompressed trace."""
         self._profile = None
+        if not self.is_unsettled:
+            self._recording = None
 
     def leave(self) -> None:
         """Let a pending CUPTI teardown finish.

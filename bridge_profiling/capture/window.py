@@ -79,7 +79,8 @@ class Capture:
 
         While the window records, every one does, those before it included: the training may go back.
         """
-        edges = {Phase.WAITING: self.plan.first_edge, Phase.ARMED: self.window.start, Phase.RECORDING: 0}
+        warms_up = self.plan.first_edge if self.plan.config.use_pytorch_profiler else self.window.start
+        edges = {Phase.WAITING: warms_up, Phase.ARMED: self.window.start, Phase.RECORDING: 0}
         return edges.get(self.phase, NEVER)
 
     # -- in the training's thread, signals held ------------------------------------------------------------------------
@@ -145,13 +146,13 @@ class Capture:
 
     def end(self, why: str | None) -> None:
         """Stop recording and write, in a thread if training need not wait; `why` is the reason if the window ends early."""
-        if self.phase >= Phase.WRITING:
-            return
-        # First: meanwhile another thread that exits may close the hook.
-        was_recording, self.phase = self.phase is Phase.RECORDING, Phase.WRITING
-        status: Status = "missed"
-        reason, unwritten = why, list[_Unwritten]()
         with signals_held():
+            if self.phase >= Phase.WRITING:
+                return
+            # First: meanwhile another thread that exits may close the hook.
+            was_recording, self.phase = self.phase is Phase.RECORDING, Phase.WRITING
+            status: Status = "missed"
+            reason, unwritten = why, list[_Unwritten]()
             self._garbage.__exit__()
             if was_recording:
                 status, reason = self._completeness(why)
@@ -164,8 +165,9 @@ class Capture:
                             unwritten.append((profiler, rest))
             for_each(self.profilers, Profiler.close)
             if unwritten:
-                # Not a daemon: an interpreter that exits waits for it.
-                writer = Thread(target=self._write, args=(status, reason, unwritten), name="bridge_profiling writer")
+                # Not a daemon, even if the loop's thread is one: an interpreter that exits waits for it.
+                work = (status, reason, unwritten)
+                writer = Thread(target=self._write, args=work, name="bridge_profiling writer", daemon=False)
                 # From Python 3.12 on an exiting interpreter starts no threads; nor does a process at its limit of them.
                 with suppress(RuntimeError):
                     writer.start()

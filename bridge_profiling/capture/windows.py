@@ -95,6 +95,11 @@ class Windows:
         """The capture that records now."""
         return next((one for one in self._live[:1] if one.phase is Phase.RECORDING), None)
 
+    def records(self, iteration: int) -> bool:
+        """Whether a window records this iteration, and nothing else is to be done."""
+        recording, inbox = self.recording, self._inbox
+        return recording is not None and iteration in recording.window and not (inbox.posted or inbox.withdrawn)
+
     @property
     def edge(self) -> int:
         """The first iteration that needs more than timing."""

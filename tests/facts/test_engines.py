@@ -96,4 +96,4 @@ def test_a_script_without_a_main_guard_reads_a_run_with_several_processes(tmp_pa
     (tmp_path / "numpy.py").write_text("raise SystemExit('taken for numpy')")
     command = [sys.executable, "-P", "script.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
-    assert done.stdout.splitlines() == ["set()", "[100.0, 101.0, 102.0]"], done.stderr
+    assert done.stdout.splitlines() == ["set()", "[100000, 101000, 102000]"], done.stderr

@@ -37,7 +37,7 @@ def judge(request, tmp_path_factory):
             durations: dict[int, list[float]] = {}
             for row in run.facts.iterations.to_pylist():
                 durations.setdefault(row["rank"], []).append(row["duration_ns"])
-            iteration_ms = median(median(each) for each in durations.values()) / 1e3
+            iteration_ms = median(median(each) for each in durations.values()) / 1e6
             return SimpleNamespace(findings=run.findings, iteration_ms=iteration_ms)
 
     return judged
