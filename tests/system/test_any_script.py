@@ -36,16 +36,6 @@ def test_srun_starts_the_ranks_of_two_nodes(slurm_cluster, tmp_path, started):
     assert ended.stdout.count("step 15: loss") == 2
 
 
-@pytest.mark.needs("slurm")
-def test_a_directory_that_both_nodes_see_is_ok(slurm_cluster, tmp_path):
-    # What a user of the cluster exports.
-    exported = {"SLURM_ACCOUNT": slurm_cluster.account, "SLURM_PARTITION": slurm_cluster.partition}
-    command = ("doctor", "--nodes", "2", "--output-dir", str(tmp_path))
-    done = bridge_profiling(tmp_path, *command, **slurm_cluster.environment, **exported)
-    assert "ok      shared by the nodes: 2 nodes (n1, n2) read a file written here, and this machine sees" in done.stdout
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.needs("nsys")
 def test_the_rank_asked_for_runs_under_nsys_and_its_report_holds_the_phases(nsys, tmp_path):
     options = ("--nproc", "2", "--profiler", "nsys", "--ranks", "1", "--steps", "3:6")
