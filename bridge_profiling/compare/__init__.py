@@ -138,7 +138,7 @@ class Comparison:
             **{name: _data(getattr(self, name)) for name in ("by_cause", "by_activity")},
             "ranks": [row | {"largest": document_key(row["largest"])} for row in self.ranks.to_pylist()],
             **{name: changed(getattr(self, name)) for name in KEYS},
-            "memory": _data(self.memory),
+            "memory": self.memory,
             "memory_sites": self.changed_sites,
             **{name: _data(getattr(self, name)) for name in ("findings_came", "findings_went", "limitations")},
         }
@@ -395,16 +395,15 @@ def _data(value: Any) -> Any:
             known = {name: getattr(value, name) for name in ("verdict", "evidence", "method", "reason")}
             return _data(value.ns) | known | {"samples": list(value.samples), "level": LEVEL}
         case Comparison():
-            part, change = value.explains_most or (None, None)
-            explains = (
-                part and change and {"part": document_key(part), "change_ns": change.change, "significant": change.significant}
-            )
-            known = {name: _data(getattr(value, name)) for name in ("step", "same_work", "differences")}
-            return known | {"explains_most": explains, "undecided": value.undecided}
+            found: dict[str, Any] = {name: _data(getattr(value, name)) for name in ("step", "same_work", "differences")}
+            found |= {"explains_most": None, "undecided": value.undecided}
+            if value.explains_most is not None:
+                part, change = value.explains_most
+                explains = {"part": document_key(part), "change_ns": change.change, "significant": change.significant}
+                found["explains_most"] = explains
+            return found
         case Finding():
             return {name: _data(getattr(value, name)) for name in ("id", "title", "ranks", "confidence")}
-        case pa.Table():
-            return value.to_pylist()
         case dict():
             return {name: _data(each) for name, each in value.items()}
         case list():

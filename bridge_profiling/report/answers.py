@@ -204,7 +204,8 @@ class Answers:
     def phases_of_ranks(self) -> Rows:
         """Phases by name and rank, with the place of the longest call in the timeline."""
         named, of_device = ("rank", "name", "longest_iteration", "longest_start_ns", "longest_ns"), not self._on_cpus
-        found = [row for row in self._own("phases").to_pylist() if row["rank"] in set(self.ranks)]
+        ranks = set(self.ranks)
+        found = [row for row in self._own("phases").to_pylist() if row["rank"] in ranks]
         places = [self.timeline.target(Event(*(row[name] for name in named))) for row in found]
         return [
             rows.with_counters(row)

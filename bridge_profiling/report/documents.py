@@ -17,7 +17,7 @@ import pyarrow as pa
 from bridge_profiling.compare.bench import with_alone
 from bridge_profiling.facts.parts import BY_CAUSE
 from bridge_profiling.facts.run import RunFacts
-from bridge_profiling.facts.types import COLUMNS, Declarations, Row, choice, documented, one
+from bridge_profiling.facts.types import COLUMNS, Declarations, Row, choice, document_key, documented, one
 from bridge_profiling.findings import Confidence
 from bridge_profiling.report import measurements
 from bridge_profiling.report.figures import PARTS
@@ -42,7 +42,7 @@ row = Declarations(
         "Confidence": choice(*Confidence),
         "Outcome": choice(*Outcome),
     },
-    parts=[each.replace("_ns", "_us") for each in BY_CAUSE],
+    parts=[*map(document_key, BY_CAUSE)],
 )
 
 
@@ -154,7 +154,8 @@ def _verdict(facts: RunFacts, found: Conclusion) -> dict[str, Any]:
     if unprofiled is not None:
         known |= {"estimated_profiler_ns": unprofiled.estimated_cost_ns, "unprofiled_ns": unprofiled.iteration_ns}
         known["unprofiled_source"] = unprofiled.source
-    return {name: documented(known).get(name) for name in row("Verdict").columns}
+    written = documented(known)
+    return {name: written.get(name) for name in row("Verdict").columns}
 
 
 def _budget(facts: RunFacts, found: Conclusion) -> dict[str, Any]:
