@@ -7,8 +7,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from bridge_profiling.config import FaultToleranceConfig, ProfilingConfig
-    from bridge_profiling.errors import CaptureError, ProfilingConfigError, TraceError
+    from bridge_profiling.common.errors import CaptureError, ProfilingConfigError, TraceError
+    from bridge_profiling.settings.profiling import FaultToleranceConfig, ProfilingConfig
 
 __version__ = "0.1.0"
 
@@ -23,4 +23,4 @@ def __getattr__(name: str) -> Any:
     # Imported when asked for: every command imports this package first, and `--help` needs no settings.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{'config' if name.endswith('Config') else 'errors'}"), name)
+    return getattr(importlib.import_module(f"{__name__}.{'settings.profiling' if name.endswith('Config') else 'common.errors'}"), name)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from bridge_profiling.errors import ProfilingConfigError, require
+from bridge_profiling.common.errors import ProfilingConfigError, require
 
 #: Values of `profile_ranks` other than a list: every rank, or one rank per pipeline stage.
 RANK_WORDS = ("all", "pp")

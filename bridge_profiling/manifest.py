@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from bridge_profiling.atomic import write_json
-from bridge_profiling.errors import TraceError
-from bridge_profiling.regular_files import modified_ns, read_regular
-from bridge_profiling.typed_json import read_typed
+from bridge_profiling.common.atomic import write_json
+from bridge_profiling.common.errors import TraceError
+from bridge_profiling.common.regular_files import modified_ns, read_regular
+from bridge_profiling.common.typed_json import read_typed
 
 SCHEMA_VERSION = 1
 

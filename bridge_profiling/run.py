@@ -13,11 +13,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from bridge_profiling.engines import Engine, engine_named
-from bridge_profiling.errors import ProfilingConfigError, TraceError, did_you_mean
+from bridge_profiling.common.errors import ProfilingConfigError, TraceError, did_you_mean
 from bridge_profiling.facts import kernels as of_kernels
 from bridge_profiling.facts.captures import Captures, OnProgress
 from bridge_profiling.facts.clocks import renumbered
+from bridge_profiling.facts.engines import Engine, engine_named
 from bridge_profiling.facts.run import RunFacts
 from bridge_profiling.facts.store import FactOptions
 from bridge_profiling.findings import RULES, Finding, Grids, JudgedFacts, Rule, Thresholds, diagnose, without_profiler

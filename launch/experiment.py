@@ -24,12 +24,12 @@ if __name__ == "__main__":
 
 from bridge_profiling import plugins
 from bridge_profiling.cli.common import closed, exit_code, with_options
-from bridge_profiling.config import check_ranks_exist, check_window_fits, parse_ranks, parse_steps
-from bridge_profiling.easy.outcome import own_command, shortest_path
-from bridge_profiling.errors import TraceError, print_error
+from bridge_profiling.common.errors import TraceError, print_error
+from bridge_profiling.frameworks.outcome import own_command, shortest_path
 from bridge_profiling.manifest import find_captures
-from bridge_profiling.recording import to_overrides
 from bridge_profiling.report.terminal import print_captures
+from bridge_profiling.settings.profiling import check_ranks_exist, check_window_fits, parse_ranks, parse_steps
+from bridge_profiling.settings.recording import to_overrides
 from launch import request
 from launch.request import ExecutorName, ProfilerName, TaskKind
 

@@ -23,10 +23,10 @@ if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from bridge_profiling.capture.signals import unwind_on
-from bridge_profiling.errors import ProfilingConfigError, print_error
-from bridge_profiling.launch_env import LaunchEnv
+from bridge_profiling.common.errors import ProfilingConfigError, print_error
+from bridge_profiling.common.launch_env import LaunchEnv
 from bridge_profiling.nsys.launch import report_exit_code
-from bridge_profiling.overrides import apply_overrides, apply_yaml, unquote
+from bridge_profiling.settings.overrides import apply_overrides, apply_yaml, unquote
 
 if TYPE_CHECKING:
     from recipes.config import ConfigContainer

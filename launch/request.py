@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 
-from bridge_profiling.errors import require
-from bridge_profiling.recording import check_flags, option
+from bridge_profiling.common.errors import require
+from bridge_profiling.settings.recording import check_flags, option
 
 
 class ExecutorName(StrEnum):

@@ -20,9 +20,9 @@ from typing import Any
 import nemo_run as run
 from torchx.specs import AppState
 
-from bridge_profiling.config import OUTPUT_DIR_VARIABLE
-from bridge_profiling.errors import require
+from bridge_profiling.common.errors import require
 from bridge_profiling.plugins.batch_script import path_in_job
+from bridge_profiling.settings.profiling import OUTPUT_DIR_VARIABLE
 from launch.pretrain import build_config
 from launch.request import ExecutorName, TaskKind
 from launch.shown_log import without_the_profilers_own_lines

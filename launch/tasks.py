@@ -12,9 +12,9 @@ from typing import Any
 
 import nemo_run as run
 
-from bridge_profiling.overrides import apply_overrides
 from bridge_profiling.plugins import nemo_run_patches  # noqa: F401  # checks what an experiment makes of these tasks
 from bridge_profiling.plugins.task import STARTS_NSYS_KEY, check_sendable
+from bridge_profiling.settings.overrides import apply_overrides
 from launch.pretrain import pretrain
 from recipes.tasks import training_config
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from operator import attrgetter
 
-from bridge_profiling.errors import ProfilingConfigError, did_you_mean
-from bridge_profiling.overrides import format_override
+from bridge_profiling.common.errors import ProfilingConfigError, did_you_mean
+from bridge_profiling.settings.overrides import format_override
 from recipes import models
 from recipes.config import ConfigContainer
 

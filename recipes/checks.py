@@ -6,9 +6,9 @@ import importlib.util
 import re
 from operator import attrgetter
 
-from bridge_profiling.errors import require
+from bridge_profiling.common.errors import require
 from bridge_profiling.layout import ParallelLayout
-from bridge_profiling.overrides import format_override
+from bridge_profiling.settings.overrides import format_override
 from recipes.config import CheckpointConfig, ConfigContainer, DatasetConfig, GPTModelConfig, MonitorConfig, TrainConfig
 
 #: Sizes and counts, integers of at least 1.

@@ -13,8 +13,8 @@ from megatron.core.distributed import DistributedDataParallelConfig
 from megatron.core.optimizer import OptimizerConfig
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from bridge_profiling.config import FaultToleranceConfig, ProfilingConfig
 from bridge_profiling.layout import ParallelLayout
+from bridge_profiling.settings.profiling import FaultToleranceConfig, ProfilingConfig
 
 
 @dataclass(kw_only=True)

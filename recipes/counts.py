@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from bridge_profiling.capture.work import IterationWork
-from bridge_profiling.peaks import Precision
+from bridge_profiling.common.peaks import Precision
 from recipes.config import ConfigContainer, GPTModelConfig
 
 #: Forward and backward: the gradients of the input and of the weight each cost as much as the product itself.

@@ -13,10 +13,10 @@ from typing import Any
 import nemo_run as run
 from nemo_run.config import get_nemorun_home
 
-from bridge_profiling.config import check_flag
-from bridge_profiling.errors import require
+from bridge_profiling.common.errors import require
 from bridge_profiling.plugins.batch_script import RUNDIR, arrives_unchanged, exports, names_another_path
 from bridge_profiling.plugins.executors import check_launcher
+from bridge_profiling.settings.profiling import check_flag
 
 _TIME = re.compile(r"(\d+-)?\d+(:\d\d){0,2}")
 #: Text that a shell reads as one word; variables are expanded.

@@ -16,7 +16,7 @@ from typing import Any, Optional
 
 import nemo_run as run
 
-from bridge_profiling.errors import require
+from bridge_profiling.common.errors import require
 from bridge_profiling.plugins.batch_script import RUNDIR, arrives_unchanged, exports, quoted
 from recipes.executor_checks import check_executor, check_variable
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import torch
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from bridge_profiling.errors import ProfilingConfigError, require
+from bridge_profiling.common.errors import ProfilingConfigError, require
 from recipes import checks
 from recipes.config import ConfigContainer, GPTModelConfig
 

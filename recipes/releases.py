@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from bridge_profiling.megatron_versions import series_of
+from bridge_profiling.common.megatron_versions import series_of
 
 if TYPE_CHECKING:
     import torch

@@ -26,7 +26,7 @@ import psutil
 import pytest
 
 from recipes.releases import hide_old_async_checkpoints
-from tests.integrations.bridge_environment import why_no_bridge
+from tests.frameworks.bridge_environment import why_no_bridge
 from tests.system.debian import why_no_browser, why_no_packages
 from tests.system.jobs import FOREIGN
 from tests.system.nsys_install import why_no_nsys
@@ -258,8 +258,7 @@ def _runs_start_nothing(request: pytest.FixtureRequest, monkeypatch: pytest.Monk
     Each run has a connection of its own, whose tables no other one sees.
     """
     if _tier(request.node) is None and importlib.util.find_spec("pyarrow") is not None:
-        from bridge_profiling import engines
-        from bridge_profiling.facts import captures
+        from bridge_profiling.facts import captures, engines
 
         def read_here(engine: object, function: Callable[[Any], Any], tasks: Sequence[Any]) -> Iterator[engines.Outcome[Any]]:
             yield from (engines.Outcome(place, *engines.call(function, task)) for place, task in enumerate(tasks))

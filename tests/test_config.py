@@ -6,7 +6,7 @@ from contextlib import nullcontext
 import pytest
 
 from bridge_profiling import ProfilingConfig, ProfilingConfigError
-from bridge_profiling.slow_iterations import SlowThreshold, SlowWatch, slow_threshold
+from bridge_profiling.common.slow_iterations import SlowThreshold, SlowWatch, slow_threshold
 
 
 def test_the_defaults_are_megatron_bridges():

@@ -4,9 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from bridge_profiling import launch_env
-from bridge_profiling.errors import ProfilingConfigError
-from bridge_profiling.launch_env import LAUNCH_VARIABLE, LaunchEnv, export_for_torch, first_host
+from bridge_profiling.common import launch_env
+from bridge_profiling.common.errors import ProfilingConfigError
+from bridge_profiling.common.launch_env import LAUNCH_VARIABLE, LaunchEnv, export_for_torch, first_host
 
 STEP = {"SLURM_JOB_ID": "4711", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "16", "SLURM_STEP_NODELIST": "gpu[07-08]"}
 STEP |= {"SLURM_PROCID": "9", "SLURM_LOCALID": "1", "SLURM_NODEID": "1"}

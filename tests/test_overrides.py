@@ -10,7 +10,7 @@ from typing import Any, Literal, Optional, Union
 import pytest
 
 from bridge_profiling import FaultToleranceConfig, ProfilingConfig, ProfilingConfigError
-from bridge_profiling.overrides import apply_overrides, apply_yaml, format_override, load_yaml, parse_override, unquote
+from bridge_profiling.settings.overrides import apply_overrides, apply_yaml, format_override, load_yaml, parse_override, unquote
 
 
 class Color(enum.Enum):

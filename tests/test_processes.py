@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from bridge_profiling import processes
-from bridge_profiling.processes import InactivityTimer, cpu_seconds, is_running, run_owned
+from bridge_profiling.common import processes
+from bridge_profiling.common.processes import InactivityTimer, cpu_seconds, is_running, run_owned
 
 
 def test_processor_time_is_what_a_process_has_used_and_nothing_where_there_is_none():

@@ -2,9 +2,9 @@
 
 import pytest
 
-from bridge_profiling.config import Window
-from bridge_profiling.errors import ProfilingConfigError
-from bridge_profiling.ray_request import RayRequest
+from bridge_profiling.common.errors import ProfilingConfigError
+from bridge_profiling.settings.profiling import Window
+from bridge_profiling.settings.ray import RayRequest
 
 BOTH = {"NRL_NSYS_PROFILE_STEP_RANGE": "2:3", "NRL_NSYS_WORKER_PATTERNS": "*policy*,*vllm*"}
 

@@ -9,7 +9,7 @@ import grimp
 import pytest
 from packaging.requirements import Requirement
 
-from bridge_profiling import megatron_versions
+from bridge_profiling.common import megatron_versions
 from tools.feature_table import PAGE, ROOT, features, page
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.common.errors import ProfilingConfigError
 from bridge_profiling.findings import Confidence, Finding, Thresholds
 from tests.facts.conftest import _cached_elsewhere, run_of, write_trace
 from tests.facts.ranks_in_hand import values

@@ -15,14 +15,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tests.integrations.bridge_environment import BRIDGE_FOR_CORE  # noqa: E402
+from tests.frameworks.bridge_environment import BRIDGE_FOR_CORE  # noqa: E402
 
 PAGE = ROOT / "docs" / "reference" / "support.md"
 
 COLUMNS = ("a process alone", "torchrun, one machine", "torchrun, several", "Slurm", "Ray")
 
 #: Files of tests that several rows rest on.
-_DDP = ("integrations/test_ddp_fsdp.py", "gpu/test_frameworks.py")
+_DDP = ("frameworks/test_ddp_fsdp.py", "gpu/test_frameworks.py")
 _CHAIN = ("system/test_nsys.py", "gpu/test_chain.py")
 _SLURM = ("system/test_slurm.py",)
 _ANY_SCRIPT = ("system/test_any_script.py",)
@@ -37,25 +37,25 @@ TABLE: list[tuple[str, str, dict[str, tuple[str, ...]]]] = [
     ("", "nsys", {_ALONE: ("gpu/test_endings.py",), _TORCHRUN: _CHAIN, _SEVERAL: _SLURM, _SRUN: _SLURM}),
     ("", "memory", {_ALONE: ("gpu/test_out_of_memory.py",), _TORCHRUN: ("gpu/test_chain.py",)}),
     ("Megatron Bridge (`ProfilingCallback`)", "torch", {
-        _ALONE: ("integrations/test_bridge_pretrain.py",), _TORCHRUN: ("integrations/test_bridge_pretrain.py",),
+        _ALONE: ("frameworks/test_bridge_pretrain.py",), _TORCHRUN: ("frameworks/test_bridge_pretrain.py",),
     }),
     ("A loop of your own (`ProfilingHook`)", "torch", {
         _ALONE: ("capture/test_captures.py",), _TORCHRUN: ("capture/control/test_trigger.py",),
     }),
     ("", "nsys", {_TORCHRUN: ("system/test_nsys.py",)}),
     ("Any script (`bridge-profiling run`)", "torch", {
-        _ALONE: ("easy/test_iterations.py",), _TORCHRUN: ("easy/test_unchanged_scripts.py",), _SEVERAL: _ANY_SCRIPT,
+        _ALONE: ("frameworks/test_iterations.py",), _TORCHRUN: ("frameworks/test_unchanged_scripts.py",), _SEVERAL: _ANY_SCRIPT,
         _SRUN: _ANY_SCRIPT,
     }),
     ("", "nsys", {_TORCHRUN: _ANY_SCRIPT}),
     ("DistributedDataParallel", "torch", {_TORCHRUN: _DDP}),
     ("FullyShardedDataParallel", "torch", {_TORCHRUN: _DDP}),
     ("`fully_shard`", "torch", {_TORCHRUN: _DDP}),
-    ("DeepSpeed, ZeRO 0 to 3", "torch", {_TORCHRUN: ("integrations/test_deepspeed.py",)}),
+    ("DeepSpeed, ZeRO 0 to 3", "torch", {_TORCHRUN: ("frameworks/test_deepspeed.py",)}),
     *((name, "torch", {_ALONE: (file,), _TORCHRUN: (file, "gpu/test_frameworks.py")}) for name, file in (
-        ("Lightning", "integrations/test_lightning.py"),
-        ("Hugging Face Trainer", "integrations/test_hugging_face.py"),
-        ("Accelerate", "integrations/test_hugging_face.py"),
+        ("Lightning", "frameworks/test_lightning.py"),
+        ("Hugging Face Trainer", "frameworks/test_hugging_face.py"),
+        ("Accelerate", "frameworks/test_hugging_face.py"),
     )),
     ("Workers of Ray (NeMo RL's variables)", "torch", {_RAY: ("system/test_ray_workers.py",)}),
     ("", "nsys", {_RAY: ("system/test_ray_workers.py",)}),

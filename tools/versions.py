@@ -19,7 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 ENVIRONMENTS = ROOT / ".cache" / "versions"
 
-TESTED: Sequence[str] = runpy.run_path(str(ROOT / "bridge_profiling" / "megatron_versions.py"))["TESTED"]
+TESTED: Sequence[str] = runpy.run_path(str(ROOT / "bridge_profiling" / "common" / "megatron_versions.py"))["TESTED"]
 
 #: Megatron Bridge has no release for another Python.
 PYTHON = "3.12"
@@ -33,7 +33,7 @@ PARTS = {
         "tests/recipes/test_recipes.py",
     ],
     "checkpoint and resume": ["tests/recipes/test_checkpoint.py", "tests/launch/test_pretrain.py"],
-    "Megatron Bridge": ["tests/integrations/test_bridge_pretrain.py"],
+    "Megatron Bridge": ["tests/frameworks/test_bridge_pretrain.py"],
 }
 
 

@@ -19,8 +19,8 @@ from typing import Any
 
 from bridge_profiling.bench.requests import CollectivesRequest, from_text
 from bridge_profiling.bench.results import MeasurementError, UnavailableError
-from bridge_profiling.errors import ProfilingConfigError, print_error
-from bridge_profiling.launch_env import LaunchEnv
+from bridge_profiling.common.errors import ProfilingConfigError, print_error
+from bridge_profiling.common.launch_env import LaunchEnv
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -18,8 +18,8 @@ import torch.distributed as dist
 
 from bridge_profiling.bench import ranks, requests, results
 from bridge_profiling.bench.ranks import World
-from bridge_profiling.errors import one_line, require
-from bridge_profiling.launch_env import LaunchEnv
+from bridge_profiling.common.errors import one_line, require
+from bridge_profiling.common.launch_env import LaunchEnv
 
 #: Operations before the first that counts: the first of a size creates connections and buffers.
 _WARMUP = 3

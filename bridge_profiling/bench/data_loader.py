@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from bridge_profiling.bench.ranks import conditions
 from bridge_profiling.bench.requests import DataLoaderRequest, module_and_name
 from bridge_profiling.bench.results import MeasurementError, estimate
-from bridge_profiling.errors import ProfilingConfigError, require
+from bridge_profiling.common.errors import ProfilingConfigError, require
 
 #: Exceptions of user code that end a measurement with a message. Scripts that parse arguments raise SystemExit.
 USER_ERRORS = (Exception, SystemExit)

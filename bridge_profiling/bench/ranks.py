@@ -23,8 +23,8 @@ import torch.distributed as dist
 
 from bridge_profiling import __version__
 from bridge_profiling.bench.results import MeasurementError, UnavailableError
-from bridge_profiling.launch_env import LaunchEnv
-from bridge_profiling.processes import OwnedProcess
+from bridge_profiling.common.launch_env import LaunchEnv
+from bridge_profiling.common.processes import OwnedProcess
 
 #: Path of the rendezvous file for ranks started by `run_locally`: a port that is free now may be taken a moment later.
 STORE_VARIABLE = "BRIDGE_PROFILING_BENCH_STORE"

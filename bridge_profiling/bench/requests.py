@@ -7,7 +7,7 @@ import re
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
-from bridge_profiling.errors import ProfilingConfigError, did_you_mean, require
+from bridge_profiling.common.errors import ProfilingConfigError, did_you_mean, require
 
 #: `send` goes one way between pairs of ranks, `send_recv` both ways around a ring.
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send", "send_recv")

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bridge_profiling.atomic import write_text
-from bridge_profiling.errors import ProfilingConfigError, TraceError
-from bridge_profiling.regular_files import read_regular
+from bridge_profiling.common.atomic import write_text
+from bridge_profiling.common.errors import ProfilingConfigError, TraceError
+from bridge_profiling.common.regular_files import read_regular
 
 SCHEMA_VERSION = 1
 

@@ -20,7 +20,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
 
 from bridge_profiling.bench.results import Estimate, estimate
-from bridge_profiling.errors import ProfilingConfigError, require
+from bridge_profiling.common.errors import ProfilingConfigError, require
 
 
 @dataclass(frozen=True)

@@ -19,11 +19,11 @@ from bridge_profiling import manifest
 from bridge_profiling.capture.files import CaptureFiles
 from bridge_profiling.capture.loop import IterationLog
 from bridge_profiling.capture.work import IterationWork
-from bridge_profiling.config import ProfilingConfig, Window
-from bridge_profiling.launch_env import LaunchEnv
+from bridge_profiling.common.launch_env import LaunchEnv
+from bridge_profiling.common.plain import plain
+from bridge_profiling.common.redaction import redact_command, redact_values
 from bridge_profiling.layout import ParallelLayout
-from bridge_profiling.plain import plain
-from bridge_profiling.redaction import redact_command, redact_values
+from bridge_profiling.settings.profiling import ProfilingConfig, Window
 
 _PACKAGES = ("bridge-profiling", "torch", "megatron-core", "nemo_run", "nvtx", "transformer-engine")
 

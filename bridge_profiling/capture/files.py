@@ -20,11 +20,11 @@ from pathlib import Path
 from threading import Thread
 from typing import Any, TypeVar
 
-from bridge_profiling.atomic import create_exclusively, make_directory
 from bridge_profiling.capture.signals import raised_by_handler
-from bridge_profiling.config import DEFAULT_MEMORY_SNAPSHOT_PATH, Window
-from bridge_profiling.errors import TrainingLogger, one_line
-from bridge_profiling.launch_env import LaunchEnv, initialized_distributed
+from bridge_profiling.common.atomic import create_exclusively, make_directory
+from bridge_profiling.common.errors import TrainingLogger, one_line
+from bridge_profiling.common.launch_env import LaunchEnv, initialized_distributed
+from bridge_profiling.settings.profiling import DEFAULT_MEMORY_SNAPSHOT_PATH, Window
 
 logger = TrainingLogger(__name__)
 

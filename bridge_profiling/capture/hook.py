@@ -37,11 +37,11 @@ from bridge_profiling.capture.signals import (
 from bridge_profiling.capture.window import Capture
 from bridge_profiling.capture.windows import Windows, planned
 from bridge_profiling.capture.work import IterationWork
-from bridge_profiling.config import OUTPUT_DIR_VARIABLE, ProfilingConfig, resolve_output_dir
-from bridge_profiling.errors import ProfilingConfigError, TrainingLogger, is_contained, one_line, require
-from bridge_profiling.launch_env import LaunchEnv, initialized_distributed
+from bridge_profiling.common.errors import ProfilingConfigError, TrainingLogger, is_contained, one_line, require
+from bridge_profiling.common.launch_env import LaunchEnv, initialized_distributed
+from bridge_profiling.common.plain import safe_name, shown, whole_number
 from bridge_profiling.layout import ParallelLayout, select_ranks
-from bridge_profiling.plain import safe_name, shown, whole_number
+from bridge_profiling.settings.profiling import OUTPUT_DIR_VARIABLE, ProfilingConfig, resolve_output_dir
 
 logger = TrainingLogger(__name__)
 

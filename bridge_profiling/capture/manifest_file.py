@@ -20,8 +20,8 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from bridge_profiling.common.plain import plain
 from bridge_profiling.manifest import Durations, Manifest, write_manifest
-from bridge_profiling.plain import plain
 
 #: Manifests that may follow the first: as the window opens, while its trace is compressed, and at its end.
 _SPARES = 3

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from bridge_profiling.atomic import write_atomically
 from bridge_profiling.capture.profiler import Profiler
 from bridge_profiling.capture.torch_recording import MEMORY_HISTORY, watch_calls
-from bridge_profiling.errors import CaptureError, one_line, say
+from bridge_profiling.common.atomic import write_atomically
+from bridge_profiling.common.errors import CaptureError, one_line, say
 
 #: Events that the memory history keeps, as in the examples of torch's own viewer: a run of any length stays bounded.
 MAX_ENTRIES = 100_000

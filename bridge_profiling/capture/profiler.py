@@ -11,10 +11,10 @@ from pathlib import Path
 
 from bridge_profiling.capture.files import CaptureFiles
 from bridge_profiling.capture.signals import raised_by_handler
-from bridge_profiling.config import ProfilingConfig
-from bridge_profiling.errors import TrainingLogger, one_line, say
+from bridge_profiling.common.errors import TrainingLogger, one_line, say
+from bridge_profiling.common.printable import printable
 from bridge_profiling.manifest import Status
-from bridge_profiling.printable import printable
+from bridge_profiling.settings.profiling import ProfilingConfig
 
 logger = TrainingLogger(__name__)
 

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, suppress
 from ctypes import CFUNCTYPE, POINTER, c_char_p, c_int, c_int32, c_size_t, c_uint, c_uint16, c_uint32, c_void_p
 from typing import Any, ClassVar
 
-from bridge_profiling.errors import CaptureError
+from bridge_profiling.common.errors import CaptureError
 
 #: The variable in which a profiler names its library, for 64-bit processes.
 INJECTION_VARIABLE = "NVTX_INJECTION64_PATH"

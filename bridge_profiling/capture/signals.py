@@ -15,7 +15,7 @@ from traceback import walk_tb
 from typing import Any
 from weakref import WeakSet
 
-from bridge_profiling.errors import passed_a_handler
+from bridge_profiling.common.errors import passed_a_handler
 
 #: The signals that launchers, schedulers, terminals and time limits send, and SIGCHLD: PyTorch's data loaders handle it to
 #: notice a dead worker.

@@ -18,12 +18,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bridge_profiling.atomic import make_directory, private_directory, write_atomically
 from bridge_profiling.capture.profiler import Profiler
 from bridge_profiling.capture.torch_recording import OBSERVERS, TorchRecording, observer_is_registered, watch_calls
-from bridge_profiling.errors import CaptureError
+from bridge_profiling.common.atomic import make_directory, private_directory, write_atomically
+from bridge_profiling.common.errors import CaptureError
+from bridge_profiling.common.plain import plain
 from bridge_profiling.manifest import Status
-from bridge_profiling.plain import plain
 
 #: Enough of a trace's end to hold its name.
 _TAIL_BYTES = 1 << 14

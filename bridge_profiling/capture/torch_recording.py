@@ -18,7 +18,7 @@ from functools import cache, wraps
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
-from bridge_profiling.errors import CaptureError
+from bridge_profiling.common.errors import CaptureError
 
 #: The reason when the training profiles itself, or when two of our hooks capture the same iterations.
 _OVERTAKEN = "another profiler was started in this process, and torch allows one at a time; capture iterations without it"

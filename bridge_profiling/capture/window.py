@@ -20,11 +20,11 @@ from bridge_profiling.capture.profiler import Outcome, Profiler, for_each, guard
 from bridge_profiling.capture.signals import signals_held
 from bridge_profiling.capture.torch_profiler import TorchProfiler
 from bridge_profiling.capture.work import describe_work, throughput
-from bridge_profiling.config import ProfilingConfig
-from bridge_profiling.errors import TrainingLogger
-from bridge_profiling.launch_env import LaunchEnv
+from bridge_profiling.common.errors import TrainingLogger
+from bridge_profiling.common.launch_env import LaunchEnv
+from bridge_profiling.common.redaction import redact_urls
 from bridge_profiling.manifest import Manifest, Status
-from bridge_profiling.redaction import redact_urls
+from bridge_profiling.settings.profiling import ProfilingConfig
 
 logger = TrainingLogger(__name__)
 

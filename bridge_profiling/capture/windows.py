@@ -16,8 +16,8 @@ from bridge_profiling.capture.files import CaptureFiles, claim_attempt
 from bridge_profiling.capture.loop import NEVER, Inbox
 from bridge_profiling.capture.profiler import Profiler, for_each, guarded
 from bridge_profiling.capture.window import Capture, Phase, Plan, RankInfo
-from bridge_profiling.config import ProfilingConfig
 from bridge_profiling.manifest import Trigger
+from bridge_profiling.settings.profiling import ProfilingConfig
 
 _Message = TypeVar("_Message")
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from bridge_profiling import manifest
-from bridge_profiling.errors import require
-from bridge_profiling.peaks import Precision, peaks
+from bridge_profiling.common.errors import require
+from bridge_profiling.common.peaks import Precision, peaks
 
 _STATE_IT = "type profiling.peak_tflops=… to state it"
 

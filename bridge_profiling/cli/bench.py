@@ -20,8 +20,8 @@ from typer import Option
 
 from bridge_profiling.bench import requests, results
 from bridge_profiling.cli import common
-from bridge_profiling.errors import ProfilingConfigError
-from bridge_profiling.processes import OwnedProcess
+from bridge_profiling.common.errors import ProfilingConfigError
+from bridge_profiling.common.processes import OwnedProcess
 
 #: Seconds that the measuring process has to end after a signal. Its ranks have 5 s to end before they are killed.
 _ENDING_S = 10

@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from bridge_profiling.errors import ProfilingConfigError, TraceError, did_you_mean, install_command, require, shortage
-from bridge_profiling.printable import printable
+from bridge_profiling.common.errors import ProfilingConfigError, TraceError, did_you_mean, install_command, require, shortage
+from bridge_profiling.common.printable import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -138,8 +138,8 @@ _FLAGS: _Options = {
 def _groups() -> dict[str, _Options]:
     """Options that a command takes with one parameter, such as `**reading` (arguments of `Run`)."""
     # Imported when a command is built: `--help` of all commands needs no settings.
-    from bridge_profiling import recording
-    from bridge_profiling.easy.request import OPTIONS
+    from bridge_profiling.frameworks.run_request import OPTIONS
+    from bridge_profiling.settings import recording
 
     settings: _Options = {
         **{name: (bool, Option(recording.option(name), help=text), False) for name, (_, text) in recording.FLAGS.items()},
@@ -391,7 +391,7 @@ def open_runs(*paths: Path, output: Path | None = None, fetch: bool = False, **o
     check_output(output)
     located = [_locate(path, fetch) for path in paths]
     # Imported here: `--help` and other commands start faster without it.
-    from bridge_profiling.engines import without_pandas
+    from bridge_profiling.facts.engines import without_pandas
     from bridge_profiling.run import Run
 
     with ExitStack() as stack:

@@ -11,7 +11,7 @@ import typer
 from typer import Argument, Option
 
 from bridge_profiling.cli import common
-from bridge_profiling.errors import ProfilingConfigError, require
+from bridge_profiling.common.errors import ProfilingConfigError, require
 
 if TYPE_CHECKING:
     from bridge_profiling.compare import Comparison

@@ -16,7 +16,7 @@ import typer
 from typer import Argument, Option
 
 from bridge_profiling.cli.common import FAILURE, QUIET, JsonOption, closed, console, note
-from bridge_profiling.printable import printable
+from bridge_profiling.common.printable import printable
 
 if TYPE_CHECKING:
     from bridge_profiling.doctor import Request, Verdict

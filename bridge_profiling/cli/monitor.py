@@ -13,7 +13,7 @@ import typer
 from typer import Option
 
 from bridge_profiling.cli.common import ENDING, FAILURE, note
-from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.common.errors import ProfilingConfigError
 
 
 def monitor(

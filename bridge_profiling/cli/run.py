@@ -20,15 +20,15 @@ import typer
 from typer import Argument, Option
 
 from bridge_profiling.cli.common import note, print_error, wait_for
-from bridge_profiling.config import ProfilingConfig, resolve_output_dir
-from bridge_profiling.easy.outcome import captures_since, lines, places_to_report
-from bridge_profiling.easy.request import Request
-from bridge_profiling.errors import ProfilingConfigError, TraceError, install_command, require
-from bridge_profiling.launch_env import LAUNCH_VARIABLE, LaunchEnv
+from bridge_profiling.common.errors import ProfilingConfigError, TraceError, install_command, require
+from bridge_profiling.common.launch_env import LAUNCH_VARIABLE, LaunchEnv
+from bridge_profiling.frameworks.outcome import captures_since, lines, places_to_report
+from bridge_profiling.frameworks.run_request import Request
 from bridge_profiling.manifest import RankCapture
 from bridge_profiling.nsys.launch import runs_under_nsys
+from bridge_profiling.settings.profiling import ProfilingConfig, resolve_output_dir
 
-_START = ["-m", "bridge_profiling.easy.start"]
+_START = ["-m", "bridge_profiling.frameworks.start"]
 
 #: torchrun's default.
 _PORT = 29500

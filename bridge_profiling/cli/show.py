@@ -13,7 +13,7 @@ import typer
 from typer import Argument, Option
 
 from bridge_profiling.cli import common
-from bridge_profiling.errors import ProfilingConfigError, did_you_mean
+from bridge_profiling.common.errors import ProfilingConfigError, did_you_mean
 
 if TYPE_CHECKING:
     from bridge_profiling.findings import Thresholds

@@ -17,12 +17,12 @@ from typer import Argument, Option
 
 from bridge_profiling.capture.control.messages import MAX_ITERATIONS, SETTINGS, CaptureRequest
 from bridge_profiling.cli.common import FAILURE, JsonOption, ProfilerName, closed, echo, print_error
-from bridge_profiling.config import ProfilingConfig, parse_ranks
-from bridge_profiling.errors import ProfilingConfigError, TraceError, require
+from bridge_profiling.common.errors import ProfilingConfigError, TraceError, require
+from bridge_profiling.common.printable import shell_path
 from bridge_profiling.facts.words import named_ranks
 from bridge_profiling.manifest import find_captures
-from bridge_profiling.printable import shell_path
-from bridge_profiling.recording import FLAGS, apply, check_flags, to_overrides
+from bridge_profiling.settings.profiling import ProfilingConfig, parse_ranks
+from bridge_profiling.settings.recording import FLAGS, apply, check_flags, to_overrides
 
 if TYPE_CHECKING:
     from bridge_profiling.capture.control.client import TriggerResult
@@ -100,7 +100,7 @@ def _settings(options: Mapping[str, Any], profilers: list[str] | None) -> dict[s
     # A default that was typed replaces the job's own value.
     typed = {override.partition("=")[0].removeprefix("profiling.") for override in overrides}
     if file is not None:
-        from bridge_profiling.overrides import load_yaml
+        from bridge_profiling.settings.overrides import load_yaml
 
         typed |= set(load_yaml(file)["profiling"] or ())
     default = asdict(ProfilingConfig())
@@ -111,7 +111,7 @@ def _settings(options: Mapping[str, Any], profilers: list[str] | None) -> dict[s
 
 def _print_captures(result: TriggerResult, root: Path, *, quiet: bool) -> bool:
     """Print how a capture ended; returns whether each rank has captured everything."""
-    from bridge_profiling.easy.outcome import lines
+    from bridge_profiling.frameworks.outcome import lines
 
     if result.accepted is None:
         return False

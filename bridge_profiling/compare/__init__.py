@@ -17,12 +17,12 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
+from bridge_profiling.common.errors import ProfilingConfigError, require
 from bridge_profiling.compare import events
 from bridge_profiling.compare import steps as of_steps
 from bridge_profiling.compare.comparability import WORK, Difference, differences, limitations, limitations_of_series
 from bridge_profiling.compare.events import KEYS, Noise
 from bridge_profiling.compare.steps import Comparable, Side, StepChange, amounts
-from bridge_profiling.errors import ProfilingConfigError, require
 from bridge_profiling.facts.intervals import grouped, totals
 from bridge_profiling.facts.memory import difference
 from bridge_profiling.facts.parts import BY_ACTIVITY, BY_CAUSE

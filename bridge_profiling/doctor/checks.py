@@ -16,8 +16,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from bridge_profiling.errors import ProfilingConfigError
-from bridge_profiling.processes import run_owned
+from bridge_profiling.common.errors import ProfilingConfigError
+from bridge_profiling.common.processes import run_owned
 
 
 class Unavailable(Exception):

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from bridge_profiling.common.megatron_versions import tested_requirement, untested
 from bridge_profiling.doctor.checks import (
     Machine,
     Process,
@@ -20,7 +21,6 @@ from bridge_profiling.doctor.checks import (
     warning,
 )
 from bridge_profiling.doctor.request import Request
-from bridge_profiling.megatron_versions import tested_requirement, untested
 
 _ON = "1|TRUE|YES|ON"
 _HOST_MEMORY = "GPUs of one machine communicate through host memory instead of NVLink or PCIe"

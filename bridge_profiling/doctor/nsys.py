@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from bridge_profiling.common.errors import CaptureError
 from bridge_profiling.doctor.checks import Machine, Unavailable, Verdict, checked, fails, ok, parse_settings, unknown, warning
 from bridge_profiling.doctor.request import Request
-from bridge_profiling.errors import CaptureError
 from bridge_profiling.nsys.command import (
     NVTX_REMEDY,
     NsysVersion,

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from bridge_profiling import config
-from bridge_profiling.config import DEFAULT_OUTPUT_DIR, OUTPUT_DIR_VARIABLE
 from bridge_profiling.doctor.checks import Machine, Unavailable, Verdict, checked, fails, join, ok, unknown, warning
 from bridge_profiling.doctor.request import Request
 from bridge_profiling.layout import normalize_ranks
+from bridge_profiling.settings import profiling as config
+from bridge_profiling.settings.profiling import DEFAULT_OUTPUT_DIR, OUTPUT_DIR_VARIABLE
 
 #: In slime #2397, 128 ranks that wrote 150 MB each stalled the job.
 _MANY = 64

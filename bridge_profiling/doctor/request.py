@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bridge_profiling.config import FaultToleranceConfig, ProfilingConfig
-from bridge_profiling.errors import ProfilingConfigError, require
+from bridge_profiling.common.errors import ProfilingConfigError, require
 from bridge_profiling.experiments.jobs import Built, Job, read_jobs
 from bridge_profiling.layout import ParallelLayout, normalize_ranks, select_ranks
-from bridge_profiling.overrides import config_files, load_yaml, parse_override
 from bridge_profiling.plugins.batch_script import world_size
-from bridge_profiling.values import Given, convert
+from bridge_profiling.settings.overrides import config_files, load_yaml, parse_override
+from bridge_profiling.settings.profiling import FaultToleranceConfig, ProfilingConfig
+from bridge_profiling.settings.yaml_values import Given, convert
 
 #: The settings outside `profiling` and `ft` that checks read, by type. Ours and Megatron Bridge's containers have them all.
 LOOKUPS: dict[str, Any] = {

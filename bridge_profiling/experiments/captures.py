@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from bridge_profiling.atomic import write_atomically
-from bridge_profiling.errors import ProfilingConfigError, TraceError, require
+from bridge_profiling.common.atomic import write_atomically
+from bridge_profiling.common.errors import ProfilingConfigError, TraceError, require
+from bridge_profiling.common.printable import shell_path
 from bridge_profiling.experiments.jobs import Built, locate_captures
 from bridge_profiling.manifest import read_manifest
-from bridge_profiling.printable import shell_path
 from bridge_profiling.traces.files import RunFiles
 
 #: Called with the number of files done and the number of files in all.
@@ -90,7 +90,7 @@ def captures_of(
             return Path(path)
         nothing = (
             "captured nothing: the script does not read profiling overrides, or failed early, as its log shows. Have it call"
-            " bridge_profiling.overrides.apply_overrides and open a ProfilingHook"
+            " bridge_profiling.settings.overrides.apply_overrides and open a ProfilingHook"
         )
         reason = nothing if job.has_overrides else f"has written no captures: {path} holds none"
         raise TraceError(f"the job {job.name} of {experiment.name} {reason}")

@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bridge_profiling.config import OUTPUT_DIR_VARIABLE
-from bridge_profiling.errors import ProfilingConfigError, TraceError, require
+from bridge_profiling.common.errors import ProfilingConfigError, TraceError, require
+from bridge_profiling.common.regular_files import read_regular
+from bridge_profiling.common.typed_json import read_typed
 from bridge_profiling.plugins.batch_script import path_in_job
-from bridge_profiling.regular_files import read_regular
-from bridge_profiling.typed_json import read_typed
+from bridge_profiling.settings.profiling import OUTPUT_DIR_VARIABLE
 
 _TASKS_FILE = "_TASKS"
 
@@ -126,7 +126,7 @@ class Job:
         if self.task.name != "Script":
             return self.task.get(f"config.{_OUTPUT_DIR}")
         # Loaded here: OmegaConf takes longer to import than an experiment takes to read.
-        from bridge_profiling.overrides import parse_override
+        from bridge_profiling.settings.overrides import parse_override
 
         overrides = [parse_override(argument) for argument in self.arguments]
         return {override.key: override.value for override in overrides if override is not None}.get(_OUTPUT_DIR)

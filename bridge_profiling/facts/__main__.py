@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from bridge_profiling.errors import TraceError, shortage
+from bridge_profiling.common.errors import TraceError, shortage
 from bridge_profiling.facts.rank import rank_facts
 from bridge_profiling.facts.store import DEFAULT_OPTIONS, fact_files, find_facts, keep_facts
 from bridge_profiling.traces import cache

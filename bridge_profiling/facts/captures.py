@@ -19,15 +19,15 @@ import numpy as np
 import pyarrow as pa
 
 from bridge_profiling.bench import results as benchmarks
-from bridge_profiling.engines import Engine, ProcessEngine, here
-from bridge_profiling.errors import ProfilingConfigError, TraceError
+from bridge_profiling.common.errors import ProfilingConfigError, TraceError
+from bridge_profiling.common.regular_files import modified_ns, size_bytes
 from bridge_profiling.facts.clocks import offsets, renumbered
+from bridge_profiling.facts.engines import Engine, ProcessEngine, here
 from bridge_profiling.facts.rank import Compute, RankResult, RankTask, kept_facts, rank_facts, read_rank
 from bridge_profiling.facts.store import DEFAULT_OPTIONS, FactOptions, KeptFacts, Packed
 from bridge_profiling.facts.types import Answer, Connection, caveat, connect
 from bridge_profiling.layout import name_ranks
 from bridge_profiling.manifest import RankCapture, find_captures
-from bridge_profiling.regular_files import modified_ns, size_bytes
 from bridge_profiling.traces import cache
 from bridge_profiling.traces.cache import is_whole
 from bridge_profiling.traces.discover import Capture, differences, find_run

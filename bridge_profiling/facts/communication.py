@@ -17,8 +17,8 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from bridge_profiling.bench.results import BUS_OPERATIONS, bus_factor
+from bridge_profiling.common.peaks import link_gbs
 from bridge_profiling.facts.types import Answer, Connection, caveat, queried, schema
-from bridge_profiling.peaks import link_gbs
 from bridge_profiling.traces.joins import ranks_of
 from bridge_profiling.traces.types import RankInfo
 

@@ -11,11 +11,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from bridge_profiling.common.peaks import peaks
 from bridge_profiling.facts.intervals import Ranged, coded, inside, judged, launched_inside, ranged, rows_of, totals
 from bridge_profiling.facts.names import is_product_or_attention, product_precision
 from bridge_profiling.facts.sampled import Counted, memory_tb_s, traffic
 from bridge_profiling.facts.types import declared
-from bridge_profiling.peaks import peaks
 from bridge_profiling.traces.tables import to_int64
 from bridge_profiling.traces.types import RankInfo
 

@@ -13,7 +13,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from bridge_profiling.errors import TraceError, shortage
+from bridge_profiling.common.errors import TraceError, shortage
+from bridge_profiling.common.regular_files import size_bytes
 from bridge_profiling.facts import (
     device,
     flame_graph,
@@ -32,7 +33,6 @@ from bridge_profiling.facts import (
 )
 from bridge_profiling.facts.store import FactOptions, fact_files, find_facts, keep_facts, packed
 from bridge_profiling.facts.types import Answer, Chosen, Collector
-from bridge_profiling.regular_files import size_bytes
 from bridge_profiling.traces import cache
 from bridge_profiling.traces.cache import is_whole
 from bridge_profiling.traces.discover import Capture

@@ -11,11 +11,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from bridge_profiling.common.peaks import memory_gbs
 from bridge_profiling.facts.intervals import Intervals, coded, outermost, ranged, rows_of, run_starts, totals, union
 from bridge_profiling.facts.names import group_of
 from bridge_profiling.facts.parts import counted_iterations
 from bridge_profiling.facts.types import declared, schema
-from bridge_profiling.peaks import memory_gbs
 from bridge_profiling.traces.tables import NULL, to_int64
 from bridge_profiling.traces.types import RankInfo
 

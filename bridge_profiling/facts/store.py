@@ -20,11 +20,11 @@ import msgspec
 import pyarrow as pa
 from isal import isal_zlib
 
-from bridge_profiling.atomic import write_atomically
-from bridge_profiling.errors import TraceError
+from bridge_profiling.common.atomic import write_atomically
+from bridge_profiling.common.errors import TraceError
+from bridge_profiling.common.regular_files import read_regular
 from bridge_profiling.facts.names import CHECKPOINT, DATA_LOADING, VARIABLE
 from bridge_profiling.facts.types import Answer
-from bridge_profiling.regular_files import read_regular
 from bridge_profiling.traces.cache import SEAL, Origin, user_secret
 from bridge_profiling.traces.discover import Capture
 from bridge_profiling.traces.types import Caveat, RankInfo
@@ -36,7 +36,7 @@ _MAX_BYTES = 1 << 28
 _LIBRARIES = ("duckdb", "numpy", "pyarrow")
 
 #: The code that facts come from.
-_FOLDERS = ("facts", "traces")
+_FOLDERS = ("common", "facts", "traces")
 
 #: All tables at once: to compress each takes eight times as long.
 _CODEC = "zstd"

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from bridge_profiling.common.peaks import peaks
 from bridge_profiling.facts.idle import Cause
 from bridge_profiling.facts.names import FULL_PRECISIONS, STRIDED_COPY
 from bridge_profiling.facts.roles import OUTSIDE
@@ -24,7 +25,6 @@ from bridge_profiling.findings.memory import free_at_peak
 from bridge_profiling.findings.rule import Evidence, responsible
 from bridge_profiling.findings.types import Confidence, Event, Grid, Thresholds, by_rank
 from bridge_profiling.findings.unprofiled import shorter_by_ns
-from bridge_profiling.peaks import peaks
 
 #: The time of bf16 as a share of that of a slower precision, where the device's peaks are unknown: those of an A100.
 _OF_FP32, _OF_TF32 = 19.5 / 312, 156 / 312

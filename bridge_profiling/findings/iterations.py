@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from bridge_profiling.common.slow_iterations import slow_threshold
 from bridge_profiling.facts import words
 from bridge_profiling.facts.idle import Cause
 from bridge_profiling.findings.grids import Grids
 from bridge_profiling.findings.ledger import Ledger
 from bridge_profiling.findings.rule import Evidence, occurrence, responsible
 from bridge_profiling.findings.types import Confidence, Event, Occurrence, Thresholds, by_rank, text
-from bridge_profiling.slow_iterations import slow_threshold
 
 #: Fewer iterations do not show the usual duration.
 _ENOUGH = 10

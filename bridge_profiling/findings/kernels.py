@@ -20,13 +20,13 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from bridge_profiling.common.printable import shell_word
 from bridge_profiling.findings.grids import Grids
 from bridge_profiling.findings.ledger import Ledger
 from bridge_profiling.findings.rule import Evidence
 from bridge_profiling.findings.types import Confidence, Event, Thresholds
 from bridge_profiling.manifest import RankCapture
-from bridge_profiling.printable import shell_word
-from bridge_profiling.recording import FLAGS, option
+from bridge_profiling.settings.recording import FLAGS, option
 from bridge_profiling.traces.types import RankInfo
 
 
@@ -91,7 +91,7 @@ _PROFILERS = ("use_pytorch_profiler", "use_nsys_profiler")
 _RUN_FLAGS = frozenset(map(option, FLAGS))
 
 #: What `bridge-profiling run` puts before a script, with its options.
-_RUN = ["-m", "bridge_profiling.easy.start"]
+_RUN = ["-m", "bridge_profiling.frameworks.start"]
 
 #: Processes that cannot be started from their command, because a parent passed them their work.
 _STARTED_BY_A_PARENT = ("multiprocessing.spawn", "multiprocessing.forkserver", "ray/_private/workers/")

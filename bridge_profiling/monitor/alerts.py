@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from statistics import fmean, median
 
-from bridge_profiling.slow_iterations import slow_threshold
+from bridge_profiling.common.slow_iterations import slow_threshold
 
 #: Every kind of alert. Limits of single readings are rules for Prometheus: alert_rules.yml.
 ALERTS = ("device_memory_leak", "host_memory_leak", "slow_iteration", "sustained_slowdown")

@@ -10,7 +10,7 @@ from threading import Lock
 from time import monotonic, time
 from typing import Any, TextIO
 
-from bridge_profiling.errors import ProfilingConfigError, TrainingLogger, require
+from bridge_profiling.common.errors import ProfilingConfigError, TrainingLogger, require
 from bridge_profiling.monitor.gpus import Gpus
 from bridge_profiling.monitor.metrics import GPU_METRICS, MACHINE_METRICS, Readings
 from bridge_profiling.monitor.processes import Machine

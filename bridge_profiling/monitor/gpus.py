@@ -9,7 +9,7 @@ from functools import partial
 from time import thread_time
 from typing import Any
 
-from bridge_profiling.errors import TrainingLogger
+from bridge_profiling.common.errors import TrainingLogger
 from bridge_profiling.monitor.metrics import GPU_METRICS, Readings
 
 logger = TrainingLogger(__name__)

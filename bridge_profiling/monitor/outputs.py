@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
-from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.common.errors import ProfilingConfigError
 from bridge_profiling.monitor.alerts import ALERTS, Alert
 from bridge_profiling.monitor.metrics import (
     GPU_METRICS,

@@ -10,8 +10,8 @@ from threading import TIMEOUT_MAX, Event, Thread
 from time import monotonic, thread_time, time
 from typing import Any, Literal
 
-from bridge_profiling.errors import ProfilingConfigError, TrainingLogger, is_contained, one_line, require
-from bridge_profiling.launch_env import LaunchEnv
+from bridge_profiling.common.errors import ProfilingConfigError, TrainingLogger, is_contained, one_line, require
+from bridge_profiling.common.launch_env import LaunchEnv
 from bridge_profiling.monitor.alerts import ALERTS, Alert, LeakAlert, SlowIterationAlert, usual_leaks
 from bridge_profiling.monitor.gpus import Gpus
 from bridge_profiling.monitor.metrics import Sample

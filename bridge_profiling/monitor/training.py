@@ -13,9 +13,9 @@ from threading import Lock
 from time import perf_counter_ns
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from bridge_profiling.errors import TrainingLogger, is_contained, one_line
+from bridge_profiling.common.errors import TrainingLogger, is_contained, one_line
+from bridge_profiling.common.plain import whole_number, whole_text
 from bridge_profiling.monitor.metrics import TRAINING_METRICS, Readings
-from bridge_profiling.plain import whole_number, whole_text
 
 logger = TrainingLogger(__name__)
 

@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from bridge_profiling.atomic import write_json
-from bridge_profiling.errors import CaptureError
+from bridge_profiling.common.atomic import write_json
+from bridge_profiling.common.errors import CaptureError
 
 #: Names the directory in the environment of a training that a supervisor started.
 CHANNEL_VARIABLE = "BRIDGE_PROFILING_NSYS"

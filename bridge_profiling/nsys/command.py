@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
-from bridge_profiling.errors import CaptureError, ProfilingConfigError, did_you_mean, require
-from bridge_profiling.processes import run_owned
+from bridge_profiling.common.errors import CaptureError, ProfilingConfigError, did_you_mean, require
+from bridge_profiling.common.processes import run_owned
 
 #: APIs that are traced unless the user names others.
 DEFAULT_TRACE = ("nvtx", "cuda")

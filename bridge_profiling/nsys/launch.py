@@ -19,9 +19,18 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from bridge_profiling.atomic import make_directory
-from bridge_profiling.errors import CaptureError, TrainingLogger, one_line
-from bridge_profiling.launch_env import LaunchEnv
+from bridge_profiling.common.atomic import make_directory
+from bridge_profiling.common.errors import CaptureError, TrainingLogger, one_line
+from bridge_profiling.common.launch_env import LaunchEnv
+from bridge_profiling.common.processes import (
+    WatchedProcess,
+    ancestors,
+    command_of,
+    environment_of,
+    find_by_argument,
+    working_directory_of,
+)
+from bridge_profiling.common.redaction import redact_command
 from bridge_profiling.nsys.channel import CHANNEL_VARIABLE, REFUSED_VARIABLE, Channel, Exit, Spec
 from bridge_profiling.nsys.command import (
     DIRECTIVES_VARIABLE,
@@ -33,15 +42,6 @@ from bridge_profiling.nsys.command import (
     reports_with_range,
     value_of,
 )
-from bridge_profiling.processes import (
-    WatchedProcess,
-    ancestors,
-    command_of,
-    environment_of,
-    find_by_argument,
-    working_directory_of,
-)
-from bridge_profiling.redaction import redact_command
 
 logger = TrainingLogger(__name__)
 

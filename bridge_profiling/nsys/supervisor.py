@@ -22,13 +22,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, NoReturn
 
-from bridge_profiling.atomic import make_directory
-from bridge_profiling.errors import CaptureError, TraceError
-from bridge_profiling.manifest import amend_manifest
-from bridge_profiling.nsys.channel import CHANNEL_VARIABLE, REFUSED_VARIABLE, Capture, Channel, Delivery, Exit, Training
-from bridge_profiling.nsys.command import export_command
-from bridge_profiling.printable import printable
-from bridge_profiling.processes import (
+from bridge_profiling.common.atomic import make_directory
+from bridge_profiling.common.errors import CaptureError, TraceError
+from bridge_profiling.common.printable import printable
+from bridge_profiling.common.processes import (
     InactivityTimer,
     WatchedProcess,
     command_of,
@@ -36,6 +33,9 @@ from bridge_profiling.processes import (
     find_by_variable,
     run_owned,
 )
+from bridge_profiling.manifest import amend_manifest
+from bridge_profiling.nsys.channel import CHANNEL_VARIABLE, REFUSED_VARIABLE, Capture, Channel, Delivery, Exit, Training
+from bridge_profiling.nsys.command import export_command
 
 #: Signals that a launcher or a user may send to a rank.
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)

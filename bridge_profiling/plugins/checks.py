@@ -9,7 +9,12 @@ from typing import Any
 
 import nemo_run as run
 
-from bridge_profiling.config import (
+from bridge_profiling.common.errors import ProfilingConfigError, require
+from bridge_profiling.layout import normalize_ranks
+from bridge_profiling.plugins.batch_script import arrives_unchanged
+from bridge_profiling.plugins.executors import SKYPILOT, check_launcher, current_launcher, known_world_size, loses_its_disks
+from bridge_profiling.plugins.task import Task, check_task, is_on, read_integer, read_setting, write_settings
+from bridge_profiling.settings.profiling import (
     NSYS_DISABLED,
     OUTPUT_DIR_VARIABLE,
     check_flag,
@@ -17,11 +22,6 @@ from bridge_profiling.config import (
     check_window,
     check_window_fits,
 )
-from bridge_profiling.errors import ProfilingConfigError, require
-from bridge_profiling.layout import normalize_ranks
-from bridge_profiling.plugins.batch_script import arrives_unchanged
-from bridge_profiling.plugins.executors import SKYPILOT, check_launcher, current_launcher, known_world_size, loses_its_disks
-from bridge_profiling.plugins.task import Task, check_task, is_on, read_integer, read_setting, write_settings
 
 logger = logging.getLogger(__name__)
 

@@ -8,8 +8,8 @@ must import it. The plugins have no default steps; here they are Megatron Bridge
 
 import nemo_run as run
 
-from bridge_profiling.config import ProfilingConfig
 from bridge_profiling.plugins import FaultTolerancePlugin, NsysPlugin, PyTorchProfilerPlugin
+from bridge_profiling.settings.profiling import ProfilingConfig
 
 _START, _END = ProfilingConfig().profile_step_start, ProfilingConfig().profile_step_end
 

@@ -14,9 +14,9 @@ from typing import Any
 import nemo_run as run
 from nemo_run.core.execution.launcher import LAUNCHER_MAP, Launcher
 
-from bridge_profiling.config import OUTPUT_DIR_VARIABLE
-from bridge_profiling.errors import require
+from bridge_profiling.common.errors import require
 from bridge_profiling.plugins.batch_script import RUNDIR, world_size
+from bridge_profiling.settings.profiling import OUTPUT_DIR_VARIABLE
 
 #: Executors whose jobs find their directory at RUNDIR; the client finds it in its own job directory or on a shared volume.
 LINKED = (run.DockerExecutor, run.DGXCloudExecutor, run.LeptonExecutor)

@@ -12,7 +12,7 @@ from typing import Any, Optional
 
 import nemo_run as run
 
-from bridge_profiling.errors import require
+from bridge_profiling.common.errors import require
 from bridge_profiling.plugins import checks
 from bridge_profiling.plugins.executors import current_launcher, set_output_dir
 from bridge_profiling.plugins.nemo_run_patches import patch_executor

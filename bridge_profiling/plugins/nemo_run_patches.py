@@ -30,8 +30,7 @@ import fiddle as fdl
 import nemo_run as run
 import torchx.components.dist as torchx_dist
 
-from bridge_profiling.config import OUTPUT_DIR_VARIABLE
-from bridge_profiling.errors import require
+from bridge_profiling.common.errors import require
 from bridge_profiling.nsys.command import prefix_command
 from bridge_profiling.plugins.checks import check_conflicts
 from bridge_profiling.plugins.executors import (
@@ -41,6 +40,7 @@ from bridge_profiling.plugins.executors import (
     starts_every_rank,
 )
 from bridge_profiling.plugins.task import Task, check_is_task, check_sendable
+from bridge_profiling.settings.profiling import OUTPUT_DIR_VARIABLE
 
 _experiment_add = run.Experiment.add
 

@@ -18,14 +18,14 @@ from typing import Any, Optional, Union
 
 import nemo_run as run
 
-from bridge_profiling.config import DEFAULT_MEMORY_SNAPSHOT_PATH, OUTPUT_DIR_VARIABLE
-from bridge_profiling.errors import require
+from bridge_profiling.common.errors import require
 from bridge_profiling.nsys.command import DEFAULT_TRACE, check_extra_args, check_trace, launcher_options, merge_options
-from bridge_profiling.overrides import check_plain_text
 from bridge_profiling.plugins import checks
 from bridge_profiling.plugins.executors import current_launcher, set_output_dir, settable_launcher, starts_every_rank
 from bridge_profiling.plugins.nemo_run_patches import patch_executor
 from bridge_profiling.plugins.task import Task, script_arguments, starts_nsys, write_settings
+from bridge_profiling.settings.overrides import check_plain_text
+from bridge_profiling.settings.profiling import DEFAULT_MEMORY_SNAPSHOT_PATH, OUTPUT_DIR_VARIABLE
 
 logger = logging.getLogger(__name__)
 
@@ -202,7 +202,7 @@ def _announce(executor: Any, process: int) -> None:
     if (job.parent / "_DONE").exists() and not any(captures.glob("manifest/*/rank-*.json")):
         print(
             f"{job.name} captured nothing: the script does not read profiling overrides, unless it failed early, as its log in"
-            f" {job} shows. Have it call apply_overrides of bridge_profiling.overrides and open a ProfilingHook, or type"
-            " bridge-profiling run instead of python",
+            f" {job} shows. Have it call apply_overrides of bridge_profiling.settings.overrides and open a ProfilingHook, or"
+            " type bridge-profiling run instead of python",
             file=sys.stderr,
         )

@@ -13,21 +13,21 @@ from typing import Any, Optional
 
 import nemo_run as run
 
-from bridge_profiling.config import Window, check_window
-from bridge_profiling.errors import require
+from bridge_profiling.common.errors import require
 from bridge_profiling.plugins.batch_script import exports
 from bridge_profiling.plugins.checks import check_executor, check_output_dir
 from bridge_profiling.plugins.executors import check_launcher, current_launcher, set_output_dir
 from bridge_profiling.plugins.nemo_run_patches import patch_executor
 from bridge_profiling.plugins.task import Task
-from bridge_profiling.ray_request import EXTRA_OPTIONS_VARIABLE, VARIABLES, RayRequest
+from bridge_profiling.settings.profiling import Window, check_window
+from bridge_profiling.settings.ray import EXTRA_OPTIONS_VARIABLE, VARIABLES, RayRequest
 
 
 @dataclass(kw_only=True)
 class RayWorkersPlugin(run.Plugin):
     """Profile a window of steps of some Ray workers.
 
-    The workers' own code names them and marks their steps (`bridge_profiling.integrations.ray`, or NeMo RL itself).
+    The workers' own code names them and marks their steps (`bridge_profiling.frameworks.ray`, or NeMo RL itself).
 
     Args:
         profile_step_start: first step captured, counted from 1.

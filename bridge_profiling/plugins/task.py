@@ -13,9 +13,9 @@ import fiddle as fdl
 import nemo_run as run
 from nemo_run.core.serialization.zlib_json import ZlibJSONSerializer
 
-from bridge_profiling.config import FaultToleranceConfig, ProfilingConfig
-from bridge_profiling.errors import ProfilingConfigError, one_line, require
-from bridge_profiling.overrides import Override, config_files, format_override, load_yaml, parse_override
+from bridge_profiling.common.errors import ProfilingConfigError, one_line, require
+from bridge_profiling.settings.overrides import Override, config_files, format_override, load_yaml, parse_override
+from bridge_profiling.settings.profiling import FaultToleranceConfig, ProfilingConfig
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ _UNSENDABLE = re.compile(r"of type <class '(?P<type>[^']+)'>\. Error occurred at
 #: The way out for a config that NeMo-Run does not send: the job makes it.
 _SCRIPT = (
     'Pass run.Script(path="train.py", entrypoint="python"), a script that makes the config, calls'
-    " bridge_profiling.overrides.apply_overrides(config, sys.argv[1:]), and trains"
+    " bridge_profiling.settings.overrides.apply_overrides(config, sys.argv[1:]), and trains"
 )
 
 #: The classes of sections that a config may lack.

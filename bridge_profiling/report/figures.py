@@ -12,10 +12,10 @@ from itertools import accumulate, cycle
 from math import sqrt
 from typing import Any
 
+from bridge_profiling.common.printable import printable
 from bridge_profiling.facts.intervals import grouped
 from bridge_profiling.facts.parts import BY_ACTIVITY, BY_CAUSE
 from bridge_profiling.facts.statistics import Change, Estimate
-from bridge_profiling.printable import printable
 from bridge_profiling.report import words
 from bridge_profiling.report.rows import Rows, WaitMatrix, kernel_counters, matrix_products
 from bridge_profiling.report.views import Figure, Row

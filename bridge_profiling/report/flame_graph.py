@@ -19,11 +19,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from bridge_profiling import __version__
-from bridge_profiling.errors import ProfilingConfigError, require
+from bridge_profiling.common.errors import ProfilingConfigError, require
+from bridge_profiling.common.printable import printable, shell_path
 from bridge_profiling.facts.run import RunFacts
 from bridge_profiling.facts.types import caveat
 from bridge_profiling.layout import number_ranges
-from bridge_profiling.printable import printable, shell_path
 from bridge_profiling.report import words
 from bridge_profiling.report.figures import COLORS, STYLES, figure
 from bridge_profiling.report.page import write_output

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from statistics import fmean, pstdev
 from typing import Any, TypeVar
 
+from bridge_profiling.common.typed_json import read_typed
 from bridge_profiling.compare.comparability import parallel_sizes
 from bridge_profiling.facts.run import RunFacts
 from bridge_profiling.facts.words import written
@@ -17,7 +18,6 @@ from bridge_profiling.manifest import RankCapture
 from bridge_profiling.report.figures import SIZES
 from bridge_profiling.report.rows import Rows
 from bridge_profiling.traces.types import RankInfo
-from bridge_profiling.typed_json import read_typed
 
 #: DeepSpeed's timers of the forward pass, the engine's first.
 _FORWARD = ("fwd", "forward", "fwd_microstep")

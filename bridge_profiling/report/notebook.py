@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from bridge_profiling.errors import ProfilingConfigError, did_you_mean, require
+from bridge_profiling.common.errors import ProfilingConfigError, did_you_mean, require
 from bridge_profiling.facts.timeline import segments, whole_captures, windows_of
 from bridge_profiling.report import figures, rows
 from bridge_profiling.report.answers import Answers

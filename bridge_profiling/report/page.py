@@ -20,9 +20,9 @@ from jinja2.bccache import Bucket
 from markupsafe import Markup
 
 from bridge_profiling import __version__
-from bridge_profiling.atomic import write_atomically
-from bridge_profiling.errors import ProfilingConfigError, require
-from bridge_profiling.printable import printable
+from bridge_profiling.common.atomic import write_atomically
+from bridge_profiling.common.errors import ProfilingConfigError, require
+from bridge_profiling.common.printable import printable
 from bridge_profiling.report.documents import as_text
 from bridge_profiling.report.figures import COLORS, KIND_NAMES
 from bridge_profiling.report.views import PageView

@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bridge_profiling.common.printable import shell_path
 from bridge_profiling.compare.bench import AgainstBench
 from bridge_profiling.facts.intervals import grouped
 from bridge_profiling.facts.run import RunFacts
-from bridge_profiling.printable import shell_path
 from bridge_profiling.report import figures, measurements, rows, tables, words
 from bridge_profiling.report.answers import ON_A_SCREEN, Answers, ranks_to_show
 from bridge_profiling.report.comparison_view import bench_section

@@ -10,10 +10,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from bridge_profiling.errors import TraceError, install_command
+from bridge_profiling.common.errors import TraceError, install_command
+from bridge_profiling.common.printable import printable
 from bridge_profiling.facts.words import UNKNOWN
 from bridge_profiling.manifest import RankCapture
-from bridge_profiling.printable import printable
 from bridge_profiling.report.views import Cell, Figure, FindingView, PageView, TableView, Verdict
 from bridge_profiling.report.words import first_sentence, ms, sentence
 

@@ -9,8 +9,8 @@ from typing import Any, BinaryIO
 
 from isal import igzip_lib
 
-from bridge_profiling.errors import TraceError
-from bridge_profiling.regular_files import open_regular
+from bridge_profiling.common.errors import TraceError
+from bridge_profiling.common.regular_files import open_regular
 
 _GZIP_MAGIC, _XZ_MAGIC = b"\x1f\x8b", b"\xfd7zXZ\x00"
 _READ_BYTES = 1 << 20

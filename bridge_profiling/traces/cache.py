@@ -27,10 +27,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from isal import isal_zlib
 
-from bridge_profiling.atomic import write_atomically
-from bridge_profiling.errors import TraceError
+from bridge_profiling.common.atomic import write_atomically
+from bridge_profiling.common.errors import TraceError
+from bridge_profiling.common.regular_files import open_regular, read_regular, size_bytes
 from bridge_profiling.manifest import RankCapture
-from bridge_profiling.regular_files import open_regular, read_regular, size_bytes
 from bridge_profiling.traces.discover import Capture
 from bridge_profiling.traces.tables import SCHEMAS, BlockTable, give_memory_back
 from bridge_profiling.traces.types import RankInfo, RankTables, caveat

@@ -10,10 +10,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from bridge_profiling.errors import TraceError, require
+from bridge_profiling.common.errors import TraceError, require
+from bridge_profiling.common.printable import shell_path
+from bridge_profiling.common.regular_files import modified_ns
 from bridge_profiling.manifest import RankCapture, find_captures, read_manifest
-from bridge_profiling.printable import shell_path
-from bridge_profiling.regular_files import modified_ns
 from bridge_profiling.traces import files
 from bridge_profiling.traces.types import Caveat, RankSource, Source, caveat
 

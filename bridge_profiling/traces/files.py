@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from bridge_profiling.errors import TraceError
+from bridge_profiling.common.errors import TraceError
 from bridge_profiling.traces.bounds import KINETO, unpack
 from bridge_profiling.traces.types import Caveat, Source, caveat
 

@@ -4,7 +4,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
 
-from bridge_profiling.integrations.accelerate import AccelerateProfiling
+from bridge_profiling.frameworks.accelerate import AccelerateProfiling
 
 set_seed(0)
 accelerator = Accelerator(cpu=not torch.cuda.is_available(), gradient_accumulation_steps=2)

@@ -3,7 +3,7 @@
 import deepspeed
 import torch
 
-from bridge_profiling.integrations.deepspeed import Profiling
+from bridge_profiling.frameworks.deepspeed import Profiling
 
 deepspeed.init_distributed(dist_backend="nccl" if torch.cuda.is_available() else "gloo")
 torch.manual_seed(0)

@@ -5,7 +5,7 @@ import torch.distributed as dist
 from torch.distributed.fsdp import FullyShardedDataParallel, wrap
 from torch.utils.data import DataLoader, DistributedSampler
 
-from bridge_profiling.integrations.ddp_fsdp import Profiling
+from bridge_profiling.frameworks.ddp_fsdp import Profiling
 
 dist.init_process_group()
 device = torch.device("cuda", dist.get_node_local_rank()) if torch.cuda.is_available() else torch.device("cpu")

@@ -3,7 +3,7 @@
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments, set_seed
 
-from bridge_profiling.integrations.hugging_face import ProfilingCallback
+from bridge_profiling.frameworks.hugging_face import ProfilingCallback
 
 set_seed(0)
 model = GPT2LMHeadModel(

@@ -3,7 +3,7 @@
 import torch
 from lightning.pytorch import LightningModule, Trainer, seed_everything
 
-from bridge_profiling.integrations.lightning import ProfilingCallback
+from bridge_profiling.frameworks.lightning import ProfilingCallback
 
 
 class Model(LightningModule):

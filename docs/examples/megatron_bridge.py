@@ -7,7 +7,7 @@ from megatron.bridge.training.gpt_step import forward_step
 from megatron.bridge.training.pretrain import pretrain
 from megatron.bridge.training.utils.omegaconf_utils import process_config_with_overrides
 
-from bridge_profiling.integrations.megatron_bridge import ProfilingCallback
+from bridge_profiling.frameworks.megatron_bridge import ProfilingCallback
 
 config = vanilla_gpt_pretrain_config()
 config.train.train_iters = 100

@@ -3,7 +3,7 @@
 import ray
 import torch
 
-from bridge_profiling.integrations.ray import WorkerProfiling, worker_runtime_env
+from bridge_profiling.frameworks.ray import WorkerProfiling, worker_runtime_env
 
 
 @ray.remote(num_cpus=0.1)

@@ -31,8 +31,8 @@ from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
 from torch.distributed.checkpoint.api import CheckpointException
 
-from bridge_profiling.errors import ProfilingConfigError, require
-from bridge_profiling.overrides import format_override, format_value
+from bridge_profiling.common.errors import ProfilingConfigError, require
+from bridge_profiling.settings.overrides import format_override, format_value
 from recipes.config import ConfigContainer
 from recipes.megatron import checkpoint_files as files
 from recipes.megatron.setup import parameters_gathered

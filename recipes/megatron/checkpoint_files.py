@@ -14,8 +14,8 @@ import os
 import shutil
 from pathlib import Path
 
-from bridge_profiling.atomic import write_atomically, write_json
-from bridge_profiling.errors import ProfilingConfigError, require
+from bridge_profiling.common.atomic import write_atomically, write_json
+from bridge_profiling.common.errors import ProfilingConfigError, require
 
 #: Holds the number of iterations of the newest complete checkpoint, as Megatron's own tools expect it.
 POINTER = "latest_checkpointed_iteration.txt"

@@ -17,7 +17,7 @@ import torch
 from megatron.core.extensions.transformer_engine import HAVE_TE
 from torch.overrides import TorchFunctionMode
 
-from bridge_profiling.errors import require
+from bridge_profiling.common.errors import require
 from recipes.config import ConfigContainer
 
 _CPU = torch.device("cpu")

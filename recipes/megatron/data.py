@@ -25,7 +25,7 @@ from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig, Moc
 from megatron.core.datasets.indexed_dataset import IndexedDataset
 from megatron.core.tokenizers import MegatronTokenizerBase
 
-from bridge_profiling.errors import require
+from bridge_profiling.common.errors import require
 from recipes.config import ConfigContainer
 
 Batch = dict[str, torch.Tensor]

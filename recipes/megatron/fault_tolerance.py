@@ -18,10 +18,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from bridge_profiling.atomic import write_json
-from bridge_profiling.config import FaultToleranceConfig
-from bridge_profiling.errors import require
-from bridge_profiling.launch_env import MONITOR_VARIABLE
+from bridge_profiling.common.atomic import write_json
+from bridge_profiling.common.errors import require
+from bridge_profiling.common.launch_env import MONITOR_VARIABLE
+from bridge_profiling.settings.profiling import FaultToleranceConfig
 from recipes.config import ConfigContainer
 
 #: Megatron's name for the calculated time-outs, in the directory of the checkpoints.

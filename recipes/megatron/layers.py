@@ -14,7 +14,7 @@ from megatron.core.tensor_parallel import random
 from megatron.core.transformer.torch_norm import WrappedTorchNorm
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 
-from bridge_profiling.errors import require
+from bridge_profiling.common.errors import require
 from recipes.config import ConfigContainer, GPTModelConfig
 
 

@@ -17,9 +17,9 @@ import torch
 from megatron.core import parallel_state
 
 from bridge_profiling.capture import ProfilingHook
-from bridge_profiling.config import resolve_output_dir
-from bridge_profiling.launch_env import LaunchEnv
+from bridge_profiling.common.launch_env import LaunchEnv
 from bridge_profiling.monitor import Monitor
+from bridge_profiling.settings.profiling import resolve_output_dir
 from recipes.config import ConfigContainer, TrainConfig
 from recipes.megatron.setup import rank_device
 

@@ -19,8 +19,8 @@ from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from megatron.core.transformer.module import Float16Module, MegatronModule
 
-from bridge_profiling.errors import require
-from bridge_profiling.launch_env import LaunchEnv
+from bridge_profiling.common.errors import require
+from bridge_profiling.common.launch_env import LaunchEnv
 from recipes.config import ConfigContainer
 from recipes.megatron.layers import compile_layers, layer_spec
 

@@ -15,9 +15,9 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.utils import get_attr_wrapped_model
 
 from bridge_profiling.capture import ProfilingHook, start_under_nsys
-from bridge_profiling.integrations.parallel_layout import size_of
-from bridge_profiling.launch_env import LaunchEnv
-from bridge_profiling.megatron_versions import tested_requirement, untested
+from bridge_profiling.common.launch_env import LaunchEnv
+from bridge_profiling.common.megatron_versions import tested_requirement, untested
+from bridge_profiling.frameworks.parallel_layout import size_of
 from bridge_profiling.monitor import Monitor
 from recipes.config import ConfigContainer
 from recipes.counts import iteration_work

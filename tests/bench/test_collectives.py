@@ -10,7 +10,7 @@ import pytest
 
 from bridge_profiling.bench import ranks, requests
 from bridge_profiling.bench.__main__ import main
-from bridge_profiling.processes import OwnedProcess
+from bridge_profiling.common.processes import OwnedProcess
 
 
 @pytest.mark.integration

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 from bridge_profiling.bench import data_loader
 from bridge_profiling.bench.requests import DataLoaderRequest
 from bridge_profiling.bench.results import MeasurementError
-from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.common.errors import ProfilingConfigError
 
 
 class Samples(Dataset):

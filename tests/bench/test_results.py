@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 
 from bridge_profiling.bench import requests, results
-from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.common.errors import ProfilingConfigError
 
 HEAD = '"format": "bridge-profiling bench", "schema_version"'
 

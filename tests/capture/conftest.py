@@ -12,7 +12,7 @@ from bridge_profiling import ProfilingConfig
 from bridge_profiling.capture import ProfilingHook
 from bridge_profiling.capture.control.directory import RequestDirectory
 from bridge_profiling.capture.control.messages import CaptureRequest
-from tests.integrations.captured import iterations_in, read_trace
+from tests.frameworks.captured import iterations_in, read_trace
 
 
 class Run:

@@ -14,10 +14,10 @@ from bridge_profiling.capture.files import choose_attempt
 from bridge_profiling.capture.torch_profiler import TorchProfiler
 from bridge_profiling.capture.torch_recording import observer_is_registered
 from bridge_profiling.capture.work import describe_work, peak_tflops, throughput
-from bridge_profiling.config import Window
 from bridge_profiling.manifest import find_captures
+from bridge_profiling.settings.profiling import Window
 from tests.capture.conftest import at, raising
-from tests.integrations.captured import read_trace
+from tests.frameworks.captured import read_trace
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ import torch
 from bridge_profiling.capture import ProfilingHook
 from bridge_profiling.capture.files import choose_attempt
 from bridge_profiling.capture.torch_profiler import TorchProfiler
-from bridge_profiling.config import Window
+from bridge_profiling.settings.profiling import Window
 from tests.capture.conftest import Run
 from tests.forked_ranks import run_ranks
 

@@ -21,7 +21,7 @@ from bridge_profiling.capture import torch_profiler
 from bridge_profiling.capture.torch_profiler import TorchProfiler
 from bridge_profiling.capture.window import Capture
 from tests.capture.conftest import Run, at, raising
-from tests.integrations.captured import iterations_in
+from tests.frameworks.captured import iterations_in
 
 PAGE = Path(__file__).parents[2] / "docs" / "concepts" / "manifest-and-faults.md"
 

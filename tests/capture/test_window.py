@@ -7,10 +7,10 @@ import pytest
 
 from bridge_profiling.capture import ProfilingHook
 from bridge_profiling.capture.torch_profiler import TorchProfiler
-from bridge_profiling.config import ProfilingConfig
-from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.common.errors import ProfilingConfigError
 from bridge_profiling.layout import ParallelLayout
 from bridge_profiling.manifest import find_captures
+from bridge_profiling.settings.profiling import ProfilingConfig
 from tests.capture.conftest import at, raising
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.common.errors import ProfilingConfigError
 from tests.cli.conftest import COMMAND
 from tests.report.published import problems
 

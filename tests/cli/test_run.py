@@ -12,9 +12,9 @@ import pytest
 from typer.testing import CliRunner
 
 from bridge_profiling.cli import app
-from bridge_profiling.config import Window
-from bridge_profiling.easy.request import parse
-from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.common.errors import ProfilingConfigError
+from bridge_profiling.frameworks.run_request import parse
+from bridge_profiling.settings.profiling import Window
 
 run_module = importlib.import_module("bridge_profiling.cli.run")
 
@@ -58,7 +58,7 @@ def typed(*arguments, **environment):
 
 def test_one_rank_needs_no_launcher_and_what_follows_the_script_is_the_scripts(started):
     result = typed(SCRIPT, "--steps", "9", "-m", "--help")
-    assert started.started == ["-m", "bridge_profiling.easy.start", SCRIPT, "--steps", "9", "-m", "--help"]
+    assert started.started == ["-m", "bridge_profiling.frameworks.start", SCRIPT, "--steps", "9", "-m", "--help"]
     # A shell's exit code of a process that SIGKILL ended.
     assert result.exit_code == 137
 
@@ -122,7 +122,7 @@ def test_ranks_of_one_machine_are_torchruns_and_each_launch_has_a_name(started):
         typed("--nproc", "4", "--steps", "5:6", "--ranks", "0,3", "-m", "package.train", "x")
         names.append(started.environment["BRIDGE_PROFILING_LAUNCH_ID"])
     assert started.started == [
-        *["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4", "-m", "bridge_profiling.easy.start"],
+        *["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4", "-m", "bridge_profiling.frameworks.start"],
         *["--steps", "5:6", "--ranks", "0,3", "-m", "package.train", "x"],
     ]
     assert len(set(names)) == 2
@@ -152,7 +152,7 @@ def test_a_rank_of_another_launcher_becomes_the_script(started, monkeypatch, env
     became: list[str] = []
     monkeypatch.setattr(os, "execv", lambda program, arguments: became.extend(arguments[1:]))
     typed(SCRIPT, **environment)
-    assert became == ["-m", "bridge_profiling.easy.start", SCRIPT]
+    assert became == ["-m", "bridge_profiling.frameworks.start", SCRIPT]
     with pytest.raises(ProfilingConfigError, match="is a rank already"):
         typed("--nproc", "2", SCRIPT, **environment | {"RANK": "1"})
 

@@ -10,8 +10,8 @@ import shutil
 import pytest
 
 from bridge_profiling.bench import results as bench_results
+from bridge_profiling.common.errors import ProfilingConfigError
 from bridge_profiling.compare.bench import interpolated
-from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.report.comparison_view import bench_section
 from bridge_profiling.run import Run
 from tests.planted.cases import CASES

@@ -7,9 +7,9 @@ from statistics import fmean, stdev
 import numpy as np
 import pytest
 
+from bridge_profiling.common.errors import ProfilingConfigError
 from bridge_profiling.compare import changed, compare, compare_series
 from bridge_profiling.compare.events import EventSide, comparable, without_arguments
-from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.facts.statistics import change_of_mean, change_of_median, welch_p
 from bridge_profiling.report.comparison_view import series_view
 from bridge_profiling.run import Run

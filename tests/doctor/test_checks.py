@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from bridge_profiling.common.errors import CaptureError, ProfilingConfigError
 from bridge_profiling.doctor import nsys as doctor_nsys
 from bridge_profiling.doctor.checks import Process
 from bridge_profiling.doctor.environment import check_megatron_core, check_nccl_settings, check_other_profilers
@@ -11,7 +12,6 @@ from bridge_profiling.doctor.gpus import check_gpus
 from bridge_profiling.doctor.nsys import check_gpu_metrics_permission, check_nsys
 from bridge_profiling.doctor.profiling import check_profilers, check_ranks_exist, check_window_fits
 from bridge_profiling.doctor.request import Request, apply_arguments, apply_file
-from bridge_profiling.errors import CaptureError, ProfilingConfigError
 from bridge_profiling.nsys.command import NsysVersion
 from tests.doctor.conftest import FakeMachine, request_for
 

@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from bridge_profiling.common.errors import ProfilingConfigError
 from bridge_profiling.doctor import find_experiment, read_experiment
-from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.plugins import NsysPlugin, PyTorchProfilerPlugin
 from tests.batch_scripts import written_experiment
 from tests.plugins.conftest import Container as WithoutModel

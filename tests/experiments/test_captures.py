@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from bridge_profiling.errors import ProfilingConfigError, TraceError
+from bridge_profiling.common.errors import ProfilingConfigError, TraceError
 from bridge_profiling.experiments.captures import captures_of, fetch
 from bridge_profiling.experiments.jobs import experiment_of, read_jobs
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bridge_profiling.engines import ProcessEngine
+from bridge_profiling.facts.engines import ProcessEngine
 
 pytestmark = pytest.mark.integration
 

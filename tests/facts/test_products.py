@@ -5,8 +5,8 @@ from math import prod
 
 import pytest
 
+from bridge_profiling.common.peaks import link_gbs, memory_gbs
 from bridge_profiling.facts.products import matrix_products
-from bridge_profiling.peaks import link_gbs, memory_gbs
 from bridge_profiling.report.figures import roofline_figure
 from bridge_profiling.traces.types import RankInfo
 from tests.facts.ranks_in_hand import answer, rank, span, values, work

@@ -4,7 +4,7 @@ from collections import defaultdict
 from contextlib import contextmanager
 from dataclasses import replace
 
-from bridge_profiling.engines import Outcome, call
+from bridge_profiling.facts.engines import Outcome, call
 from bridge_profiling.findings import RULES, diagnose
 from bridge_profiling.findings.rule import About
 from tests.facts.ranks_in_hand import span, write_rank

@@ -16,7 +16,7 @@ BFLOAT = "void k<c10::BFloat16>(c10::BFloat16*)"
 COUNTS = {"void k<float>(float*)": 6, BFLOAT: 40, "gemm": 2}
 
 #: As `bridge-profiling run` starts a script.
-RUN = ["python", "-u", "-m", "bridge_profiling.easy.start", "--profiler", "torch", "--steps", "3:8", "--ranks", "all"]
+RUN = ["python", "-u", "-m", "bridge_profiling.frameworks.start", "--profiler", "torch", "--steps", "3:8", "--ranks", "all"]
 SPAWNED = "from multiprocessing.spawn import spawn_main; spawn_main(pipe_handle=7)"
 
 

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from bridge_profiling.capture import start_under_nsys
-from bridge_profiling.config import ProfilingConfig
-from bridge_profiling.integrations.megatron_bridge import ProfilingCallback
+from bridge_profiling.frameworks.megatron_bridge import ProfilingCallback
 from bridge_profiling.layout import ParallelLayout
 from bridge_profiling.nsys.launch import report_exit_code
-from bridge_profiling.overrides import parse_override
+from bridge_profiling.settings.overrides import parse_override
+from bridge_profiling.settings.profiling import ProfilingConfig
+from tests.frameworks.bridge_pretrain import Losses, configuration
 from tests.gpu.bridge_imports import import_bridge
-from tests.integrations.bridge_pretrain import Losses, configuration
 
 RANK = int(os.environ.get("RANK", "0"))
 WORLD_SIZE = int(os.environ.get("WORLD_SIZE", "1"))

@@ -23,11 +23,11 @@ from hypothesis import strategies as st
 
 from bridge_profiling.capture.control.directory import RequestDirectory
 from bridge_profiling.capture.control.messages import AcceptedCapture, CaptureRequest, JobStatus, parse_request
-from bridge_profiling.config import ProfilingConfig
-from bridge_profiling.errors import ProfilingConfigError, TraceError
+from bridge_profiling.common.errors import ProfilingConfigError, TraceError
 from bridge_profiling.manifest import RankCapture, read_manifest
-from bridge_profiling.overrides import apply_overrides
 from bridge_profiling.run import Run
+from bridge_profiling.settings.overrides import apply_overrides
+from bridge_profiling.settings.profiling import ProfilingConfig
 from bridge_profiling.traces import kineto, nsys
 from bridge_profiling.traces import memory as snapshot
 from bridge_profiling.traces.discover import find_run

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from bridge_profiling.errors import TraceError
+from bridge_profiling.common.errors import TraceError
 from bridge_profiling.facts import captures
 from bridge_profiling.facts.rank import RankTask, rank_facts, read_rank
 from bridge_profiling.facts.store import DEFAULT_OPTIONS

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from bridge_profiling.atomic import create_exclusively, make_directory, write_atomically, write_json
 from bridge_profiling.capture.control import client
 from bridge_profiling.capture.control.directory import RequestDirectory
 from bridge_profiling.capture.control.messages import AcceptedCapture, CaptureRequest
-from bridge_profiling.errors import CaptureError, ProfilingConfigError
+from bridge_profiling.common.atomic import create_exclusively, make_directory, write_atomically, write_json
+from bridge_profiling.common.errors import CaptureError, ProfilingConfigError
 from bridge_profiling.nsys import supervisor
 from tests.capture.conftest import run
 from tests.capture.control.conftest import STATUS

@@ -13,8 +13,8 @@ import duckdb
 import pyarrow as pa
 import pytest
 
-from bridge_profiling import engines
 from bridge_profiling.cli import common
+from bridge_profiling.facts import engines
 from bridge_profiling.report import page
 from bridge_profiling.traces import cache
 from tests.cli.conftest import write

@@ -13,7 +13,7 @@ from random import Random
 import pytest
 
 from bridge_profiling.bench import results
-from bridge_profiling.errors import ProfilingConfigError, TraceError
+from bridge_profiling.common.errors import ProfilingConfigError, TraceError
 from bridge_profiling.manifest import read_manifest
 from bridge_profiling.traces import bounds, kineto, nsys
 from bridge_profiling.traces import memory as snapshot

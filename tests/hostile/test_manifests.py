@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from bridge_profiling.errors import TraceError
+from bridge_profiling.common.errors import TraceError
 from bridge_profiling.manifest import RankCapture, read_manifest
 from bridge_profiling.run import Run
 from bridge_profiling.traces.discover import find_run

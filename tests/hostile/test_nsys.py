@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from bridge_profiling.errors import TraceError
+from bridge_profiling.common.errors import TraceError
 from bridge_profiling.traces import nsys
 from bridge_profiling.traces.nsys import database
 from bridge_profiling.traces.nsys import report as reports

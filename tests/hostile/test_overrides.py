@@ -5,8 +5,8 @@ from typing import Any, Literal
 
 import pytest
 
-from bridge_profiling.errors import ProfilingConfigError
-from bridge_profiling.overrides import apply_overrides
+from bridge_profiling.common.errors import ProfilingConfigError
+from bridge_profiling.settings.overrides import apply_overrides
 
 
 @dataclass

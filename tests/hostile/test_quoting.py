@@ -11,15 +11,15 @@ import nemo_run as run
 import pytest
 from markupsafe import escape
 
-from bridge_profiling.config import ProfilingConfig
-from bridge_profiling.easy.outcome import lines
-from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.common.errors import ProfilingConfigError
+from bridge_profiling.common.printable import shell_path
+from bridge_profiling.frameworks.outcome import lines
 from bridge_profiling.manifest import find_captures
 from bridge_profiling.nsys.command import prefix_command
-from bridge_profiling.overrides import apply_overrides
 from bridge_profiling.plugins import NsysPlugin, PyTorchProfilerPlugin
 from bridge_profiling.plugins.task import STARTS_NSYS_KEY
-from bridge_profiling.printable import shell_path
+from bridge_profiling.settings.overrides import apply_overrides
+from bridge_profiling.settings.profiling import ProfilingConfig
 from bridge_profiling.traces.discover import find_run
 from recipes.executors import slurm
 from tests.batch_scripts import batch_script

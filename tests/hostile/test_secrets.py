@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bridge_profiling.redaction import is_secret, redact_command
+from bridge_profiling.common.redaction import is_secret, redact_command
 from tests.capture.conftest import run
 
 __all__ = ["run"]

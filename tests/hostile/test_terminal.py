@@ -7,9 +7,9 @@ import pytest
 from rich.console import Console
 
 from bridge_profiling.cli import common
-from bridge_profiling.errors import one_line
+from bridge_profiling.common.errors import one_line
+from bridge_profiling.common.printable import printable
 from bridge_profiling.monitor import JsonLines, Readings, Sample
-from bridge_profiling.printable import printable
 from bridge_profiling.report.terminal import print_tables
 from bridge_profiling.report.views import Cell, TableView
 from tests.hostile.runs import change_manifest, write_run

@@ -20,13 +20,13 @@ import pytest
 import torch
 
 from bridge_profiling import ProfilingConfig, ProfilingConfigError
-from bridge_profiling.atomic import write_atomically, write_text
 from bridge_profiling.capture import ProfilingHook
 from bridge_profiling.capture.files import CaptureFiles
-from bridge_profiling.config import Window, parse_steps
+from bridge_profiling.common.atomic import write_atomically, write_text
 from bridge_profiling.easy import MemoryProfiler, PerformanceCounter, phase, phase_times, reset_phase_times
-from bridge_profiling.integrations.ddp_fsdp import Profiling
+from bridge_profiling.frameworks.ddp_fsdp import Profiling
 from bridge_profiling.monitor import TrainingMonitor
+from bridge_profiling.settings.profiling import Window, parse_steps
 from tests.capture.conftest import at, raising, run
 from tests.hostile.threads import CASES
 

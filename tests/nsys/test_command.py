@@ -9,11 +9,11 @@ import pytest
 
 from bridge_profiling.capture import ParallelLayout, start_under_nsys
 from bridge_profiling.capture.nsys_profiler import nsys_request
-from bridge_profiling.config import ProfilingConfig
-from bridge_profiling.errors import CaptureError
+from bridge_profiling.common.errors import CaptureError
 from bridge_profiling.nsys import command as nsys_command
 from bridge_profiling.nsys import launch as nsys_launch
 from bridge_profiling.nsys.channel import CHANNEL_VARIABLE, Capture, Channel, Spec, Training
+from bridge_profiling.settings.profiling import ProfilingConfig
 
 ALL = "--trace --output --sample --cpuctxsw --cuda-graph-trace --force-overwrite --kill --wait --capture-range"
 ALL += " --capture-range-end --nvtx-capture --delay --export"

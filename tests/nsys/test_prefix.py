@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
+from bridge_profiling.common.processes import find_by_argument
 from bridge_profiling.nsys.channel import REFUSED_VARIABLE
 from bridge_profiling.nsys.command import prefix_command
-from bridge_profiling.processes import find_by_argument
 from tests.system.jobs import wait_until
 
 #: Knows `--output`; otherwise it does at each start what the next line of the file `plan` says.

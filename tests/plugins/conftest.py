@@ -8,8 +8,8 @@ import pytest
 from nemo_run.config import get_nemorun_home
 from torchx.specs import AppDef
 
-from bridge_profiling.config import FaultToleranceConfig, ProfilingConfig
 from bridge_profiling.plugins import NsysPlugin, PyTorchProfilerPlugin
+from bridge_profiling.settings.profiling import FaultToleranceConfig, ProfilingConfig
 
 
 @dataclass(kw_only=True)
@@ -68,7 +68,7 @@ def built():
     """The config a task ends in: a Partial's, built; a Script's, its overrides applied to the defaults."""
     import fiddle as fdl
 
-    from bridge_profiling.overrides import apply_overrides
+    from bridge_profiling.settings.overrides import apply_overrides
 
     def build(task: run.Partial | run.Script) -> Container:
         if isinstance(task, run.Partial):

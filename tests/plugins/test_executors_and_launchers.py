@@ -7,8 +7,8 @@ from unittest.mock import MagicMock
 import nemo_run as run
 import pytest
 
-from bridge_profiling.config import ProfilingConfig
 from bridge_profiling.plugins import FaultTolerancePlugin
+from bridge_profiling.settings.profiling import ProfilingConfig
 from tests.plugins.conftest import nsys, pytorch
 
 DEFAULTS = ["--force-overwrite=true", "--capture-range=cudaProfilerApi", "--capture-range-end=stop"]

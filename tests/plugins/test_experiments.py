@@ -14,11 +14,11 @@ import fiddle as fdl
 import nemo_run as run
 import pytest
 
-from bridge_profiling.config import OUTPUT_DIR_VARIABLE
-from bridge_profiling.errors import ProfilingConfigError
-from bridge_profiling.overrides import apply_overrides
+from bridge_profiling.common.errors import ProfilingConfigError
 from bridge_profiling.plugins import FaultTolerancePlugin, NsysPlugin, cli_factories
 from bridge_profiling.plugins.task import STARTS_NSYS_KEY
+from bridge_profiling.settings.overrides import apply_overrides
+from bridge_profiling.settings.profiling import OUTPUT_DIR_VARIABLE
 from tests.plugins.conftest import Container, docker, nsys, package, pretrain, pytorch
 from tests.system.jobs import ended_well, environment
 
@@ -108,7 +108,7 @@ TRAIN = """
 import sys
 import torch
 from bridge_profiling.capture import ProfilingHook
-from bridge_profiling.overrides import apply_overrides
+from bridge_profiling.settings.overrides import apply_overrides
 from tests.plugins.test_experiments import with_dtype
 
 config = with_dtype()

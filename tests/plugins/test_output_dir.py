@@ -14,7 +14,7 @@ from pathlib import Path
 import nemo_run as run
 import pytest
 
-from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.common.errors import ProfilingConfigError
 from bridge_profiling.plugins import NsysPlugin, PyTorchProfilerPlugin
 from tests.batch_scripts import check_golden
 from tests.plugins.conftest import KINDS, assigned, package

@@ -9,9 +9,9 @@ import fiddle as fdl
 import nemo_run as run
 import pytest
 
-from bridge_profiling.config import OUTPUT_DIR_VARIABLE, FaultToleranceConfig, ProfilingConfig
-from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.common.errors import ProfilingConfigError
 from bridge_profiling.plugins import FaultTolerancePlugin, NsysPlugin, PyTorchProfilerPlugin
+from bridge_profiling.settings.profiling import OUTPUT_DIR_VARIABLE, FaultToleranceConfig, ProfilingConfig
 from tests.plugins.conftest import nsys, pretrain, pytorch
 from tests.system.jobs import ended_well
 

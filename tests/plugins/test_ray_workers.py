@@ -8,9 +8,9 @@ import subprocess
 import nemo_run as run
 import pytest
 
-from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.common.errors import ProfilingConfigError
 from bridge_profiling.plugins import RayWorkersPlugin
-from bridge_profiling.ray_request import RayRequest
+from bridge_profiling.settings.ray import RayRequest
 from tests.batch_scripts import batch_script
 
 #: Commas, stars, quotes, spaces, and a path that NeMo-Run takes for the job's directory.

@@ -5,10 +5,10 @@ import copy
 import nemo_run as run
 import pytest
 
-from bridge_profiling.config import OUTPUT_DIR_VARIABLE
-from bridge_profiling.errors import ProfilingConfigError
-from bridge_profiling.overrides import apply_overrides
+from bridge_profiling.common.errors import ProfilingConfigError
 from bridge_profiling.plugins import FaultTolerancePlugin, NsysPlugin, PyTorchProfilerPlugin
+from bridge_profiling.settings.overrides import apply_overrides
+from bridge_profiling.settings.profiling import OUTPUT_DIR_VARIABLE
 from tests.plugins.conftest import nsys, pytorch
 
 EXCLUDE = "NsysPlugin.*PyTorchProfilerPlugin"

@@ -1,6 +1,6 @@
 """Configurations of recipes: `recipe("gpt_125m", "train.train_iters=8 model.bf16=false")`."""
 
-from bridge_profiling.overrides import apply_overrides
+from bridge_profiling.settings.overrides import apply_overrides
 from recipes.catalog import RANKS, get_recipe
 from recipes.config import ConfigContainer
 from recipes.finalize import finalize

@@ -5,7 +5,7 @@ from operator import attrgetter
 import pytest
 
 from bridge_profiling import ProfilingConfigError
-from bridge_profiling.launch_env import LaunchEnv
+from bridge_profiling.common.launch_env import LaunchEnv
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("megatron.core")

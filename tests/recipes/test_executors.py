@@ -9,8 +9,8 @@ import nemo_run as run
 import pytest
 from nemo_run.core.serialization.zlib_json import ZlibJSONSerializer
 
+from bridge_profiling.common.errors import ProfilingConfigError
 from bridge_profiling.doctor.request import SETTINGS_KEY
-from bridge_profiling.errors import ProfilingConfigError
 from bridge_profiling.plugins.task import STARTS_NSYS_KEY, starts_nsys
 from launch.tasks import pretrain_partial, pretrain_script
 from recipes import executors

@@ -7,15 +7,15 @@ import sys
 
 import pytest
 
-from bridge_profiling.config import FaultToleranceConfig
-from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.common.errors import ProfilingConfigError
+from bridge_profiling.settings.profiling import FaultToleranceConfig
 
 pytest.importorskip("megatron.core")
 resiliency = pytest.importorskip("nvidia_resiliency_ext.fault_tolerance", reason="nvidia-resiliency-ext is not installed")
 
 import torch  # noqa: E402
 
-from bridge_profiling.launch_env import MONITOR_VARIABLE  # noqa: E402
+from bridge_profiling.common.launch_env import MONITOR_VARIABLE  # noqa: E402
 from recipes.megatron.fault_tolerance import RankMonitor, check_installed  # noqa: E402
 from tests.recipes.builders import finalized  # noqa: E402
 from tests.recipes.trainings import window  # noqa: E402

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from bridge_profiling import ProfilingConfigError
-from tests.integrations.captured import Captured
+from tests.frameworks.captured import Captured
 from tests.recipes.trainings import run_cases, window
 from tests.system.jobs import trace_iterations
 

@@ -4,7 +4,7 @@ import gc
 
 import pytest
 
-from bridge_profiling.launch_env import LaunchEnv
+from bridge_profiling.common.launch_env import LaunchEnv
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("megatron.core")

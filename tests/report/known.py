@@ -8,6 +8,7 @@ from typing import Any, cast
 import pyarrow as pa
 from rich.console import Console
 
+from bridge_profiling.common.typed_json import read_typed
 from bridge_profiling.facts.parts import BY_ACTIVITY, BY_CAUSE
 from bridge_profiling.findings import Confidence, Finding
 from bridge_profiling.manifest import Manifest, RankCapture
@@ -15,7 +16,6 @@ from bridge_profiling.report.run_view import screen_view
 from bridge_profiling.report.terminal import print_report
 from bridge_profiling.report.verdict import Conclusion, conclude
 from bridge_profiling.traces.types import RankInfo
-from bridge_profiling.typed_json import read_typed
 
 MS = 1_000_000.0
 

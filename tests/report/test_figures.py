@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.common.errors import ProfilingConfigError
 from bridge_profiling.report import figures, rows
 from bridge_profiling.report.notebook import FIGURES
 from tests.planted.cases import CASES

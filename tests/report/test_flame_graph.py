@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.common.errors import ProfilingConfigError
 from bridge_profiling.report.flame_graph import Weight, flame_graph_figure, write_flame_graph
 from tests.traces.kineto_files import call, complete, kernel
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.common.errors import ProfilingConfigError
 from bridge_profiling.facts import names
 from bridge_profiling.facts.names import VARIABLE, group_of
 

@@ -15,10 +15,10 @@ import pytest
 import torch
 
 from bridge_profiling import easy
-from bridge_profiling.config import ProfilingConfig
 from bridge_profiling.nsys.command import check_extra_args, check_trace
-from bridge_profiling.ray_request import VARIABLES, RayRequest
 from bridge_profiling.run import Run
+from bridge_profiling.settings.profiling import ProfilingConfig
+from bridge_profiling.settings.ray import VARIABLES, RayRequest
 from tests.monitor.conftest import driver  # noqa: F401 - a fixture
 
 _DOCUMENTS = Path(__file__).parent / "documents"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bridge_profiling.processes import command_of, find_by_variable
+from bridge_profiling.common.processes import command_of, find_by_variable
 from tests.system import debian, jobs, nsys_install, slurm_cluster
 
 ROOT = Path(__file__).resolve().parents[2]

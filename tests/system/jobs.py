@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.integrations.captured import iterations_in, read_trace
+from tests.frameworks.captured import iterations_in, read_trace
 
 ROOT = Path(__file__).resolve().parents[2]
 

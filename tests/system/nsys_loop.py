@@ -16,7 +16,7 @@ from pathlib import Path
 from bridge_profiling import ProfilingConfig
 from bridge_profiling.capture import ParallelLayout, ProfilingHook, start_under_nsys
 from bridge_profiling.nsys.launch import report_exit_code
-from bridge_profiling.overrides import apply_overrides
+from bridge_profiling.settings.overrides import apply_overrides
 
 
 def unwind(number, frame):

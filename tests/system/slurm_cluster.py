@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bridge_profiling.processes import environment_of, find_by_variable
+from bridge_profiling.common.processes import environment_of, find_by_variable
 from tests.ports import free_ports
 from tests.system.jobs import end_tree, ended_well, wait_until
 

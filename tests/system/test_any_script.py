@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from tests.easy.scripts import bridge_profiling
+from tests.frameworks.scripts import bridge_profiling
 from tests.system.jobs import ROOT, ended_well, environment, manifests, nvtx_ranges
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]

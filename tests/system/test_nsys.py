@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from bridge_profiling.processes import command_of, find_by_variable
+from bridge_profiling.common.processes import command_of, find_by_variable
 from tests.system import jobs
 from tests.system.jobs import ROOT, ended_well, nvtx_iterations, wait_until
 
@@ -210,7 +210,7 @@ SCRIPT = """
 import os, sys, time
 from bridge_profiling import ProfilingConfig
 from bridge_profiling.capture import ProfilingHook
-from bridge_profiling.overrides import apply_overrides
+from bridge_profiling.settings.overrides import apply_overrides
 
 print("arguments", sys.argv[1:], flush=True)
 config = ProfilingConfig()

@@ -11,8 +11,8 @@ from typing import Any
 import psutil
 import pytest
 
-from bridge_profiling.engines import RayEngine
-from bridge_profiling.integrations.ray import worker_runtime_env
+from bridge_profiling.facts.engines import RayEngine
+from bridge_profiling.frameworks.ray import worker_runtime_env
 from bridge_profiling.manifest import Manifest, find_captures
 from bridge_profiling.run import Run
 from tests.system.jobs import ROOT, cli, ended_well, wait_until
@@ -34,7 +34,7 @@ class Group:
             def __init__(self, rank: int) -> None:
                 import torch
 
-                from bridge_profiling.integrations.ray import WorkerProfiling
+                from bridge_profiling.frameworks.ray import WorkerProfiling
 
                 self.torch = torch
                 self.profiling = WorkerProfiling(name, rank=rank, world_size=size)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bridge_profiling.errors import TraceError
+from bridge_profiling.common.errors import TraceError
 from bridge_profiling.traces import kineto, nsys
 from tests.system.nsys_install import working_nsys
 from tests.traces.conftest import values

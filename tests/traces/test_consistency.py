@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from bridge_profiling.errors import TraceError
+from bridge_profiling.common.errors import TraceError
 from bridge_profiling.findings import Confidence
 from bridge_profiling.run import Run
 from tests.findings.simulated_jobs import Here

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from bridge_profiling.errors import ProfilingConfigError
+from bridge_profiling.common.errors import ProfilingConfigError
 from bridge_profiling.traces.cache import load
 from bridge_profiling.traces.discover import find_run
 from tests.traces.kineto_files import kernel, packed

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bridge_profiling.errors import TraceError
+from bridge_profiling.common.errors import TraceError
 from bridge_profiling.traces import memory as memory_snapshot
 from bridge_profiling.traces.memory.plain_pickle import CheckedPickle
 from bridge_profiling.traces.memory.replay import replay

@@ -12,10 +12,10 @@ from typing import Self
 from bridge_profiling.capture.control.directory import RequestDirectory
 from bridge_profiling.capture.control.messages import AcceptedCapture, CaptureRequest, DoneCapture, JobStatus, RankAnswer
 from bridge_profiling.capture.control.planning import plan_capture
-from bridge_profiling.config import DEFAULT_OUTPUT_DIR
-from bridge_profiling.errors import CaptureError, ProfilingConfigError, TraceError, require
+from bridge_profiling.common.errors import CaptureError, ProfilingConfigError, TraceError, require
+from bridge_profiling.common.processes import is_running, pid_space
 from bridge_profiling.manifest import find_captures
-from bridge_profiling.processes import is_running, pid_space
+from bridge_profiling.settings.profiling import DEFAULT_OUTPUT_DIR
 
 #: A job does not respond if its status is older than this many polls, and seconds.
 _SILENT_POLLS, _SILENT_SECONDS = 10, 30.0

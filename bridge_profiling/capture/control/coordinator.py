@@ -24,12 +24,12 @@ from bridge_profiling.capture.control.planning import plan_capture, warm_up_of
 from bridge_profiling.capture.describe import RankInfo
 from bridge_profiling.capture.files import claim_attempt
 from bridge_profiling.capture.windows import Windows
-from bridge_profiling.config import PROFILERS, ProfilingConfig
-from bridge_profiling.errors import ProfilingConfigError, TrainingLogger, require
-from bridge_profiling.launch_env import LaunchEnv
+from bridge_profiling.common.errors import ProfilingConfigError, TrainingLogger, require
+from bridge_profiling.common.launch_env import LaunchEnv
+from bridge_profiling.common.printable import printable
+from bridge_profiling.common.processes import pid_space
 from bridge_profiling.nsys.launch import runs_under_nsys
-from bridge_profiling.printable import printable
-from bridge_profiling.processes import pid_space
+from bridge_profiling.settings.profiling import PROFILERS, ProfilingConfig
 
 logger = TrainingLogger(__name__)
 

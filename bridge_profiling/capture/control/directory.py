@@ -30,7 +30,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from bridge_profiling.atomic import create_exclusively, make_directory, read_trusted, trusted_users, write_json
 from bridge_profiling.capture.control.messages import (
     MAX_OPEN,
     AcceptedCapture,
@@ -40,9 +39,10 @@ from bridge_profiling.capture.control.messages import (
     RankAnswer,
     RefusedRequest,
 )
-from bridge_profiling.errors import CaptureError
-from bridge_profiling.printable import shell_path
-from bridge_profiling.typed_json import read_typed
+from bridge_profiling.common.atomic import create_exclusively, make_directory, read_trusted, trusted_users, write_json
+from bridge_profiling.common.errors import CaptureError
+from bridge_profiling.common.printable import shell_path
+from bridge_profiling.common.typed_json import read_typed
 
 #: A request has a few hundred bytes. Other messages list ranks and their answers.
 _MAX_REQUEST_BYTES, _MAX_BYTES = 1 << 16, 1 << 26

@@ -20,12 +20,12 @@ from bridge_profiling.capture.describe import Plan, RankInfo
 from bridge_profiling.capture.nsys_profiler import check_armed
 from bridge_profiling.capture.profiler import guarded
 from bridge_profiling.capture.windows import Windows
-from bridge_profiling.config import PROFILERS, ProfilingConfig
-from bridge_profiling.errors import CaptureError, TrainingLogger, one_line
-from bridge_profiling.launch_env import LaunchEnv
+from bridge_profiling.common.errors import CaptureError, TrainingLogger, one_line
+from bridge_profiling.common.launch_env import LaunchEnv
+from bridge_profiling.common.slow_iterations import COOL_DOWN, SlowWatch
 from bridge_profiling.manifest import Trigger
 from bridge_profiling.nsys.launch import runs_under_nsys
-from bridge_profiling.slow_iterations import COOL_DOWN, SlowWatch
+from bridge_profiling.settings.profiling import PROFILERS, ProfilingConfig
 
 logger = TrainingLogger(__name__)
 

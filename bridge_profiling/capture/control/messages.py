@@ -10,10 +10,10 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 from bridge_profiling.capture.files import folder_name
-from bridge_profiling.config import PROFILERS, ProfilingConfig, Window, check_exclusive
-from bridge_profiling.errors import ProfilingConfigError, did_you_mean, require
+from bridge_profiling.common.errors import ProfilingConfigError, did_you_mean, require
+from bridge_profiling.common.typed_json import read_typed
 from bridge_profiling.layout import normalize_ranks
-from bridge_profiling.typed_json import read_typed
+from bridge_profiling.settings.profiling import PROFILERS, ProfilingConfig, Window, check_exclusive
 
 #: Settings that a request may change.
 SETTINGS = (

@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 
 from bridge_profiling.capture.control.messages import MAX_OPEN, AcceptedCapture, CaptureRequest, JobStatus
-from bridge_profiling.config import Window, check_ranks_exist
-from bridge_profiling.errors import ProfilingConfigError, require
+from bridge_profiling.common.errors import ProfilingConfigError, require
+from bridge_profiling.settings.profiling import Window, check_ranks_exist
 
 #: A rank receives a request within four polls: rank 0 reads it at one, the other ranks its decision at the next, and a slow
 #: file system may take as long again.

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from bridge_profiling.errors import TraceError
+from bridge_profiling.common.errors import TraceError
 from bridge_profiling.traces import joins, kinds
 from bridge_profiling.traces.bounds import UNIX_SINCE_NS
 from bridge_profiling.traces.iterations import Iterations, find_iterations

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from bridge_profiling.errors import TraceError
+from bridge_profiling.common.errors import TraceError
 from bridge_profiling.traces.bounds import KINETO, DamagedError, unpack
 
 #: Bytes of JSON decoded at a time. Smaller pieces cost calls; 4 MB exceed the processor's cache: a fifth slower, 15 MB more.

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from bridge_profiling.errors import TraceError
+from bridge_profiling.common.errors import TraceError
 from bridge_profiling.traces.bounds import MAX_DEVICES, SNAPSHOT, UNIX_SINCE_NS, unpack
 from bridge_profiling.traces.joins import content_of
 from bridge_profiling.traces.memory.plain_pickle import CheckedPickle

@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from bridge_profiling.errors import TraceError
+from bridge_profiling.common.errors import TraceError
 from bridge_profiling.traces.bounds import MAX_NAME, open_regular
 from bridge_profiling.traces.nsys.pages import Piece, TableFile, UnusualError
 from bridge_profiling.traces.tables import NULL, Columns, Integers, to_int64

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bridge_profiling.errors import TraceError
+from bridge_profiling.common.errors import TraceError
 from bridge_profiling.traces.joins import distinct, rows_by_key, rows_by_start, taken
 from bridge_profiling.traces.kinds import COMPUTE, MEMCPY, MEMSET, Copy, configuration, kernel_kind, memory_kind
 from bridge_profiling.traces.nsys.database import Database, durations

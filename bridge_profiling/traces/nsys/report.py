@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from bridge_profiling.errors import CaptureError, TraceError
+from bridge_profiling.common.errors import CaptureError, TraceError
+from bridge_profiling.common.processes import run_owned
 from bridge_profiling.nsys.command import export_command, find_nsys, without_injection
-from bridge_profiling.processes import run_owned
 from bridge_profiling.traces.bounds import MAX_BASE_NS, NSYS, open_regular, unpack
 from bridge_profiling.traces.joins import MAX_RANKS
 from bridge_profiling.traces.nsys.database import Among, Database, quoted

@@ -14,8 +14,8 @@ from bridge_profiling.capture.control import listener
 from bridge_profiling.capture.control.directory import RequestDirectory
 from bridge_profiling.capture.control.planning import plan_capture
 from bridge_profiling.capture.describe import Plan
+from bridge_profiling.common.slow_iterations import COOL_DOWN
 from bridge_profiling.manifest import Trigger
-from bridge_profiling.slow_iterations import COOL_DOWN
 from tests.capture.conftest import at, raising
 from tests.capture.control.conftest import STATUS, requested
 

@@ -14,8 +14,8 @@ from bridge_profiling.capture.control.client import Waiting, find_requests, trig
 from bridge_profiling.capture.control.directory import RequestDirectory
 from bridge_profiling.capture.control.messages import parse_request
 from bridge_profiling.capture.control.planning import plan_capture
-from bridge_profiling.config import Window
-from bridge_profiling.processes import pid_space
+from bridge_profiling.common.processes import pid_space
+from bridge_profiling.settings.profiling import Window
 from tests.capture.control.conftest import STATUS, requested
 
 

@@ -1,0 +1,1 @@
+"""The settings of a profile: their checks, and how they are read from text, YAML and environment variables. No torch."""

@@ -1,0 +1,137 @@
+"""Where ranks stand, from meshes and wrapped models, against the mesh's own coordinates; process groups without peers."""
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, MixedPrecisionPolicy, ShardingStrategy, fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
+
+from bridge_profiling.frameworks.ddp_fsdp import repeat_annotations
+from bridge_profiling.frameworks.parallel_layout import describe, layout_of_mesh
+from bridge_profiling.frameworks.phases import PhaseWatch
+
+
+@pytest.fixture
+def mesh_of():
+    """torch.distributed as one of many ranks that are not there: groups are made, and nothing is sent."""
+
+    def mesh_of(shape, names, rank=0):
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+
+        dist.init_process_group(backend="fake", rank=rank, world_size=torch.Size(shape).numel(), store=FakeStore())
+        return init_device_mesh("cpu", shape, mesh_dim_names=names)
+
+    yield mesh_of
+    dist.destroy_process_group()
+
+
+#: Parameters of the model.
+PARAMETERS = 4 * 8 + 8 + 8 * 4 + 4
+
+
+def small():
+    return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.GELU(), torch.nn.Linear(8, 4))
+
+
+@pytest.mark.parametrize(
+    ("shape", "names"), [((2, 4), ("tp", "dp")), ((2, 2, 2, 2, 2), ("pp", "dp_replicate", "dp_shard", "cp", "tp"))]
+)
+def test_every_ranks_coordinates_are_the_meshs(shape, names, mesh_of):
+    mesh = mesh_of(shape, names)
+    found = layout_of_mesh(mesh)
+    assert found.notes == []
+    sizes = dict(zip(names, shape, strict=True))
+    for rank in range(torch.Size(shape).numel()):
+        place = dict(zip(names, (mesh.mesh == rank).nonzero()[0].tolist(), strict=True))
+        coordinates = found.layout.coordinates(rank)
+        for dimension in ("tp", "cp", "pp"):
+            assert coordinates[dimension] == (place.get(dimension, 0), sizes.get(dimension, 1))
+        replicate, shard = place.get("dp_replicate", 0), place.get("dp_shard", place.get("dp", 0))
+        sharded, replicas = sizes.get("dp_shard", sizes.get("dp", 1)), sizes.get("dp_replicate", 1)
+        assert coordinates["dp"] == (replicate * sharded + shard, sharded * replicas)
+
+
+@pytest.mark.parametrize(
+    ("shape", "names", "note"),
+    [((2, 2), ("dp", "experts"), "'experts'"), ((2, 2, 2), ("dp_replicate", "tp", "dp_shard"), "not neighbours")],
+)
+def test_what_is_unknown_is_a_note_and_a_flat_layout(shape, names, note, mesh_of):
+    found = layout_of_mesh(mesh_of(shape, names))
+    assert note in found.notes[0]
+    assert found.layout.dp == torch.Size(shape).numel()
+    assert found.mesh == dict(zip(names, shape, strict=True))
+
+
+def test_a_mesh_or_group_of_other_ranks_gives_no_coordinates(mesh_of):
+    mesh_of((4,), ("dp",))
+    found = layout_of_mesh(dist.device_mesh.DeviceMesh("cpu", [[0, 2], [1, 3]], mesh_dim_names=("dp", "tp")))
+    assert "in order" in found.notes[0]
+    found, facts = describe(DistributedDataParallel(small(), process_group=dist.new_group([0, 2]), static_graph=True))
+    assert "among 2 of 4 ranks" in found.notes[0]
+    assert (facts["name"], facts["static_graph"]) == ("ddp", True)
+
+
+def test_fully_shard_on_a_part_of_a_mesh_has_the_whole_ones_layout(mesh_of):
+    mesh = mesh_of((4, 2), ("dp", "tp"), rank=3)
+    parallelize_module(model := small(), mesh["tp"], {"0": ColwiseParallel()})
+    found, facts = describe(fully_shard(model, mesh=mesh["dp"]))
+    assert (found.notes, found.mesh, facts["sharded_over"]) == ([], {"dp": 4, "tp": 2}, {"dp": 4})
+    coordinates = found.layout.coordinates(3)
+    assert (coordinates["tp"], coordinates["dp"]) == ((1, 2), (1, 4))
+
+
+def test_dimensions_of_fully_shard_are_data_parallel_whatever_they_are_called_and_its_settings_are_facts(mesh_of):
+    mesh, model = mesh_of((2, 2), ("outer", "inner")), small()
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    fully_shard(model[0], mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+    found, facts = describe(fully_shard(model, mesh=mesh, mp_policy=policy))
+    assert (found.notes, found.layout.dp) == ([], 4)
+    assert (facts["parameters"], facts["sharded_over"], facts["wrapped_units"]) == (PARAMETERS, {"outer": 2, "inner": 2}, 2)
+    precision = facts["mixed_precision"]
+    assert (precision["param_dtype"], precision["reduce_dtype"]) == ("torch.bfloat16", "torch.float32")
+
+
+def test_the_wrapper_on_a_mesh_of_two_dimensions(mesh_of):
+    model = FullyShardedDataParallel(
+        small(),
+        device_mesh=mesh_of((2, 4), ("replicate", "shard")),
+        sharding_strategy=ShardingStrategy.HYBRID_SHARD,
+        mixed_precision=MixedPrecision(param_dtype=torch.bfloat16),
+        device_id=torch.device("cpu"),
+    )
+    found, facts = describe(model)
+    assert (found.notes, found.layout.dp, found.mesh) == ([], 8, {"replicate": 2, "shard": 4})
+    assert (facts["sharding_strategy"], facts["mixed_precision"]["param_dtype"]) == ("HYBRID_SHARD", "torch.bfloat16")
+    assert facts["parameters"] == PARAMETERS
+
+
+@pytest.mark.parametrize(("shape", "names"), [((4,), ("tp",)), ((4,), None), ((2, 2), ("dp", "tp"))])
+def test_a_tensor_parallel_model_that_nothing_wraps_stands_where_its_parameters_do(shape, names, mesh_of):
+    mesh = mesh_of(shape, names, rank=3)
+    parallelize_module(model := small(), mesh["tp"] if len(shape) == 2 else mesh, {"0": ColwiseParallel()})
+    found, facts = describe(model)
+    assert (facts["name"], found.notes) == ("torch", [])
+    assert found.layout.coordinates(3)["tp"] == (3 % shape[-1], shape[-1])
+
+
+def test_annotations_of_fully_shard_are_repeated_for_a_profiler_that_does_not_see_them(mesh_of):
+    mesh_of((2,), ("dp",))
+    seen = []
+
+    def range_of(name):
+        return nullcontext(seen.append(name))
+
+    model = small()
+    for module in (model[0], model[2], model):
+        fully_shard(module)
+    watch = PhaseWatch(range_of)
+    repeat_annotations(watch, range_of)
+    model(torch.randn(2, 4)).sum().backward()
+    watch.detach()
+    model(torch.randn(2, 4))
+    for name, units in (("FSDP::all_gather", (0, 2, 2, 0)), ("FSDP::post_backward_reduce", (2, 0))):
+        assert [one for one in seen if one.startswith(f"{name} (")] == [f"{name} ({unit})" for unit in units]
