@@ -23,4 +23,5 @@ def __getattr__(name: str) -> Any:
     # Imported when asked for: every command imports this package first, and `--help` needs no settings.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{'settings.profiling' if name.endswith('Config') else 'common.errors'}"), name)
+    module = "settings.profiling" if name.endswith("Config") else "common.errors"
+    return getattr(importlib.import_module(f"{__name__}.{module}"), name)

@@ -1,4 +1,4 @@
-"""Profiling in training loops that are not ours: one adapter per framework around one session of the hook, and unchanged scripts.
+"""Profiling in training loops that are not ours: one adapter per framework around one session, and unchanged scripts.
 
 Runs in the job. Imports no nemo_run; only an adapter imports its framework.
 """
