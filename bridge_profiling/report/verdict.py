@@ -280,6 +280,8 @@ def _caveats(facts: RunFacts, found: Conclusion) -> Iterator[str]:
     if unjudged := [info for info in infos if not info.judged]:
         lost, of = (sum(getattr(info.lost, name) for info in unjudged) for name in ("device", "of_device"))
         are = "is" if len(unjudged) == 1 else "are"
-        yield words.sentence(words.say("not_judged", facts.unjudged, are=are, lost=lost, all=of))
+        why = "not_recorded" if 2 * sum(info.lost.unrecorded for info in unjudged) > lost else "not_judged"
+        yield words.sentence(words.say(why, facts.unjudged, are=are, lost=lost, all=of))
+    yield from sentences(caveat for caveat in facts.capture_caveats if caveat.code == "kernels_unrecorded")
     if facts.errors:
         yield f"{words.counted(len(facts.errors), 'capture')} could not be read, or only in part."

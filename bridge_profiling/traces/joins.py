@@ -160,6 +160,35 @@ def _ambiguous(
     return found | (launched & (np.bincount(row[launched], minlength=len(calls))[row] > 1))
 
 
+def unrecorded_launches(
+    recorded: Integers,
+    *,
+    calls: Integers,
+    call_start_ns: Integers,
+    calls_named: Callable[[Callable[[str], bool]], NDArray[np.bool_]],
+) -> tuple[Integers, Integers]:
+    """When the host launched kernels, ascending, and those of them that the capture does not hold.
+
+    What a stream captures into a graph does not run then, and is left out.
+
+    Args:
+        recorded: correlations of the device events.
+        calls: correlations of the runtime calls.
+        call_start_ns: when they start.
+        calls_named: which of them have a wanted name.
+    """
+    rows = np.flatnonzero(calls_named(launches_one) & (calls != NULL) & (calls != 0))
+    rows = rows[np.argsort(call_start_ns[rows], kind="stable")]
+    starts = call_start_ns[rows]
+    begun, ended = (np.sort(call_start_ns[calls_named(lambda name, each=each: each in name)]) for each in _CAPTURES)
+    runs = places(begun, starts) <= places(ended, starts)
+    return starts[runs], starts[runs & ~np.isin(calls[rows], recorded)]
+
+
+#: Between these calls, launches go into a graph.
+_CAPTURES = ("StreamBeginCapture", "StreamEndCapture")
+
+
 def launches_one(name: str) -> bool:
     """Whether a runtime call of that name launches one kernel."""
     return "LaunchKernel" in name
@@ -287,7 +316,8 @@ def add_lost(info: RankInfo, lost: LostRecords, ambiguous: int) -> None:
     if ambiguous:
         info.add_caveat("correlations_repeated", of_file=True, ambiguous=ambiguous)
     if not info.judged:
-        text = f"{lost.device:,} of its {lost.of_device:,} device events could not be used, so rank {info.rank} is not judged"
+        reason = "were launched and not recorded" if 2 * lost.unrecorded > lost.device else "could not be used"
+        text = f"{lost.device:,} of its {lost.of_device:,} device events {reason}, so rank {info.rank} is not judged"
         info.error = f"{info.error}; {text}" if info.error else f"{info.files[0]}: {text}"
 
 

@@ -214,6 +214,12 @@ def _read(database: Database, process: report.Process, info: RankInfo) -> RankTa
         names = [name.text for name in work.names]
         copied = np.array([name.copy is not None and "H" in name.copy.direction for name in work.names], bool)[work.name]
         iterations, iteration_caveats = find_periods(device_times, names, work.name, work.of_kind(COMPUTE), copied, begin_ns)
+    iterations, incomplete, unrecorded = iterations.complete(
+        *joins.unrecorded_launches(
+            work.correlation, calls=calls.correlation, call_start_ns=calls.start_ns, calls_named=calls.named
+        )
+    )
+    iteration_caveats = [*iteration_caveats, *incomplete]
     flushes = np.flatnonzero(overhead.named(lambda name: _FLUSH.search(name) is not None))
     flush_start = overhead.start_ns[flushes]
     boundary = iterations.overlapping(flush_start, flush_start + overhead.duration_ns[flushes])
@@ -269,9 +275,9 @@ def _read(database: Database, process: report.Process, info: RankInfo) -> RankTa
     if unread:
         info.add_caveat("unread_tables", names=", ".join(dict.fromkeys(unread)))
     _add_caveats(database, info, work, calls, ranges, unusable=work.unowned + of_none)
-    lost = work.negative + work.unnamed + launches.ambiguous + work.unowned
-    of_device = len(work.start_ns) + work.negative + work.unowned
-    joins.add_lost(info, LostRecords(lost + calls.negative + of_none, lost, of_device), launches.ambiguous)
+    lost = work.negative + work.unnamed + launches.ambiguous + work.unowned + unrecorded
+    of_device = len(work.start_ns) + work.negative + work.unowned + unrecorded
+    joins.add_lost(info, LostRecords(lost + calls.negative + of_none, lost, of_device, unrecorded), launches.ambiguous)
     info.partial = info.error is not None
     if most > _BLOCK_ROWS:
         give_memory_back()
