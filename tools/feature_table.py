@@ -75,11 +75,15 @@ def features() -> list[Feature]:
 
 
 def page() -> str:
-    """The text of the page."""
+    """The text of the page: a row for each place, with all features of a guide that it shows."""
     parts, rows = [_HEAD], features()
     for guide, title in _GUIDES.items():
         parts += [f"\n## {title}\n", "| feature | here |", "|---|---|"]
-        parts += [f"| {row.name} | {row.shown} |" for row in rows if row.guide == guide]
+        shown = dict[str, list[str]]()
+        for row in rows:
+            if row.guide == guide:
+                shown.setdefault(row.shown, []).append(row.name)
+        parts += [f"| {'<br>'.join(names)} | {place} |" for place, names in shown.items()]
     return "\n".join(parts) + "\n"
 
 
