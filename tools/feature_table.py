@@ -6,6 +6,7 @@ python tools/feature_table.py
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,6 +32,17 @@ reader; of one that is *checked*, a test reads the settings or compares the inte
 """
 
 
+@cache
+def _tests() -> dict[str, str]:
+    """The file below `tests/` of each test."""
+    folder = ROOT / "tests"
+    return {
+        name: str(path.relative_to(folder))
+        for path in sorted(folder.rglob("test_*.py"))
+        for name in re.findall(r"^def (test_\w+)\(", path.read_text(encoding="utf-8"), re.MULTILINE)
+    }
+
+
 class Feature(NamedTuple):
     """One row: a key of the guides, the feature, and the evidence as `tests/snippets/features.txt` has it."""
 
@@ -39,9 +51,9 @@ class Feature(NamedTuple):
     evidence: str
 
     @property
-    def place(self) -> str:
-        """The test's file below `tests/`, or the page."""
-        return re.split(r"::| ", self.evidence, maxsplit=1)[0]
+    def is_test(self) -> bool:
+        """Whether a test shows the feature; else a page says what to use."""
+        return self.evidence.startswith("test_")
 
     @property
     def blocks(self) -> list[int]:
@@ -51,19 +63,18 @@ class Feature(NamedTuple):
 
     @property
     def holds(self) -> bool:
-        """Whether the file has that test, or the page those words."""
-        wanted = self.evidence.removeprefix(self.place)
-        is_test = wanted.startswith("::")
-        file = ROOT / ("tests" if is_test else "") / self.place
-        text = f"def {wanted[2:]}(" if is_test else wanted[2:-1]
-        return bool(text) and file.is_file() and text in file.read_text(encoding="utf-8")
+        """Whether there is that test, or the page has those words."""
+        if self.is_test:
+            return self.evidence in _tests()
+        page, _, words = self.evidence.partition(' "')
+        return (ROOT / page).is_file() and words.removesuffix('"') in (ROOT / page).read_text(encoding="utf-8")
 
     @property
-    def shown(self) -> str:
-        """The row's evidence on the page."""
-        if not self.place.startswith("docs/"):
-            return f"`{self.place}`"
-        path = Path(self.place)
+    def place(self) -> str:
+        """The test's file, or a link to the page."""
+        if self.is_test:
+            return f"`{_tests().get(self.evidence)}`"
+        path = Path(self.evidence.partition(" ")[0])
         link = path.name if path.parent.name == "reference" else f"../{path.parent.name}/{path.name}"
         return f"[{path.stem.replace('-', ' ')}]({link})"
 
@@ -82,7 +93,7 @@ def page() -> str:
         shown = dict[str, list[str]]()
         for row in rows:
             if row.guide == guide:
-                shown.setdefault(row.shown, []).append(row.name)
+                shown.setdefault(row.place, []).append(row.name)
         parts += [f"| {'<br>'.join(names)} | {place} |" for place, names in shown.items()]
     return "\n".join(parts) + "\n"
 
