@@ -40,6 +40,10 @@ _FIRST = 3
 _OVERHEAD = "profiler_overhead"
 
 
+#: Codes of caveats without which the figures on top would be misread.
+_FIRST_CAVEATS = frozenset(("kernels_unrecorded", "several_devices"))
+
+
 class Outcome(StrEnum):
     """What the verdict is about."""
 
@@ -282,6 +286,6 @@ def _caveats(facts: RunFacts, found: Conclusion) -> Iterator[str]:
         are = "is" if len(unjudged) == 1 else "are"
         why = "not_recorded" if 2 * sum(info.lost.unrecorded for info in unjudged) > lost else "not_judged"
         yield words.sentence(words.say(why, facts.unjudged, are=are, lost=lost, all=of))
-    yield from sentences(caveat for caveat in facts.capture_caveats if caveat.code == "kernels_unrecorded")
+    yield from sentences(each for each in (*facts.capture_caveats, *facts.caveats("breakdown")) if each.code in _FIRST_CAVEATS)
     if facts.errors:
         yield f"{words.counted(len(facts.errors), 'capture')} could not be read, or only in part."

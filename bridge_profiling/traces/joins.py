@@ -375,9 +375,15 @@ def waits_for_all(name: str) -> bool:
     return any(each in name for each in ("DeviceSynchronize", "CtxSynchronize", "ThreadSynchronize"))
 
 
-def device_time_caveats(work: DeviceTimes) -> list[Caveat]:
-    """A caveat for each way in which the device's times contradict the host's, or each other."""
-    return [*_clock_caveats(work), *_longer_than_capture(work), *_overlapping(work)]
+def checked_times(work: DeviceTimes) -> tuple[DeviceTimes, list[Caveat]]:
+    """The same work with possible ends, and a caveat for each way in which its times contradict the host's, or each other."""
+    work, cut = _cut_to_capture(work)
+    return work, [*_clock_caveats(work), *cut, *_overlapping(work)]
+
+
+def clocks_disagree(caveats: Sequence[Caveat]) -> bool:
+    """Whether times of launches say nothing about times of the device."""
+    return any(caveat.code == "device_clock_apart" for caveat in caveats)
 
 
 def _clock_caveats(work: DeviceTimes) -> Iterator[Caveat]:
@@ -405,20 +411,31 @@ def _clock_caveats(work: DeviceTimes) -> Iterator[Caveat]:
         yield caveat("device_clock_apart.ahead", late=late, launched=launched, most=_ms(latest_ns))
 
 
-def _longer_than_capture(work: DeviceTimes) -> Iterator[Caveat]:
-    """Communication lasts as long as another rank lets it wait. Nothing else ends so long after all that is recorded."""
+def _cut_to_capture(work: DeviceTimes) -> tuple[DeviceTimes, list[Caveat]]:
+    """An event with a wrong end counts until the next one of its stream; without a next one its start alone is known.
+
+    Communication lasts as long as another rank lets it wait. Nothing else ends so long after all that is recorded.
+    """
+    caveats: list[Caveat] = []
     rows = np.flatnonzero(work.computes)
     if not len(rows):
-        return
-    duration = work.duration_ns[rows]
-    end = work.start_ns[rows] + duration
-    last = int(end.argmax())
+        return work, caveats
     begin_ns = min(int(each.min(initial=work.start_ns[0])) for each in work.host_ns)
-    others_ns = max(int(each.max(initial=work.start_ns[-1])) for each in (*work.host_ns, np.delete(end, last)))
-    after_ns = int(end[last]) - others_ns
-    if after_ns > max(others_ns - begin_ns, _APART_NS):
-        length, after, others = map(_ms, (int(duration[last]), after_ns, others_ns - begin_ns))
-        yield caveat("device_event_too_long", length=length, after=after, others=others)
+    host_end_ns = max(int(each.max(initial=work.start_ns[-1])) for each in work.host_ns)
+    duration_ns = work.duration_ns
+    while True:
+        end = work.start_ns[rows] + duration_ns[rows]
+        last = int(end.argmax())
+        others_ns = max(host_end_ns, int(np.delete(end, last).max(initial=host_end_ns)))
+        after_ns = int(end[last]) - others_ns
+        if after_ns <= max(others_ns - begin_ns, _APART_NS):
+            return replace(work, duration_ns=duration_ns), caveats
+        row = rows[last]
+        length, after, others = map(_ms, (int(duration_ns[row]), after_ns, others_ns - begin_ns))
+        caveats.append(caveat("device_event_too_long", length=length, after=after, others=others))
+        following = (work.device == work.device[row]) & (work.stream == work.stream[row]) & (work.start_ns > work.start_ns[row])
+        duration_ns = duration_ns.copy()
+        duration_ns[row] = np.append(work.start_ns[following], work.start_ns[row])[0] - work.start_ns[row]
 
 
 def _overlapping(work: DeviceTimes) -> Iterator[Caveat]:

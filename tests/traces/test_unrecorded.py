@@ -1,11 +1,12 @@
-"""What was launched and not recorded is not idle: its iterations are left out, or the rank is not judged, by both readers."""
+"""What a capture does not show, or shows with impossible times, is not idle: by both readers."""
 
 import pytest
 
 from bridge_profiling.run import Run
+from tests.facts.ranks_in_hand import answer
 from tests.traces.conftest import caveats, values
 from tests.traces.kineto_files import call, kernel, steps
-from tests.traces.test_consistency import report_of
+from tests.traces.test_consistency import STEPS, moved, report_of, waiting_steps
 
 LAUNCHES = 50
 
@@ -57,3 +58,24 @@ def test_a_rank_whose_kernels_were_not_recorded_is_no_training_on_cpus(write_tra
         assert "of 150 kernels and copies, 150 were launched and not recorded" in " ".join(run.verdict.caveats)
         assert run.findings == []
         assert run.conclusion.on_cpus == []
+
+
+@pytest.mark.parametrize("of", ["kineto", "nsys"])
+@pytest.mark.parametrize(
+    ("stream", "duration_ns"), [(9, 10_000), (11, 0)], ids=["until the next of its stream", "its start alone"]
+)
+def test_an_end_long_after_everything_else_does_not_count(read_trace, read_report, of, stream, duration_ns):
+    wrong = [call("cudaLaunchKernel", 35, 2, 900), kernel("k", 595, 5e6, correlation=900, stream=stream)]
+    tables = read_trace(waiting_steps() + wrong) if of == "kineto" else read_report(report_of(waiting_steps() + wrong))
+    events = dict(
+        zip(values(tables["device_events"], "name"), values(tables["device_events"], "start_ns", "end_ns"), strict=True)
+    )
+    assert events["k"][1] - events["k"][0] == duration_ns
+    assert "device_event_too_long" in caveats(tables)
+
+
+@pytest.mark.parametrize("of", ["kineto", "nsys"])
+def test_no_launch_is_judged_where_the_clocks_disagree(read_trace, read_report, of):
+    tables = read_trace(moved(-4000)) if of == "kineto" else read_report(report_of(moved(-4000)))
+    assert tables["device_events"]["launch_start_ns"].null_count == 2 * STEPS
+    assert answer(tables, "iterations")["launch_starved_ns"].to_pylist() == [0] * STEPS

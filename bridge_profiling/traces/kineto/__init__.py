@@ -235,7 +235,7 @@ def _read(path: Path, rank: int, rank_source: RankSource, *, exact: bool) -> Ran
     joins.add_trace_caveats(
         info,
         device_events=device.num_rows,
-        unlaunched=device["launch_start_ns"].null_count,
+        unlaunched=device["launch_thread"].null_count,
         iterations=tables["iterations"].num_rows,
         marks="ProfilerStep#N",
     )
@@ -298,7 +298,10 @@ def _tables(collected: Collector, info: RankInfo) -> tuple[dict[str, pa.Table], 
     names, base_ns = Names(list(collected.names.values)), info.clock_base_ns
     host = Host(collected, names, base_ns)
     device = Device(collected, host, names, base_ns)
-    times = device.times(host, names)
+    times, time_caveats = joins.checked_times(device.times(host, names))
+    device.end_ns = times.start_ns + times.duration_ns
+    if joins.clocks_disagree(time_caveats):
+        device.launch_start_ns = device.launch_end_ns = np.full(len(device.start_ns), NULL)
     iterations, caveats = _iterations(host, device, times, names, collected.marks, base_ns)
     calls = host.of_category("runtime")
     launches = joins.unrecorded_launches(
@@ -309,7 +312,7 @@ def _tables(collected: Collector, info: RankInfo) -> tuple[dict[str, pa.Table], 
     )
     iterations, incomplete, unrecorded = iterations.complete(*launches)
     caveats += incomplete
-    caveats += joins.device_time_caveats(times)
+    caveats += time_caveats
     info.content = joins.content_of(host.start_ns, host.end_ns, device.start_ns, device.end_ns)
     operations, undescribed = _operations(device, host, collected, {group.name: group for group in info.groups})
     device_events, rows = build("device_events", info.rank, device.columns(names, iterations)), device.communication
