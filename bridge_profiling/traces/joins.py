@@ -425,7 +425,7 @@ def _cut_to_capture(work: DeviceTimes) -> tuple[DeviceTimes, list[Caveat]]:
         last = int(end.argmax())
         others_ns = max(host_end_ns, int(np.delete(end, last).max(initial=host_end_ns)))
         after_ns = int(end[last]) - others_ns
-        if after_ns <= max(others_ns - begin_ns, _APART_NS):
+        if others_ns <= begin_ns or after_ns <= max(others_ns - begin_ns, _APART_NS):  # or there is nothing else
             return replace(work, duration_ns=duration_ns), caveats
         row = rows[last]
         length, after, others = map(_ms, (int(duration_ns[row]), after_ns, others_ns - begin_ns))

@@ -217,16 +217,15 @@ def _read(path: Path, rank: int, rank_source: RankSource, *, exact: bool) -> Ran
     if not len(collected.host) and not len(collected.device) and not len(collected.memory):
         raise TraceError(reader.error or _nothing_in(path, collected, reader))
     info = rank_info(path, reader.keys, rank, rank_source)
-    recorded = len(collected.device)
+    lost = _lost(reader, collected, len(collected.device))
     try:
-        tables, caveats, ambiguous, unrecorded = _tables(collected, info)
+        tables, caveats, ambiguous, unrecorded = _tables(collected, info, whole=not lost.device)
     except ValueError as error:
         raise TraceError(f"{path} cannot be read: {error}") from error
     starts = [table[name] for table in tables.values() for name in ("start_ns", "time_ns") if name in table.column_names]
     first_ns = min((column[0].as_py() for column in starts if len(column)), default=0)
     info.clock = "unix" if first_ns > UNIX_SINCE_NS else "unknown"
     info.caveats += caveats
-    lost = _lost(reader, collected, recorded)
     if unusable := lost.total - collected.negative:
         least = "at least " if reader.damaged else ""
         info.add_caveat("events_undecodable.kineto", of_file=True, least=least, count=unusable)
@@ -293,8 +292,11 @@ def _by_count(counts: Counter[Any]) -> list[tuple[Any, int]]:
     return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
 
 
-def _tables(collected: Collector, info: RankInfo) -> tuple[dict[str, pa.Table], list[Caveat], int, int]:
-    """The tables, caveats, and the numbers of device events with ambiguous launches and of kernels without a record."""
+def _tables(collected: Collector, info: RankInfo, *, whole: bool) -> tuple[dict[str, pa.Table], list[Caveat], int, int]:
+    """The tables, caveats, and the numbers of device events with ambiguous launches and of kernels without a record.
+
+    `whole`: no device event of the file is lost.
+    """
     names, base_ns = Names(list(collected.names.values)), info.clock_base_ns
     host = Host(collected, names, base_ns)
     device = Device(collected, host, names, base_ns)
@@ -310,8 +312,10 @@ def _tables(collected: Collector, info: RankInfo) -> tuple[dict[str, pa.Table], 
         call_start_ns=host.start_ns[calls],
         calls_named=times.calls_named,
     )
-    iterations, incomplete, unrecorded = iterations.complete(*launches)
-    caveats += incomplete
+    unrecorded = 0
+    if whole and not device.launch.ambiguous:  # else the missing ones are counted already
+        iterations, incomplete, unrecorded = iterations.complete(*launches)
+        caveats += incomplete
     caveats += time_caveats
     info.content = joins.content_of(host.start_ns, host.end_ns, device.start_ns, device.end_ns)
     operations, undescribed = _operations(device, host, collected, {group.name: group for group in info.groups})

@@ -221,12 +221,14 @@ def _read(database: Database, process: report.Process, info: RankInfo) -> RankTa
         names = [name.text for name in work.names]
         copied = np.array([name.copy is not None and "H" in name.copy.direction for name in work.names], bool)[work.name]
         iterations, iteration_caveats = find_periods(device_times, names, work.name, work.of_kind(COMPUTE), copied, begin_ns)
-    iterations, incomplete, unrecorded = iterations.complete(
-        *joins.unrecorded_launches(
-            work.correlation, calls=calls.correlation, call_start_ns=calls.start_ns, calls_named=calls.named
+    unrecorded = 0
+    if not (work.negative or work.unowned or launches.ambiguous):  # else the missing ones are counted already
+        iterations, incomplete, unrecorded = iterations.complete(
+            *joins.unrecorded_launches(
+                work.correlation, calls=calls.correlation, call_start_ns=calls.start_ns, calls_named=calls.named
+            )
         )
-    )
-    iteration_caveats = [*iteration_caveats, *incomplete]
+        iteration_caveats = [*iteration_caveats, *incomplete]
     flushes = np.flatnonzero(overhead.named(lambda name: _FLUSH.search(name) is not None))
     flush_start = overhead.start_ns[flushes]
     boundary = iterations.overlapping(flush_start, flush_start + overhead.duration_ns[flushes])
