@@ -142,6 +142,7 @@ class ActivityCollector:
         self._add_pauses(start, end, here, records)
         waits = here & rows_of(category, "runtime") & rows_of(name, *SYNCHRONIZING, *ALLOCATING)
         long = here & (end - start >= host_ranges.SETS_UP_NS)
+        long |= here & rows_of(category, "annotation", "python") & (end - start >= SILENT_NS)
         chosen = rows_of(category, "overhead") & (here | (thread == 0))
         named = rows_named(name, lambda each: any(_matches(expression, each) for expression in self._expressions))
         chosen |= here & rows_of(category, *_RANGES) & named
@@ -205,6 +206,8 @@ def host_activity(
         "host_sync": calls[~of_copies],
         "pageable_copy": host_ranges.joined(copies, calls[of_copies]),
     }
+    if (pauses := host_ranges.pausing(events, here, activity.pauses, starved)) is not None:
+        found["host_pause"] = pauses
     return HostActivity(found, on_device, activity.pauses)
 
 

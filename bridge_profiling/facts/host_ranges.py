@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from bridge_profiling.facts.device import Windows
 from bridge_profiling.facts.intervals import EMPTY, Intervals, Nanoseconds, outermost, rows_of, union
-from bridge_profiling.facts.names import SYNCHRONIZING
+from bridge_profiling.facts.names import SYNCHRONIZING, WHOLE
 from bridge_profiling.traces.tables import NULL, to_int64
 
 
@@ -71,6 +71,40 @@ def joined(one: Ranges, other: Ranges) -> Ranges:
     both = (np.concatenate(pair) for pair in zip(vars(one).values(), vars(other).values(), strict=True))
     ranges = Ranges(*both)
     return ranges[np.argsort(ranges.start_ns, kind="stable")]
+
+
+#: The name of a pause that no range explains, where other pauses have one.
+NOTHING_RECORDED = "nothing that is recorded"
+
+
+def pausing(host_events: pa.Table, here: NDArray[np.bool_], pauses: Intervals, starved: Intervals) -> Ranges | None:
+    """The pauses by what the host was in: Python functions or ranges of the program's own. None if nothing shows that.
+
+    Of what takes most of the time that the device loses in a pause, the longest names it that is no longer than the pause, with
+    the shortest in it: `prepare (resize)`. What is longer launched something, too, and names it only if nothing else does.
+
+    Args:
+        host_events: of all ranges and functions that last as long as a pause.
+        here: which of them are of threads that launch compute.
+        pauses: of these threads.
+        starved: when the device waited for a launch.
+    """
+    rows = np.flatnonzero(here & rows_of(host_events["category"], "annotation", "python"))
+    names = host_events["name"].take(pa.array(rows)).to_pylist()
+    named = np.array([name is not None and not WHOLE.match(name) for name in names], bool)
+    rows = rows[named]
+    start, end = (to_int64(host_events[name])[rows] for name in ("start_ns", "end_ns"))
+    found = np.full(len(pauses), NOTHING_RECORDED, object)
+    for place, (began, ended) in enumerate(zip(pauses.start_ns.tolist(), pauses.end_ns.tolist(), strict=True)):
+        first, last = np.maximum(start, began), np.minimum(end, ended)
+        lost_ns = starved.within_ns(first, np.maximum(first, last))
+        covering = np.flatnonzero(2 * lost_ns > max(int(starved.within_ns(np.array([began]), np.array([ended]))[0]), 1))
+        covering = covering[np.argsort(start[covering] - end[covering], kind="stable")]  # the longest first
+        within = covering[(start[covering] >= began) & (end[covering] <= ended)]
+        chosen = [within[0], within[-1]] if len(within) else covering[-1:].tolist()
+        told = dict.fromkeys(host_events["name"][int(rows[each])].as_py() for each in chosen)
+        found[place] = " (".join(told) + ")" * (len(told) - 1) or NOTHING_RECORDED
+    return Ranges(found, pauses.start_ns, pauses.end_ns) if (found != NOTHING_RECORDED).any() else None
 
 
 #: A name for such copies that the finding recognises.

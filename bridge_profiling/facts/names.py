@@ -151,3 +151,7 @@ ALLOCATING = (*FREEING, *_NAMES_OF["calls"]["getting"])
 def operators_of(kind: str) -> tuple[str, ...]:
     """torch's operators of a kind."""
     return tuple(f"aten::{name}" for name in _NAMES_OF["operators"][kind])
+
+
+#: Ranges around whole iterations and windows.
+WHOLE = re.compile(r"ProfilerStep|iteration[_ #-]?\d+$|bridge_profiling_window$", re.IGNORECASE)

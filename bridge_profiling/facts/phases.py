@@ -30,6 +30,7 @@ from bridge_profiling.facts.intervals import (
     run_starts,
     sums_inside,
 )
+from bridge_profiling.facts.names import WHOLE
 from bridge_profiling.facts.parts import counted_iterations
 from bridge_profiling.facts.sampled import Counted, means
 from bridge_profiling.facts.types import declared, schema
@@ -60,8 +61,6 @@ _LIBRARY = re.compile(
 #: torch names a compiled graph by its hash, which differs from rank to rank.
 _COMPILED = re.compile(r"## Call (CompiledFxGraph) \S+ ##")
 
-#: Ranges around whole iterations and windows.
-WHOLE = re.compile(r"ProfilerStep|iteration[_ #-]?\d+$|bridge_profiling_window$", re.IGNORECASE)
 
 #: The operator that autograd records around each node, with the name of the function that the node runs.
 _NODE = re.compile(r"autograd::engine::evaluate_function(?:: (.+))?")

@@ -390,6 +390,14 @@ class Grids:
             for row in rows[:limit]
         ]
 
+    def by_range(self, cause: Cause) -> dict[str, float]:
+        """Time lost to a cause by the name of the range that shows it, over all iterations that count and all ranks."""
+        found = Counter[str]()
+        for row in self._rows(cause).to_pylist():
+            if row["iteration"] in self.lines and row["host_ns"] is not None and row["name"] is not None:
+                found[row["name"]] += row["lost_ns"]
+        return dict(found)
+
     @cached_property
     def room_ns(self) -> float:
         """The most that less work for devices saves, before the slowest host, never waiting for its device, limits it.

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
 
-from bridge_profiling.facts.host_ranges import COPIES
+from bridge_profiling.facts.host_ranges import COPIES, NOTHING_RECORDED
 from bridge_profiling.facts.idle import SEVERAL, Cause
 from bridge_profiling.facts.kernels import LAUNCH_NS
 from bridge_profiling.findings import device_work
@@ -167,9 +168,13 @@ def allocator_churn(grids: Grids, thresholds: Thresholds, loss: Loss) -> Evidenc
 
 @of_cause(Cause.host_pause)
 def host_pause(grids: Grids, thresholds: Thresholds, loss: Loss) -> Evidence | None:
-    """The host launches and calls nothing for a while, and the capture does not show what it does instead."""
+    """The host launches and calls nothing for a while: only stacks, or the program's own ranges, show what it does instead."""
     if not grids.has_device:
         return None
+    by_name = grids.by_range(loss.cause)
+    where, spent_ns = max(by_name.items(), key=itemgetter(1), default=("", 0.0))
+    if 2 * spent_ns > sum(by_name.values()) and where != NOTHING_RECORDED:
+        return evidence_of(grids, loss, {}, title=["in_range"], advice=["named"], values={"where": where})
     return evidence_of(
         grids,
         loss,
