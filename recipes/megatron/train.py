@@ -68,7 +68,7 @@ def pretrain(config: ConfigContainer, *, may_restart: bool = False) -> list[floa
         if resumed is not None:
             # Data, learning rate, progress and the profiler's window all count from here.
             train.start_iteration = resumed
-        heartbeats = stack.enter_context(RankMonitor(config, rank=env.rank, resumed=resumed is not None))
+        heartbeats = stack.enter_context(RankMonitor(config.ft))
         if env.rank == 0:
             print("\n".join(_opening_lines(config, env, changed, heartbeats)), flush=True)
         progress = stack.enter_context(Progress(config))
@@ -179,11 +179,11 @@ class Loop:
                     loss = self._step(iterators)
                     self.progress.iteration(iteration, loss, perf_counter() - started)
                     collect_garbage(iteration)
-                self.heartbeats.iteration_done()
+                self.heartbeats.send()
                 if train.eval_interval is not None and (iteration + 1) % train.eval_interval == 0:
                     with self.hook.range("evaluation"):
                         self.progress.evaluation(iteration, self._evaluate())
-                    self.heartbeats.evaluation_done()
+                    self.heartbeats.send()
                 completed = iteration + 1
                 reason = exit_reason()
                 self._save_if_due(completed, exiting=reason is not None)
@@ -201,7 +201,7 @@ class Loop:
         if exiting or regular or completed == self.config.train.train_iters:
             with self.hook.range("checkpoint"):
                 checkpoint.save(self.config, self.state, completed)
-            self.heartbeats.checkpoint_done(completed)
+            self.heartbeats.send()
 
     def _step(self, iterators: Sequence[Iterator[Batch] | None]) -> torch.Tensor | None:
         for chunk in self.model:

@@ -83,6 +83,8 @@ def invoke(monkeypatch, home, capfd):
         ("--ranks 0,2", "--ranks names 2, but the job has 2 ranks"),
         ("--executor local", "Type --executor local_torchrun"),
         ("--nodes 2", "Type --executor slurm"),
+        ("--env A", "--env A is not NAME=VALUE"),
+        ("--profiler torch --profiler nsys", "Keep one of them"),
         ("--executor slurm", "Type --account NAME"),
         ("--profiler nsys", "nsys is not on this machine's PATH"),
         ("--profiler none --record-shapes", "without a profiler nothing is recorded"),
