@@ -195,14 +195,6 @@ class DistributedConfig:
     distributed_timeout_minutes: int = 10
     """Minutes after which a collective that does not finish ends the job."""
 
-    use_tp_pp_dp_mapping: bool = False
-    """Lay pipeline stages out before data-parallel replicas (rank order tp-cp-ep-pp-dp, not tp-cp-ep-dp-pp)."""
-
-    @property
-    def rank_order(self) -> str:
-        """The dimensions in the order in which ranks fill them, fastest-varying first."""
-        return "tp-cp-ep-pp-dp" if self.use_tp_pp_dp_mapping else "tp-cp-ep-dp-pp"
-
 
 @dataclass(kw_only=True)
 class MonitorConfig:
@@ -254,7 +246,6 @@ class ConfigContainer:
             cp=model.context_parallel_size,
             ep=model.expert_model_parallel_size,
             etp=model.expert_tensor_parallel_size,
-            order=self.dist.rank_order,
         )
 
     def num_microbatches(self, world_size: int) -> int:

@@ -64,7 +64,6 @@ _FIXED = (
     "model.context_parallel_size",
     "model.expert_model_parallel_size",
     "model.expert_tensor_parallel_size",
-    "dist.use_tp_pp_dp_mapping",
     "train.global_batch_size",
     "optimizer.optimizer",
     "optimizer.use_distributed_optimizer",
@@ -144,7 +143,7 @@ def _agree(step: Callable[[], object]) -> list[Any]:
 
 def _description(config: ConfigContainer) -> dict[str, object]:
     """The number of ranks, and the settings of the sections that shape a training's state: numbers and text, by full names."""
-    sections = {name: vars(getattr(config, name)) for name in ("model", "train", "optimizer", "ddp", "dist")}
+    sections = {name: vars(getattr(config, name)) for name in ("model", "train", "optimizer", "ddp")}
     settings = {f"{section}.{name}": value for section, fields in sections.items() for name, value in fields.items()}
     plain = {name: value for name, value in settings.items() if isinstance(value, int | float | str | None)}
     return {"world_size": torch.distributed.get_world_size()} | plain

@@ -103,7 +103,6 @@ def _initialize_model_parallel(config: ConfigContainer) -> None:
         expert_tensor_parallel_size=model.expert_tensor_parallel_size,
         num_distributed_optimizer_instances=config.ddp.num_distributed_optimizer_instances,
         distributed_timeout_minutes=config.dist.distributed_timeout_minutes,
-        order=config.dist.rank_order,
     )
 
 
@@ -172,7 +171,7 @@ def build_optimizer(
         optimizer,
         init_lr=0.0,
         max_lr=config.optimizer.lr,
-        min_lr=config.optimizer.min_lr or 0.0,
+        min_lr=config.optimizer.min_lr,
         lr_warmup_steps=settings.lr_warmup_iters,
         lr_decay_steps=settings.lr_decay_iters,
         lr_decay_style=settings.lr_decay_style,
