@@ -122,16 +122,20 @@ def main(
     if dry_run:
         return
     if names and finished.captures is not None:
-        try:
-            captures = find_captures(finished.captures)
-            print_captures(captures, Console())
-            if any(capture.artifacts for capture in captures):
-                print(f"type: {own_command('report', shortest_path(finished.captures))}")
-        except TraceError as error:
-            print_error(error)
+        _show_captures(finished.captures)
     if not finished.succeeded:
         print_error("the job failed; its log is above")
         raise typer.Exit(1)
+
+
+def _show_captures(folder: Path) -> None:
+    try:
+        captures = find_captures(folder)
+        print_captures(captures, Console())
+        if any(capture.artifacts for capture in captures):
+            print(f"type: {own_command('report', shortest_path(folder))}")
+    except TraceError as error:
+        print_error(error)
 
 
 def _check_options(profilers: set[str], recording: Mapping[str, object], nsys: Mapping[str, object]) -> None:

@@ -28,10 +28,8 @@ from typing import Any
 
 import numpy
 import torch
-from megatron.core import dist_checkpointing, parallel_state
+from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.mapping import ShardedObject
-from megatron.core.dist_checkpointing.serialization import get_default_save_sharded_strategy
-from megatron.core.dist_checkpointing.strategies.fully_parallel import FullyParallelSaveStrategyWrapper
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.optimizer.optimizer import MegatronOptimizer
@@ -222,13 +220,8 @@ def save(config: ConfigContainer, state: TrainingState, iteration: int) -> None:
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(parents=True)
     torch.distributed.barrier()
-    strategy = FullyParallelSaveStrategyWrapper(
-        # All replicas share the writing, not only the first.
-        get_default_save_sharded_strategy("torch_dist"),
-        parallel_state.get_data_parallel_group(with_context_parallel=True),
-    )
     with parameters_gathered(config, state.model), none_left_behind():
-        dist_checkpointing.save(_sharded_state(state, is_loading=False), str(unfinished), strategy)
+        dist_checkpointing.save(_sharded_state(state, is_loading=False), str(unfinished))
     torch.distributed.barrier()
     if first:
         write_json(unfinished / DESCRIPTION, _description(config) | {"parameters": _parameters(state)})

@@ -162,10 +162,9 @@ def check_data(config: ConfigContainer) -> None:
         return
     # Where training, evaluation and test begin and end in the documents, as shares of them; None for a share of 0.
     parts = convert_split_vector_to_split_matrix(parse_and_normalize_split(dataset.split))
-    needed = {"training": parts[0]} | ({"evaluation": parts[1]} if config.train.eval_interval is not None else {})
-    for name, part in needed.items():
+    for name, part in zip(("training", "evaluation"), parts, strict=False):
         require(
-            part is not None,
+            part is not None or (name == "evaluation" and config.train.eval_interval is None),
             f"dataset.split={dataset.split} leaves nothing for {name}",
             why="it gives the shares of training, evaluation and test in the documents",
             instead="Type dataset.split=90,10,0",
