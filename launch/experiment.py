@@ -31,7 +31,13 @@ from bridge_profiling.frameworks.outcome import own_command, shortest_path
 from bridge_profiling.manifest import find_captures
 from bridge_profiling.report.terminal import print_captures
 from bridge_profiling.settings.overrides import format_override
-from bridge_profiling.settings.profiling import check_ranks_exist, check_window_fits, parse_ranks, parse_steps
+from bridge_profiling.settings.profiling import (
+    OUTPUT_DIR_VARIABLE,
+    check_ranks_exist,
+    check_window_fits,
+    parse_ranks,
+    parse_steps,
+)
 from bridge_profiling.settings.recording import check_flags, option, to_overrides
 
 ExecutorName = StrEnum("ExecutorName", ["local", "local_torchrun", "slurm"])
@@ -68,6 +74,9 @@ def main(
     ] = None,
     steps: Annotated[str, typer.Option(help="Window: first iteration, and first one after it.")] = "10:12",
     ranks: Annotated[str, typer.Option(help="Ranks to profile: 0,1 or all or pp (one per pipeline stage).")] = "0",
+    output_dir: Annotated[
+        str | None, typer.Option(metavar="DIRECTORY", help="Captures' directory. Default: profiles in the job's own.")
+    ] = None,
     sqlite: Annotated[bool, typer.Option("--export-sqlite", help="Also export nsys' report as SQLite.")] = False,
     gpu_metrics: Annotated[bool, typer.Option("--gpu-metrics", help="Sample GPU metrics (with --profiler nsys).")] = False,
     nsys_arg: Annotated[list[str] | None, typer.Option(help="Option of `nsys profile`; may be repeated.")] = None,
@@ -110,7 +119,10 @@ def main(
         "account": account, "partition": partition, "time": time, "gpus_per_node": gpus_per_node, "venv": venv,
         "container_image": container_image, "mounts": mount or [], "host": host, "user": user, "job_dir": job_dir,
     }  # fmt: skip
-    where = make_executor(executor, nproc, nodes, env or [], slurm)
+    variables = env or []
+    if output_dir is not None:
+        variables.append(f"{OUTPUT_DIR_VARIABLE}={os.path.abspath(output_dir)}")
+    where = make_executor(executor, nproc, nodes, variables, slurm)
     is_local = executor != ExecutorName.slurm
     if is_local and not dry_run:
         _check_installed({"nsys": "nsys" in names and not fault_tolerance, "ft_launcher": fault_tolerance})

@@ -147,18 +147,18 @@ class Loop:
         self.heartbeats, self.monitor = heartbeats, monitor
         self.num_microbatches = config.num_microbatches(env.world_size)
         self.model = build_model(config, self.device)
-        train = config.train
-        hook.facts |= {"name": "recipe", "batch_size": train.micro_batch_size, "global_batch_size": train.global_batch_size}
-        hook.facts |= {"gradient_accumulation": self.num_microbatches}
-        hook.facts |= size_of(one for module in self.model for one in module.parameters())
+        hook.facts |= {
+            "name": "recipe",
+            "batch_size": config.train.micro_batch_size,
+            "global_batch_size": config.train.global_batch_size,
+            "gradient_accumulation": self.num_microbatches,
+            **size_of(one for module in self.model for one in module.parameters()),
+        }
         self.optimizer, self.scheduler = build_optimizer(config, self.model)
+        #: The part of this training that a checkpoint holds.
+        self.state = checkpoint.TrainingState(self.model, self.optimizer, self.scheduler)
         self.data = build_data(config)
         self.forward_backward = get_forward_backward_func()
-
-    @property
-    def state(self) -> checkpoint.TrainingState:
-        """The part of this training that a checkpoint holds."""
-        return checkpoint.TrainingState(self.model, self.optimizer, self.scheduler)
 
     def run(self, exit_reason: Callable[[], str | None]) -> int:
         """Every iteration from `train.start_iteration` to the last, or until there is a reason to stop.
