@@ -31,13 +31,7 @@ from bridge_profiling.frameworks.outcome import own_command, shortest_path
 from bridge_profiling.manifest import find_captures
 from bridge_profiling.report.terminal import print_captures
 from bridge_profiling.settings.overrides import format_override
-from bridge_profiling.settings.profiling import (
-    OUTPUT_DIR_VARIABLE,
-    check_ranks_exist,
-    check_window_fits,
-    parse_ranks,
-    parse_steps,
-)
+from bridge_profiling.settings.profiling import check_ranks_exist, check_window_fits, parse_ranks, parse_steps
 from bridge_profiling.settings.recording import check_flags, option, to_overrides
 
 ExecutorName = StrEnum("ExecutorName", ["local", "local_torchrun", "slurm"])
@@ -119,10 +113,7 @@ def main(
         "account": account, "partition": partition, "time": time, "gpus_per_node": gpus_per_node, "venv": venv,
         "container_image": container_image, "mounts": mount or [], "host": host, "user": user, "job_dir": job_dir,
     }  # fmt: skip
-    variables = env or []
-    if output_dir is not None:
-        variables.append(f"{OUTPUT_DIR_VARIABLE}={os.path.abspath(output_dir)}")
-    where = make_executor(executor, nproc, nodes, variables, slurm)
+    where = make_executor(executor, nproc, nodes, env or [], output_dir, slurm)
     is_local = executor != ExecutorName.slurm
     if is_local and not dry_run:
         _check_installed({"nsys": "nsys" in names and not fault_tolerance, "ft_launcher": fault_tolerance})

@@ -47,7 +47,9 @@ class Finished:
     captures: Path | None = None
 
 
-def make_executor(name: str, nproc: int, nodes: int, env: list[str], slurm: dict[str, Any]) -> run.Executor:
+def make_executor(
+    name: str, nproc: int, nodes: int, env: list[str], output_dir: str | None, slurm: dict[str, Any]
+) -> run.Executor:
     """The executor of that name.
 
     Args:
@@ -55,6 +57,7 @@ def make_executor(name: str, nproc: int, nodes: int, env: list[str], slurm: dict
         nproc: ranks per node.
         nodes: nodes.
         env: `NAME=VALUE` entries of the job's environment.
+        output_dir: root directory of captures; None is one in the job's own directory.
         slurm: further arguments of `recipes.executors.slurm`, and those of an SSH tunnel; unset ones are None or empty.
 
     Raises:
@@ -63,6 +66,7 @@ def make_executor(name: str, nproc: int, nodes: int, env: list[str], slurm: dict
     for entry in env:
         require(re.match("[^=]+=", entry), f"--env {entry} is not NAME=VALUE", instead="Type for example --env NCCL_DEBUG=INFO")
     variables = dict(entry.split("=", 1) for entry in env)
+    variables |= {OUTPUT_DIR_VARIABLE: os.path.abspath(output_dir)} if output_dir else {}
     if name == "slurm":
         require(slurm["account"] is not None, "no --account", why="sbatch needs one", instead="Type --account NAME")
         host, user, job_dir = (slurm.pop(option) for option in ("host", "user", "job_dir"))
