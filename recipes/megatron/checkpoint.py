@@ -63,7 +63,6 @@ _FIXED = (
     "model.expert_model_parallel_size",
     "model.expert_tensor_parallel_size",
     "train.global_batch_size",
-    "optimizer.optimizer",
     "optimizer.use_distributed_optimizer",
     # The distributed optimizer's buckets depend on it.
     "ddp.overlap_grad_reduce",
