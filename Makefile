@@ -67,7 +67,7 @@ comma := ,
 
 profile: $(VENV)/.installed
 	@mkdir -p $(TMPDIR)
-	@$(BIN)/python launch/experiment.py --recipe gpt_tiny --executor local_torchrun --nproc-per-node 2 \
+	@$(BIN)/python launch/experiment.py --recipe gpt_tiny --executor local_torchrun --nproc 2 \
 		--profiler torch --steps 4:6 --ranks 0,1 train.train_iters=12
 
 # When it is loaded, megatron-core decorates functions with torch.compile, which loads the compiler: 3 s of a rank's start

@@ -66,21 +66,17 @@ def _starts_the_process() -> bool:
 def _messages_shown() -> Iterator[None]:
     """Print the hook's messages (a capture starts, ends, was written) among the progress lines, its warnings on stderr."""
     logger = logging.getLogger("bridge_profiling")
-    before = logger.level, logger.propagate
+    handlers, level, propagate = logger.handlers, logger.level, logger.propagate
     progress, warnings = logging.StreamHandler(sys.stdout), logging.StreamHandler(sys.stderr)
     progress.addFilter(lambda record: record.levelno < logging.WARNING)
     warnings.setLevel(logging.WARNING)
-    for handler in (progress, warnings):
-        handler.setFormatter(logging.Formatter("%(message)s"))
-        logger.addHandler(handler)
+    logger.handlers, logger.propagate = [progress, warnings], False
     logger.setLevel(logging.INFO)
-    logger.propagate = False
     try:
         yield
     finally:
-        for handler in (progress, warnings):
-            logger.removeHandler(handler)
-        logger.level, logger.propagate = before
+        logger.handlers, logger.propagate = handlers, propagate
+        logger.setLevel(level)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -88,13 +84,6 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise ProfilingConfigError(message, instead="Type --help for the options; settings are typed section.field=value")
-
-
-def add_config_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `build_config`: `--recipe`, `--config` and overrides."""
-    parser.add_argument("--recipe", default="gpt_tiny", help="name of a recipe (default: %(default)s)")
-    parser.add_argument("--config", action="append", default=[], metavar="FILE", help="YAML file over the recipe's values")
-    parser.add_argument("overrides", nargs="*", metavar="section.field=value", help="settings over both; the later wins")
 
 
 def build_config(recipe: str, files: Sequence[str] = (), overrides: Sequence[str] = ()) -> ConfigContainer:
@@ -122,7 +111,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         2 for a request that cannot be carried out, else 0. Failures propagate, and Python exits with 1.
     """
     parser = _Parser(prog="launch/pretrain.py", description="Train a recipe in this rank.", allow_abbrev=False)
-    add_config_arguments(parser)
+    parser.add_argument("--recipe", default="gpt_tiny", help="name of a recipe (default: %(default)s)")
+    parser.add_argument("--config", action="append", default=[], metavar="FILE", help="YAML file over the recipe's values")
+    parser.add_argument("overrides", nargs="*", metavar="section.field=value", help="settings over both; the later wins")
     try:
         options = parser.parse_intermixed_args([unquote(one) for one in (sys.argv[1:] if arguments is None else arguments)])
         pretrain(build_config(options.recipe, options.config, options.overrides))

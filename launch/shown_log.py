@@ -4,8 +4,8 @@ libkineto of torch 2.13 to 2.15 announces each start and stop on stderr, `USDT:<
 errors: the only KINETO_LOG_LEVEL that silences it (6) silences its errors too. A CUDA build on a machine without a driver adds
 `ERROR: … gpuGetDeviceCount failed with code 35`. The log's file keeps every line.
 
-libkineto writes such a line and its end in two calls, and a reader that follows the file may read between them. Then another
-rank's line stands before the end, or the end comes alone, after the rank's prefix.
+libkineto writes such a line and its end in two calls. A reader that follows the file may read between them, and then the end
+comes later, alone or after another rank's line: an empty line of a rank is left out as well.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _PROFILERS_OWN = re.compile(
     r"(?:SyncActivityProfilerHandler\.cpp:\d+\] profiler_(?:start|stop)"
     r"|DeviceProperties\.cpp:\d+\] gpuGetDeviceCount failed with code 35(?!\d))"
 )
-#: A line, or the end of one, that says nothing: the task's and the rank's prefix.
+#: A line, or a piece of one, that says nothing: the task's and the rank's prefix.
 _NOTHING = re.compile(r"(?:\S+ )?(?:\[\w+\]:)?\n?")
 
 
@@ -31,16 +31,11 @@ class _Shown:
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        #: How many lines were left out whose end is still to come.
-        self._endless = 0
 
     def write(self, text: str) -> int:
         # NeMo-Run writes a line of the log, or a piece of one, at a time.
-        rest, left_out = _PROFILERS_OWN.subn("", text)
-        self._endless += left_out
-        if self._endless and _NOTHING.fullmatch(rest):
-            self._endless -= rest.endswith("\n")
-        else:
+        rest = _PROFILERS_OWN.sub("", text)
+        if not ((rest != text or "]:" in text) and _NOTHING.fullmatch(rest)):
             self._stream.write(rest)
         return len(text)
 

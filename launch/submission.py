@@ -6,13 +6,14 @@ Submit host only. Refuses settings that NeMo-Run or Slurm would change or lose.
 from __future__ import annotations
 
 import contextlib
+import getpass
 import os
 import re
 import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,10 +24,7 @@ from torchx.specs import AppState
 from bridge_profiling.common.errors import require
 from bridge_profiling.plugins.batch_script import path_in_job
 from bridge_profiling.settings.profiling import OUTPUT_DIR_VARIABLE
-from launch.pretrain import build_config
-from launch.request import ExecutorName, TaskKind
 from launch.shown_log import without_the_profilers_own_lines
-from launch.tasks import pretrain_partial, pretrain_script
 from recipes import executors
 from recipes.executor_checks import check_submission
 
@@ -50,57 +48,45 @@ class Finished:
 
 
 def make_executor(
-    name: ExecutorName, nproc_per_node: int, nodes: int, env: Mapping[str, str], slurm: dict[str, Any]
+    name: str, nproc: int, nodes: int, env: list[str], output_dir: str | None, slurm: dict[str, Any]
 ) -> run.Executor:
     """The executor of that name.
 
     Args:
-        name: where the job runs.
-        nproc_per_node: ranks per node.
+        name: where the job runs: `local`, `local_torchrun` or `slurm`.
+        nproc: ranks per node.
         nodes: nodes.
-        env: environment variables of the job.
-        slurm: further arguments of `recipes.executors.slurm`; unset ones are None or empty.
+        env: `NAME=VALUE` entries of the job's environment.
+        output_dir: root directory of captures; None is one in the job's own directory.
+        slurm: further arguments of `recipes.executors.slurm`, and those of an SSH tunnel; unset ones are None or empty.
 
     Raises:
         ProfilingConfigError: it cannot start that many ranks, or an option belongs to another executor.
     """
-    if name is ExecutorName.slurm:
+    for entry in env:
+        require(re.match("[^=]+=", entry), f"--env {entry} is not NAME=VALUE", instead="Type for example --env NCCL_DEBUG=INFO")
+    variables = dict(entry.split("=", 1) for entry in env)
+    variables |= {OUTPUT_DIR_VARIABLE: os.path.abspath(output_dir)} if output_dir else {}
+    if name == "slurm":
         require(slurm["account"] is not None, "no --account", why="sbatch needs one", instead="Type --account NAME")
-        return executors.slurm(nodes=nodes, ntasks_per_node=nproc_per_node, env=env, **slurm)
+        host, user, job_dir = (slurm.pop(option) for option in ("host", "user", "job_dir"))
+        require(host or not (user or job_dir), "--user or --job-dir without --host", instead="Type --host NAME as well")
+        tunnel = run.SSHTunnel(host=host, user=user or getpass.getuser(), job_dir=job_dir) if host else None
+        return executors.slurm(nodes=nodes, ntasks_per_node=nproc, env=variables, tunnel=tunnel, **slurm)
     given = [f"--{option.replace('_', '-')}" for option, value in slurm.items() if value and option != "time"]
     given += [f"--nodes {nodes}"] if nodes != 1 else []
     require(
-        not given,
-        f"{', '.join(given)} with --executor {name.value}",
-        why="it runs on this machine",
-        instead="Type --executor slurm",
+        not given, f"{', '.join(given)} with --executor {name}", why="it runs on this machine", instead="Type --executor slurm"
     )
-    if name is ExecutorName.local_torchrun:
-        return executors.local_torchrun(ntasks_per_node=nproc_per_node, env=env)
+    if name == "local_torchrun":
+        return executors.local_torchrun(ntasks_per_node=nproc, env=variables)
     require(
-        nproc_per_node == 1,
-        f"--executor local starts one process, not {nproc_per_node}",
+        nproc == 1,
+        f"--executor local starts one process, not {nproc}",
         why="without a launcher nothing starts the others",
-        instead="Type --executor local_torchrun, or --nproc-per-node 1",
+        instead="Type --executor local_torchrun, or --nproc 1",
     )
-    return executors.local(env=env)
-
-
-def make_task(
-    kind: TaskKind, recipe: str, config: Path | None, overrides: Sequence[str], *, packaged: bool
-) -> run.Script | run.Partial:
-    """The training as a task of NeMo-Run.
-
-    Args:
-        kind: Script or Partial.
-        recipe: a recipe's name.
-        config: YAML file of settings.
-        overrides: settings over both.
-        packaged: the job gets a copy of this checkout, and starts in it.
-    """
-    if kind is TaskKind.partial:
-        return pretrain_partial(lambda: build_config(recipe, [str(config)] if config else [], overrides))
-    return pretrain_script(recipe, overrides, config=config, packaged=packaged)
+    return executors.local(env=variables)
 
 
 def submit(

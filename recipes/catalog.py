@@ -1,24 +1,22 @@
-"""The recipes by name, the number of ranks each is meant for, and the settings that `bridge-profiling doctor` reads."""
+"""The recipes by name, the number of ranks each is meant for, and the settings that `bridge-profiling doctor` reads.
+
+Importing this module loads no megatron-core: a submit host may not have it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from operator import attrgetter
+from typing import TYPE_CHECKING
 
 from bridge_profiling.common.errors import ProfilingConfigError, did_you_mean
 from bridge_profiling.settings.overrides import format_override
-from recipes import models
-from recipes.config import ConfigContainer
 
-RECIPES: dict[str, Callable[[], ConfigContainer]] = {
-    "gpt_tiny": models.gpt_tiny,
-    "gpt_125m": models.gpt_125m,
-    "llama32_1b": models.llama32_1b,
-    "llama3_8b": models.llama3_8b,
-    "qwen3_30b_a3b": models.qwen3_30b_a3b,
-}
+if TYPE_CHECKING:
+    from recipes.config import ConfigContainer
 
-#: Ranks a recipe is meant for, one per GPU (gpt_tiny: one per CPU core); multiples of them add data parallelism.
+#: The functions of `recipes.models`, and the ranks that each is meant for, one per GPU (gpt_tiny: one per CPU core); multiples
+#: of them add data parallelism.
 RANKS = {"gpt_tiny": 1, "gpt_125m": 1, "llama32_1b": 1, "llama3_8b": 8, "qwen3_30b_a3b": 16}
 
 
@@ -28,11 +26,13 @@ def get_recipe(name: str) -> Callable[[], ConfigContainer]:
     Raises:
         ProfilingConfigError: no recipe has it; the message names the nearest.
     """
-    if name in RECIPES:
-        return RECIPES[name]
-    raise ProfilingConfigError(
-        f"unknown recipe {name!r}", why=f"the recipes are {', '.join(RECIPES)}", instead=did_you_mean(name, RECIPES)
-    )
+    if name not in RANKS:
+        raise ProfilingConfigError(
+            f"unknown recipe {name!r}", why=f"the recipes are {', '.join(RANKS)}", instead=did_you_mean(name, RANKS)
+        )
+    from recipes import models
+
+    return getattr(models, name)
 
 
 def known_settings(config: ConfigContainer) -> list[str]:

@@ -1,9 +1,13 @@
-"""Checks of a configuration's sections against each other. Each refusal says what to type instead; nothing is changed."""
+"""Checks of a configuration's sections against each other. Each refusal says what to type instead; nothing is changed.
+
+megatron-core's own checks, of the model section above all, are not repeated: `recipes.finalize` runs them.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import re
+from dataclasses import fields
 from operator import attrgetter
 
 from bridge_profiling.common.errors import require
@@ -11,32 +15,11 @@ from bridge_profiling.layout import ParallelLayout
 from bridge_profiling.settings.overrides import format_override
 from recipes.config import CheckpointConfig, ConfigContainer, DatasetConfig, GPTModelConfig, MonitorConfig, TrainConfig
 
-#: Sizes and counts, integers of at least 1.
-_REQUIRED = (
-    "model.num_layers",
-    "model.hidden_size",
-    "model.num_attention_heads",
-    "model.vocab_size",
-    "model.seq_length",
-    "model.tensor_model_parallel_size",
-    "model.pipeline_model_parallel_size",
-    "model.context_parallel_size",
-    "model.expert_model_parallel_size",
-    "train.train_iters",
-    "train.micro_batch_size",
-    "train.global_batch_size",
-    "train.eval_iters",
-    "logger.log_interval",
-    "dist.distributed_timeout_minutes",
-)
+#: Sizes without a default that a model could be built with.
+_SIZES = ("model.num_layers", "model.hidden_size", "model.num_attention_heads", "model.vocab_size", "model.seq_length")
 
-#: Optional intervals and limits; null leaves them unset.
-_OPTIONAL = (
-    "train.eval_interval",
-    "train.exit_duration_in_mins",
-    "checkpoint.save_interval",
-    "monitor.interval",
-)
+#: Sections whose numbers count something.
+_COUNTING = ("train", "scheduler", "dataset", "checkpoint", "logger", "dist", "monitor")
 
 #: Settings that this loop supports in part: the supported values, the one to suggest first.
 _SUPPORTED = {
@@ -72,15 +55,19 @@ _SUPPORTED = {
 _SHARE = re.compile(r"\s*\d+(\.\d+)?\s*")
 
 
-def check_counts(config: ConfigContainer) -> None:
-    """Refuse sizes, counts and intervals of 0 or less."""
-    for setting in (*_REQUIRED, *_OPTIONAL):
+def check_numbers(config: ConfigContainer) -> None:
+    """Refuse negative numbers, and 0 unless it is the default."""
+    defaults: dict[str, object] = dict.fromkeys(_SIZES, 1)
+    for section in _COUNTING:
+        defaults |= {f"{section}.{field.name}": field.default for field in fields(getattr(config, section))}
+    for setting, default in defaults.items():
         value = attrgetter(setting)(config)
+        least = 0 if default == 0 or setting.endswith("seed") else 1
         require(
-            value is None or value > 0,
+            type(value) not in (int, float) or value > 0 or value == least,
             f"{setting}={value} is too small",
-            why="it must be greater than 0",
-            instead=f"Type {setting}={'null' if setting in _OPTIONAL else '1 or more, or start from a recipe'}",
+            why=f"it must {'not be negative' if least == 0 else 'be greater than 0'}",
+            instead=f"Type {setting}={'null' if default is None else f'{least} or more'}",
         )
 
 
@@ -107,36 +94,8 @@ def _require_supported(supported: bool, setting: str, instead: str) -> None:
 
 
 def check_model_split(model: GPTModelConfig) -> None:
-    """Refuse sizes that tensor, context, expert or pipeline parallelism cannot divide."""
+    """Refuse sizes that cannot be divided, where megatron-core would find out in the job only."""
     tensor, context, experts = model.tensor_model_parallel_size, model.context_parallel_size, model.expert_model_parallel_size
-    _require_multiple(model, "num_attention_heads", tensor, "model.tensor_model_parallel_size")
-    _require_multiple(model, "vocab_size", tensor, "model.tensor_model_parallel_size")
-    if model.kv_channels is None:
-        _require_multiple(model, "hidden_size", model.num_attention_heads, "model.num_attention_heads")
-    if context > 1:
-        # Each rank gets one share from the front and one from the back, since later tokens cost more attention.
-        _require_multiple(model, "seq_length", 2 * context, "model.context_parallel_size times 2")
-    if model.sequence_parallel:
-        _require_multiple(model, "seq_length", context * tensor, "model.tensor_model_parallel_size, with context parallel")
-    if model.num_moe_experts is not None:
-        _require_multiple(model, "num_moe_experts", experts, "model.expert_model_parallel_size")
-    require(
-        model.num_moe_experts is not None or experts == 1,
-        f"model.expert_model_parallel_size={experts} without experts",
-        why="model.num_moe_experts is null",
-        instead="Type model.expert_model_parallel_size=1",
-    )
-    _check_pipeline(model)
-
-
-def _check_pipeline(model: GPTModelConfig) -> None:
-    pipeline, virtual = model.pipeline_model_parallel_size, model.virtual_pipeline_model_parallel_size
-    require(
-        virtual is None or pipeline > 1,
-        f"model.virtual_pipeline_model_parallel_size={virtual} without a pipeline",
-        why="virtual stages are shares of a rank's pipeline stage, and model.pipeline_model_parallel_size is 1",
-        instead="Type model.virtual_pipeline_model_parallel_size=null",
-    )
     uneven = (
         model.num_layers_in_first_pipeline_stage,
         model.num_layers_in_last_pipeline_stage,
@@ -144,19 +103,32 @@ def _check_pipeline(model: GPTModelConfig) -> None:
         model.account_for_embedding_in_pipeline_split,
         model.account_for_loss_in_pipeline_split,
     )
-    if not any(uneven):
-        stages = "model.pipeline_model_parallel_size"
-        stages += " times model.virtual_pipeline_model_parallel_size" if (virtual or 1) > 1 else ""
-        _require_multiple(model, "num_layers", pipeline * (virtual or 1), stages)
-
-
-def _require_multiple(model: GPTModelConfig, name: str, divisor: int, other: str) -> None:
-    value = getattr(model, name)
+    stages = model.pipeline_model_parallel_size * (model.virtual_pipeline_model_parallel_size or 1)
+    for name, divisor, other in (
+        ("num_layers", 1 if any(uneven) else stages, "model.pipeline_model_parallel_size times virtual stages"),
+        ("hidden_size", 1 if model.kv_channels else model.num_attention_heads, "model.num_attention_heads"),
+        ("vocab_size", tensor, "model.tensor_model_parallel_size"),
+        # Each rank gets one share from the front and one from the back, since later tokens cost more attention.
+        ("seq_length", 1 if context == 1 else 2 * context, "model.context_parallel_size times 2"),
+        (
+            "seq_length",
+            context * tensor if model.sequence_parallel else 1,
+            "model.tensor_model_parallel_size, with context parallel",
+        ),
+        ("num_moe_experts", experts, "model.expert_model_parallel_size"),
+    ):
+        value = getattr(model, name) or 0
+        require(
+            value % divisor == 0,
+            f"model.{name}={value} is not a multiple of {other}, {divisor}",
+            why="each rank or head gets an equal share",
+            instead=f"Type model.{name}={(value // divisor + 1) * divisor}, or a smaller {other.split()[0]}",
+        )
     require(
-        value % divisor == 0,
-        f"model.{name}={value} is not a multiple of {other}, {divisor}",
-        why="each rank or head gets an equal share",
-        instead=f"Type model.{name}={(value // divisor + 1) * divisor}, or a smaller {other.split()[0]}",
+        model.virtual_pipeline_model_parallel_size is None or model.pipeline_model_parallel_size > 1,
+        f"model.virtual_pipeline_model_parallel_size={model.virtual_pipeline_model_parallel_size} without a pipeline",
+        why="virtual stages are shares of a rank's pipeline stage, and model.pipeline_model_parallel_size is 1",
+        instead="Type model.virtual_pipeline_model_parallel_size=null",
     )
 
 
@@ -179,69 +151,53 @@ def check_batch(config: ConfigContainer, layout: ParallelLayout) -> None:
     )
 
 
-def check_train(train: TrainConfig) -> None:
-    """Refuse a start outside the training, and an interval of garbage collections that Python does not leave to the loop."""
+def check_start(train: TrainConfig) -> None:
+    """Refuse a start after the training's end."""
     require(
-        0 <= train.start_iteration < train.train_iters,
+        train.start_iteration < train.train_iters,
         f"train.start_iteration={train.start_iteration} leaves nothing to train",
         why=f"iterations run from 0 to {train.train_iters - 1} (train.train_iters={train.train_iters})",
-        instead=f"Type train.start_iteration=0, or train.train_iters={max(train.start_iteration, 0) + 10}",
-    )
-    require(
-        train.manual_gc_interval == 0 or (train.manual_gc_interval > 0 and train.manual_gc),
-        f"train.manual_gc_interval={train.manual_gc_interval} with {format_override('train.manual_gc', train.manual_gc)}",
-        why="it is the number of iterations between two collections, when Python leaves them to this loop",
-        instead="Type train.manual_gc_interval=0, or 1 or more with train.manual_gc=true",
+        instead=f"Type train.start_iteration=0, or train.train_iters={train.start_iteration + 10}",
     )
 
 
 def check_schedule(config: ConfigContainer) -> None:
-    """Refuse a learning rate or a schedule that megatron-core's scheduler would assert on."""
-    optimizer, scheduler = config.optimizer, config.scheduler
+    """Refuse a learning rate or a schedule that megatron-core's scheduler would assert on, without a message, in the job."""
+    optimizer, warmup = config.optimizer, config.scheduler.lr_warmup_iters
     require(optimizer.lr and optimizer.lr > 0, f"optimizer.lr={optimizer.lr} is not above 0", instead="Type optimizer.lr=1e-3")
-    for name, value in (("optimizer.min_lr", optimizer.min_lr), ("scheduler.lr_warmup_init", scheduler.lr_warmup_init)):
-        require(
-            0 <= (value or 0.0) <= optimizer.lr,
-            f"{name}={value} is not between 0 and optimizer.lr={optimizer.lr}",
-            instead=f"Type {name}=0",
-        )
-    end = config.train.train_iters if scheduler.lr_decay_iters is None else scheduler.lr_decay_iters
     require(
-        0 <= scheduler.lr_warmup_iters < end,
-        f"scheduler.lr_warmup_iters={scheduler.lr_warmup_iters} does not end before the decay does, at iteration {end}",
+        0 <= (optimizer.min_lr or 0.0) <= optimizer.lr,
+        f"optimizer.min_lr={optimizer.min_lr} is not between 0 and optimizer.lr={optimizer.lr}",
+        instead="Type optimizer.min_lr=0",
+    )
+    end = config.scheduler.lr_decay_iters or config.train.train_iters
+    require(
+        warmup < end,
+        f"scheduler.lr_warmup_iters={warmup} does not end before the decay does, at iteration {end}",
         instead="Type scheduler.lr_warmup_iters=0, or a larger scheduler.lr_decay_iters",
     )
 
 
 def check_dataset(dataset: DatasetConfig) -> None:
     """Refuse weights without data sets, and loader settings that contradict each other. Reads no file."""
-    blend, weights = dataset.blend, dataset.blend_weights
+    blend, weights, shares = dataset.blend, dataset.blend_weights, dataset.split.split(",")
     require(blend is None or blend, "dataset.blend=[] names no data set", instead="Type dataset.blend=null for mock data")
     require(
-        weights is None or len(weights) == len(blend or ()),
-        f"dataset.blend_weights has {len(weights or ())} entries and dataset.blend {len(blend or ())}",
-        why="each data set has one weight",
+        weights is None or (len(weights) == len(blend or ()) and min(weights) >= 0 and sum(weights) > 0),
+        f"{format_override('dataset.blend_weights', weights)} does not give each of {len(blend or ())} data sets a share",
         instead="Type dataset.blend_weights=null to weigh them by their sizes",
     )
-    require(
-        weights is None or (min(weights, default=0) >= 0 and sum(weights) > 0),
-        f"dataset.blend_weights={weights} are not shares",
-        instead="Type numbers above 0, such as [0.7,0.3]",
-    )
-    shares = dataset.split.split(",")
     require(
         all(map(_SHARE.fullmatch, shares)) and len(shares) <= 3 and sum(map(float, shares)) > 0,
         f"dataset.split={dataset.split} gives no shares",
         why="it is up to three numbers: training, evaluation and test",
         instead="Type dataset.split=90,10,0",
     )
-    workers, ahead = dataset.num_workers, dataset.prefetch_factor
-    require(workers >= 0, f"dataset.num_workers={workers} is negative", instead="Type dataset.num_workers=0 or more")
     require(
-        ahead is None or (workers > 0 and ahead >= 1),
-        f"dataset.prefetch_factor={ahead} with dataset.num_workers={workers}",
+        dataset.prefetch_factor is None or dataset.num_workers > 0,
+        f"dataset.prefetch_factor={dataset.prefetch_factor} with dataset.num_workers=0",
         why="it is the number of microbatches that each worker process loads ahead",
-        instead="Type dataset.prefetch_factor=null, or 1 or more with dataset.num_workers=1 or more",
+        instead="Type dataset.prefetch_factor=null, or dataset.num_workers=1 or more",
     )
 
 
@@ -284,13 +240,8 @@ def _uses_checkpoints(checkpoint: CheckpointConfig) -> bool:
     return checkpoint.save is not None or checkpoint.load is not None
 
 
-def check_port_and_packages(monitor: MonitorConfig, checkpoint: CheckpointConfig) -> None:
-    """Refuse a port that does not exist, and settings that need a package which is not installed."""
-    require(
-        monitor.port is None or 0 < monitor.port < 65536,
-        f"monitor.port={monitor.port} is not a port",
-        instead="Type monitor.port=9400, or monitor.port=null to serve nothing",
-    )
+def check_packages(monitor: MonitorConfig, checkpoint: CheckpointConfig) -> None:
+    """Refuse settings that need a package which is not installed."""
     for setting, used, package in (
         ("monitor.port", monitor.port is not None, "prometheus_client"),
         # Without it, megatron-core's checkpoint writers wait forever.

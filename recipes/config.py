@@ -33,9 +33,6 @@ class GPTModelConfig(TransformerConfig):
     position_embedding_type: Literal["learned_absolute", "rope", "none"] = "learned_absolute"
     """Kind of position embeddings."""
 
-    rotary_percent: float = 1.0
-    """Share of a head's channels that rotary embeddings rotate (`rope` only)."""
-
     rotary_base: int = 10000
     """Base period of rotary embeddings (`rope` only)."""
 
@@ -91,10 +88,6 @@ class TrainConfig:
     """On `exit_signal`, finish the iteration, save a checkpoint where `checkpoint.save` is set, and end with exit code 0.
     Ranks exchange 8 bytes in each iteration for it. If off, the first SIGTERM ends the training at once with exit code 143."""
 
-    exit_signal_handler_for_dataloader: bool = False
-    """Have the data loader's processes (`dataset.num_workers`) ignore `exit_signal`. torchrun and Slurm signal every process,
-    so these processes would die, and the training would fail before its checkpoint."""
-
     exit_signal: Literal["SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2"] = "SIGTERM"
     """The signal of `exit_signal_handler`, on any rank; with --signal=USR1@120, Slurm sends SIGUSR1 120 s before the end."""
 
@@ -110,10 +103,7 @@ class SchedulerConfig:
     """Shape of the decay after the warm-up."""
 
     lr_warmup_iters: int = 0
-    """Iterations over which the learning rate rises."""
-
-    lr_warmup_init: float = 0.0
-    """Learning rate at the start of the warm-up."""
+    """Iterations over which the learning rate rises from 0."""
 
     lr_decay_iters: int | None = None
     """Iteration at which the decay reaches `optimizer.min_lr`; null is `train.train_iters`."""
@@ -202,19 +192,8 @@ class RNGConfig:
 class DistributedConfig:
     """The `dist` section: communication between ranks."""
 
-    distributed_backend: Literal["nccl", "gloo"] | None = None
-    """torch.distributed's backend; null is nccl on GPUs and gloo on CPUs."""
-
     distributed_timeout_minutes: int = 10
     """Minutes after which a collective that does not finish ends the job."""
-
-    use_tp_pp_dp_mapping: bool = False
-    """Lay pipeline stages out before data-parallel replicas (rank order tp-cp-ep-pp-dp, not tp-cp-ep-dp-pp)."""
-
-    @property
-    def rank_order(self) -> str:
-        """The dimensions in the order in which ranks fill them, fastest-varying first."""
-        return "tp-cp-ep-pp-dp" if self.use_tp_pp_dp_mapping else "tp-cp-ep-dp-pp"
 
 
 @dataclass(kw_only=True)
@@ -267,7 +246,6 @@ class ConfigContainer:
             cp=model.context_parallel_size,
             ep=model.expert_model_parallel_size,
             etp=model.expert_tensor_parallel_size,
-            order=self.dist.rank_order,
         )
 
     def num_microbatches(self, world_size: int) -> int:

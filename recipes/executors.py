@@ -6,7 +6,6 @@ and `slurm`. Submit host only; a rank never imports this.
 
 # No `from __future__ import annotations`: NeMo-Run reads the annotations of factories.
 
-import getpass
 import os
 import re
 import sys
@@ -77,16 +76,12 @@ def slurm(
     mounts: Sequence[str] = (),
     env: Mapping[str, str] | None = None,
     venv: str | os.PathLike[str] | None = None,
-    host: str | None = None,
-    user: str | None = None,
-    job_dir: str | None = None,
-    identity: str | None = None,
-    tunnel: Any = None,
+    tunnel: run.SSHTunnel | run.LocalTunnel | None = None,
     launcher: Any = "torchrun",
     setup_lines: str | None = None,
     **options: Any,
 ) -> run.SlurmExecutor:
-    """Ranks on a Slurm cluster: submitted from this machine, or, with `host`, through SSH.
+    """Ranks on a Slurm cluster: submitted from this machine, or through SSH.
 
     Args:
         account: Slurm account.
@@ -102,11 +97,8 @@ def slurm(
             image's value, unless the option `container_env` names it.
         venv: virtual environment, on the nodes, whose `python` and `torchrun` a job without a container uses. None is the
             one that submits; through SSH, the programs on the nodes' PATH.
-        host: machine of the cluster to submit on, through SSH; None submits from this one.
-        user: login name there; None is the name here.
-        job_dir: directory on the cluster for the job's code, logs and captures; with `host`.
-        identity: file of the SSH key; None asks for a password if no agent has a key.
-        tunnel: an existing run.SSHTunnel or run.LocalTunnel, in place of the four above.
+        tunnel: a `run.SSHTunnel(host, user, job_dir)` to submit on another machine, with a directory of the cluster for the
+            job's code, logs and captures; None submits from this machine.
         launcher: `torchrun`, `ft`, a launcher object, or None for one Slurm task a rank.
         setup_lines: shell lines of the batch script, run once before the ranks start, after the variables above are set.
         options: further fields of run.SlurmExecutor.
@@ -114,13 +106,6 @@ def slurm(
     Raises:
         ProfilingConfigError: a value that Slurm or NeMo-Run would refuse, or misread, after submission.
     """
-    unknown = sorted(set(options) - set(run.SlurmExecutor.__dataclass_fields__))
-    require(
-        not unknown,
-        f"slurm() does not accept {', '.join(unknown)}",
-        why="further options are fields of run.SlurmExecutor",
-        instead="Leave it out, or put the sbatch option into additional_parameters",
-    )
     if ntasks_per_node is None:
         # Set explicitly: under torchrun, NeMo-Run starts ntasks_per_node ranks on a node and ignores gpus_per_node.
         ntasks_per_node = gpus_per_node or 1
@@ -133,7 +118,7 @@ def slurm(
             why="a value arrives in the job unchanged, so its old value would be lost",
             instead=f"Write it as a line of the batch script: setup_lines='export {name}=\"{value}\"'",
         )
-    if venv is None and host is None and not isinstance(tunnel, run.SSHTunnel):
+    if venv is None and not isinstance(tunnel, run.SSHTunnel):
         venv = _submitting_venv()
     require(
         venv is None or os.path.isabs(venv),
@@ -154,7 +139,8 @@ def slurm(
         container_image=container_image,
         container_mounts=list(mounts),
         env_vars={name: value for name, value in variables.items() if arrives_unchanged(name, value)},
-        tunnel=_tunnel(tunnel, host=host, user=user, job_dir=job_dir, identity=identity),
+        # A LocalTunnel copies nothing, so its job_dir must be where NeMo-Run writes the batch script: "".
+        tunnel=tunnel or run.LocalTunnel(job_dir=""),
         launcher=launcher,
         setup_lines="\n".join(lines) or None,
         **options,
@@ -202,31 +188,3 @@ def _submitting_venv() -> str:
 
 def _path_line(venv: str | os.PathLike[str]) -> str:
     return f'export PATH={quoted(os.path.join(venv, "bin"))}:"$PATH"'
-
-
-def _tunnel(tunnel: Any, **given: str | None) -> Any:
-    ssh = {name: value for name, value in given.items() if value is not None}
-    require(
-        tunnel is None or not ssh,
-        f"slurm() got tunnel and {', '.join(ssh)}",
-        why="a tunnel has its own host, user and directory",
-        instead="Leave out one of them",
-    )
-    require(
-        "host" in ssh or not ssh,
-        f"slurm() got {', '.join(ssh)} without host",
-        why="submitted from this machine, a job's directory is where NeMo-Run writes its experiments",
-        instead="Give host to submit through SSH; to move the directory, set NEMORUN_HOME",
-    )
-    if tunnel is not None:
-        return tunnel
-    if not ssh:
-        # A LocalTunnel copies nothing, so its job_dir must be where NeMo-Run writes the batch script: "".
-        return run.LocalTunnel(job_dir="")
-    require(
-        "job_dir" in ssh,
-        f"slurm() got host={ssh['host']!r} without job_dir",
-        why="the job's code, its logs and its captures go to a directory of the cluster",
-        instead='Give one that all nodes share: job_dir="/scratch/me/jobs"',
-    )
-    return run.SSHTunnel(**{"user": getpass.getuser()} | ssh)

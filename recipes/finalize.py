@@ -14,8 +14,8 @@ from bridge_profiling.common.errors import ProfilingConfigError, require
 from recipes import checks
 from recipes.config import ConfigContainer, GPTModelConfig
 
-#: Settings that megatron-core checks against the installed Transformer Engine, each with a value that skips the check.
-_NEEDS_TRANSFORMER_ENGINE = {"apply_rope_fusion": False, "moe_permute_fusion": False, "fp8": None}
+#: Settings that megatron-core checks against the installed Transformer Engine.
+_NEEDS_TRANSFORMER_ENGINE = ("apply_rope_fusion", "moe_permute_fusion", "fp8")
 
 
 def finalize(config: ConfigContainer, world_size: int) -> None:
@@ -28,14 +28,14 @@ def finalize(config: ConfigContainer, world_size: int) -> None:
     Raises:
         ProfilingConfigError: the first setting found that cannot work. Some fields may have been derived already.
     """
-    checks.check_counts(config)
+    checks.check_numbers(config)
     checks.check_supported(config)
     layout = config.layout(world_size)
     checks.check_model_split(config.model)
     checks.check_batch(config, layout)
-    checks.check_train(config.train)
+    checks.check_start(config.train)
     checks.check_checkpoint(config)
-    checks.check_port_and_packages(config.monitor, config.checkpoint)
+    checks.check_packages(config.monitor, config.checkpoint)
     checks.check_schedule(config)
     checks.check_tokenizer(config)
     checks.check_dataset(config.dataset)
@@ -47,8 +47,7 @@ def finalize(config: ConfigContainer, world_size: int) -> None:
         # Batched, megatron-core 0.16.1 mixes up the messages of interleaved stages: on two H200s such a model trained on
         # wrong activations without any error (its loss did not fall; sent one by one, it does).
         config.model.batch_p2p_comm = False
-    with _megatron_errors("model"), _without_checks_of_a_local_transformer_engine(config.model):
-        TransformerConfig.__post_init__(config.model)
+    _finalize_model(config.model)
     for section in ("optimizer", "ddp"):
         with _megatron_errors(section):
             getattr(config, section).__post_init__()
@@ -66,27 +65,22 @@ def _derive_precision(config: ConfigContainer) -> None:
     model, optimizer = config.model, config.optimizer
     require(not (model.bf16 and model.fp16), "model.bf16 and model.fp16 are both on", instead="Type model.fp16=false")
     dtype = torch.bfloat16 if model.bf16 else torch.float16 if model.fp16 else torch.float32
-    for name in ("bf16", "fp16"):
-        require(
-            getattr(model, name) or not getattr(optimizer, name),
-            f"optimizer.{name} is on and model.{name} is off",
-            why="the optimizer's precision follows the model's",
-            instead=f"Type model.{name}=true",
-        )
-    for name, given in (
-        ("model.params_dtype", model.params_dtype),
-        ("model.pipeline_dtype", model.pipeline_dtype),
-        ("optimizer.params_dtype", optimizer.params_dtype),
+    for section, name, value in (
+        (model, "params_dtype", dtype),
+        (model, "pipeline_dtype", dtype),
+        (optimizer, "params_dtype", dtype),
+        (optimizer, "bf16", model.bf16),
+        (optimizer, "fp16", model.fp16),
     ):
-        # float32 is also the field's default.
+        given, setting = getattr(section, name), f"{'model' if section is model else 'optimizer'}.{name}"
         require(
-            given in (None, torch.float32, dtype),
-            f"{name}={given} contradicts the model's precision, {dtype}",
+            # The fields' defaults are among them.
+            given in (value, None, False, torch.float32),
+            f"{setting}={given} contradicts the model's precision, {dtype}",
             why="it follows from model.bf16 and model.fp16",
-            instead=f"Leave {name} out, and set model.bf16 or model.fp16",
+            instead=f"Leave {setting} out, and set model.bf16 or model.fp16",
         )
-    model.params_dtype = model.pipeline_dtype = optimizer.params_dtype = dtype
-    optimizer.bf16, optimizer.fp16 = model.bf16, model.fp16
+        setattr(section, name, value)
 
 
 def _derive_distributed_optimizer(config: ConfigContainer) -> None:
@@ -134,19 +128,14 @@ def _megatron_errors(section: str) -> Iterator[None]:
         ) from error
 
 
-@contextmanager
-def _without_checks_of_a_local_transformer_engine(model: GPTModelConfig) -> Iterator[None]:
-    """If Transformer Engine is not installed, hide the settings that megatron-core would refuse for that reason.
-
-    A submit host may not have it; `recipes.megatron.layers` checks the job's machines.
-    """
+def _finalize_model(model: GPTModelConfig) -> None:
+    """Run megatron-core's checks. Those of the installed Transformer Engine are for the job's machines (`megatron.layers`)."""
     hidden = {}
     if importlib.util.find_spec("transformer_engine") is None:
         hidden = {name: getattr(model, name) for name in _NEEDS_TRANSFORMER_ENGINE}
-        for name, value in _NEEDS_TRANSFORMER_ENGINE.items():
-            setattr(model, name, value)
-    try:
-        yield
-    finally:
-        for name, value in hidden.items():
-            setattr(model, name, value)
+    for name in hidden:
+        setattr(model, name, None)
+    with _megatron_errors("model"):
+        TransformerConfig.__post_init__(model)
+    for name, value in hidden.items():
+        setattr(model, name, value)

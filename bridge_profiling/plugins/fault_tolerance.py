@@ -33,7 +33,7 @@ class FaultTolerancePlugin(run.Plugin):
 
     Args:
         enable_ft_package: connect the ranks to the launcher's monitor.
-        calc_ft_timeouts: derive the time-outs from the observed heartbeats.
+        calc_ft_timeouts: Megatron Bridge derives the time-outs from the observed heartbeats; the recipes keep the launcher's.
         num_in_job_restarts: restarts of the ranks inside one job.
         num_job_retries_on_failure: resubmissions of the whole job.
         initial_rank_heartbeat_timeout: maximum seconds until a rank's first heartbeat.

@@ -277,7 +277,7 @@ class FaultToleranceConfig:
     """Connect the ranks to the fault-tolerance launcher's monitor."""
 
     calc_ft_timeouts: bool = False
-    """Derive the time-outs from observed heartbeats."""
+    """Megatron Bridge derives the time-outs from observed heartbeats; the recipes keep the launcher's."""
 
 
 def resolve_output_dir(config: ProfilingConfig, output_dir: str | os.PathLike[str] | None = None) -> Path:

@@ -1,29 +1,35 @@
 """Checkpoints by megatron-core's dist_checkpointing: a training resumes from one as if it had never stopped.
 
+    <save>/iter_0000010/    the state after 10 iterations; `training.json` describes the training
+
 A checkpoint holds the model, the optimizer, the schedule's position, the random generators and the number of iterations,
 which determines the data's position. Settings (learning rate, weight decay, …) always come from the configuration. Every
 rank takes part in saving and loading; nothing here runs on a rank that has failed, since the others would wait for it.
+
+It is written into a hidden folder, which is renamed when every rank is done. So whenever the job is killed, a folder named
+`iter_…` is complete, and a training resumes from the newest.
 """
 
 from __future__ import annotations
 
+import json
 import multiprocessing
+import os
 import random
+import re
+import shutil
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from operator import attrgetter
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import numpy
 import torch
-from megatron.core import dist_checkpointing, parallel_state
+from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.mapping import ShardedObject
-from megatron.core.dist_checkpointing.serialization import get_default_save_sharded_strategy
-from megatron.core.dist_checkpointing.strategies.fully_parallel import FullyParallelSaveStrategyWrapper
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.optimizer.optimizer import MegatronOptimizer
@@ -31,39 +37,23 @@ from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
 from torch.distributed.checkpoint.api import CheckpointException
 
+from bridge_profiling.common.atomic import write_json
 from bridge_profiling.common.errors import ProfilingConfigError, require
 from bridge_profiling.settings.overrides import format_override, format_value
 from recipes.config import ConfigContainer
-from recipes.megatron import checkpoint_files as files
 from recipes.megatron.setup import parameters_gathered
 from recipes.releases import find_groups_by_structure
 
 #: Layout of the distributed optimizer's state: as its buckets hold it, so nothing is gathered or copied.
 _METADATA = {"distrib_optim_sharding_type": "dp_reshardable"}
 
-#: Settings that a checkpoint and the training that resumes from it must share, because of the shapes of tensors, their
-#: division among ranks, or the position in the data.
-_SHARED = (
-    "model.num_layers",
-    "model.hidden_size",
-    "model.ffn_hidden_size",
-    "model.num_attention_heads",
-    "model.num_query_groups",
-    "model.kv_channels",
-    "model.vocab_size",
+#: The settings of the training that wrote a checkpoint.
+DESCRIPTION = "training.json"
+
+#: Settings that must not change at a resume, and whose change megatron-core would not notice as it loads: the division of
+#: tensors among ranks, their precision, and the position in the data.
+_FIXED = (
     "model.seq_length",
-    "model.position_embedding_type",
-    "model.share_embeddings_and_output_weights",
-    "model.transformer_impl",
-    "model.normalization",
-    "model.qk_layernorm",
-    "model.gated_linear_unit",
-    "model.add_bias_linear",
-    "model.add_qkv_bias",
-    "model.num_moe_experts",
-    "model.moe_ffn_hidden_size",
-    "model.moe_shared_expert_intermediate_size",
-    "model.moe_grouped_gemm",
     "model.bf16",
     "model.fp16",
     "model.tensor_model_parallel_size",
@@ -72,9 +62,7 @@ _SHARED = (
     "model.context_parallel_size",
     "model.expert_model_parallel_size",
     "model.expert_tensor_parallel_size",
-    "dist.use_tp_pp_dp_mapping",
     "train.global_batch_size",
-    "optimizer.optimizer",
     "optimizer.use_distributed_optimizer",
     # The distributed optimizer's buckets depend on it.
     "ddp.overlap_grad_reduce",
@@ -88,6 +76,28 @@ class TrainingState:
     model: list[DistributedDataParallel]
     optimizer: MegatronOptimizer
     scheduler: OptimizerParamScheduler
+
+
+def checkpoint_folder(root: str | Path, iteration: int) -> Path:
+    """The folder of the checkpoint made when `iteration` iterations were complete."""
+    return Path(root) / f"iter_{iteration:07d}"
+
+
+def latest_iteration(root: str | Path) -> int | None:
+    """The number of iterations in the newest checkpoint under `root`, or None if it holds none yet.
+
+    Raises:
+        ProfilingConfigError: the directory cannot be read.
+    """
+    try:
+        names = os.listdir(root)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ProfilingConfigError(
+            f"checkpoint.load={root} cannot be read", why=str(error), instead="Name a directory of checkpoints"
+        ) from None
+    return max((int(name[5:]) for name in names if re.fullmatch(r"iter_\d+", name)), default=None)
 
 
 def iteration_to_resume(config: ConfigContainer) -> int | None:
@@ -106,10 +116,10 @@ def iteration_to_resume(config: ConfigContainer) -> int | None:
     root = config.checkpoint.load
     if root is None:
         return None
-    # Only rank 0 reads the pointer, so that all ranks get the same answer.
-    iteration = _agree(lambda: files.latest_iteration(root) if torch.distributed.get_rank() == 0 else None)[0]
+    # Only rank 0 looks, so that all ranks get the same answer.
+    iteration = _agree(lambda: latest_iteration(root) if torch.distributed.get_rank() == 0 else None)[0]
     if iteration is not None:
-        _agree(lambda: _check_description(files.checkpoint_folder(root, iteration), config))
+        _agree(lambda: _check_description(checkpoint_folder(root, iteration), config))
     return iteration
 
 
@@ -129,25 +139,65 @@ def _agree(step: Callable[[], object]) -> list[Any]:
 
 
 def _description(config: ConfigContainer) -> dict[str, object]:
-    """The settings of `_SHARED` by their full names, and the number of ranks."""
-    return {"world_size": torch.distributed.get_world_size()} | {name: attrgetter(name)(config) for name in _SHARED}
+    """The number of ranks, and the settings of the sections that shape a training's state: numbers and text, by full names."""
+    sections = {name: vars(getattr(config, name)) for name in ("model", "train", "optimizer", "ddp")}
+    settings = {f"{section}.{name}": value for section, fields in sections.items() for name, value in fields.items()}
+    plain = {name: value for name, value in settings.items() if isinstance(value, int | float | str | None)}
+    return {"world_size": torch.distributed.get_world_size()} | plain
+
+
+def _read_description(folder: Path) -> dict[str, object]:
+    try:
+        return json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise _broken(folder, error) from None
 
 
 def _check_description(folder: Path, config: ConfigContainer) -> None:
-    saved = files.read_description(folder).get("settings")
-    if not isinstance(saved, dict):
-        raise files.broken(folder, ValueError(f"{files.DESCRIPTION} holds no settings"))
-    for name, value in _description(config).items():
-        # An older checkpoint lacks the settings that a newer version of this loop added.
-        before = saved.get(name, value)
+    saved, now = _read_description(folder), _description(config)
+    for name in ("world_size", *_FIXED):
+        # A checkpoint of another release of this loop or of megatron-core may lack it.
+        before = saved.get(name, now[name])
         written = format_override(name, before)
         fix = f"Start {before} ranks" if name == "world_size" else f"Type {written}"
         require(
-            before == value,
-            f"the checkpoint {folder} was written with {written}, and this run has {format_value(value)}",
-            why="the shapes and the division of its tensors, or its position in the data, would not fit",
+            before == now[name],
+            f"the checkpoint {folder} was written with {written}, and this run has {format_value(now[name])}",
+            why="the division of its tensors among ranks, or its position in the data, would not fit",
             instead=f"{fix}, or name another checkpoint.load",
         )
+
+
+def _check_model(folder: Path, config: ConfigContainer, state: TrainingState) -> None:
+    """Refuse another model's checkpoint: megatron-core would leave out parameters that only the checkpoint has."""
+    saved, now = _read_description(folder), _description(config)
+    parameters = _parameters(state)
+    differing = [
+        format_override(name, value)
+        for name, value in saved.items()
+        if name.startswith("model.") and now.get(name, value) != value
+    ]
+    require(
+        torch.distributed.get_rank() or saved.get("parameters", parameters) == parameters,
+        f"the checkpoint {folder} holds {saved.get('parameters')} parameters of rank 0, and this model has {parameters}",
+        why="it was written with other settings of the model",
+        instead=f"Type {' '.join(differing)}, or name another checkpoint.load",
+    )
+
+
+def _parameters(state: TrainingState) -> int:
+    return sum(parameter.numel() for chunk in state.model for parameter in chunk.parameters())
+
+
+def _broken(folder: Path, error: BaseException) -> ProfilingConfigError:
+    """The error for a checkpoint that cannot be loaded."""
+    # The last line says what happened; the lines before it are a traceback in torch.
+    reason = str(error).strip().rpartition("\n")[2][:400]
+    return ProfilingConfigError(
+        f"the checkpoint {folder} cannot be loaded",
+        why=f"{type(error).__name__}: {reason}",
+        instead=f"Delete {folder} to resume from an older checkpoint, or name another checkpoint.load",
+    )
 
 
 def save(config: ConfigContainer, state: TrainingState, iteration: int) -> None:
@@ -163,24 +213,31 @@ def save(config: ConfigContainer, state: TrainingState, iteration: int) -> None:
     """
     root, started, first = config.checkpoint.save, perf_counter(), torch.distributed.get_rank() == 0
     assert root is not None
+    folder = checkpoint_folder(root, iteration)
+    unfinished = folder.with_name(f".{folder.name}.incomplete")
     if first:
-        files.prepare(root, iteration)
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir(parents=True)
     torch.distributed.barrier()
-    strategy = FullyParallelSaveStrategyWrapper(
-        # All replicas share the writing, not only the first.
-        get_default_save_sharded_strategy("torch_dist"),
-        parallel_state.get_data_parallel_group(with_context_parallel=True),
-    )
     with parameters_gathered(config, state.model), none_left_behind():
-        dist_checkpointing.save(_sharded_state(state, is_loading=False), str(files.unfinished(root, iteration)), strategy)
+        dist_checkpointing.save(_sharded_state(state, is_loading=False), str(unfinished))
     torch.distributed.barrier()
     if first:
-        consumed = iteration * config.train.global_batch_size
-        description = {"iteration": iteration, "consumed_samples": consumed, "settings": _description(config)}
-        folder = files.publish(root, iteration, description)
+        write_json(unfinished / DESCRIPTION, _description(config) | {"parameters": _parameters(state)})
+        _publish(unfinished, folder)
         print(f"checkpoint of {iteration} iterations written in {perf_counter() - started:.1f} s: {folder}", flush=True)
     # No rank may end the job before the checkpoint has its final name.
     torch.distributed.barrier()
+
+
+def _publish(unfinished: Path, folder: Path) -> None:
+    """Give a checkpoint its name. One of the same iteration is replaced: its half-deleted rest must not have that name."""
+    if folder.exists():
+        old = folder.with_name(f".{folder.name}.deleted")
+        shutil.rmtree(old, ignore_errors=True)
+        folder.rename(old)
+        shutil.rmtree(old, ignore_errors=True)
+    unfinished.rename(folder)
 
 
 @contextmanager
@@ -212,7 +269,8 @@ def load(config: ConfigContainer, state: TrainingState, iteration: int) -> None:
     """
     root, started = config.checkpoint.load, perf_counter()
     assert root is not None
-    folder = files.checkpoint_folder(root, iteration)
+    folder = checkpoint_folder(root, iteration)
+    _agree(lambda: _check_model(folder, config, state))
     _agree(lambda: _load(folder, state))
     if torch.distributed.get_rank() == 0:
         print(f"checkpoint of {iteration} iterations loaded in {perf_counter() - started:.1f} s: {folder}", flush=True)
@@ -238,7 +296,7 @@ def _load(folder: Path, state: TrainingState) -> None:
     except (Exception, CheckpointException) as error:
         # megatron-core and torch raise many types for damaged or foreign checkpoints, and torch's CheckpointException, which
         # reports errors of all ranks, does not derive from Exception.
-        raise files.broken(folder, error) from error
+        raise _broken(folder, error) from error
     for group, settings in zip(state.optimizer.param_groups, own, strict=True):
         group.update(settings)
     # Sets the learning rate and weight decay of that many steps.

@@ -1,13 +1,11 @@
 """Lets an unmodified megatron-core train without a GPU. Has no effect where CUDA is available.
 
 megatron-core names the device "cuda" in its code. While `megatron_on_cpu` is open, a TorchFunctionMode turns that name into
-"cpu", three functions of torch.cuda return the CPU's answers, and optimizers are torch's own. The mode counts its rewrites: a
-count that changes with a new megatron-core shows that its code has changed.
+"cpu", three functions of torch.cuda return the CPU's answers, and optimizers are torch's own.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
@@ -38,46 +36,35 @@ _WITHOUT_CUDA: dict[str, object] = {
 
 
 class CudaToCpu(TorchFunctionMode):
-    """Lets `device="cuda"`, `Tensor.cuda()` and `Tensor.type()` mean the CPU. Costs some 5 ms in a step of `gpt_tiny`.
-
-    Attributes:
-        rewrites: number of rewritten calls of each function.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.rewrites: Counter[str] = Counter()
+    """Lets `device="cuda"`, `Tensor.cuda()` and `Tensor.type()` mean the CPU. Costs some 5 ms in a step of `gpt_tiny`."""
 
     def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> object:
         """Handle one call of a torch function."""
         if kwargs:
             if str(kwargs.get("device")).startswith("cuda"):
-                self.rewrites[func.__name__] += 1
                 kwargs = {**kwargs, "device": _CPU}
             return func(*args, **kwargs)
         if func is torch.Tensor.cuda:
-            self.rewrites["cuda"] += 1
             return args[0]
         if func is torch.Tensor.type and len(args) == 1:
             # Gradient clipping and the optimizers accept tensors by this name, "torch.cuda.FloatTensor".
-            self.rewrites["type"] += 1
             return func(*args).replace("torch.", "torch.cuda.", 1)
         return func(*args)
 
 
 @contextmanager
-def megatron_on_cpu() -> Iterator[CudaToCpu | None]:
-    """Let megatron-core run on the CPU in the block. If CUDA is available, change nothing and yield None."""
+def megatron_on_cpu() -> Iterator[None]:
+    """Let megatron-core run on the CPU in the block. If CUDA is available, change nothing."""
     if torch.cuda.is_available():
-        yield None
+        yield
         return
     originals = []
     try:
         for module, name, value in list(_replacements()):
             originals.append((module, name, getattr(module, name)))
             setattr(module, name, value)
-        with CudaToCpu() as mode:
-            yield mode
+        with CudaToCpu():
+            yield
     finally:
         for module, name, value in originals:
             setattr(module, name, value)
@@ -122,7 +109,7 @@ def adapt_to_cpu(config: ConfigContainer) -> list[str]:
     model = config.model
     for used, setting, value in (
         (model.recompute_granularity is not None, "model.recompute_granularity", "null"),
-        # It works, but compiles for a minute, since the counts of CudaToCpu are compiled too.
+        # It works, but compiles for a minute, since CudaToCpu is compiled too.
         (model.torch_compile, "model.torch_compile", "false"),
         (model.cuda_graph_impl != "none", "model.cuda_graph_impl", "none"),
         (config.optimizer.optimizer_cpu_offload, "optimizer.optimizer_cpu_offload", "false"),

@@ -12,8 +12,8 @@ import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import NoReturn
 
+import numpy
 import torch
 from megatron.core import parallel_state
 from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
@@ -23,7 +23,6 @@ from megatron.core.datasets.blended_megatron_dataset_config import (
 )
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig, MockGPTDataset
 from megatron.core.datasets.indexed_dataset import IndexedDataset
-from megatron.core.tokenizers import MegatronTokenizerBase
 
 from bridge_profiling.common.errors import require
 from recipes.config import ConfigContainer
@@ -37,20 +36,17 @@ _TOKENS_CHECKED = 1_000_000
 logging.getLogger("megatron.core.datasets.gpt_dataset").setLevel(logging.ERROR)
 
 
-class TokenIds(MegatronTokenizerBase):
+@dataclass(frozen=True)
+class TokenIds:
     """The tokenizer that megatron-core's data sets require, for data that already consist of token ids.
 
     megatron-core's own is in a module with tokenizers for text, which makes each rank import `transformers` if installed.
 
     Args:
-        vocab_size: distinct tokens; the id after them ends a document.
+        eod: the id that ends a document, and the number of distinct tokens besides it.
     """
 
-    def __init__(self, vocab_size: int) -> None:
-        super().__init__("", {})
-        self.eod = vocab_size
-        #: Part of the names of the sample indices that megatron-core saves.
-        self.unique_identifiers = {"class": f"{type(self).__module__}.{type(self).__qualname__}", "eod": vocab_size}
+    eod: int
 
     @property
     def vocab_size(self) -> int:
@@ -58,11 +54,9 @@ class TokenIds(MegatronTokenizerBase):
         return self.eod + 1
 
     @property
-    def vocab(self) -> NoReturn:
-        """Not available: the data contain no text."""
-        raise NotImplementedError("the data are token ids without a vocabulary")
-
-    tokenize = detokenize = apply_chat_template = vocab
+    def unique_identifiers(self) -> dict[str, object]:
+        """Part of the names of the sample indices that megatron-core saves."""
+        return {"class": f"{type(self).__module__}.{type(self).__qualname__}", "eod": self.eod}
 
 
 @dataclass(frozen=True)
@@ -83,20 +77,19 @@ class Data:
 
     def _batches(self, dataset: torch.utils.data.Dataset, consumed: int) -> Iterator[Batch]:
         train, settings = self.config.train, self.config.dataset
-        ignored = signal.Signals[train.exit_signal] if train.exit_signal_handler_for_dataloader else None
-        sampler = ConsumedSampler(
-            total=len(dataset),
-            consumed=consumed,
-            micro_batch_size=train.micro_batch_size,
+        batch_sampler = microbatches(
+            len(dataset),
+            consumed,
+            size=train.micro_batch_size,
             rank=parallel_state.get_data_parallel_rank(),
             ranks=parallel_state.get_data_parallel_world_size(),
         )
         loader = torch.utils.data.DataLoader(
             dataset,
-            batch_sampler=sampler,
+            batch_sampler=batch_sampler,
             num_workers=settings.num_workers,
             prefetch_factor=settings.prefetch_factor,
-            worker_init_fn=None if ignored is None else partial(_ignore, ignored),
+            worker_init_fn=partial(_ignore, train.exit_signal) if train.exit_signal_handler else None,
             pin_memory=settings.pin_memory and torch.cuda.is_available(),
             # With a separate generator, since the loader would draw its seed from the one that dropout uses.
             generator=torch.Generator(),
@@ -108,29 +101,19 @@ class Data:
         return iter(loader)
 
 
-def _ignore(number: signal.Signals, worker: int) -> None:
-    signal.signal(number, signal.SIG_IGN)
+def _ignore(name: str, worker: int) -> None:
+    """torchrun and Slurm signal every process, and a training that lost a worker would fail before its checkpoint."""
+    signal.signal(signal.Signals[name], signal.SIG_IGN)
 
 
-@dataclass(frozen=True)
-class ConsumedSampler:
-    """Yields the sample numbers of one microbatch after another, starting after the samples consumed.
+def microbatches(total: int, consumed: int, *, size: int, rank: int, ranks: int) -> Iterator[list[int]]:
+    """The sample numbers of one microbatch after another, from the first sample not consumed to the last complete round.
 
-    Each round takes `micro_batch_size * ranks` consecutive samples, and rank r gets the r-th share, so an iteration uses
-    the same samples for any number of ranks.
+    Each round takes `size * ranks` consecutive samples, and rank r gets the r-th share, so an iteration uses the same samples
+    for any number of ranks.
     """
-
-    total: int
-    consumed: int
-    micro_batch_size: int
-    rank: int
-    ranks: int
-
-    def __iter__(self) -> Iterator[list[int]]:
-        """Iterate from the first sample not consumed to the last complete round."""
-        share = self.micro_batch_size
-        for first in range(self.consumed + self.rank * share, self.total - share + 1, share * self.ranks):
-            yield list(range(first, first + share))
+    for first in range(consumed + rank * size, total - size + 1, size * ranks):
+        yield list(range(first, first + size))
 
 
 def build_data(config: ConfigContainer) -> Data:
@@ -179,10 +162,9 @@ def check_data(config: ConfigContainer) -> None:
         return
     # Where training, evaluation and test begin and end in the documents, as shares of them; None for a share of 0.
     parts = convert_split_vector_to_split_matrix(parse_and_normalize_split(dataset.split))
-    needed = {"training": parts[0]} | ({"evaluation": parts[1]} if config.train.eval_interval is not None else {})
-    for name, part in needed.items():
+    for name, part in zip(("training", "evaluation"), parts, strict=False):
         require(
-            part is not None,
+            part is not None or (name == "evaluation" and config.train.eval_interval is None),
             f"dataset.split={dataset.split} leaves nothing for {name}",
             why="it gives the shares of training, evaluation and test in the documents",
             instead="Type dataset.split=90,10,0",
@@ -204,22 +186,11 @@ def check_data(config: ConfigContainer) -> None:
                 why=f"it has {len(sequences)}",
                 instead="Type dataset.split=100,0,0 to train on all of them, without evaluation",
             )
-        highest = _highest_token(sequences)
+        tokens = numpy.memmap(f"{prefix}.bin", sequences.index.dtype, mode="r") if len(sequences) else numpy.zeros(1)
+        highest = int(tokens[:_TOKENS_CHECKED].max())
         require(
             highest < rows,
             f"{prefix} holds token {highest}, and model.vocab_size={rows}",
             why="every token needs a row of the embedding",
             instead=f"Type model.vocab_size={highest + 1} or more",
         )
-
-
-def _highest_token(sequences: IndexedDataset) -> int:
-    """The highest of the first `_TOKENS_CHECKED` token ids of an indexed data set, 0 if it is empty."""
-    highest, seen = 0, 0
-    for index in range(len(sequences)):
-        if seen >= _TOKENS_CHECKED:
-            break
-        tokens = sequences.get(index, length=min(int(sequences.sequence_lengths[index]), _TOKENS_CHECKED - seen))
-        seen += len(tokens)
-        highest = max(highest, int(tokens.max(initial=0)))
-    return highest

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import json
 import signal
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -40,28 +39,25 @@ def early_exits(train: TrainConfig, device: torch.device, started: float) -> Ite
         or None, the same on all ranks. If a signal or the clock may end the training, ranks exchange 8 bytes and wait for
         the device, since they may see the signal, or the time, in different iterations. Otherwise it costs nothing.
     """
-    number, arrived = signal.Signals[train.exit_signal], False
+    limit, arrived = train.exit_duration_in_mins, False
 
     def remember(number: int, frame: FrameType | None) -> None:
         nonlocal arrived
         arrived = True
 
     def reason() -> str | None:
-        limit = train.exit_duration_in_mins
-        if train.exit_signal_handler or limit is not None:
-            late = limit is not None and monotonic() - started >= 60 * limit
-            seen = torch.tensor([arrived, late], dtype=torch.int32, device=device)
-            torch.distributed.all_reduce(seen, op=torch.distributed.ReduceOp.MAX)
-            any_arrived, any_late = seen.tolist()
-            if any_arrived:
-                return f"{train.exit_signal} was received"
-            if any_late:
-                return f"train.exit_duration_in_mins={limit:g} is over"
-        return None
+        if not train.exit_signal_handler and limit is None:
+            return None
+        late = limit is not None and monotonic() - started >= 60 * limit
+        seen = torch.tensor([arrived, late], dtype=torch.int32, device=device)
+        torch.distributed.all_reduce(seen, op=torch.distributed.ReduceOp.MAX)
+        any_arrived, any_late = seen.tolist()
+        if any_arrived:
+            return f"{train.exit_signal} was received"
+        return f"train.exit_duration_in_mins={limit:g} is over" if any_late else None
 
-    # Python lets only the main thread handle signals; in another one, the exits that need none still work.
-    handled = train.exit_signal_handler and threading.current_thread() is threading.main_thread()
-    previous = signal.signal(number, remember) if handled else None
+    number = signal.Signals[train.exit_signal]
+    previous = signal.signal(number, remember) if train.exit_signal_handler else None
     try:
         yield reason
     finally:
@@ -71,27 +67,24 @@ def early_exits(train: TrainConfig, device: torch.device, started: float) -> Ite
 
 @contextmanager
 def manual_gc(train: TrainConfig) -> Iterator[Callable[[int], None]]:
-    """Collect garbage at `train.manual_gc_interval` only, if `train.manual_gc` is on; restores Python's setting afterwards.
+    """Collect garbage at `train.manual_gc_interval` only, if `train.manual_gc` is on.
 
     Yields:
         A function to call with each iteration that is complete.
     """
-    if not train.manual_gc:
-        yield lambda iteration: None
-        return
-    interval, enabled = train.manual_gc_interval, gc.isenabled()
-    gc.disable()
-    # Garbage of the setup would otherwise stay for the whole training.
-    gc.collect()
 
     def collect(iteration: int) -> None:
-        if interval and (iteration + 1) % interval == 0:
+        if train.manual_gc and train.manual_gc_interval and (iteration + 1) % train.manual_gc_interval == 0:
             gc.collect()
 
+    if train.manual_gc:
+        gc.disable()
+        # Garbage of the setup would otherwise stay for the whole training.
+        gc.collect()
     try:
         yield collect
     finally:
-        if enabled:
+        if train.manual_gc:
             gc.enable()
 
 

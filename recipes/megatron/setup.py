@@ -39,12 +39,14 @@ def distributed(config: ConfigContainer, env: LaunchEnv) -> Iterator[None]:
         env: this rank's place in the job.
 
     Raises:
-        ProfilingConfigError: nccl is asked for without a GPU, or there are more local ranks than GPUs.
+        ProfilingConfigError: there are more local ranks than GPUs.
     """
-    backend = _backend(config, env)
+    on_gpu = rank_device(env).type == "cuda"
+    if on_gpu:
+        _select_device(config, env)
     ours = not torch.distributed.is_initialized()
     if ours:
-        _init_process_group(backend, config, env)
+        _init_process_group(config, env)
     succeeded = False
     try:
         _initialize_model_parallel(config)
@@ -54,14 +56,14 @@ def distributed(config: ConfigContainer, env: LaunchEnv) -> Iterator[None]:
     finally:
         parallel_state.destroy_model_parallel()
         # Closing NCCL waits for peers, and after an error they may never arrive.
-        if ours and (succeeded or backend != "nccl"):
+        if ours and (succeeded or not on_gpu):
             torch.distributed.destroy_process_group()
 
 
-def _init_process_group(backend: str, config: ConfigContainer, env: LaunchEnv) -> None:
-    options: dict = {"backend": backend, "timeout": timedelta(minutes=config.dist.distributed_timeout_minutes)}
-    if backend == "nccl":
-        options["device_id"] = rank_device(env)
+def _init_process_group(config: ConfigContainer, env: LaunchEnv) -> None:
+    device = rank_device(env)
+    options: dict = {"timeout": timedelta(minutes=config.dist.distributed_timeout_minutes)}
+    options |= {"backend": "nccl", "device_id": device} if device.type == "cuda" else {"backend": "gloo"}
     if env.world_size == 1:
         # A single rank needs no address or port.
         options |= {"store": torch.distributed.HashStore(), "rank": 0, "world_size": 1}
@@ -72,17 +74,7 @@ def _init_process_group(backend: str, config: ConfigContainer, env: LaunchEnv) -
     torch.distributed.init_process_group(**options)
 
 
-def _backend(config: ConfigContainer, env: LaunchEnv) -> str:
-    """The backend to use; on a GPU, also selects the device and sets CUDA's environment."""
-    asked = config.dist.distributed_backend
-    if rank_device(env).type == "cpu":
-        require(
-            asked != "nccl",
-            "dist.distributed_backend=nccl needs GPUs",
-            why="this machine has none",
-            instead="Type dist.distributed_backend=gloo",
-        )
-        return "gloo"
+def _select_device(config: ConfigContainer, env: LaunchEnv) -> None:
     count = torch.cuda.device_count()
     require(
         env.device_index < count,
@@ -90,18 +82,13 @@ def _backend(config: ConfigContainer, env: LaunchEnv) -> str:
         why=f"this machine has {count}",
         instead=f"Start at most {count} ranks on it",
     )
-    _set_cuda_environment(config)
-    torch.cuda.set_device(rank_device(env))
-    return asked or "nccl"
-
-
-def _set_cuda_environment(config: ConfigContainer) -> None:
-    """Set variables that CUDA and its profiler read when they start, unless the user has set them."""
-    # With one hardware queue, communication starts in the order in which it was launched.
+    # Variables that CUDA and its profiler read when they start, unless the user has set them. With one hardware queue,
+    # communication starts in the order in which it was launched.
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     if config.model.cuda_graph_impl != "none":
         # A profiler that tears CUPTI down at the end of its window breaks the captured graphs.
         os.environ.setdefault("TEARDOWN_CUPTI", "0")
+    torch.cuda.set_device(rank_device(env))
 
 
 def _initialize_model_parallel(config: ConfigContainer) -> None:
@@ -116,7 +103,6 @@ def _initialize_model_parallel(config: ConfigContainer) -> None:
         expert_tensor_parallel_size=model.expert_tensor_parallel_size,
         num_distributed_optimizer_instances=config.ddp.num_distributed_optimizer_instances,
         distributed_timeout_minutes=config.dist.distributed_timeout_minutes,
-        order=config.dist.rank_order,
     )
 
 
@@ -168,7 +154,6 @@ def build_chunk(config: ConfigContainer, stage: int | None) -> GPTModel:
         post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=stage),
         share_embeddings_and_output_weights=model.share_embeddings_and_output_weights,
         position_embedding_type=model.position_embedding_type,
-        rotary_percent=model.rotary_percent,
         rotary_base=model.rotary_base,
         rope_scaling=model.rope_scaling,
         rope_scaling_factor=model.rope_scaling_factor,
@@ -184,9 +169,9 @@ def build_optimizer(
     settings = config.scheduler
     scheduler = OptimizerParamScheduler(
         optimizer,
-        init_lr=settings.lr_warmup_init,
+        init_lr=0.0,
         max_lr=config.optimizer.lr,
-        min_lr=config.optimizer.min_lr or 0.0,
+        min_lr=config.optimizer.min_lr,
         lr_warmup_steps=settings.lr_warmup_iters,
         lr_decay_steps=settings.lr_decay_iters,
         lr_decay_style=settings.lr_decay_style,

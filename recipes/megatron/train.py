@@ -68,7 +68,7 @@ def pretrain(config: ConfigContainer, *, may_restart: bool = False) -> list[floa
         if resumed is not None:
             # Data, learning rate, progress and the profiler's window all count from here.
             train.start_iteration = resumed
-        heartbeats = stack.enter_context(RankMonitor(config, rank=env.rank, resumed=resumed is not None))
+        heartbeats = stack.enter_context(RankMonitor(config.ft))
         if env.rank == 0:
             print("\n".join(_opening_lines(config, env, changed, heartbeats)), flush=True)
         progress = stack.enter_context(Progress(config))
@@ -147,18 +147,18 @@ class Loop:
         self.heartbeats, self.monitor = heartbeats, monitor
         self.num_microbatches = config.num_microbatches(env.world_size)
         self.model = build_model(config, self.device)
-        train = config.train
-        hook.facts |= {"name": "recipe", "batch_size": train.micro_batch_size, "global_batch_size": train.global_batch_size}
-        hook.facts |= {"gradient_accumulation": self.num_microbatches}
-        hook.facts |= size_of(one for module in self.model for one in module.parameters())
+        hook.facts |= {
+            "name": "recipe",
+            "batch_size": config.train.micro_batch_size,
+            "global_batch_size": config.train.global_batch_size,
+            "gradient_accumulation": self.num_microbatches,
+            **size_of(one for module in self.model for one in module.parameters()),
+        }
         self.optimizer, self.scheduler = build_optimizer(config, self.model)
+        #: The part of this training that a checkpoint holds.
+        self.state = checkpoint.TrainingState(self.model, self.optimizer, self.scheduler)
         self.data = build_data(config)
         self.forward_backward = get_forward_backward_func()
-
-    @property
-    def state(self) -> checkpoint.TrainingState:
-        """The part of this training that a checkpoint holds."""
-        return checkpoint.TrainingState(self.model, self.optimizer, self.scheduler)
 
     def run(self, exit_reason: Callable[[], str | None]) -> int:
         """Every iteration from `train.start_iteration` to the last, or until there is a reason to stop.
@@ -179,11 +179,11 @@ class Loop:
                     loss = self._step(iterators)
                     self.progress.iteration(iteration, loss, perf_counter() - started)
                     collect_garbage(iteration)
-                self.heartbeats.iteration_done()
+                self.heartbeats.send()
                 if train.eval_interval is not None and (iteration + 1) % train.eval_interval == 0:
                     with self.hook.range("evaluation"):
                         self.progress.evaluation(iteration, self._evaluate())
-                    self.heartbeats.evaluation_done()
+                    self.heartbeats.send()
                 completed = iteration + 1
                 reason = exit_reason()
                 self._save_if_due(completed, exiting=reason is not None)
@@ -201,7 +201,7 @@ class Loop:
         if exiting or regular or completed == self.config.train.train_iters:
             with self.hook.range("checkpoint"):
                 checkpoint.save(self.config, self.state, completed)
-            self.heartbeats.checkpoint_done(completed)
+            self.heartbeats.send()
 
     def _step(self, iterators: Sequence[Iterator[Batch] | None]) -> torch.Tensor | None:
         for chunk in self.model:

@@ -110,7 +110,7 @@ class JobSpec:
             asked += ["profiling.nsys_export_sqlite=true"] if self.profiler == "nsys" else []
             return [sys.executable, str(ROOT / "launch" / "pretrain.py"), "--recipe", self.recipe, *settings, *asked]
         command = [sys.executable, str(ROOT / "launch" / "experiment.py"), "--recipe", self.recipe]
-        where = ["local_torchrun", "--nproc-per-node", str(self.gpus)] if self.gpus > 1 else ["local", "--nproc-per-node", "1"]
+        where = ["local_torchrun", "--nproc", str(self.gpus)] if self.gpus > 1 else ["local", "--nproc", "1"]
         command += ["--executor", *where, "--profiler", self.profiler]
         if self.profiler != "none":
             named = "all" if len(self.selected) == self.gpus > 1 else ",".join(map(str, self.selected))
@@ -300,13 +300,12 @@ class Jobs:
 
 def _as_it_was(saved: Path, root: Path, iteration: int) -> None:
     """A directory of checkpoints as a job that ended after `iteration` would have left it."""
-    from recipes.megatron import checkpoint_files
+    from recipes.megatron.checkpoint import checkpoint_folder
 
-    at = checkpoint_files.checkpoint_folder(saved, iteration)
+    at = checkpoint_folder(saved, iteration)
     assert at.is_dir(), f"the job before it left no checkpoint {at}"
     root.mkdir()
     (root / at.name).symlink_to(at)
-    (root / checkpoint_files.POINTER).write_text(str(iteration))
 
 
 def _await(process: subprocess.Popen, spec: JobSpec, output: Path) -> int | None:

@@ -83,6 +83,8 @@ def invoke(monkeypatch, home, capfd):
         ("--ranks 0,2", "--ranks names 2, but the job has 2 ranks"),
         ("--executor local", "Type --executor local_torchrun"),
         ("--nodes 2", "Type --executor slurm"),
+        ("--env A", "--env A is not NAME=VALUE"),
+        ("--profiler torch --profiler nsys", "Keep one of them"),
         ("--executor slurm", "Type --account NAME"),
         ("--profiler nsys", "nsys is not on this machine's PATH"),
         ("--profiler none --record-shapes", "without a profiler nothing is recorded"),
@@ -98,24 +100,19 @@ def test_a_wrong_request_is_refused_before_anything_is_submitted(invoke, argumen
 
 
 def test_a_dry_run_prints_what_would_run(invoke):
-    recorded = "--memory --with-stack --nvtx --set profile_every=4"
+    recorded = "--profiler memory --with-stack --nvtx --set profile_every=4 --output-dir /captures"
     printed = invoke(f"--dry-run --steps 2:4 --ranks all --env A=1 --fault-tolerance {recorded}", 0)
     flags = ("record_memory_history", "pytorch_profiler_collect_callstack", "nvtx_ranges")
     settings = [f"profiling.{flag}=true" for flag in flags] + ["profiling.profile_every=4", "profiling.profile_ranks=all"]
-    wanted = [*settings, "launch/pretrain.py --recipe gpt_tiny", "env A=1"]
+    wanted = [*settings, "launch/pretrain.py --recipe gpt_tiny", "env A=1", "env BRIDGE_PROFILING_DIR=/captures"]
     assert [text for text in wanted if text not in printed] == []
 
 
 MARK = "USDT:2026-11-23 09:03:51 1990:1990 SyncActivityProfilerHandler.cpp:52] profiler_start\n"
 NO_DRIVER = "ERROR:2026-11-23 09:03:51 1990:1990 DeviceProperties.cpp:56] gpuGetDeviceCount failed with code 35\n"
 HIDDEN = (MARK, "profile/0 " + NO_DRIVER, "\x1b[32mprofile/0\x1b[0m [default1]:" + MARK.replace("start", "stop"))
-#: The end of a line, which libkineto writes for itself, comes later: alone, or after another rank's line.
-CUT = (
-    f"profile/0 [default0]:{MARK[:-1]}",
-    "profile/0 [default0]:\n",
-    f"profile/0 [default0]:{MARK[:-1]}[default1]:{MARK}",
-    "\n",
-)
+#: The end of a line, which libkineto writes for itself, comes later.
+CUT = (f"profile/0 [default0]:{MARK[:-1]}", "profile/0 [default0]:\n", f"profile/0 [default0]:{MARK[:-1]}[default1]:{MARK}")
 SHOWN = (
     NO_DRIVER.replace("35", "2"),
     NO_DRIVER.replace("35", "352"),
@@ -124,12 +121,7 @@ SHOWN = (
 
 
 def test_lines_of_a_jobs_log_that_are_the_profilers_own_are_left_out_and_no_others(capsys):
-    joined = (
-        f"profile/0 [default0]:{MARK[:-1]}[default1]:iteration 2/6\n",
-        "[default0]:\n",
-        f"{MARK[:-1]}iteration 3/6\n",
-        "\n",
-    )
+    joined = (f"profile/0 [default0]:{MARK[:-1]}[default1]:iteration 2/6\n", f"{MARK[:-1]}iteration 3/6\n")
     with without_the_profilers_own_lines():
         for line in (*HIDDEN, *CUT, *SHOWN, *joined, "\n"):
             print(line, end="")

@@ -13,7 +13,8 @@ from tests.system.jobs import manifests, trace_iterations
 pytestmark = pytest.mark.integration
 pytest.importorskip("megatron.core")
 
-from recipes.megatron.checkpoint import none_left_behind  # noqa: E402
+from bridge_profiling import ProfilingConfigError  # noqa: E402
+from recipes.megatron.checkpoint import latest_iteration, none_left_behind  # noqa: E402
 
 TENSORS, PIPELINE = "model.tensor_model_parallel_size=2", "model.pipeline_model_parallel_size=2"
 VIRTUAL = f"{PIPELINE} model.virtual_pipeline_model_parallel_size=2 model.num_layers=4"
@@ -84,7 +85,6 @@ def test_a_profiled_training_resumes_to_the_bit_and_captures_the_rest_of_its_win
 def test_checkpoints_come_when_time_is_up_and_at_their_interval_and_a_training_can_go_on(one):
     folder, losses, output = one
     assert list(losses["late"].train) == [0]
-    assert (folder / "late/latest_checkpointed_iteration.txt").read_text() == "1"
     assert "training stops after iteration 0: train.exit_duration_in_mins=1e-06 is over" in output
     # At its interval, and at the end.
     assert losses["regular"].train == losses["whole"].train
@@ -115,3 +115,13 @@ def test_a_save_that_is_broken_off_leaves_no_process_to_wait_for():
     finally:
         own.kill()
         own.join()
+
+
+def test_the_newest_checkpoint_that_was_finished_is_the_one_to_resume_from(tmp_path):
+    assert latest_iteration(tmp_path / "none yet") is None
+    for name in ("iter_0000005", "iter_0000010", ".iter_0000015.incomplete", ".iter_0000020.deleted", "other"):
+        (tmp_path / name).mkdir()
+    assert latest_iteration(tmp_path) == 10
+    (tmp_path / "a file").touch()
+    with pytest.raises(ProfilingConfigError, match="Name a directory of checkpoints"):
+        latest_iteration(tmp_path / "a file")

@@ -11,13 +11,13 @@ pytest.importorskip("megatron.core")
 import numpy
 from megatron.core.datasets.indexed_dataset import DType, IndexedDatasetBuilder
 
-from recipes.megatron.data import ConsumedSampler, check_data
+from recipes.megatron.data import check_data, microbatches
 from tests.recipes.builders import finalized
 from tests.recipes.trainings import FROZEN, run_cases
 
 
 def batches(consumed: int = 0, rank: int = 0, ranks: int = 1, total: int = 24) -> list[list[int]]:
-    return list(ConsumedSampler(total=total, consumed=consumed, micro_batch_size=2, rank=rank, ranks=ranks))
+    return list(microbatches(total, consumed, size=2, rank=rank, ranks=ranks))
 
 
 def test_samples_come_in_order_in_whole_microbatches_wherever_a_run_starts():

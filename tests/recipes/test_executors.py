@@ -42,6 +42,8 @@ BARE = {"container_image": None}
         ({"mounts": ["/data:/data"]} | BARE, "no container"),
         ({"mounts": ["/data:/nemo_run/data"]}, "/nemo_run"),
         ({"mounts": ["/a,b:/data"]}, "commas"),
+        ({"mounts": ["/data"]}, "/data:/data"),
+        ({"account": None}, 'account="…"'),
         ({"env": {"A-B": "x"}}, "name"),
         ({"env": {"PATH": "/opt/bin:$PATH"}}, "setup_lines='export PATH=\"/opt/bin:\\$PATH\"'"),
         ({"setup_lines": f"cd {ELSEWHERE}"} | BARE, "setup_lines"),
@@ -49,10 +51,7 @@ BARE = {"container_image": None}
         ({"additional_parameters": {"chdir": ELSEWHERE}} | BARE, "additional_parameters"),
         ({"tunnel": run.LocalTunnel(job_dir="/elsewhere")}, "LocalTunnel"),
         ({"tunnel": run.SSHTunnel(host="h", user="u", job_dir="/a/nemo_run/b")} | BARE, "/nemo_run"),
-        ({"host": "h"}, "without job_dir"),
-        ({"host": "h", "job_dir": "~/jobs"}, "absolute"),
-        ({"job_dir": "/jobs"}, "without host"),
-        ({"host": "h", "tunnel": run.LocalTunnel(job_dir="")}, "tunnel and host"),
+        ({"tunnel": run.SSHTunnel(host="h", user="u", job_dir="~/jobs")}, "absolute"),
     ],
 )
 def test_slurm_refuses_what_would_fail_in_the_queue(options, named):
@@ -108,10 +107,8 @@ def test_a_recipe_survives_the_way_to_the_job_finalized_or_not(name):
 
 @pytest.mark.needs("megatron")
 def test_what_cannot_be_sent_to_the_job_is_refused():
-    from tests.recipes.builders import tiny
-
     with pytest.raises(ProfilingConfigError, match=r"config\.model\.params_dtype is a torch\.dtype"):
-        pretrain_partial(lambda: tiny("model.params_dtype=bfloat16"))
+        pretrain_partial("gpt_tiny", ["model.params_dtype=bfloat16"])
 
 
 @pytest.mark.needs("megatron")

@@ -62,7 +62,8 @@ def test_the_batch_script_is_the_golden_one(check, case):
 
 
 def test_through_ssh_every_path_is_one_of_the_cluster(check):
-    executor = executors.slurm("team", host="login", user="me", job_dir="/scratch/me/jobs", venv="/shared/venv")
+    tunnel = run.SSHTunnel(host="login", user="me", job_dir="/scratch/me/jobs")
+    executor = executors.slurm("team", tunnel=tunnel, venv="/shared/venv")
     check("ssh", executor)
 
 

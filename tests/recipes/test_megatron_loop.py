@@ -4,18 +4,12 @@ import json
 
 import pytest
 
-from bridge_profiling import ProfilingConfigError
 from tests.frameworks.captured import Captured
 from tests.recipes.trainings import run_cases, window
 from tests.system.jobs import trace_iterations
 
 pytestmark = pytest.mark.integration
 pytest.importorskip("megatron.core")
-
-import torch  # noqa: E402
-
-from recipes.megatron.train import pretrain  # noqa: E402
-from tests.recipes.builders import tiny  # noqa: E402
 
 LLAMA = (
     "--recipe=llama32_1b model.num_layers=2 model.hidden_size=64 model.num_attention_heads=4 model.num_query_groups=2"
@@ -112,9 +106,3 @@ def test_exactly_the_ranks_asked_for_are_captured(two_ranks, layout):
     assert [trace.name.partition(".")[0] for trace in traces] == expected
     assert [trace_iterations(trace) for trace in traces] == [[1, 2]] * len(expected)
     assert sorted(path.stem for path in (folder / "manifest").glob("iter-1-3/rank-*")) == expected
-
-
-def test_nccl_without_a_gpu_is_refused():
-    with pytest.raises(ProfilingConfigError, match=r"dist\.distributed_backend=gloo"):
-        pretrain(tiny("dist.distributed_backend=nccl"))
-    assert not torch.distributed.is_initialized()
