@@ -23,7 +23,8 @@ if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from bridge_profiling import plugins
-from bridge_profiling.cli.common import closed, exit_code, with_options
+from bridge_profiling.cli.options import closed, with_options
+from bridge_profiling.cli.outcome import exit_code
 from bridge_profiling.common.errors import TraceError, print_error
 from bridge_profiling.frameworks.outcome import own_command, shortest_path
 from bridge_profiling.manifest import find_captures
@@ -44,7 +45,7 @@ def main(
     overrides: Annotated[list[str] | None, typer.Argument(help="Settings of the config, as section.field=value.")] = None,
     recipe: Annotated[str, typer.Option(help="What to train.")] = "gpt_tiny",
     executor: Annotated[ExecutorName, typer.Option(**closed(ExecutorName), help="Where to run.")] = ExecutorName.local_torchrun,
-    nproc_per_node: Annotated[int, typer.Option(min=1, help="Ranks per node.")] = 2,
+    nproc: Annotated[int, typer.Option(min=1, help="Ranks per node.")] = 2,
     nodes: Annotated[int, typer.Option(min=1, help="Nodes (Slurm).")] = 1,
     account: Annotated[str | None, typer.Option(help="Slurm account.")] = None,
     partition: Annotated[str | None, typer.Option(help="Slurm partition.")] = None,
@@ -98,12 +99,12 @@ def main(
         chosen.append(plugins.NsysPlugin(**window, **options))
     if fault_tolerance:
         chosen.append(plugins.FaultTolerancePlugin())
-    _check_config(recipe, config, overrides, profiler, window, nodes * nproc_per_node)
+    _check_config(recipe, config, overrides, profiler, window, nodes * nproc)
     slurm = {
         "account": account, "partition": partition, "time": time, "gpus_per_node": gpus_per_node, "venv": venv,
         "container_image": container_image, "mounts": mount or [], "host": host, "user": user, "job_dir": job_dir,
     }  # fmt: skip
-    where = make_executor(executor, nproc_per_node, nodes, request.parse_env(env), slurm)
+    where = make_executor(executor, nproc, nodes, request.parse_env(env), slurm)
     packaged = executor is ExecutorName.slurm
     if not packaged and not dry_run:
         nsys = profiler is ProfilerName.nsys and not fault_tolerance

@@ -1,23 +1,30 @@
-"""Results of benchmarks: estimates from samples, bus bandwidth, the file that holds them, and errors. Imports no torch.
+"""Results of benchmarks: estimates from samples, bus bandwidth, the file that holds them, and errors.
 
 The fields of the file are stable: times are in microseconds, sizes in bytes, bandwidths in 10⁹ bytes per second. Keys may be
 added; none changes its meaning within a `schema_version`. One file holds results of several benchmarks: a new result replaces
-the one of its kind measured under the same conditions, and leaves the others.
+the one of its kind measured under the same conditions, and leaves the others. Only `conditions` imports torch.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import platform
+import socket
 import statistics
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from bridge_profiling import __version__
 from bridge_profiling.common.atomic import write_text
 from bridge_profiling.common.errors import ProfilingConfigError, TraceError
 from bridge_profiling.common.regular_files import read_regular
+
+if TYPE_CHECKING:
+    import torch
 
 SCHEMA_VERSION = 1
 
@@ -44,11 +51,6 @@ _FIELDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"world_size": int, "hosts": int, "backend": str, "device": str},
         {"operation": str, "message_bytes": int, "algorithm_bandwidth_gbs": _NUMBER, "correct": bool},
     ),
-    "copies": (
-        {"device": str},
-        {"direction": str, "host_memory": str, "bytes": int, "bandwidth_gbs": _NUMBER, "correct": bool},
-    ),
-    "step": ({"device": str, "subject": str}, {"time_us": {"median": _NUMBER}}),
     # A setting that could not be measured has no rate.
     "data_loader": ({"subject": str}, {"batches_per_s": (dict, type(None))}),
 }
@@ -60,7 +62,7 @@ class MeasurementError(RuntimeError):
     exit_code = 1
 
 
-class UnavailableError(RuntimeError):
+class UnavailableError(MeasurementError):
     """This machine lacks the required hardware or backend. The message says which."""
 
     exit_code = 4
@@ -74,8 +76,8 @@ class BenchDocument:
     results: list[dict[str, Any]]
 
     def of_kind(self, kind: str) -> list[dict[str, Any]]:
-        """Results of one benchmark, a key of `requests.KINDS`."""
-        return [result for result in self.results if result.get("kind") == kind]
+        """Results of one benchmark, a key of `_FIELDS`."""
+        return [result for result in self.results if result["kind"] == kind]
 
 
 @dataclass(frozen=True)
@@ -141,6 +143,26 @@ def bus_factor(operation: str, ranks: int) -> float:
     return (ranks - 1) / ranks if BUS_OPERATIONS.get(operation) else 1.0
 
 
+def conditions(kind: str, device: torch.device | None = None, subject: str | None = None) -> dict[str, Any]:
+    """The fields common to all results: where and when they were measured, and no limitations yet."""
+    import torch
+
+    cuda = device is not None and device.type == "cuda"
+    versions = {"python": platform.python_version(), "torch": str(torch.__version__), "bridge-profiling": __version__}
+    if cuda:
+        versions["cuda"], versions["nccl"] = torch.version.cuda, ".".join(map(str, torch.cuda.nccl.version()))
+    return {
+        "kind": kind,
+        "measured_unix_ns": time.time_ns(),
+        "host": socket.gethostname(),
+        "device": torch.cuda.get_device_name(device) if cuda else "cpu",
+        "devices_of_host": torch.cuda.device_count() if cuda else 0,
+        "subject": subject,
+        "versions": versions,
+        "limitations": [],
+    }
+
+
 def read(path: Path) -> BenchDocument:
     """Read a file of results."""
     try:
@@ -157,7 +179,7 @@ def read(path: Path) -> BenchDocument:
     if found.get("schema_version") != SCHEMA_VERSION:
         raise _not_results(path, f"it has schema version {found.get('schema_version')}; this version reads {SCHEMA_VERSION}")
     results = found.get("results")
-    if not isinstance(results, list) or not all(_is_result(result) for result in results):
+    if not isinstance(results, list) or not all(map(_is_result, results)):
         raise _not_results(path, "its results are damaged")
     return BenchDocument(path, results)
 
@@ -172,11 +194,8 @@ def check_addable(path: Path) -> list[dict[str, Any]]:
 
 def add(path: Path, result: dict[str, Any]) -> None:
     """Write a result into a file, which is created if missing and keeps results of other conditions."""
-
-    def conditions(of: dict[str, Any]) -> list[str]:
-        return [json.dumps(of.get(name)) for name in _CONDITIONS]
-
-    write(path, [each for each in check_addable(path) if conditions(each) != conditions(result)] + [result])
+    kept = [each for each in check_addable(path) if any(each.get(name) != result.get(name) for name in _CONDITIONS)]
+    write(path, [*kept, result])
 
 
 def write(path: Path, results: list[dict[str, Any]]) -> None:
@@ -191,17 +210,13 @@ def write(path: Path, results: list[dict[str, Any]]) -> None:
 def _is_result(result: Any) -> bool:
     if not _has(result, {"kind": str, "rows": list}):
         return False
-    # Kinds of a later version have fields that are unknown here, and are never read.
+    # Other kinds, of another version, have fields that are unknown here, and are never read.
     of_result, of_row = _FIELDS.get(result["kind"], ({}, {}))
     return _has(result, of_result) and all(_has(row, of_row) for row in result["rows"])
 
 
 def _has(found: Any, fields: dict[str, Any]) -> bool:
-    """Whether a mapping has fields of these types; a mapping in place of a type has fields of its own."""
-    return isinstance(found, dict) and all(
-        name in found and (_has(found[name], kind) if isinstance(kind, dict) else isinstance(found[name], kind))
-        for name, kind in fields.items()
-    )
+    return isinstance(found, dict) and all(isinstance(found.get(name, ...), kind) for name, kind in fields.items())
 
 
 def _not_results(path: Path, why: str) -> ProfilingConfigError:

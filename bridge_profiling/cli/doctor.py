@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
-from bridge_profiling.cli.common import FAILURE, QUIET, JsonOption, closed, console, note
+from bridge_profiling.cli.options import JsonOption, closed
+from bridge_profiling.cli.output import FAILURE, QUIET, console, note
 from bridge_profiling.common.printable import printable
 
 if TYPE_CHECKING:

@@ -19,7 +19,9 @@ from typing import Annotated, Any
 import typer
 from typer import Argument, Option
 
-from bridge_profiling.cli.common import note, print_error, wait_for
+from bridge_profiling.cli.options import ProfilerName
+from bridge_profiling.cli.output import note, print_error
+from bridge_profiling.cli.signals import wait_for
 from bridge_profiling.common.errors import ProfilingConfigError, TraceError, install_command, require
 from bridge_profiling.common.launch_env import LAUNCH_VARIABLE, LaunchEnv
 from bridge_profiling.frameworks.outcome import captures_since, lines, places_to_report
@@ -67,6 +69,17 @@ def run(
     """
     for name in ("output_dir", "config_file"):
         request[name] = request[name] and str(Path(request[name]).absolute())
+    profilers = dict.fromkeys(request["profiler"] or [])
+    if len(profilers) > 1:
+        request["memory"] |= ProfilerName.memory in profilers
+        profilers.pop(ProfilerName.memory, None)
+    require(
+        len(profilers) <= 1,
+        "--profiler torch and --profiler nsys exclude each other",
+        why="both need CUPTI, which serves one",
+        instead="Type one of them",
+    )
+    request["profiler"] = next(iter(profilers), None)
     asked = Request.typed(script[0], script[1:], request, module=module)
     launcher = LaunchEnv.read().launcher
     is_rank = launcher in ("torchrun", "ray") or (launcher != "none" and nproc is None and nodes == 1)

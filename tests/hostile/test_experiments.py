@@ -168,7 +168,7 @@ def test_nothing_that_an_experiment_names_is_imported_or_called(typed, folder):
     document = serialized({"": "fiddle._src.config.Config", "command": "touch called"})
     document["objects"]["o0"]["metadata"] = {"type": "ref", "key": "m"}
     document["objects"]["m"] = {"type": {"module": "a", "name": "b"}, "items": [["Attr(name='fn_or_cls')", target]]}
-    assert jobs._Reader().read(packed(document).decode()).target == "planted.run"
+    assert jobs._read(packed(document).decode()).target == "planted.run"
     _write(folder, json.dumps([[packed(document).decode()] * 2]))
     for command in ("report", "doctor", "trigger"):
         assert typed(command, "experiment").returncode in (1, 2)

@@ -78,7 +78,7 @@ def submit(slurm_cluster, committed_checkout, tmp_path):
     def start(*arguments: str, path: str = os.environ["PATH"]) -> Submission:
         command = [sys.executable, committed_checkout / "launch" / "experiment.py", "--executor", "slurm"]
         command += ["--account", slurm_cluster.account, "--partition", slurm_cluster.partition]
-        command += ["--nodes", "2", "--nproc-per-node", "2", "--ranks", "0,3", *arguments]
+        command += ["--nodes", "2", "--nproc", "2", "--ranks", "0,3", *arguments]
         environment = os.environ | slurm_cluster.environment | {"NEMORUN_HOME": str(tmp_path / "home"), "PATH": path}
         # As the cluster's KillWait: torchrun's own patience is 30 s.
         environment["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = "110"
