@@ -175,7 +175,7 @@ def _endless(loader: DataLoader) -> Iterator[Any]:
             empty = False
             yield batch
         if empty:
-            raise ValueError("the loader returns no batch, or can be iterated over only once")
+            raise MeasurementError("the loader returns no batch, or can be iterated over only once")
 
 
 def _samples_in(batch: Any) -> int | None:
@@ -212,5 +212,7 @@ def _made(text: str) -> Any:
 
 def _described(error: BaseException) -> str:
     """An error of user code in one line: its type, message, and where it was raised, in a worker too."""
+    if isinstance(error, MeasurementError):
+        return str(error)
     text = "".join(traceback.format_exception(error)).rstrip()
     return f"{text.splitlines()[-1]} ({':'.join(_FRAME.findall(text)[-1])})"

@@ -16,14 +16,18 @@ from tests.cli.conftest import COMMAND
 from tests.report.published import problems
 
 CODE = """
-import signal
 import time
 
-def slow():
-    print("slow", flush=True)
-    while True:
+class Slow:
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        print("slow", flush=True)
         time.sleep(600)
-        yield
+
+def slow():
+    return Slow()
 
 def data():
     print("made")

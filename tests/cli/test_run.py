@@ -109,11 +109,14 @@ def test_what_cannot_be_recorded_here_is_refused_unless_best_effort(started, mon
     assert re.search("warning: .*" + expected, result.output)
 
 
-def test_the_settings_of_a_file_lie_under_those_typed(started):
+def test_the_settings_of_a_file_lie_under_those_typed(started, monkeypatch):
+    monkeypatch.setattr(run_module, "_has_cuda", lambda: True)
     Path("settings.yaml").write_text("profiling: {profile_step_start: 5, profile_step_end: 6}\nmodel: {}\n")
-    typed("--config", "settings.yaml", "--record-shapes", "--set", "profile_every=20", SCRIPT)
+    profilers = ("--profiler", "memory", "--profiler", "torch")
+    typed("--config", "settings.yaml", "--record-shapes", *profilers, "--set", "profile_every=20", SCRIPT)
     config = parse(started.started[2:]).config()
     assert (config.window, config.record_shapes, config.profile_every) == (Window(5, 6), True, 20)
+    assert (config.use_pytorch_profiler, config.record_memory_history) == (True, True)
 
 
 def test_ranks_of_one_machine_are_torchruns_and_each_launch_has_a_name(started):
@@ -161,6 +164,7 @@ def test_a_rank_of_another_launcher_becomes_the_script(started, monkeypatch, env
     ("arguments", "said"),
     [
         (("nowhere.py",), "nowhere.py does not exist"),
+        (("--profiler", "torch", "--profiler", "nsys", SCRIPT), "--profiler torch and --profiler nsys exclude each other"),
         (("--steps", "5:5", SCRIPT), "--steps 5:5: the window is empty; .* Type --steps 5:6"),
         (("--set", "profile_evry=3", SCRIPT), "--set profile_evry does not exist.*Type --set profile_every=3"),
         (("--ranks", "0,2", "--nproc", "2", SCRIPT), "--ranks names 2, but the job has 2 ranks"),
