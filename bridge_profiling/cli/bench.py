@@ -19,7 +19,6 @@ from typing import Annotated, Any
 import typer
 from typer import Option
 
-from bridge_profiling.bench import results
 from bridge_profiling.cli.options import JsonSchemaOption, closed, with_flags
 from bridge_profiling.cli.output import check_output, console, echo, note, print_error
 from bridge_profiling.cli.signals import ENDING, wait_for
@@ -160,6 +159,8 @@ def _run(kind: str, request: dict[str, Any], output: Path | None, *, as_json: bo
             if advice := recommendation(result):
                 echo(advice)
         if output is not None:
+            from bridge_profiling.bench import results
+
             results.add(output, result)
             if not as_json:
                 note(f"result: {output}")
@@ -172,6 +173,8 @@ def _check_output(output: Path | None) -> None:
     check_output(output)
     if output is None:
         return
+    from bridge_profiling.bench import results
+
     results.check_addable(output)
     # The file is replaced by a new one.
     if not os.access(output.parent, os.W_OK):

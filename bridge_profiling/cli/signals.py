@@ -85,9 +85,9 @@ def wait_for(
     def forward(number: int, frame: object) -> None:
         received.append(number)
         if child is not None:
-            send(number)
+            send(child, number)
 
-    def send(number: int) -> None:
+    def send(child: subprocess.Popen[bytes], number: int) -> None:
         if (sent := forwarded[number]) is None:
             return
         child.send_signal(sent)
@@ -101,7 +101,7 @@ def wait_for(
     try:
         child = start()
         for number in list(received):
-            send(number)
+            send(child, number)
         code = child.wait()
     finally:
         for timer in timers:
