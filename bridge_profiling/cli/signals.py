@@ -78,13 +78,15 @@ def wait_for(
     `forwarded` has the signal to send to the child for each signal received here; None sends nothing. `kill_after_s` is the
     time that the child has to end after the first that is sent; None does not limit it.
     """
-    received = list[int]()
+    received, early = list[int](), list[int]()
     child: subprocess.Popen[bytes] | None = None
     timers = list[threading.Timer]()
 
     def forward(number: int, frame: object) -> None:
         received.append(number)
-        if child is not None:
+        if child is None:
+            early.append(number)
+        else:
             send(child, number)
 
     def send(child: subprocess.Popen[bytes], number: int) -> None:
@@ -100,7 +102,7 @@ def wait_for(
     previous = {number: signal.signal(number, forward) for number in numbers}
     try:
         child = start()
-        for number in list(received):
+        for number in early:
             send(child, number)
         code = child.wait()
     finally:
