@@ -148,7 +148,11 @@ def conditions(kind: str, device: torch.device | None = None, subject: str | Non
     import torch
 
     cuda = device is not None and device.type == "cuda"
-    versions = {"python": platform.python_version(), "torch": str(torch.__version__), "bridge-profiling": __version__}
+    versions: dict[str, str | None] = {
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "bridge-profiling": __version__,
+    }
     if cuda:
         versions["cuda"], versions["nccl"] = torch.version.cuda, ".".join(map(str, torch.cuda.nccl.version()))
     return {
