@@ -12,7 +12,7 @@ import itertools
 import re
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -202,7 +202,7 @@ def _made(text: str) -> Any:
         else:
             why, instead = f"importing {module} fails: {_described(error)}", ""
         raise ProfilingConfigError(f"--loader {text}: {why}", instead=instead) from error
-    factory: Callable[[], Any] | None = getattr(found, name, None)
+    factory: Any = getattr(found, name, None)
     require(callable(factory), f"--loader {text}: {module} has no function {name}", instead="Type --loader module:factory")
     try:
         return factory()
