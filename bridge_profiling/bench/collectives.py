@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 
 from bridge_profiling.bench import results
+from bridge_profiling.bench.conditions import conditions
 from bridge_profiling.bench.results import MeasurementError, UnavailableError
 from bridge_profiling.common.errors import one_line, require
 from bridge_profiling.common.launch_env import LaunchEnv
@@ -107,7 +108,7 @@ def measure(
     try:
         hosts: list[Any] = [None] * env.world_size
         dist.all_gather_object(hosts, socket.gethostname())
-        result = results.conditions("collectives", device) | {
+        result = conditions("collectives", device) | {
             "world_size": env.world_size,
             "hosts": len(set(hosts)),
             "ranks_per_host": max(map(hosts.count, hosts)),

@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from bridge_profiling.bench.results import MeasurementError, conditions, estimate
+from bridge_profiling.bench.conditions import conditions
+from bridge_profiling.bench.results import MeasurementError, estimate
 from bridge_profiling.common.errors import ProfilingConfigError, require
 
 #: Exceptions of user code that end a measurement with a message. Scripts that parse arguments raise SystemExit.

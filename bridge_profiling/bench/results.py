@@ -1,30 +1,23 @@
-"""Results of benchmarks: estimates from samples, bus bandwidth, the file that holds them, and errors.
+"""Results of benchmarks: estimates from samples, bus bandwidth, the file that holds them, and errors. Imports no torch.
 
 The fields of the file are stable: times are in microseconds, sizes in bytes, bandwidths in 10⁹ bytes per second. Keys may be
 added; none changes its meaning within a `schema_version`. One file holds results of several benchmarks: a new result replaces
-the one of its kind measured under the same conditions, and leaves the others. Only `conditions` imports torch.
+the one of its kind measured under the same conditions, and leaves the others.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import platform
-import socket
 import statistics
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from bridge_profiling import __version__
 from bridge_profiling.common.atomic import write_text
 from bridge_profiling.common.errors import ProfilingConfigError, TraceError
 from bridge_profiling.common.regular_files import read_regular
-
-if TYPE_CHECKING:
-    import torch
 
 SCHEMA_VERSION = 1
 
@@ -141,30 +134,6 @@ def bus_factor(operation: str, ranks: int) -> float:
     if operation == "all_reduce":
         return 2 * (ranks - 1) / ranks
     return (ranks - 1) / ranks if BUS_OPERATIONS.get(operation) else 1.0
-
-
-def conditions(kind: str, device: torch.device | None = None, subject: str | None = None) -> dict[str, Any]:
-    """The fields common to all results: where and when they were measured, and no limitations yet."""
-    import torch
-
-    cuda = device is not None and device.type == "cuda"
-    versions: dict[str, str | None] = {
-        "python": platform.python_version(),
-        "torch": str(torch.__version__),
-        "bridge-profiling": __version__,
-    }
-    if cuda:
-        versions["cuda"], versions["nccl"] = torch.version.cuda, ".".join(map(str, torch.cuda.nccl.version()))
-    return {
-        "kind": kind,
-        "measured_unix_ns": time.time_ns(),
-        "host": socket.gethostname(),
-        "device": torch.cuda.get_device_name(device) if cuda else "cpu",
-        "devices_of_host": torch.cuda.device_count() if cuda else 0,
-        "subject": subject,
-        "versions": versions,
-        "limitations": [],
-    }
 
 
 def read(path: Path) -> BenchDocument:
