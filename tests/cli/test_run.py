@@ -132,23 +132,6 @@ def test_ranks_of_one_machine_are_torchruns_and_each_launch_has_a_name(started):
 
 
 @pytest.mark.parametrize(
-    ("environment", "options"),
-    [
-        ({}, ["--node-rank", "1", "--rdzv-endpoint", "gpu07:23"]),
-        ({"SLURM_JOB_ID": "3", "SLURM_STEP_ID": "0", "SLURM_NODEID": "1", "SLURM_STEP_NODELIST": "gpu[07-08]"}, []),
-    ],
-)
-def test_machines_meet_at_the_given_endpoint_or_where_slurm_says(started, environment, options):
-    typed("--nodes", "2", "--nproc", "8", *options, SCRIPT, **environment)
-    port = 20003 if environment else 23
-    assert started.started[:7] == [
-        *["-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=8"],
-        *["--rdzv-backend=static", f"--rdzv-endpoint=gpu07:{port}", "--node-rank=1"],
-    ]
-    assert "BRIDGE_PROFILING_LAUNCH_ID" not in started.environment
-
-
-@pytest.mark.parametrize(
     "environment", [{"RANK": "1", "WORLD_SIZE": "2"}, {"SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"}]
 )
 def test_a_rank_of_another_launcher_becomes_the_script(started, monkeypatch, environment):
@@ -170,8 +153,6 @@ def test_a_rank_of_another_launcher_becomes_the_script(started, monkeypatch, env
         (("--ranks", "0,2", "--nproc", "2", SCRIPT), "--ranks names 2, but the job has 2 ranks"),
         (("--config", "empty.yaml", SCRIPT), "empty.yaml has no section profiling"),
         (("empty",), "empty is a directory without a __main__.py"),
-        (("--nodes", "2", "--node-rank", "0", SCRIPT), "--nodes 2 needs --rdzv-endpoint"),
-        (("--nodes", "2", "--node-rank", "0", "--rdzv-endpoint", "host:2950o", SCRIPT), "host:2950o is not HOST or HOST:PORT"),
     ],
 )
 def test_what_cannot_be_carried_out_is_refused_before_anything_starts(started, arguments, said):
