@@ -19,7 +19,7 @@ from typing import Annotated, Any
 import typer
 from typer import Option
 
-from bridge_profiling.cli.options import JsonSchemaOption, closed, with_flags
+from bridge_profiling.cli.options import JsonSchemaOption, with_flags
 from bridge_profiling.cli.output import check_output, console, echo, note, print_error
 from bridge_profiling.cli.signals import ENDING, wait_for
 from bridge_profiling.common.errors import ProfilingConfigError, did_you_mean, require
@@ -64,8 +64,8 @@ def collectives(
     ] = None,
     operations: Annotated[str, Option(metavar="NAMES", help=f"Some of {','.join(_OPERATIONS)}.")] = "",
     sizes: Annotated[str, Option(metavar="SIZES", help="Message sizes: from:to:factor, or 1KiB,1.5MiB.")] = "1KiB:256MiB:4x",
-    dtype: Annotated[DtypeName, Option(**closed(DtypeName), help="Element type.")] = DtypeName.float32,
-    backend: Annotated[BackendName | None, Option(**closed(BackendName), help="Default: nccl on CUDA devices.")] = None,
+    dtype: Annotated[DtypeName, Option(help="Element type.")] = DtypeName.float32,
+    backend: Annotated[BackendName | None, Option(help="Default: nccl on CUDA devices.")] = None,
     seconds: Annotated[float, Option(help="Approximate time for each operation and size.")] = 1.0,
     **result: Any,
 ) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
-from bridge_profiling.cli.options import FetchOption, JsonOption, JsonSchemaOption, PageOption, WorkersOption, closed
+from bridge_profiling.cli.options import FetchOption, JsonOption, JsonSchemaOption, PageOption, WorkersOption
 from bridge_profiling.cli.output import echo, finish, print_error, show
 from bridge_profiling.cli.runs import open_runs
 from bridge_profiling.common.errors import ProfilingConfigError, require
@@ -44,7 +44,6 @@ def compare(
     against: Annotated[
         Against | None,
         Option(
-            **closed(Against),
             help="Of three or more runs, the one that --fail-over compares the last with. Default: first.",
         ),
     ] = None,

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from typer import Option
 
-from bridge_profiling.cli.options import FetchOption, RunArgument, WorkersOption, closed
+from bridge_profiling.cli.options import FetchOption, RunArgument, WorkersOption
 from bridge_profiling.cli.output import finish, note, progress
 from bridge_profiling.cli.runs import open_runs
 
@@ -58,9 +58,7 @@ def flamegraph(
             "--output", "-o", metavar="FILE", help="The file. Default: flamegraph.speedscope.json, or flamegraph.folded.txt."
         ),
     ] = None,
-    weight: Annotated[
-        WeightName, Option(**closed(WeightName), help="Host time in each stack, or device time that it launched.")
-    ] = WeightName.host,
+    weight: Annotated[WeightName, Option(help="Host time in each stack, or device time that it launched.")] = WeightName.host,
     ranks: Annotated[str, Option(metavar="all|0,1,…", help="Ranks to write.")] = "all",
     folded: Annotated[bool, Option("--folded", help="Write folded text instead, as flamegraph.pl reads it.")] = False,
     workers: WorkersOption = None,

@@ -14,28 +14,11 @@ import typer
 from typer import Argument, Option
 
 from bridge_profiling.cli.output import QUIET
-from bridge_profiling.common.errors import did_you_mean
 from bridge_profiling.frameworks import run_request
 from bridge_profiling.settings import recording
 
 EngineName = StrEnum("EngineName", ["process", "ray"])
 ProfilerName = StrEnum("ProfilerName", ["torch", "memory", "nsys"])
-
-
-class NotInListError(typer.BadParameter):
-    """A value that is none of an option's, with what to type instead."""
-
-
-def closed(names: type[StrEnum]) -> dict[str, Any]:
-    """Arguments of an `Option` with one of these values: an error names the most similar one."""
-
-    def parse(typed: str) -> StrEnum:
-        try:
-            return names(typed)
-        except ValueError:
-            raise NotInListError(f"{typed!r} does not exist. {did_you_mean(typed, list(names))}.") from None
-
-    return {"parser": parse, "metavar": f"[{'|'.join(names)}]"}
 
 
 RunArgument = Annotated[Path, Argument(metavar="RUN", help="Captures: a directory, a file, or a NeMo-Run experiment.")]
@@ -76,7 +59,7 @@ _READING: _Options = {
     ),
     "engine": (
         EngineName,
-        Option(**closed(EngineName), help="Read captures in processes on this machine or on a Ray cluster."),
+        Option(help="Read captures in processes on this machine or on a Ray cluster."),
         EngineName.process,
     ),
     "ray_address": (str | None, Option(metavar="ADDRESS", help="Ray cluster. Default: $RAY_ADDRESS, or a new one."), None),
@@ -102,7 +85,6 @@ _REQUEST: _Options = {
     "profiler": (
         list[ProfilerName] | None,
         Option(
-            **closed(ProfilerName),
             help="The profiler, repeatable: memory goes with another one. Default: that of --config, else torch.",
         ),
         None,

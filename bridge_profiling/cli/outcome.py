@@ -13,7 +13,6 @@ from typing import Any
 
 import typer
 
-from bridge_profiling.cli.options import NotInListError
 from bridge_profiling.cli.output import FAILURE, print_error
 from bridge_profiling.cli.signals import interruptible
 from bridge_profiling.common.errors import ProfilingConfigError, TraceError, install_command, shortage
@@ -92,14 +91,14 @@ def _exit_code(app: typer.Typer) -> int:
         print_error(str(error))
         return FAILURE if getattr(error.__cause__, "errno", None) in _DISK_FAILURES else USAGE
     except _ClickException as error:
-        message = error.format_message().strip()
+        # Some of Typer's releases call a value that is none of an option's a "Value error".
+        message = error.format_message().strip().replace("Value error, ", "")
         if type(error).__name__ == "NoArgsIsHelpError":
             typer.echo(message)
         elif message:
             context = getattr(error, "ctx", None)
             end = "" if message[-1] in ".?" else "."
-            is_complete = context is None or isinstance(error, NotInListError)
-            help_command = "" if is_complete else f" Type {context.command_path} --help."  # type: ignore[union-attr]
+            help_command = "" if context is None else f" Type {context.command_path} --help."
             print_error(f"{message[0].lower()}{message[1:]}{end}{help_command}")
         return USAGE if isinstance(error, _UsageError) else FAILURE
     except BrokenPipeError:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from bridge_profiling.cli.options import JsonOption, ProfilerName, closed
+from bridge_profiling.cli.options import JsonOption, ProfilerName
 from bridge_profiling.cli.output import FAILURE, echo, print_error
 from bridge_profiling.common.errors import ProfilingConfigError, TraceError, require
 from bridge_profiling.common.printable import shell_path
@@ -33,7 +33,7 @@ def trigger(
     ranks: Annotated[str | None, Option(metavar="0,1|all|pp", help="Ranks. Default: the job's profile_ranks.")] = None,
     profiler: Annotated[
         list[ProfilerName] | None,
-        Option(**closed(ProfilerName), help="Profiler to use, repeatable. Default: the job's, else torch."),
+        Option(help="Profiler to use, repeatable. Default: the job's, else torch."),
     ] = None,
     reason: Annotated[str | None, Option(metavar="TEXT", help="Why you need the capture, for the manifest.")] = None,
     wait: Annotated[bool, Option("--wait", help="Wait until the captures are written, and print where.")] = False,
