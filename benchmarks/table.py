@@ -115,15 +115,11 @@ def _cells(line: Line) -> str:
 
 
 def page(table: Table) -> str:
-    """The page of the documentation."""
-    return (
-        "# Speed\n\n"
-        "What `make bench` measured for the last release. Each row is a ratio to a floor: the least that the same work could "
-        "take,\nor another tool that does it. Both sides ran in turns, so compare ratios, not times.\n\n"
-        f"{table.machine}\n\n" + "\n".join(table.markdown()) + "\n\n"
-        "CPU seconds are those of all processes of a command. An interval contains the ratio in 95 of 100 such measurements.\n"
-        "`python benchmarks/table.py --store` writes this table. [Benchmarks](../benchmarks.md) has GPUs too.\n"
-    )
+    """The page of the documentation, with this table in place of the last one."""
+    before, rest = PAGE.read_text().split("<!-- table -->\n")
+    _, after = rest.split("<!-- end of table -->")
+    shown = "\n".join((table.machine, "", *table.markdown()))
+    return f"{before}<!-- table -->\n{shown}\n<!-- end of table -->{after}"
 
 
 def machine() -> str:

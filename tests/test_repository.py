@@ -41,7 +41,7 @@ def test_the_table_of_what_is_supported_is_current_and_its_files_exist():
 
 def test_every_feature_has_a_test_or_a_page_and_the_table_is_current():
     assert [row.evidence for row in features() if not row.holds] == []
-    assert PAGE.read_text(encoding="utf-8") == page()
+    assert PAGE.read_text(encoding="utf-8") == page(), "type: python tools/feature_table.py"
 
 
 def test_no_page_has_the_marks_of_an_unfinished_merge():

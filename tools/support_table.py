@@ -23,6 +23,7 @@ COLUMNS = ("a process alone", "torchrun, one machine", "torchrun, several", "Slu
 
 #: Files of tests that several rows rest on.
 _DDP = ("frameworks/test_ddp_fsdp.py", "gpu/test_frameworks.py")
+_BRIDGE = ("gpu/test_bridge.py",)
 _CHAIN = ("system/test_nsys.py", "gpu/test_chain.py")
 _SLURM = ("system/test_slurm.py",)
 _ANY_SCRIPT = ("system/test_any_script.py",)
@@ -37,8 +38,10 @@ TABLE: list[tuple[str, str, dict[str, tuple[str, ...]]]] = [
     ("", "nsys", {_ALONE: ("gpu/test_endings.py",), _TORCHRUN: _CHAIN, _SEVERAL: _SLURM, _SRUN: _SLURM}),
     ("", "memory", {_ALONE: ("gpu/test_out_of_memory.py",), _TORCHRUN: ("gpu/test_chain.py",)}),
     ("Megatron Bridge (`ProfilingCallback`)", "torch", {
-        _ALONE: ("frameworks/test_bridge_pretrain.py",), _TORCHRUN: ("frameworks/test_bridge_pretrain.py",),
+        _ALONE: ("frameworks/test_bridge_pretrain.py",), _TORCHRUN: ("frameworks/test_bridge_pretrain.py", *_BRIDGE),
     }),
+    ("", "nsys", {_TORCHRUN: _BRIDGE}),
+    ("", "memory", {_TORCHRUN: _BRIDGE}),
     ("A loop of your own (`ProfilingHook`)", "torch", {
         _ALONE: ("capture/test_captures.py",), _TORCHRUN: ("capture/control/test_trigger.py",),
     }),
@@ -51,7 +54,7 @@ TABLE: list[tuple[str, str, dict[str, tuple[str, ...]]]] = [
     ("DistributedDataParallel", "torch", {_TORCHRUN: _DDP}),
     ("FullyShardedDataParallel", "torch", {_TORCHRUN: _DDP}),
     ("`fully_shard`", "torch", {_TORCHRUN: _DDP}),
-    ("DeepSpeed, ZeRO 0 to 3", "torch", {_TORCHRUN: ("frameworks/test_deepspeed.py",)}),
+    ("DeepSpeed, ZeRO 0 to 3", "torch", {_TORCHRUN: ("frameworks/test_deepspeed.py", "gpu/test_frameworks.py")}),
     *((name, "torch", {_ALONE: (file,), _TORCHRUN: (file, "gpu/test_frameworks.py")}) for name, file in (
         ("Lightning", "frameworks/test_lightning.py"),
         ("Hugging Face Trainer", "frameworks/test_hugging_face.py"),
@@ -69,10 +72,10 @@ TABLE: list[tuple[str, str, dict[str, tuple[str, ...]]]] = [
 #: Its names: a script, which belongs to no package.
 VERSIONS = runpy.run_path(str(ROOT / "tools" / "versions.py"))
 
-#: What `make test-versions` shows of a release of megatron-core, and what `make test-gpu` has shown on H200s with torch 2.11.
+#: What `make test-versions` shows of a release of megatron-core, and what `make test-gpu` has shown on GPUs with torch 2.11.
 VERSION_COLUMNS = ("Python", "torch", "recipes, layouts, checkpoints, resumes", "Megatron Bridge's `pretrain`", "on GPUs")
 _ON_GPUS = {
-    "0.19.2": "GPU, one: Transformer Engine's layers, Bridge",
+    "0.19.2": "GPU, one and two: Transformer Engine's layers, Bridge",
 }
 
 

@@ -8,7 +8,8 @@ launched before the first iteration is in none.
 `gaps` judges each gap between compute by the compute kernel that ends it:
 
 - launch-starved: until the host call that launches that kernel returns, or until the kernel starts if that is earlier. A gap
-  that no compute kernel ends is starved to its end. A kernel without a recorded launch never starves.
+  that no compute kernel ends is starved to its end. A kernel without a recorded launch never starves, nor does a device whose
+  clock disagrees with the host's.
 - blocked: the rest of the gap, if the kernel had to wait for something that ended after the gap started: communication or a
   copy before it on its own stream, or on a stream that its stream waited for.
 - dependency-stalled: the rest of the gap otherwise.
@@ -26,7 +27,6 @@ from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from bridge_profiling.facts.intervals import EMPTY, Intervals, Nanoseconds, rows_of, union, window
@@ -51,7 +51,7 @@ class DeviceWork:
     memset: Intervals
     kernel_count: int
     communication_kernel_count: int
-    device_count: int
+    by_device: dict[int, Intervals]  # when each device of the process did anything
 
     @cached_property
     def busy(self) -> Intervals:
@@ -129,11 +129,12 @@ def device_work(device_events: pa.Table) -> DeviceWork:
     start, end = (device_events[name].to_numpy() for name in ("start_ns", "end_ns"))
     rows = {kind: rows_of(device_events["kind"], kind) for kind in ("compute", "communication", "memcpy", "memset")}
     communicating = int(rows["communication"].sum())
+    device = to_int64(device_events["device"], 0)
     return DeviceWork(
         **{kind: union(start[chosen], end[chosen]) for kind, chosen in rows.items()},
         kernel_count=int(rows["compute"].sum()) + communicating,
         communication_kernel_count=communicating,
-        device_count=pc.count_distinct(device_events["device"]).as_py(),
+        by_device={int(each): union(start[device == each], end[device == each]) for each in np.unique(device)},
     )
 
 
@@ -163,19 +164,27 @@ def spans(windows: Windows, work: DeviceWork) -> Windows:
 
 
 def breakdown(work: DeviceWork) -> Answer:
-    """One row for the whole capture. Idle is the rest of the span; kernel counts include communication."""
+    """One row for the whole capture. Idle is the rest of the span; kernel counts include communication.
+
+    `least_busy_ns`: when the device was busy that was least so, of a process with several.
+    """
     span_ns, busy_ns = work.span.total_ns, work.busy.total_ns
+    each_ns = {device: busy.total_ns for device, busy in work.by_device.items()}
     table = pa.table(
         {
             "span_ns": [span_ns],
             "busy_ns": [busy_ns],
+            "least_busy_ns": [min(each_ns.values(), default=0)],
             "idle_ns": [span_ns - busy_ns],
             **{name: [time.total_ns] for name, time in work.times.items()},
             "kernel_count": [work.kernel_count],
             "communication_kernel_count": [work.communication_kernel_count],
         }
     )
-    return Answer(table, (caveat("several_devices", count=work.device_count),) if work.device_count > 1 else ())
+    if len(each_ns) < 2:
+        return Answer(table)
+    shares = ", ".join(f"{device}: {busy_ns / span_ns:.0%}" for device, busy_ns in each_ns.items())
+    return Answer(table, (caveat("several_devices", count=len(each_ns), shares=shares),))
 
 
 def iterations(windows: Windows, work: DeviceWork, gaps: IdleGaps) -> pa.Table:
@@ -256,7 +265,10 @@ def gaps(
         return IdleGaps(EMPTY, np.empty(0, np.int64), EMPTY, EMPTY, EMPTY, unrecorded)
     begin, end = found.start_ns, found.end_ns
     next_kernel = events.compute_starting_at(end)
-    launched = np.clip(np.where(next_kernel >= 0, taken(events.launched_ns, next_kernel), end), begin, end)
+    # Threads that launched at unknown times: the clocks of device and host disagree, so that nothing shows a late host.
+    untimed = device_events["launch_thread"].null_count < len(device_events) and (events.launched_ns == NULL).all()
+    until = begin if untimed else end
+    launched = np.clip(np.where(next_kernel >= 0, taken(events.launched_ns, next_kernel), until), begin, end)
     waited_until = taken(events.waited_until_ns(waits), next_kernel)
     # When the host made streams wait for something that the capture does not record.
     calls = wait_calls.filter(pa.array(host_rows(wait_calls)))

@@ -21,8 +21,8 @@
 - host_pause: the host recorded nothing for at least `host.SILENT_NS`.
 - host_launch: the rest. The host was late for no recorded reason.
 
-Blocked time is cut by what ran: communication or copies, and of these pageable ones (pageable_copy) and copies within the
-device.
+Blocked time is cut by what ran: communication or copies, and of these pageable ones (pageable_copy), and memsets and copies
+within the device. Starved time under a copy or memset that no call or range above explains is theirs, too: the device works.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ def _times_by_cause(
         repeats: several iterations are captured.
     """
     start, end = (device_events[name].to_numpy() for name in ("start_ns", "end_ns"))
-    communicates, copies = rows_of(device_events["kind"], "communication"), rows_of(device_events["kind"], "memcpy")
+    communicates, copies = rows_of(device_events["kind"], "communication"), rows_of(device_events["kind"], "memcpy", "memset")
     ended_in_gap = communicates & (gaps.gaps.within_ns(end - 1, end) > 0)
     while_communicating = gaps.launch_starved & union(start[ended_in_gap], end[ended_in_gap])
     spent = {cause: ranges.time for cause, ranges in evidence.items()}
@@ -210,6 +210,10 @@ def _times_by_cause(
 
     for cause in _IN_RANGES:
         take(cause, spent[cause])
+    # The device works: a launch that came earlier would have waited.
+    copied = union(start[copies], end[copies])
+    copying = left & copied
+    left = left - copying
     small = np.append(in_small_runs(device_events), False)[gaps.next_kernel]
     before_small = Intervals(gaps.gaps.start_ns[small], gaps.gaps.end_ns[small])
     take(Cause.host_sync, _opened_by(gaps.gaps, evidence[Cause.host_sync].end_ns) - host.silent)
@@ -221,21 +225,27 @@ def _times_by_cause(
     inside = times[Cause.allocator_churn]
     for cause in _IN_TURNS:
         inside = inside | times[cause]
-    for cause, time in _delayed_by(stops, gaps.launch_starved, inside).items():
+    for cause, time in _delayed_by(stops, gaps.launch_starved - copying, inside).items():
         take(cause, time - host.silent)
     take(Cause.host_pause, host.silent)
     times[Cause.host_launch] = left
-    by_copy = _by_copy(gaps.blocked, union(start[communicates], end[communicates]), union(start[copies], end[copies]))
-    times[Cause.blocked_by_communication] = (gaps.blocked - by_copy) | waiting_call
+    communication = union(start[communicates], end[communicates])
+    # What it waited for may have ended before its launch: then nothing ran.
+    ran = (communication | copied).within_ns(gaps.blocked.start_ns, gaps.blocked.end_ns) > 0
+    blocked = Intervals(gaps.blocked.start_ns[ran], gaps.blocked.end_ns[ran])
+    by_copy = _by_copy(blocked, communication, copied)
+    times[Cause.blocked_by_communication] = (blocked - by_copy) | waiting_call
+    by_copy = by_copy | copying
     # Saving copies states to the host: these copies have a reason.
     times[Cause.checkpoint_stall] |= by_copy & spent[Cause.checkpoint_stall]
     by_copy = by_copy - spent[Cause.checkpoint_stall]
     times[Cause.pageable_copy] |= by_copy & host.pageable_device
-    within = copies & rows_of(device_events["direction"], "DtoD")
+    within = rows_of(device_events["kind"], "memset") | (copies & rows_of(device_events["direction"], "DtoD"))
     times[Cause.blocked_by_device_copy] = (by_copy - host.pageable_device) & union(start[within], end[within])
     times[Cause.blocked_by_copy] = by_copy - host.pageable_device - times[Cause.blocked_by_device_copy]
-    times[Cause.small_kernels] |= gaps.dependency_stalled & before_small
-    times[Cause.dependency_stalled] = gaps.dependency_stalled - before_small
+    stalled = gaps.dependency_stalled | (gaps.blocked - blocked)
+    times[Cause.small_kernels] |= stalled & before_small
+    times[Cause.dependency_stalled] = stalled - before_small
     return times
 
 

@@ -56,7 +56,9 @@ class Evidence:
         events: the places that show it best, most telling first.
         severe: past the threshold for trouble.
         occurrence: which iterations it strikes; None if it is about all of them.
-        id, texts, bound: of the rule; `diagnose` fills them in.
+        id: of the rule, as are the next two; `diagnose` fills them in.
+        texts: of the rule.
+        bound: of the rule.
     """
 
     ranks: list[int]

@@ -58,11 +58,17 @@ def scorecard(facts: RunFacts) -> pa.Table:
         found = _row("data_loading", _worst("data_loading", _shares(hosts, "data_loading_ns")))
         return pa.Table.from_pylist([found], schema=declared("Check").schema())
     working = [row for row in attribution if row["idle_ns"] < row["duration_ns"]]
+    # Of a process with several devices, the one that is busy least counts.
+    alone = {row["rank"]: row["least_busy_ns"] / row["busy_ns"] for row in rows(facts.breakdown) if row["busy_ns"]}
     compute = [row for row in kernels if row["kind"] == "compute"]
     # Each distinct name is searched once: every rank has the same ones.
     fused = {name for name in {row["name"] for row in compute} if FUSED_ATTENTION.search(name or "")}
     by_rank = {
-        "device_busy": {row["rank"]: 1 - row["idle_ns"] / row["duration_ns"] for row in working if row["duration_ns"]},
+        "device_busy": {
+            row["rank"]: alone.get(row["rank"], 1.0) * (1 - row["idle_ns"] / row["duration_ns"])
+            for row in working
+            if row["duration_ns"]
+        },
         "memory_headroom": free_at_peak(facts.memory, infos),
         "data_loading": _shares(working, "data_loading_ns"),
         "overlapped_communication": dict(_overlapped(working, iterations)),

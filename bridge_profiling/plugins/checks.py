@@ -67,7 +67,7 @@ def check_executor(plugin: Any, executor: Any) -> None:
 def check_output_dir(task: Task, executor: Any, *, nsys: bool = False) -> None:
     """Refuse an executor that starts no task, cannot run it under nsys, or loses its disks while no other place is set.
 
-    See docs/how-to/executors.md.
+    See docs/first-hour/your-job.md.
     """
     # By name, since the class can only be imported with the kubernetes package.
     require(

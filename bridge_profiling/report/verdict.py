@@ -40,6 +40,10 @@ _FIRST = 3
 _OVERHEAD = "profiler_overhead"
 
 
+#: Codes of caveats without which the figures on top would be misread.
+_FIRST_CAVEATS = frozenset(("kernels_unrecorded", "several_devices"))
+
+
 class Outcome(StrEnum):
     """What the verdict is about."""
 
@@ -280,6 +284,8 @@ def _caveats(facts: RunFacts, found: Conclusion) -> Iterator[str]:
     if unjudged := [info for info in infos if not info.judged]:
         lost, of = (sum(getattr(info.lost, name) for info in unjudged) for name in ("device", "of_device"))
         are = "is" if len(unjudged) == 1 else "are"
-        yield words.sentence(words.say("not_judged", facts.unjudged, are=are, lost=lost, all=of))
+        why = "not_recorded" if 2 * sum(info.lost.unrecorded for info in unjudged) > lost else "not_judged"
+        yield words.sentence(words.say(why, facts.unjudged, are=are, lost=lost, all=of))
+    yield from sentences(each for each in (*facts.capture_caveats, *facts.caveats("breakdown")) if each.code in _FIRST_CAVEATS)
     if facts.errors:
         yield f"{words.counted(len(facts.errors), 'capture')} could not be read, or only in part."

@@ -10,7 +10,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from bridge_profiling.traces.joins import places
+from bridge_profiling.layout import number_ranges
+from bridge_profiling.traces.joins import FEW, places
 from bridge_profiling.traces.tables import NULL, Integers, build
 from bridge_profiling.traces.types import Caveat, caveat
 
@@ -63,6 +64,31 @@ class Iterations:
         for start, end in zip(start_ns.tolist(), end_ns.tolist(), strict=True):
             found |= (self.start_ns < end) & (start < self.end_ns)
         return found
+
+    def complete(self, launched_ns: Integers, unrecorded_ns: Integers) -> tuple[Iterations, list[Caveat], int]:
+        """Those whose kernels were recorded, a caveat about the others, and how many launched kernels are missing otherwise.
+
+        What was not recorded is not idle: what the device did in the others is unknown.
+
+        Args:
+            launched_ns: when kernels were launched, ascending.
+            unrecorded_ns: those of them of which there is no record, ascending.
+        """
+        launched, missing = (
+            places(times, self.end_ns, "right") - places(times, self.start_ns) for times in (launched_ns, unrecorded_ns)
+        )
+        whole = missing <= FEW * launched
+        if whole.all() or not whole.any():
+            return self, [], len(unrecorded_ns)
+        lost = caveat(
+            "kernels_unrecorded",
+            numbers=number_ranges(self.number[~whole].tolist()),
+            missing=int(missing[~whole].sum()),
+            launched=int(launched[~whole].sum()),
+        )
+        rows = self.rows[whole] if len(self.rows) else self.rows
+        kept = Iterations(self.number[whole], self.start_ns[whole], self.end_ns[whole], rows)
+        return kept, [lost], len(unrecorded_ns) - int(missing[~whole].sum())
 
     def table(self, rank: int, boundary: NDArray[np.bool_], base_ns: int = 0) -> pa.Table:
         """The table `iterations`."""

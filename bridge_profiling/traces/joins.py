@@ -160,6 +160,35 @@ def _ambiguous(
     return found | (launched & (np.bincount(row[launched], minlength=len(calls))[row] > 1))
 
 
+def unrecorded_launches(
+    recorded: Integers,
+    *,
+    calls: Integers,
+    call_start_ns: Integers,
+    calls_named: Callable[[Callable[[str], bool]], NDArray[np.bool_]],
+) -> tuple[Integers, Integers]:
+    """When the host launched kernels, ascending, and those of them that the capture does not hold.
+
+    What a stream captures into a graph does not run then, and is left out.
+
+    Args:
+        recorded: correlations of the device events.
+        calls: correlations of the runtime calls.
+        call_start_ns: when they start.
+        calls_named: which of them have a wanted name.
+    """
+    rows = np.flatnonzero(calls_named(launches_one) & (calls != NULL) & (calls != 0))
+    rows = rows[np.argsort(call_start_ns[rows], kind="stable")]
+    starts = call_start_ns[rows]
+    begun, ended = (np.sort(call_start_ns[calls_named(lambda name, each=each: each in name)]) for each in _CAPTURES)
+    runs = places(begun, starts) <= places(ended, starts)
+    return starts[runs], starts[runs & ~np.isin(calls[rows], recorded)]
+
+
+#: Between these calls, launches go into a graph.
+_CAPTURES = ("StreamBeginCapture", "StreamEndCapture")
+
+
 def launches_one(name: str) -> bool:
     """Whether a runtime call of that name launches one kernel."""
     return "LaunchKernel" in name
@@ -287,7 +316,8 @@ def add_lost(info: RankInfo, lost: LostRecords, ambiguous: int) -> None:
     if ambiguous:
         info.add_caveat("correlations_repeated", of_file=True, ambiguous=ambiguous)
     if not info.judged:
-        text = f"{lost.device:,} of its {lost.of_device:,} device events could not be used, so rank {info.rank} is not judged"
+        reason = "were launched and not recorded" if 2 * lost.unrecorded > lost.device else "could not be used"
+        text = f"{lost.device:,} of its {lost.of_device:,} device events {reason}, so rank {info.rank} is not judged"
         info.error = f"{info.error}; {text}" if info.error else f"{info.files[0]}: {text}"
 
 
@@ -345,9 +375,15 @@ def waits_for_all(name: str) -> bool:
     return any(each in name for each in ("DeviceSynchronize", "CtxSynchronize", "ThreadSynchronize"))
 
 
-def device_time_caveats(work: DeviceTimes) -> list[Caveat]:
-    """A caveat for each way in which the device's times contradict the host's, or each other."""
-    return [*_clock_caveats(work), *_longer_than_capture(work), *_overlapping(work)]
+def checked_times(work: DeviceTimes) -> tuple[DeviceTimes, list[Caveat]]:
+    """The same work with possible ends, and a caveat for each way in which its times contradict the host's, or each other."""
+    work, cut = _cut_to_capture(work)
+    return work, [*_clock_caveats(work), *cut, *_overlapping(work)]
+
+
+def clocks_disagree(caveats: Sequence[Caveat]) -> bool:
+    """Whether times of launches say nothing about times of the device."""
+    return any(caveat.code == "device_clock_apart" for caveat in caveats)
 
 
 def _clock_caveats(work: DeviceTimes) -> Iterator[Caveat]:
@@ -375,20 +411,31 @@ def _clock_caveats(work: DeviceTimes) -> Iterator[Caveat]:
         yield caveat("device_clock_apart.ahead", late=late, launched=launched, most=_ms(latest_ns))
 
 
-def _longer_than_capture(work: DeviceTimes) -> Iterator[Caveat]:
-    """Communication lasts as long as another rank lets it wait. Nothing else ends so long after all that is recorded."""
+def _cut_to_capture(work: DeviceTimes) -> tuple[DeviceTimes, list[Caveat]]:
+    """An event with a wrong end counts until the next one of its stream; without a next one its start alone is known.
+
+    Communication lasts as long as another rank lets it wait. Nothing else ends so long after all that is recorded.
+    """
+    caveats: list[Caveat] = []
     rows = np.flatnonzero(work.computes)
     if not len(rows):
-        return
-    duration = work.duration_ns[rows]
-    end = work.start_ns[rows] + duration
-    last = int(end.argmax())
+        return work, caveats
     begin_ns = min(int(each.min(initial=work.start_ns[0])) for each in work.host_ns)
-    others_ns = max(int(each.max(initial=work.start_ns[-1])) for each in (*work.host_ns, np.delete(end, last)))
-    after_ns = int(end[last]) - others_ns
-    if after_ns > max(others_ns - begin_ns, _APART_NS):
-        length, after, others = map(_ms, (int(duration[last]), after_ns, others_ns - begin_ns))
-        yield caveat("device_event_too_long", length=length, after=after, others=others)
+    host_end_ns = max(int(each.max(initial=work.start_ns[-1])) for each in work.host_ns)
+    duration_ns = work.duration_ns
+    while True:
+        end = work.start_ns[rows] + duration_ns[rows]
+        last = int(end.argmax())
+        others_ns = max(host_end_ns, int(np.delete(end, last).max(initial=host_end_ns)))
+        after_ns = int(end[last]) - others_ns
+        if after_ns <= max(others_ns - begin_ns, _APART_NS):
+            return replace(work, duration_ns=duration_ns), caveats
+        row = rows[last]
+        length, after, others = map(_ms, (int(duration_ns[row]), after_ns, others_ns - begin_ns))
+        caveats.append(caveat("device_event_too_long", length=length, after=after, others=others))
+        following = (work.device == work.device[row]) & (work.stream == work.stream[row]) & (work.start_ns > work.start_ns[row])
+        duration_ns = duration_ns.copy()
+        duration_ns[row] = np.append(work.start_ns[following], work.start_ns[row])[0] - work.start_ns[row]
 
 
 def _overlapping(work: DeviceTimes) -> Iterator[Caveat]:

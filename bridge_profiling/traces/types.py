@@ -75,6 +75,7 @@ class LostRecords:
     total: int = 0  # of any kind
     device: int = 0  # of device work among them
     of_device: int = 0  # all records of device work, lost or not
+    unrecorded: int = 0  # kernels among the lost that were launched, and of which there is no record
 
 
 @dataclass

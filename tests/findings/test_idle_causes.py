@@ -54,7 +54,7 @@ def test_causes_add_up_to_the_time_without_compute_of_every_iteration(seed, tmp_
     ("end", "stream", "launched_ns", "lost"),
     [
         # While it runs, a late host costs nothing.
-        (80, 7, 90, {"starved_beside_communication": 70, "host_launch": 10, "blocked_by_communication": 10}),
+        (80, 7, 90, {"starved_beside_communication": 70, "host_launch": 10, "dependency_stalled": 10}),
         # It ends after the kernel that comes late has begun, which did not wait for it.
         (105, 20, 100, {"host_launch": 90}),
     ],
@@ -62,6 +62,22 @@ def test_causes_add_up_to_the_time_without_compute_of_every_iteration(seed, tmp_
 def test_communication_excuses_a_late_host_only_if_compute_waits_for_it(end, stream, launched_ns, lost):
     events = [work("compute", 0, 10, -5), work("communication", 10, end, -4, stream=stream)]
     assert _lost(rank(device_events=[*events, work("compute", 100, 110, launched_ns)])) == lost
+
+
+@pytest.mark.parametrize("launched_ns", [-3, 60])
+@pytest.mark.parametrize(
+    ("kind", "cause"),
+    [
+        ({"kind": "memset"}, "blocked_by_device_copy"),
+        ({"kind": "memcpy", "direction": "DtoD"}, "blocked_by_device_copy"),
+        ({"kind": "memcpy", "direction": "HtoD"}, "blocked_by_copy"),
+    ],
+)
+def test_time_under_a_copy_or_memset_is_the_devices_work_and_neither_communication_nor_a_late_host(kind, cause, launched_ns):
+    events = [work("compute", 0, 10, -5), work("", 10, 80, -4) | kind, work("compute", 81, 110, launched_ns)]
+    lost = _lost(rank(device_events=events))
+    assert lost[cause] >= 70
+    assert sum(lost.values()) == 71
 
 
 def test_as_many_kernels_as_make_a_run_are_small_and_their_neighbours_are_not():

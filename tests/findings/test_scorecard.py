@@ -9,6 +9,7 @@ from bridge_profiling.findings.scorecard import CHECKS, scorecard
 from bridge_profiling.traces.types import RankInfo
 
 NAMES = {
+    "breakdown": ("busy_ns", "least_busy_ns"),
     "attribution": ("duration_ns", "idle_ns", "data_loading_ns", "communication_ns"),
     "iterations": ("duration_ns", "overlapped_communication_ns"),
     "device_roles": ("role", "device_ns"),

@@ -139,8 +139,8 @@ def test_lines_of_a_jobs_log_that_are_the_profilers_own_are_left_out_and_no_othe
 
 @pytest.mark.system
 def test_nemo_runs_own_command_line_trains_and_profiles(home):
-    """The application of docs/how-to/nemo-run-cli.md, with the names of recipes, executors and plugins."""
-    page = (SCRIPTS.parent / "docs" / "how-to" / "nemo-run-cli.md").read_text()
+    """The application of docs/how-to/recipes.md, with the names of recipes, executors and plugins."""
+    page = (SCRIPTS.parent / "docs" / "how-to" / "recipes.md").read_text().partition("## NeMo-Run's own command line")[2]
     (home / "app.py").write_text(page.partition("```python\n")[2].partition("```")[0])
     window = ["run.plugins.profile_step_start=2", "run.plugins.profile_step_end=3", "run.plugins.profile_ranks=[0,1]"]
     plugin = ["run.executor=local_torchrun", "run.plugins=pytorch_profiler", *window]

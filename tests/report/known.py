@@ -15,7 +15,7 @@ from bridge_profiling.manifest import Manifest, RankCapture
 from bridge_profiling.report.run_view import screen_view
 from bridge_profiling.report.terminal import print_report
 from bridge_profiling.report.verdict import Conclusion, conclude
-from bridge_profiling.traces.types import RankInfo
+from bridge_profiling.traces.types import Caveat, RankInfo
 
 MS = 1_000_000.0
 
@@ -59,12 +59,19 @@ class Known:
         self.unjudged, self.manifests = [], known.pop("manifests", [])
         self.errors, self.capture_caveats = known.pop("errors", []), []
         self._findings = findings or []
-        busy = [{"rank": rank, "source": self.source, "busy_ns": float(rank not in without_device)} for rank in ranks]
+        busy = [
+            {"rank": rank, "source": self.source}
+            | dict.fromkeys(("busy_ns", "least_busy_ns"), float(rank not in without_device))
+            for rank in ranks
+        ]
         self._rows = known | {"attribution": rows, "breakdown": busy}
 
     @property
     def conclusion(self) -> Conclusion:
         return conclude(cast("Any", self), self._findings)
+
+    def caveats(self, *names: str) -> list[Caveat]:
+        return []
 
     def __getattr__(self, name: str) -> pa.Table:
         return pa.Table.from_pylist(rows) if (rows := self._rows.get(name)) else _NOTHING

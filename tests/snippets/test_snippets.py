@@ -1,4 +1,4 @@
-"""Code blocks of the documents that name a utility, ours or theirs, run or are checked; a table says why the others do not."""
+"""Code blocks of the documents that name a utility, ours or theirs, run or are checked; features.txt says why others do not."""
 
 import inspect
 import json
@@ -20,12 +20,18 @@ from bridge_profiling.run import Run
 from bridge_profiling.settings.profiling import ProfilingConfig
 from bridge_profiling.settings.ray import VARIABLES, RayRequest
 from tests.monitor.conftest import driver  # noqa: F401 - a fixture
+from tools.feature_table import features
 
 _DOCUMENTS = Path(__file__).parent / "documents"
 
-#: The page, whose sections are these documents in this order.
-PAGE = Path(__file__).parents[2] / "docs" / "reference" / "snippets.md"
-DOCUMENTS = ("megatron-bridge", "nemo-rl-profiling", "nemo-rl-performance", "profiling-tools", "gpu-profiling-guide")
+#: Each document, by its name in features.txt.
+DOCUMENTS = {
+    "bridge": "megatron-bridge",
+    "rl": "nemo-rl-profiling",
+    "speed": "nemo-rl-performance",
+    "torch": "profiling-tools",
+    "guide": "gpu-profiling-guide",
+}
 
 #: Imports of the documents' own utilities, and ours.
 IMPORTS = {
@@ -40,7 +46,7 @@ IMPORTS = {
 def blocks() -> dict[str, str]:
     """The text of every block, by document and number."""
     found: dict[str, str] = {}
-    for document in DOCUMENTS:
+    for document in DOCUMENTS.values():
         text = (_DOCUMENTS / f"{document}.md.txt").read_text(encoding="utf-8")
         for number, match in enumerate(re.finditer(r"^```[^\n`]*\n(.*?)^```", text, re.DOTALL | re.MULTILINE)):
             found[f"{document} {number}"] = match[1]
@@ -52,19 +58,9 @@ def source(name: str) -> str:
     return reduce(lambda text, pair: text.replace(*pair), IMPORTS.items(), blocks()[name])
 
 
-def listed() -> dict[str, tuple[str, str]]:
-    """Each block that the page lists, as `blocks` names it: how it begins, and what becomes of it."""
-    _, *sections = PAGE.read_text(encoding="utf-8").split("\n## ")
-    return {
-        f"{document} {number}": (begin, fate)
-        for document, section in zip(DOCUMENTS, sections, strict=True)
-        for number, begin, fate in re.findall(r"^\| (\d+) \| `(.*?)` \| (.*) \|$", section, re.MULTILINE)
-    }
-
-
-def begins(text: str) -> str:
-    """How the page shows a block: its first line."""
-    return text.strip().partition("\n")[0].rstrip()[:60].replace("|", "¦").replace("`", "'")
+def listed() -> list[tuple[str, str]]:
+    """Each block that features.txt lists, as `blocks` names it, and the test that runs or checks it, or the page."""
+    return [(f"{DOCUMENTS[row.guide]} {number}", row.evidence) for row in features() for number in row.blocks]
 
 
 def execute(name, **names):
@@ -87,13 +83,10 @@ class Loop:
         self.dataloader = [self.batch] * 12
 
 
-def test_every_block_runs_or_has_a_reason_on_the_page():
-    assert {name: begin for name, (begin, _) in listed().items()} == {name: begins(text) for name, text in blocks().items()}
-    runs = {name: re.fullmatch("runs: `(.*)`|checked: `(.*)`; .*", fate) for name, (_, fate) in listed().items()}
-    assert {test[1] or test[2] for test in runs.values() if test} | {"test_every_block_runs_or_has_a_reason_on_the_page"} == {
-        name for name in globals() if name.startswith("test_")
-    }
-    assert [fate for name, (_, fate) in listed().items() if not (runs[name] or fate.startswith("not here: "))] == []
+def test_each_block_is_listed_once():
+    assert sorted(name for name, _ in listed()) == sorted(blocks())
+    tests = {evidence for _, evidence in listed() if evidence.startswith("test_")}
+    assert tests | {"test_each_block_is_listed_once"} == {name for name in globals() if name.startswith("test_")}
 
 
 @pytest.mark.parametrize(
@@ -146,7 +139,7 @@ def test_ray_variables():
 
 def test_traces_of_nsys():
     """Their words and options are accepted by plugins and by `doctor`; what we write ourselves is refused with the reason."""
-    text = "\n".join(blocks()[name] for name, (_, fate) in listed().items() if "test_traces_of_nsys" in fate)
+    text = "\n".join(blocks()[name] for name, evidence in listed() if evidence == "test_traces_of_nsys")
     traced = re.findall(r"--trace=(\S+)", text)
     assert len(traced) >= 5
     for words in traced:

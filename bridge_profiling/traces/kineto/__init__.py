@@ -9,7 +9,6 @@ import json
 import math
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -220,7 +219,7 @@ def _read(path: Path, rank: int, rank_source: RankSource, *, exact: bool) -> Ran
     info = rank_info(path, reader.keys, rank, rank_source)
     recorded = len(collected.device)
     try:
-        tables, caveats, ambiguous = _tables(collected, info)
+        tables, caveats, ambiguous, unrecorded = _tables(collected, info)
     except ValueError as error:
         raise TraceError(f"{path} cannot be read: {error}") from error
     starts = [table[name] for table in tables.values() for name in ("start_ns", "time_ns") if name in table.column_names]
@@ -236,7 +235,7 @@ def _read(path: Path, rank: int, rank_source: RankSource, *, exact: bool) -> Ran
     joins.add_trace_caveats(
         info,
         device_events=device.num_rows,
-        unlaunched=device["launch_start_ns"].null_count,
+        unlaunched=device["launch_thread"].null_count,
         iterations=tables["iterations"].num_rows,
         marks="ProfilerStep#N",
     )
@@ -246,7 +245,12 @@ def _read(path: Path, rank: int, rank_source: RankSource, *, exact: bool) -> Ran
         info.error = f"{path} is damaged: at least {reader.left_out} events could not be read; the others were"
     elif collected.negative:
         info.error = f"{path} holds {collected.negative} events that end before they start; the others were read"
-    joins.add_lost(info, replace(lost, total=lost.total + ambiguous, device=lost.device + ambiguous), ambiguous)
+    more = ambiguous + unrecorded
+    joins.add_lost(
+        info,
+        LostRecords(lost.total + more, lost.device + more, lost.of_device + unrecorded, unrecorded),
+        ambiguous,
+    )
     info.partial = info.error is not None
     return RankTables(info, tables)
 
@@ -269,9 +273,9 @@ def _nothing_in(path: Path, collected: Collector, reader: EventReader) -> str:
 
 
 def _events_left_out(collected: Collector) -> Iterator[Caveat]:
-    if collected.undated:
-        few = collected.undated <= joins.FEW * (len(collected.device) + collected.undated)
-        yield caveat("events_undated" if few else "device_events_undated", count=collected.undated)
+    if undated := len(collected.undated):
+        few = undated <= joins.FEW * (len(collected.device) + undated)
+        yield caveat("events_undated" if few else "device_events_undated", count=undated)
     unknown, others = _by_count(collected.unknown), _by_count(collected.left_out)
     for category, count in unknown[:_NAMED]:
         yield caveat("category_unknown", count=count, category=category)
@@ -289,13 +293,26 @@ def _by_count(counts: Counter[Any]) -> list[tuple[Any, int]]:
     return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
 
 
-def _tables(collected: Collector, info: RankInfo) -> tuple[dict[str, pa.Table], list[Caveat], int]:
+def _tables(collected: Collector, info: RankInfo) -> tuple[dict[str, pa.Table], list[Caveat], int, int]:
+    """The tables, caveats, and the numbers of device events with ambiguous launches and of kernels without a record."""
     names, base_ns = Names(list(collected.names.values)), info.clock_base_ns
     host = Host(collected, names, base_ns)
     device = Device(collected, host, names, base_ns)
-    times = device.times(host, names)
+    times, time_caveats = joins.checked_times(device.times(host, names))
+    device.end_ns = times.start_ns + times.duration_ns
+    if joins.clocks_disagree(time_caveats):
+        device.launch_start_ns = device.launch_end_ns = np.full(len(device.start_ns), NULL)
     iterations, caveats = _iterations(host, device, times, names, collected.marks, base_ns)
-    caveats += joins.device_time_caveats(times)
+    calls = host.of_category("runtime")
+    launches = joins.unrecorded_launches(
+        np.append(device.correlation, collected.undated),
+        calls=host.correlation[calls],
+        call_start_ns=host.start_ns[calls],
+        calls_named=times.calls_named,
+    )
+    iterations, incomplete, unrecorded = iterations.complete(*launches)
+    caveats += incomplete
+    caveats += time_caveats
     info.content = joins.content_of(host.start_ns, host.end_ns, device.start_ns, device.end_ns)
     operations, undescribed = _operations(device, host, collected, {group.name: group for group in info.groups})
     device_events, rows = build("device_events", info.rank, device.columns(names, iterations)), device.communication
@@ -315,7 +332,7 @@ def _tables(collected: Collector, info: RankInfo) -> tuple[dict[str, pa.Table], 
         tables["synchronizations"] = build("synchronizations", info.rank, _wait_columns(collected, names), base_ns)
     if len(collected.memory):
         tables["memory_events"] = build("memory_events", info.rank, _memory_columns(collected.memory), base_ns)
-    return tables, caveats, device.launch.ambiguous
+    return tables, caveats, device.launch.ambiguous, unrecorded
 
 
 def _operations(

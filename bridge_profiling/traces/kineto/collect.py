@@ -73,7 +73,7 @@ class Collector:
         self.untimed = 0  # left out because a time is invalid, or a duration is missing
         self.lost_device = 0  # device events among the last three
         self.impossible = 0  # sizes and ranks that no training has, which are null
-        self.undated = 0  # device events left out because the profiler recorded no time of them
+        self.undated: list[int] = []  # correlations of device events left out because the profiler recorded no time of them
         self._categories = Codes()
         self._meaning_of: list[int] = []
         self._usual = {kind: MEANINGS.index(meaning) for kind, meaning in usual_types(exact=exact).items()}
@@ -164,7 +164,8 @@ class Collector:
         # CUPTI's word for times that it could not collect.
         dated = (columns["start_ns"] != 0) | (columns["end_ns"] != 0)
         if not dated.all():
-            self.undated += int((~dated).sum())
+            undated = [events[row].args or _NO_ARGS for row in np.flatnonzero(~dated).tolist()]
+            self.undated += _numbers(undated, "correlation")["correlation"].tolist()
             events = [events[row] for row in np.flatnonzero(dated).tolist()]
             meanings, columns = meanings[dated], {name: values[dated] for name, values in columns.items()}
         args = [event.args or _NO_ARGS for event in events]

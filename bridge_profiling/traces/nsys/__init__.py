@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -37,11 +38,15 @@ def _device_columns(
     operator: Integers,
     iterations: Iterations,
     communication: Integers,
+    timed: bool,
     rows: Integers,
 ) -> dict[str, Any]:
-    """The columns of `device_events` of some rows. `operator` is that of each call, `communication` the rows of kernels."""
+    """The columns of `device_events` of some rows.
+
+    `operator` is that of each call, `communication` the rows of kernels, `timed` whether times of launches mean anything.
+    """
     call, name = launches.row[rows], work.name[rows]
-    start, launched = work.start_ns[rows], joins.taken(calls.start_ns, call)
+    start, launched = work.start_ns[rows], joins.taken(calls.start_ns, call if timed else np.full(len(call), -1))
     collective = np.full(len(rows), NULL)
     place = np.minimum(communication.searchsorted(rows), max(len(communication) - 1, 0))
     if len(communication):
@@ -209,11 +214,19 @@ def _read(database: Database, process: report.Process, info: RankInfo) -> RankTa
         calls_named=calls.named,
         host_ns=host_ns,
     )
-    info.caveats += joins.device_time_caveats(device_times)
+    device_times, time_caveats = joins.checked_times(device_times)
+    work = replace(work, duration_ns=device_times.duration_ns)
+    info.caveats += time_caveats
     if not len(iterations.number) and not iteration_caveats:
         names = [name.text for name in work.names]
         copied = np.array([name.copy is not None and "H" in name.copy.direction for name in work.names], bool)[work.name]
         iterations, iteration_caveats = find_periods(device_times, names, work.name, work.of_kind(COMPUTE), copied, begin_ns)
+    iterations, incomplete, unrecorded = iterations.complete(
+        *joins.unrecorded_launches(
+            work.correlation, calls=calls.correlation, call_start_ns=calls.start_ns, calls_named=calls.named
+        )
+    )
+    iteration_caveats = [*iteration_caveats, *incomplete]
     flushes = np.flatnonzero(overhead.named(lambda name: _FLUSH.search(name) is not None))
     flush_start = overhead.start_ns[flushes]
     boundary = iterations.overlapping(flush_start, flush_start + overhead.duration_ns[flushes])
@@ -225,7 +238,9 @@ def _read(database: Database, process: report.Process, info: RankInfo) -> RankTa
     innermost = ranges.innermost(calls.thread, calls.start_ns)
     operator = np.where(innermost >= 0, innermost.astype(np.int64) + 1, NULL)
     kernels = np.flatnonzero(work.of_kind(COMMUNICATION))
-    device_columns = partial(_device_columns, work, calls, launches, operator, iterations, kernels)
+    device_columns = partial(
+        _device_columns, work, calls, launches, operator, iterations, kernels, not joins.clocks_disagree(time_caveats)
+    )
     issued_ns = launches.issued_ns[kernels]
     named = [work.names[name].operation for name in work.name[kernels].tolist()]
     described = operations(process, ranges, named, joins.taken(calls.thread, launches.row[kernels]), issued_ns, info.world_size)
@@ -269,9 +284,9 @@ def _read(database: Database, process: report.Process, info: RankInfo) -> RankTa
     if unread:
         info.add_caveat("unread_tables", names=", ".join(dict.fromkeys(unread)))
     _add_caveats(database, info, work, calls, ranges, unusable=work.unowned + of_none)
-    lost = work.negative + work.unnamed + launches.ambiguous + work.unowned
-    of_device = len(work.start_ns) + work.negative + work.unowned
-    joins.add_lost(info, LostRecords(lost + calls.negative + of_none, lost, of_device), launches.ambiguous)
+    lost = work.negative + work.unnamed + launches.ambiguous + work.unowned + unrecorded
+    of_device = len(work.start_ns) + work.negative + work.unowned + unrecorded
+    joins.add_lost(info, LostRecords(lost + calls.negative + of_none, lost, of_device, unrecorded), launches.ambiguous)
     info.partial = info.error is not None
     if most > _BLOCK_ROWS:
         give_memory_back()
