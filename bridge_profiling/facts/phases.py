@@ -115,7 +115,7 @@ def phases(host_events: pa.Table, device_events: pa.Table, iterations: pa.Table,
         launched inside ran; null unless nsys sampled them. `longest_…`: iteration, start and duration of the longest call;
         null for autograd.
     """
-    steps, launches = _Steps.of(iterations, host_events), _Launches.of(device_events, counted)
+    steps, launches = _Steps.of(iterations, host_events, device_events), _Launches.of(device_events, counted)
     annotations, names = _Ranges.of(host_events, "annotation")
     operators, operator_names = _Ranges.of(host_events, "operator", _of_autograd(host_events, set()))
     whole = annotations.named(names, WHOLE)
@@ -124,9 +124,10 @@ def phases(host_events: pa.Table, device_events: pa.Table, iterations: pa.Table,
     marks = annotations[whole].thread if iterations.num_rows else annotations.thread
     known_threads, count = np.unique(marks if len(marks) else annotations.thread, return_counts=True)
     loop = int(known_threads[count.argmax()]) if len(count) else NULL
-    # Autograd has a thread for each device. Without operators, it is every other thread that launches compute.
+    # Autograd has a thread for each device. Without operators, it is every thread but a known loop's that launches compute.
     recorded = bool(rows_of(host_events["category"], "operator").any())
-    threads = np.setdiff1d(nodes.thread if recorded else launches.thread[launches.compute], [loop, NULL])
+    others = launches.thread[launches.compute & (loop != NULL)]
+    threads = np.setdiff1d(nodes.thread if recorded else others, [loop, NULL])
 
     ranges = annotations[~whole].outermost
     known = bool((operators.sequence != NULL).any())
@@ -155,9 +156,10 @@ class _Steps:
     marked: bool
 
     @classmethod
-    def of(cls, iterations: pa.Table, host_events: pa.Table) -> _Steps:
+    def of(cls, iterations: pa.Table, host_events: pa.Table, device_events: pa.Table) -> _Steps:
         if not iterations.num_rows:
-            start, end = (host_events[name].to_numpy() for name in ("start_ns", "end_ns"))
+            both = (host_events, device_events)
+            start, end = (np.concatenate([to_int64(each[name]) for each in both]) for name in ("start_ns", "end_ns"))
             first, last = (int(start.min()), int(end.max())) if len(start) else (0, 0)
             return cls(np.array([first]), np.ones(1, bool), float(last - first), False)
         (start, until), counted = until_next(iterations), counted_iterations(iterations)

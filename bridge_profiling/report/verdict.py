@@ -41,7 +41,7 @@ _OVERHEAD = "profiler_overhead"
 
 
 #: Codes of caveats without which the figures on top would be misread.
-_FIRST_CAVEATS = frozenset(("kernels_unrecorded", "several_devices"))
+_FIRST_CAVEATS = frozenset(("kernels_unrecorded", "several_devices", "history_overwritten"))
 
 
 class Outcome(StrEnum):

@@ -36,7 +36,7 @@ from bridge_profiling.traces.tables import SCHEMAS, BlockTable, give_memory_back
 from bridge_profiling.traces.types import RankInfo, RankTables, caveat
 
 #: Raise it when a reader gives other rows or caveats for the same file. Changed columns count by themselves.
-ENGINE_VERSION = 13
+ENGINE_VERSION = 15
 
 #: The folder of entries next to a capture, and the variable that names another one.
 FOLDER, DIRECTORY_VARIABLE = ".bridge_profiling", "BRIDGE_PROFILING_CACHE"

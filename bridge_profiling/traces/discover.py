@@ -6,9 +6,10 @@ import itertools
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from bridge_profiling.common.errors import TraceError, require
 from bridge_profiling.common.printable import shell_path
@@ -27,6 +28,9 @@ ABOUT_MANIFESTS = frozenset(
 
 #: Other folders that a caveat names.
 _NAMED_FOLDERS = 6
+
+#: Files of other tools that an error names.
+_NAMED_OTHERS = 3
 
 #: No job has a million ranks: a longer number is of something else, such as a time or a test.
 _LAST_NUMBER = re.compile(r"[-_](\d{1,6})$")
@@ -94,7 +98,11 @@ def find_run(root: Path, cycle: int | None = None) -> FoundRun:
         nothing = f"{root} holds no capture: no Kineto trace, nsys report or memory snapshot is under it"
         if packed := next((path for path in left if files.NAMED_RANK.search(path.name) and ".trace." in path.name), None):
             nothing += f"; {packed} is of no known format: if it is packed, unpack it"
-        raise TraceError("; ".join([nothing, *listed.errors, *(caveat.text for caveat in listed.caveats)]))
+        others = [text for path in (*left, *listed.folders) if (text := files.other_format(path))]
+        others = others or [f"{path} is no capture" for path in left]
+        if len(others) > _NAMED_OTHERS:
+            others[_NAMED_OTHERS:] = [f"and {len(others) - _NAMED_OTHERS} more"]
+        raise TraceError("; ".join([nothing, *others, *listed.errors, *(caveat.text for caveat in listed.caveats)]))
     found, differing = _with_ranks(found_files, manifests, root)
     captures, skipped = _newest(found, root, cycle)
     caveats = [*listed.caveats, *_newer_nothing(written, captures), *skipped, *_several_windows(captures, root)]
@@ -162,10 +170,11 @@ def _with_ranks(
 ) -> tuple[list[Capture], list[Caveat]]:
     """Captures with their ranks and manifests, and a caveat for each manifest of another rank than its capture."""
     captures, unnamed, caveats = [], [], []
+    writers = _cycles_of_one_process(file for file in found_files if _rank(file, None, root, numbered=False) is None)
     for file in found_files:
         path, source = file.path, file.source
         manifest = manifests.get(files.resolved(path))
-        named = _rank(file, manifest, root)
+        named = _rank(file, manifest, root, numbered=path not in writers)
         if manifest is not None and named is not None and named[0] != manifest.rank:
             other = {"path": path, "other": named[0]}
             caveats.append(caveat("manifest_contradicts.rank", file=manifest.path, rank=manifest.rank, **other))
@@ -186,7 +195,7 @@ def _with_ranks(
         numbers: dict[Path, int] = {}  # by the process that wrote them: several can be its cycles
         for path, kind, manifest in unnamed:
             if kind == source:
-                writer = path.with_name(
+                writer = writers.get(path) or path.with_name(
                     _WRITTEN.sub("", files.split(path)[0]) if _WRITTEN.search(files.split(path)[0]) else path.name
                 )
                 if writer not in numbers:
@@ -207,7 +216,30 @@ def _ranks_in(path: Path) -> list[int]:
         return []
 
 
-def _rank(file: files.CaptureFile, manifest: RankCapture | None, root: Path) -> tuple[int, RankSource] | None:
+def _cycles_of_one_process(found_files: Iterable[files.CaptureFile]) -> dict[Path, Path]:
+    """What stands for the process that wrote each of some traces, where numbers in their names are steps, and no ranks.
+
+    Traces of one folder and one name but for its numbers are cycles of one process if it is the same in each, and no step is in
+    two of them: ranks are other processes, or capture the same steps.
+    """
+    alike: defaultdict[Path, list[Path]] = defaultdict(list)
+    for file in found_files:
+        if file.source == "kineto" and _LAST_NUMBER.search(files.split(file.path)[0]):
+            alike[file.path.with_name(re.sub(r"\d+", "#", file.path.name))].append(file.path)
+    found: dict[Path, Path] = {}
+    for writer, paths in alike.items():
+        if len(paths) > 1:
+            processes, steps = zip(*map(files.steps_of, paths), strict=True)
+            disjoint = sum(map(len, steps)) == len(frozenset().union(*steps))
+            if all(steps) and disjoint and len(set(processes)) == 1:
+                found |= dict.fromkeys(paths, writer)
+    return found
+
+
+def _rank(
+    file: files.CaptureFile, manifest: RankCapture | None, root: Path, *, numbered: bool = True
+) -> tuple[int, RankSource] | None:
+    """The rank of a file; `numbered` says that the last number in its name can be one."""
     path = file.path
     if file.rank is not None:
         return file.rank, "trace"
@@ -217,8 +249,8 @@ def _rank(file: files.CaptureFile, manifest: RankCapture | None, root: Path) -> 
     for part in (files.split(path)[0], *reversed(folders)):
         if named := files.NAMED_RANK.findall(part):
             return int(named[-1]), "file name"
-    if numbered := _LAST_NUMBER.search(files.split(path)[0]):
-        return int(numbered[1]), "file name"
+    if numbered and (number := _LAST_NUMBER.search(files.split(path)[0])):
+        return int(number[1]), "file name"
     return None
 
 
@@ -235,14 +267,15 @@ def _newest(captures: list[Capture], root: Path, cycle: int | None) -> tuple[lis
         ranks = {capture.rank for capture in mine}
         windows = {(capture.manifest.root, capture.manifest.folder) for capture in mine if capture.manifest is not None}
         if len(mine) > len(ranks) or len(windows) > 1:
-            place = max(_places(mine), key=lambda place: max(map(_time, place)))
-            cycles = _cycles(place)
+            age = _age_of(mine)
+            place = max(_places(mine), key=lambda place: max(map(age, place)))
+            cycles = _cycles(place, age)
             most = max(most, len(cycles))
             number = _complete(cycles) if cycle is None else 1 if len(cycles) == 1 else cycle
             chosen = list(cycles[number - 1].values()) if number <= len(cycles) else []
             skipped = [capture for capture in mine if capture not in chosen]
             if chosen and skipped:
-                caveats.append(_skipped(source, chosen, number, len(cycles), skipped, root))
+                caveats.append(_skipped(source, chosen, number, len(cycles), skipped, root, age))
             mine = chosen
         kept += mine
     cycles_in_words = "one cycle" if most == 1 else f"cycles 1 to {most}"
@@ -273,10 +306,26 @@ def _places(captures: list[Capture]) -> list[list[Capture]]:
     return places
 
 
-def _time(capture: Capture) -> tuple[int, str]:
-    """When a capture was written: TensorBoard's names say it, which copies keep."""
-    named = _WRITTEN.search(files.split(capture.path)[0])
-    return int(named[1].ljust(19, "0")) if named else modified_ns(capture.path), str(capture.path)
+#: Compares captures by age.
+_Age = Callable[[Capture], tuple[Any, str]]
+
+
+def _age_of(captures: Iterable[Capture]) -> _Age:
+    """When captures were written: TensorBoard's names say it, or numbers if paths differ by them alone. Copies keep both."""
+    alike = {re.sub(r"\d+", "#", str(capture.path)) for capture in captures}
+    ordered = len(alike) == 1 and all(capture.manifest is None for capture in captures)
+
+    def age(capture: Capture) -> tuple[Any, str]:
+        named = _WRITTEN.search(files.split(capture.path)[0])
+        if named:
+            return int(named[1].ljust(19, "0")), str(capture.path)
+        if ordered:
+            return [int(number) for number in re.findall(r"\d+", files.NAMED_RANK.sub("", str(capture.path)))], str(
+                capture.path
+            )
+        return modified_ns(capture.path), str(capture.path)
+
+    return age
 
 
 def _worker(path: Path) -> str:
@@ -290,11 +339,11 @@ def _worker(path: Path) -> str:
 _Cycle = dict[tuple[int, str | None], Capture]
 
 
-def _cycles(place: list[Capture]) -> list[_Cycle]:
+def _cycles(place: list[Capture], age: _Age) -> list[_Cycle]:
     """The captures of each cycle of a schedule that repeats, by time."""
     by_key: defaultdict[tuple[int, str | None], list[Capture]] = defaultdict(list)
     cycles: list[_Cycle] = [{}]
-    for capture in sorted(place, key=_time):
+    for capture in sorted(place, key=age):
         key = capture.rank, (files.NAMED_RANK.findall(files.split(capture.path)[0]) or [None])[-1]
         by_key[key].append(capture)
         if key in cycles[-1]:
@@ -316,14 +365,16 @@ def _complete(cycles: list[_Cycle]) -> int:
     return found
 
 
-def _skipped(source: Source, chosen: list[Capture], number: int, cycles: int, skipped: list[Capture], root: Path) -> Caveat:
+def _skipped(
+    source: Source, chosen: list[Capture], number: int, cycles: int, skipped: list[Capture], root: Path, age: _Age
+) -> Caveat:
     """The folder and the cycle shown, the others, and how to see one of those."""
     shown = {capture.path.parent for capture in chosen}
-    newest = max(map(_time, chosen)) > max(map(_time, skipped))
-    others: dict[Path, tuple[int, str]] = {}
+    newest = max(map(age, chosen)) > max(map(age, skipped))
+    others: dict[Path, tuple[Any, str]] = {}
     for capture in skipped:
         if capture.path.parent not in shown:
-            others[capture.path.parent] = max(_time(capture), others.get(capture.path.parent, (0, "")))
+            others[capture.path.parent] = max(age(capture), others.get(capture.path.parent, age(capture)))
     names = [str(folder.relative_to(root)) for folder in sorted(others, key=lambda folder: others[folder], reverse=True)]
     captures = "capture" if len(skipped) == 1 else "captures"
     folder = Path(os.path.commonpath(shown)).relative_to(root)

@@ -5,6 +5,7 @@ Each folder is listed once, and never without end. Reads the first bytes of a tr
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -12,12 +13,13 @@ import re
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from bridge_profiling.common.errors import TraceError
 from bridge_profiling.traces.bounds import KINETO, unpack
-from bridge_profiling.traces.types import Caveat, Source, caveat
+from bridge_profiling.traces.types import Caveat, Source, caveat, texts
 
 #: Bytes of a JSON file that decide whether it is a trace. Everything before the events fits.
 _HEAD_BYTES = 1 << 18
@@ -72,9 +74,11 @@ def named_file(path: Path) -> CaptureFile:
     """The capture in a file that was named, which its reader may refuse.
 
     Raises:
-        TraceError: we made it from captures.
+        TraceError: we made it from captures, or another tool wrote it.
     """
     head = _head(path)
+    if of_other := other_format(path, head):
+        raise TraceError(of_other)
     if head is not None and _OWN_OUTPUT.match(head):
         raise TraceError(f"{path} is not a capture: bridge-profiling made it from captures. Name their directory")
     return _file(path) or _trace(path, head)
@@ -88,6 +92,52 @@ def listed_files(files: Iterable[Path]) -> tuple[list[CaptureFile], list[Path]]:
         del left[file.path]
     known += _damaged_siblings(left, [file.path for file in known if file.source == "kineto"])
     return _without_exported_reports(_without_links(known)), [*left]
+
+
+def other_format(path: Path, head: bytes | None = None) -> str | None:
+    """What a file or folder of another tool is, and what to pass instead; None for one of an unknown kind.
+
+    `head` are its first bytes, unpacked, which are read if they are needed and not given.
+    """
+    if head is None and path.is_file():
+        head = _head(path)
+    for each in _other_formats():
+        if each["name"].search(path.name) or (head and each["head"].match(head)):
+            return f"{path} is {each['what']}: {each['instead'].format(path=path)}"
+    if head == b"" and split(path)[1] in SUFFIXES:
+        return f"{path} is empty: the process that wrote it may still run, or was killed"
+    return None
+
+
+@cache
+def _other_formats() -> list[dict[str, Any]]:
+    never = r"(?!)"
+    return [
+        {
+            **each,
+            "name": re.compile(each.get("name", never)),
+            "head": re.compile(each.get("head", never).encode(), re.DOTALL),
+        }
+        for each in texts(__package__, "others.toml")["format"]
+    ]
+
+
+#: A step of torch's profiler, as its trace marks it on the host and on the device, and the process.
+_STEP = re.compile(rb'"ProfilerStep#(\d{1,9})"\s*,\s*"pid"\s*:\s*"?(\d{1,10})')
+
+#: More bytes than such a mark has.
+_MARK_BYTES = 256
+
+
+def steps_of(path: Path) -> tuple[frozenset[int], frozenset[int]]:
+    """Processes and devices that mark steps of torch's profiler in a trace, and the numbers of the steps. Reads all of it."""
+    found: set[tuple[bytes, bytes]] = set()
+    end = b""
+    with contextlib.suppress(OSError, TraceError):
+        for piece in unpack(path, KINETO):
+            found.update(_STEP.findall(end + piece))
+            end = piece[-_MARK_BYTES:]
+    return frozenset(int(process) for _, process in found), frozenset(int(step) for step, _ in found)
 
 
 def is_capture(path: Path) -> bool:
@@ -104,6 +154,8 @@ def _file(path: Path) -> CaptureFile | None:
     if source != "kineto":
         return CaptureFile(path, source, None)
     head = _head(path)
+    if other_format(path, head):
+        return None
     if _is_damaged(head):
         is_trace = ".trace." in path.name or suffix == ".json.gz" or NAMED_RANK.search(stem) is not None
     else:

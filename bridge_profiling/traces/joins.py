@@ -180,13 +180,10 @@ def unrecorded_launches(
     rows = np.flatnonzero(calls_named(launches_one) & (calls != NULL) & (calls != 0))
     rows = rows[np.argsort(call_start_ns[rows], kind="stable")]
     starts = call_start_ns[rows]
-    begun, ended = (np.sort(call_start_ns[calls_named(lambda name, each=each: each in name)]) for each in _CAPTURES)
+    begun = np.sort(call_start_ns[calls_named(lambda name: "StreamBeginCapture" in name)])
+    ended = np.sort(call_start_ns[calls_named(lambda name: "StreamEndCapture" in name)])
     runs = places(begun, starts) <= places(ended, starts)
     return starts[runs], starts[runs & ~np.isin(calls[rows], recorded)]
-
-
-#: Between these calls, launches go into a graph.
-_CAPTURES = ("StreamBeginCapture", "StreamEndCapture")
 
 
 def launches_one(name: str) -> bool:

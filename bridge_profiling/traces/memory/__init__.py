@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -80,6 +80,8 @@ def read(path: Path, *, rank: int = 0, rank_source: RankSource = "order") -> Ran
     if not replays:
         raise TraceError(f"{path} is a memory snapshot without a single segment or allocation")
     budget.spend("entries", len(annotations := dictionaries(snapshot.get("external_annotations"))))
+    full = snapshot.get("trace_alloc_overflowed")  # since torch 2.13: for each device, whether entries were dropped
+    overflowed = {device for device, dropped in enumerate(full) if dropped is True} if type(full) is list else set[int]()
     histories = snapshot.get("device_traces", [])
     parts = [snapshot.get("segments", []), *(histories if type(histories) is list else [histories])]
     unusable = sum(map(foreign, parts))
@@ -98,7 +100,7 @@ def read(path: Path, *, rank: int = 0, rank_source: RankSource = "order") -> Ran
     # Without times, two ranks of one model can have equal snapshots.
     times = (("allocations", "allocated_ns"), ("allocations", "freed_ns"), ("out_of_memory", "time_ns"))
     info.content = content_of(*(tables[table][column].drop_null().to_numpy() for table, column in times))
-    _add_caveats(info, replays)
+    _add_caveats(info, replays, overflowed)
     if unusable:
         info.add_caveat("parts_unusable", of_file=True, count=unusable)
     return RankTables(info, tables)
@@ -215,8 +217,8 @@ def _annotation_columns(entries: Sequence[Mapping[str, Any]]) -> dict[str, pa.Ar
     }
 
 
-def _add_caveats(info: RankInfo, replays: list[Replay]) -> None:
-    """Set the clock, and say what the snapshot lacks."""
+def _add_caveats(info: RankInfo, replays: list[Replay], overflowed: Container[int]) -> None:
+    """Set the clock, and say what the snapshot lacks; `overflowed` are devices whose history lost entries, as torch says."""
     say = info.add_caveat
     starts = (row.allocated_ns for found in replays for rows in (found.allocations, found.segments) for row in rows)
     if min((start for start in starts if start is not None), default=0) > UNIX_SINCE_NS:
@@ -226,6 +228,8 @@ def _add_caveats(info: RankInfo, replays: list[Replay]) -> None:
     if any(found.allocations for found in replays):
         say("freed_sizes_rounded", rounding=ROUNDING_BYTES)
     for found in replays:
+        if found.entries == _USUAL_CAP or found.device in overflowed:
+            say("history_overwritten", device=found.device, entries=found.entries)
         _add_device_caveats(info, found)
     if not any(found.entries for found in replays):
         say("no_memory_history")
@@ -233,8 +237,6 @@ def _add_caveats(info: RankInfo, replays: list[Replay]) -> None:
 
 def _add_device_caveats(info: RankInfo, found: Replay) -> None:
     say = partial(info.add_caveat, device=found.device)
-    if found.entries == _USUAL_CAP:
-        say("history_overwritten", entries=_USUAL_CAP)
     for code in _LACKS:
         if count := found.counts[code]:
             say(code, count=count)

@@ -8,9 +8,11 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import re
 import sqlite3
 import struct
 import sys
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -42,6 +44,9 @@ _MAX_VALUE_BYTES = 1 << 28
 
 #: SQLite's steps per byte of the file and query; a real report takes 2. Damaged pages can list each other in circles.
 _STEPS_PER_BYTE, _FREE_STEPS, _STEPS_AT_A_TIME = 200, 10_000_000, 1_000_000
+
+#: A table's name with the version of its columns.
+_VERSION = re.compile(r"(\w+)_V(\d{1,4})")
 
 #: Where SQLite locks a file that is written: the pending and the reserved byte.
 _LOCKED_BYTES = (0x40000000, 2)
@@ -99,9 +104,22 @@ class Database:
             self._views = {name for (name,) in self.rows(f"SELECT name FROM sqlite_master WHERE {computed}")}
             tables = [name for (name,) in self.rows("SELECT name FROM sqlite_master WHERE type = 'table'")]
             self._tables = {table: [row[1] for row in self.rows(f"PRAGMA table_info({quoted(table)})")] for table in tables}
+            self._newest = self._versions_alone()
         except TraceError:
             self.close()
             raise
+
+    def _versions_alone(self) -> dict[str, str]:
+        """Names without a version of tables that exist with one alone, such as NVTX_EVENTS_V3: the newest has both names."""
+        versions: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)
+        for table in self._tables:
+            if (version := _VERSION.fullmatch(table)) and version[1] not in self._tables:
+                versions[version[1]].append((int(version[2]), table))
+        newest = {table: max(each)[1] for table, each in versions.items()}
+        for table, named in newest.items():
+            self._tables[table] = self._tables[named]
+            self.rows(f"CREATE TEMP VIEW {quoted(table)} AS SELECT * FROM main.{quoted(named)}")
+        return newest
 
     def close(self) -> None:
         """Close the file."""
@@ -178,6 +196,7 @@ class Database:
                 yield _chosen(piece, names, where, needed)
 
     def _from_pages(self, table: str, names: set[str], text: str | None) -> Iterator[Piece]:
+        table = self._newest.get(table, table)
         described = {row[1]: row for row in self.rows(f"PRAGMA table_xinfo({quoted(table)})")}
         # A column that is the row's number, or computed, is not in the record. Others are converted as their type demands.
         plain = all(kept[5] == 0 and kept[6] == 0 for kept in described.values())
@@ -200,7 +219,8 @@ class Database:
         # Functions of SQLite end a text at a zero, and count characters.
         texts = [] if text is None else [f"CAST(substr(ifnull({quoted(text)}, ''), 1, {MAX_NAME}) AS BLOB)"]
         wanted = ", ".join(["rowid", *integers, *texts])
-        query = f"SELECT {wanted} FROM {quoted(table)} WHERE rowid > ? AND ({condition}) ORDER BY rowid"
+        named = quoted(self._newest.get(table, table))  # a view has no rowid
+        query = f"SELECT {wanted} FROM {named} WHERE rowid > ? AND ({condition}) ORDER BY rowid"
         for rows in self._fetched(query, (last,)):
             found = dict(zip(("", *names, *deciding, text), zip(*rows, strict=True), strict=False))
             columns = {}
