@@ -41,7 +41,7 @@ def test_a_usage_error_is_one_line_with_what_to_type(typed, folder, line, messag
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("analyze empty", "empty holds no capture: no Kineto trace, nsys report or memory snapshot is under it\n"),
+        ("analyze empty", "empty holds no capture: no Kineto trace, nsys report or memory snapshot is under it"),
         ("report text", "text is not a Kineto trace"),
         ("merge text -o all.json", "text is not a Kineto trace"),
         ("flamegraph broken -o all.json", ".*rank-0.json.gz"),
