@@ -25,7 +25,8 @@ if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from bridge_profiling import plugins
-from bridge_profiling.cli.common import closed, exit_code, with_options
+from bridge_profiling.cli.options import with_options
+from bridge_profiling.cli.outcome import exit_code
 from bridge_profiling.common.errors import TraceError, print_error, require
 from bridge_profiling.frameworks.outcome import own_command, shortest_path
 from bridge_profiling.manifest import find_captures
@@ -48,7 +49,7 @@ app = typer.Typer(
 def main(
     overrides: Annotated[list[str] | None, typer.Argument(help="Settings of the config, as section.field=value.")] = None,
     recipe: Annotated[str, typer.Option(help="What to train.")] = "gpt_tiny",
-    executor: Annotated[ExecutorName, typer.Option(**closed(ExecutorName), help="Where to run.")] = ExecutorName.local_torchrun,
+    executor: Annotated[ExecutorName, typer.Option(help="Where to run.")] = ExecutorName.local_torchrun,
     nproc: Annotated[int, typer.Option(min=1, help="Ranks per node.")] = 2,
     nodes: Annotated[int, typer.Option(min=1, help="Nodes (Slurm).")] = 1,
     account: Annotated[str | None, typer.Option(help="Slurm account.")] = None,
@@ -64,7 +65,7 @@ def main(
     env: Annotated[list[str] | None, typer.Option(help="NAME=VALUE in the job's environment; may be repeated.")] = None,
     profiler: Annotated[
         list[ProfilerName] | None,
-        typer.Option(**closed(ProfilerName), help="What to profile with, repeatable; memory adds the history. Default: torch."),
+        typer.Option(help="What to profile with, repeatable; memory adds the history. Default: torch."),
     ] = None,
     steps: Annotated[str, typer.Option(help="Window: first iteration, and first one after it.")] = "10:12",
     ranks: Annotated[str, typer.Option(help="Ranks to profile: 0,1 or all or pp (one per pipeline stage).")] = "0",
@@ -75,7 +76,7 @@ def main(
     gpu_metrics: Annotated[bool, typer.Option("--gpu-metrics", help="Sample GPU metrics (with --profiler nsys).")] = False,
     nsys_arg: Annotated[list[str] | None, typer.Option(help="Option of `nsys profile`; may be repeated.")] = None,
     fault_tolerance: Annotated[bool, typer.Option("--fault-tolerance", help="Run under the fault-tolerance launcher.")] = False,
-    task: Annotated[TaskKind, typer.Option(**closed(TaskKind), help="Submit a run.Script or a run.Partial.")] = TaskKind.script,
+    task: Annotated[TaskKind, typer.Option(help="Submit a run.Script or a run.Partial.")] = TaskKind.script,
     name: Annotated[str, typer.Option(help="Name of the experiment.")] = "profile",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would run, and stop.")] = False,
     **recording: Any,

@@ -5,11 +5,8 @@ The `bench` command starts it; under a launcher each rank's command starts its o
 
 from __future__ import annotations
 
-import faulthandler
 import importlib
 import json
-import multiprocessing
-import os
 import signal
 import sys
 import warnings
@@ -17,64 +14,37 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bridge_profiling.bench.requests import CollectivesRequest, from_text
-from bridge_profiling.bench.results import MeasurementError, UnavailableError
+from bridge_profiling.bench.results import MeasurementError
 from bridge_profiling.common.errors import ProfilingConfigError, print_error
 from bridge_profiling.common.launch_env import LaunchEnv
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Measure, or start the ranks that do; `arguments` are the kind of benchmark, its request as JSON, and the result file.
+    """Measure, or start the ranks that do; `arguments` are the kind of benchmark, its parameters as JSON, and the result file.
 
-    Returns the exit code: 0, 2 for a wrong request, the `exit_code` of an error in `results`, or 128 plus a signal.
+    Returns the exit code: 0, 2 for a wrong request, the `exit_code` of an error in `results`, or 130 for a signal.
     """
     kind, text, output = arguments
+    # The ranks and workers that this process has started end as it unwinds.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        request = from_text(kind, text)
         LaunchEnv.check()
-        env = LaunchEnv.read()
-        if env.launcher == "none":
-            _unwind_on_signals()
-            if isinstance(request, CollectivesRequest):
-                from bridge_profiling.bench import ranks
-
-                return ranks.run_locally(arguments, request.processes, request.backend)
+        env, request = LaunchEnv.read(), json.loads(text)
         # Each kind has a module of its name, imported here because it imports torch, which takes seconds.
-        result = importlib.import_module(f"bridge_profiling.bench.{kind}").measure(request)
+        module = importlib.import_module(f"bridge_profiling.bench.{kind}")
+        nproc = request.pop("nproc", None)
+        if kind == "collectives" and env.launcher == "none":
+            return module.start_ranks(nproc, request["backend"], arguments)
+        result = module.measure(**request)
         if env.rank == 0:
             Path(output).write_text(json.dumps(result), encoding="utf-8")
         _check_rows(result["rows"])
-    except (MeasurementError, UnavailableError, ProfilingConfigError) as error:
+    except (MeasurementError, ProfilingConfigError) as error:
         print_error(error)
         return 2 if isinstance(error, ProfilingConfigError) else error.exit_code
-    except _Signalled as error:
-        return 128 + error.args[0]
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
     return 0
-
-
-class _Signalled(BaseException):
-    """This process received the signal of this number."""
-
-
-def _unwind_on_signals() -> None:
-    """Raise on SIGINT and SIGTERM, so that the ranks or workers started by this process are ended as well."""
-
-    def end(number: int, frame: object) -> None:
-        # Workers of a data loader inherit this handler, and have nothing to unwind.
-        if multiprocessing.parent_process() is not None:
-            os._exit(128 + number)
-        # A second signal must not interrupt the unwinding.
-        for each in handled:
-            signal.signal(each, signal.SIG_IGN)
-        # The workers received the signal too; the loader would raise an error for each that ends.
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        raise _Signalled(number)
-
-    # The command asks with this signal where the process is, before it kills it.
-    faulthandler.register(signal.SIGUSR1)
-    handled = [each for each in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(each) is not signal.SIG_IGN]
-    for each in handled:
-        signal.signal(each, end)
 
 
 def _check_rows(rows: Sequence[dict[str, Any]]) -> None:

@@ -10,25 +10,20 @@ import importlib
 import inspect
 import itertools
 import re
-import signal
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from functools import partial
-from types import FrameType
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from bridge_profiling.bench.ranks import conditions
-from bridge_profiling.bench.requests import DataLoaderRequest, module_and_name
+from bridge_profiling.bench.conditions import conditions
 from bridge_profiling.bench.results import MeasurementError, estimate
 from bridge_profiling.common.errors import ProfilingConfigError, require
 
 #: Exceptions of user code that end a measurement with a message. Scripts that parse arguments raise SystemExit.
-USER_ERRORS = (Exception, SystemExit)
+_USER_ERRORS = (Exception, SystemExit)
 
 #: Location of a frame in a printed traceback.
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
@@ -39,45 +34,59 @@ _EQUAL = 0.05
 #: Samples that suffice for an estimate.
 _MAX_SAMPLES = 200
 
-#: Time for workers to start and deliver their first batch: a multiple of the time of a cell, and a minimum.
-_START, _MIN_START_S = 4, 30.0
+#: A worker that delivers nothing for this multiple of a cell's time, and at least this many seconds, has failed.
+_PATIENCE, _MIN_PATIENCE_S = 4, 30.0
 
-#: Arguments of a DataLoader that vary, and their names in the result.
-_ARGUMENTS = {"num_workers": "workers", "pin_memory": "pin_memory", "prefetch_factor": "prefetch"}
-
-#: The other fields of a row, before it is measured.
+#: The fields of a row that are measured, before they are.
 _UNMEASURED = {"status": "measured", "batches": 0} | dict.fromkeys(
     ("samples_per_batch", "first_batch_s", "batches_per_s", "samples_per_s")
 )
 
 
-def measure(request: DataLoaderRequest) -> dict[str, Any]:
-    """Measure every combination of settings in turn; one that fails after the first has the status `failed: why`."""
-    factory = load_factory(request.loader, "--loader")
-    make = _maker(factory, request)
-    result = conditions("data_loader", torch.device("cpu"), subject=request.loader)
-    if make is None:
-        result["limitations"].append(
-            f"{request.loader} returns neither a DataLoader nor a dataset, and does not accept {', '.join(_ARGUMENTS)}: "
-            "it is measured as it is"
+def measure(
+    *,
+    loader: str,
+    workers: Sequence[int],
+    pin_memory: Sequence[bool],
+    prefetch: Sequence[int],
+    batch_size: int,
+    seconds: float,
+) -> dict[str, Any]:
+    """Measure every combination of settings in turn; one that fails after the first has the status `failed: why`.
+
+    Args:
+        loader: `module:factory`, which returns a DataLoader or a dataset.
+        workers: numbers of workers to try.
+        pin_memory: values of pin_memory to try.
+        prefetch: numbers of batches that each worker prefetches, to try.
+        batch_size: of a dataset; unused if the factory returns a DataLoader.
+        seconds: approximate limit for each combination.
+    """
+    given = _made(loader)
+    if not isinstance(given, DataLoader):
+        require(
+            isinstance(given, Dataset) or (hasattr(given, "__getitem__") and hasattr(given, "__len__")),
+            f"--loader {loader} returns {type(given).__name__}, which is not a DataLoader or a dataset",
+            instead="Return a torch.utils.data.DataLoader, a torch.utils.data.Dataset or a list",
         )
-        settings = {"workers": 0, "pin_memory": False, "prefetch": None}
-        row = _row(partial(call_factory, factory, "--loader"), settings, request)
-        return result | {"rows": [row], "recommendation": None}
+        given = DataLoader(given, batch_size=batch_size)
     rows: list[dict[str, Any]] = []
-    for workers, pin_memory in itertools.product(request.workers, request.pin_memory):
+    for count, pinned in itertools.product(workers, pin_memory):
         # Without workers nothing is prefetched.
-        for prefetch in request.prefetch if workers else (None,):
-            settings = {"workers": workers, "pin_memory": pin_memory, "prefetch": prefetch}
-            arguments = {argument: settings[name] for argument, name in _ARGUMENTS.items()}
+        for ahead in prefetch if count else (None,):
+            row = {"workers": count, "pin_memory": pinned, "prefetch": ahead} | _UNMEASURED
+            rows.append(row)
+            if pinned and not torch.cuda.is_available():
+                row["status"] = "unavailable: pinning memory needs a CUDA device"
+                continue
             try:
-                rows.append(_row(partial(make, **arguments), settings, request))
-            except MeasurementError as error:
+                row |= _counted(_rebuilt(given, count, pinned, ahead, seconds), count * (ahead or 0), max(count, 1), seconds)
+            except _USER_ERRORS as error:
                 # More workers can need more than there is, such as shared memory. Results of fewer workers are kept.
-                if not any(row["status"] == "measured" for row in rows):
-                    raise
-                rows.append(settings | _UNMEASURED | {"status": f"failed: {describe(error.__cause__ or error)}"})
-    return result | {"rows": rows, "recommendation": recommendation(rows)}
+                if not any(row["status"] == "measured" for row in rows[:-1]):
+                    raise MeasurementError(f"--loader {loader} with {_settings(row)} failed: {_described(error)}") from error
+                row["status"] = f"failed: {_described(error)}"
+    return conditions("data_loader", subject=loader) | {"rows": rows, "recommendation": recommendation(rows)}
 
 
 def recommendation(rows: list[dict[str, Any]]) -> dict[str, Any] | None:
@@ -97,7 +106,7 @@ def recommendation(rows: list[dict[str, Any]]) -> dict[str, Any] | None:
         reason += f"; {_settings(nearest)} gives {_rate(nearest):.4g}"
     if torch.cuda.is_available() and not chosen["pin_memory"]:
         reason += "; pin_memory=True does not make batches arrive faster, but lets copies to the device overlap with compute"
-    return {name: chosen[name] for name in _ARGUMENTS.values()} | {"reason": reason}
+    return {name: chosen[name] for name in ("workers", "pin_memory", "prefetch")} | {"reason": reason}
 
 
 def _rate(row: dict[str, Any]) -> float:
@@ -114,31 +123,13 @@ def _settings(row: dict[str, Any]) -> str:
     return f"num_workers={row['workers']}, pin_memory={row['pin_memory']}{ahead}"
 
 
-def _maker(factory: Callable[..., Any], request: DataLoaderRequest) -> Callable[..., Any] | None:
-    """A function that makes a loader from other arguments; None if that is impossible."""
-    with suppress(TypeError, ValueError):
-        inspect.signature(factory).bind_partial(**_ARGUMENTS)
-        # It accepts all of them.
-        return partial(call_factory, factory, "--loader")
-    given = call_factory(factory, "--loader")
-    if isinstance(given, DataLoader):
-        return partial(_rebuilt, given)
-    if isinstance(given, Dataset) or (hasattr(given, "__getitem__") and hasattr(given, "__len__")):
-        return partial(DataLoader, given, batch_size=request.batch_size)
-    require(
-        isinstance(given, Iterable),
-        f"--loader {request.loader} returns {type(given).__name__}, which cannot be iterated over",
-        instead="Return a DataLoader or a dataset",
-    )
-    return None
-
-
-def _rebuilt(given: DataLoader, **arguments: Any) -> DataLoader:
-    """The same loader with other arguments: the same data, order and collation."""
+def _rebuilt(given: DataLoader, workers: int, pin_memory: bool, prefetch: int | None, seconds: float) -> DataLoader:
+    """The same loader with other settings: the same data, order and collation."""
     kept: dict[str, Any] = {name: getattr(given, name) for name in ("collate_fn", "worker_init_fn", "generator")}
     # These three apply to workers only.
-    if arguments["num_workers"]:
-        kept |= {name: getattr(given, name) for name in ("multiprocessing_context", "timeout", "persistent_workers")}
+    if workers:
+        kept |= {name: getattr(given, name) for name in ("multiprocessing_context", "persistent_workers")}
+        kept["timeout"] = given.timeout or max(_MIN_PATIENCE_S, _PATIENCE * seconds)
     if isinstance(given.dataset, IterableDataset):
         kept |= {"batch_size": given.batch_size, "drop_last": given.drop_last}
     elif given.batch_sampler is not None:
@@ -147,33 +138,17 @@ def _rebuilt(given: DataLoader, **arguments: Any) -> DataLoader:
         kept |= {"batch_size": None, "sampler": given.sampler}
     # A subclass may have another constructor.
     same = inspect.signature(type(given)) == inspect.signature(DataLoader)
-    return (type(given) if same else DataLoader)(given.dataset, **kept, **arguments)
+    make = type(given) if same else DataLoader
+    return make(given.dataset, num_workers=workers, pin_memory=pin_memory, prefetch_factor=prefetch, **kept)
 
 
-def _row(make: Callable[[], Any], settings: dict[str, Any], request: DataLoaderRequest) -> dict[str, Any]:
-    row = settings | _UNMEASURED
-    if row["pin_memory"] and not torch.cuda.is_available():
-        return row | {"status": "unavailable: pinning memory needs a CUDA device"}
-    limit_s = max(_MIN_START_S, _START * request.seconds) + request.seconds
-    try:
-        with _time_limit(limit_s):
-            return row | _counted(make(), row["workers"], row["prefetch"] or 0, request.seconds)
-    except _TooSlow:
-        return row | {"status": f"too slow: not enough batches within {limit_s:g} s"}
-    except MeasurementError:
-        raise
-    except USER_ERRORS as error:
-        raise MeasurementError(f"--loader {request.loader} with {_settings(row)} failed: {describe(error)}") from error
-
-
-def _counted(loader: Any, workers: int, prefetch: int, seconds: float) -> dict[str, Any]:
+def _counted(loader: DataLoader, prefetched: int, group: int, seconds: float) -> dict[str, Any]:
     """Count the batches of a loader, epoch after epoch, until the time is over."""
     started = time.perf_counter()
     batches = _endless(loader)
     first = next(batches)
     first_s = time.perf_counter() - started
     # The workers made these while the first one was awaited.
-    prefetched, group = workers * prefetch, max(workers, 1)
     for _ in range(prefetched):
         next(batches)
     samples: list[float] = []
@@ -184,7 +159,7 @@ def _counted(loader: Any, workers: int, prefetch: int, seconds: float) -> dict[s
         now = time.perf_counter()
         samples.append((now - before) / group)
         before = now
-    rate, size = estimate(samples).inverted(), samples_in(first)
+    rate, size = estimate(samples).inverted(), _samples_in(first)
     return {
         "batches": 1 + prefetched + group * len(samples),
         "samples_per_batch": size,
@@ -194,91 +169,51 @@ def _counted(loader: Any, workers: int, prefetch: int, seconds: float) -> dict[s
     }
 
 
-def _endless(loader: Any) -> Iterator[Any]:
+def _endless(loader: DataLoader) -> Iterator[Any]:
     while True:
         empty = True
         for batch in loader:
             empty = False
             yield batch
         if empty:
-            raise MeasurementError("--loader: the loader returns no batch, or can be iterated over only once")
+            raise MeasurementError("the loader returns no batch, or can be iterated over only once")
 
 
-def samples_in(batch: Any) -> int | None:
+def _samples_in(batch: Any) -> int | None:
     """Number of samples in a batch: the first dimension of its first tensor, else its length; None if it has neither."""
     if isinstance(batch, torch.Tensor):
         return batch.shape[0] if batch.dim() else None
     if isinstance(batch, Mapping):
         batch = list(batch.values())
     if isinstance(batch, (list, tuple)):
-        counts = (samples_in(part) for part in batch)
+        counts = map(_samples_in, batch)
         return next((count for count in counts if count is not None), len(batch) or None)
     return None
 
 
-class _TooSlow(BaseException):
-    """The time of a cell is over. Not an Exception: a dataset that catches those and retries must not catch it."""
-
-
-@contextmanager
-def _time_limit(seconds: float) -> Iterator[None]:
-    """Interrupt a block that takes longer, even if it waits for a batch that never arrives."""
-
-    def over(number: int, frame: FrameType | None) -> None:
-        raise _TooSlow
-
-    before = signal.signal(signal.SIGALRM, over)
-    # Again every second: Python drops an exception that the handler raises inside a finalizer.
-    signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-
-
-# -- the user's code ---------------------------------------------------------------------------------------------------
-
-
-def load_factory(text: str, option: str) -> Callable[..., Any]:
-    """Import the function that a user names as `module:factory`, from the working directory too."""
-    module, name = module_and_name(text, option)
+def _made(text: str) -> Any:
+    """What the user's `module:factory` returns, imported from the working directory too."""
+    module, _, name = text.partition(":")
     try:
         found: Any = importlib.import_module(module)
-    except USER_ERRORS as error:
+    except _USER_ERRORS as error:
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing is not None and f"{module}.".startswith(f"{missing}."):
             why, instead = f"module {missing} not found", "Start in the module's directory, or put that on PYTHONPATH"
         else:
-            why, instead = f"importing {module} fails: {describe(error)}", ""
-        raise ProfilingConfigError(f"{option} {text}: {why}", instead=instead) from error
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    require(callable(found), f"{option} {text}: {module} has no function {name}")
-    return found
-
-
-def call_factory(factory: Callable[..., Any], option: str, **arguments: Any) -> Any:
-    """Call a factory."""
+            why, instead = f"importing {module} fails: {_described(error)}", ""
+        raise ProfilingConfigError(f"--loader {text}: {why}", instead=instead) from error
+    factory: Any = getattr(found, name, None)
+    require(callable(factory), f"--loader {text}: {module} has no function {name}", instead="Type --loader module:factory")
     try:
-        inspect.signature(factory).bind(**arguments)
-    except TypeError as error:
-        supported = f"only {', '.join(arguments)} are supported, all optional" if arguments else "none are supported"
-        raise ProfilingConfigError(f"{option}: the arguments of the factory: {error}", why=supported) from error
-    except ValueError:  # a builtin without a signature
-        pass
-    try:
-        return factory(**arguments)
-    except USER_ERRORS as error:
-        raise MeasurementError(f"{option}: the factory failed: {describe(error)}") from error
+        return factory()
+    except _USER_ERRORS as error:
+        raise MeasurementError(f"--loader {text}: the factory failed: {_described(error)}") from error
 
 
-def describe(error: BaseException) -> str:
-    """An error of user code in one line: its type, message, and where it was raised."""
-    # An error from a data loader's worker has the worker's traceback as its text.
-    _, _, original = str(error).partition("Original Traceback")
-    if frames := _FRAME.findall(original):
-        return f"{original.strip().splitlines()[-1]} ({':'.join(frames[-1])})"
-    text = f"{type(error).__name__}: {' '.join(str(error).split()) or 'no message'}"
-    raised = traceback.extract_tb(error.__traceback__)[-1:]
-    return f"{text} ({raised[0].filename}:{raised[0].lineno})" if raised else text
+def _described(error: BaseException) -> str:
+    """An error of user code in one line: its type, message, and where it was raised, in a worker too."""
+    if isinstance(error, MeasurementError):
+        return str(error)
+    text = "".join(traceback.format_exception(error)).rstrip()
+    return f"{text.splitlines()[-1]} ({':'.join(_FRAME.findall(text)[-1])})"

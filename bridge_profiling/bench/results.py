@@ -44,11 +44,6 @@ _FIELDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"world_size": int, "hosts": int, "backend": str, "device": str},
         {"operation": str, "message_bytes": int, "algorithm_bandwidth_gbs": _NUMBER, "correct": bool},
     ),
-    "copies": (
-        {"device": str},
-        {"direction": str, "host_memory": str, "bytes": int, "bandwidth_gbs": _NUMBER, "correct": bool},
-    ),
-    "step": ({"device": str, "subject": str}, {"time_us": {"median": _NUMBER}}),
     # A setting that could not be measured has no rate.
     "data_loader": ({"subject": str}, {"batches_per_s": (dict, type(None))}),
 }
@@ -60,7 +55,7 @@ class MeasurementError(RuntimeError):
     exit_code = 1
 
 
-class UnavailableError(RuntimeError):
+class UnavailableError(MeasurementError):
     """This machine lacks the required hardware or backend. The message says which."""
 
     exit_code = 4
@@ -74,8 +69,8 @@ class BenchDocument:
     results: list[dict[str, Any]]
 
     def of_kind(self, kind: str) -> list[dict[str, Any]]:
-        """Results of one benchmark, a key of `requests.KINDS`."""
-        return [result for result in self.results if result.get("kind") == kind]
+        """Results of one benchmark, a key of `_FIELDS`."""
+        return [result for result in self.results if result["kind"] == kind]
 
 
 @dataclass(frozen=True)
@@ -157,7 +152,7 @@ def read(path: Path) -> BenchDocument:
     if found.get("schema_version") != SCHEMA_VERSION:
         raise _not_results(path, f"it has schema version {found.get('schema_version')}; this version reads {SCHEMA_VERSION}")
     results = found.get("results")
-    if not isinstance(results, list) or not all(_is_result(result) for result in results):
+    if not isinstance(results, list) or not all(map(_is_result, results)):
         raise _not_results(path, "its results are damaged")
     return BenchDocument(path, results)
 
@@ -172,11 +167,8 @@ def check_addable(path: Path) -> list[dict[str, Any]]:
 
 def add(path: Path, result: dict[str, Any]) -> None:
     """Write a result into a file, which is created if missing and keeps results of other conditions."""
-
-    def conditions(of: dict[str, Any]) -> list[str]:
-        return [json.dumps(of.get(name)) for name in _CONDITIONS]
-
-    write(path, [each for each in check_addable(path) if conditions(each) != conditions(result)] + [result])
+    kept = [each for each in check_addable(path) if any(each.get(name) != result.get(name) for name in _CONDITIONS)]
+    write(path, [*kept, result])
 
 
 def write(path: Path, results: list[dict[str, Any]]) -> None:
@@ -191,17 +183,13 @@ def write(path: Path, results: list[dict[str, Any]]) -> None:
 def _is_result(result: Any) -> bool:
     if not _has(result, {"kind": str, "rows": list}):
         return False
-    # Kinds of a later version have fields that are unknown here, and are never read.
+    # Other kinds, of another version, have fields that are unknown here, and are never read.
     of_result, of_row = _FIELDS.get(result["kind"], ({}, {}))
     return _has(result, of_result) and all(_has(row, of_row) for row in result["rows"])
 
 
 def _has(found: Any, fields: dict[str, Any]) -> bool:
-    """Whether a mapping has fields of these types; a mapping in place of a type has fields of its own."""
-    return isinstance(found, dict) and all(
-        name in found and (_has(found[name], kind) if isinstance(kind, dict) else isinstance(found[name], kind))
-        for name, kind in fields.items()
-    )
+    return isinstance(found, dict) and all(isinstance(found.get(name, ...), kind) for name, kind in fields.items())
 
 
 def _not_results(path: Path, why: str) -> ProfilingConfigError:

@@ -5,18 +5,17 @@ On a GPU the host may run ahead, as in training.
 
 from __future__ import annotations
 
+import copy
 import itertools
 import operator
 import reprlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
-from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
 
 from bridge_profiling.bench.results import Estimate, estimate
@@ -133,9 +132,9 @@ def quick_benchmark(
     max_seconds: float | None = None,
     quiet: bool = False,
 ) -> StepTiming:
-    """Measure a model's forward pass, or its forward and backward pass, and print the result on one line.
+    """Measure the forward pass, or the forward and backward pass, of a copy of a model, and print the result on one line.
 
-    Restores the model's device, mode, gradients and buffers, and the state of the random number generators.
+    Leaves the model and the state of the random number generators as they are.
 
     Args:
         model: on any device.
@@ -158,25 +157,23 @@ def quick_benchmark(
         f"warmup={warmup} and num_iterations={num_iterations} measure nothing",
         instead="Leave them out",
     )
-    here = _device_of(model)
-    if device is not None:
-        chosen = torch.device(device)
-    else:
-        chosen = torch.device("cuda") if here.type == "cpu" and torch.cuda.is_available() else here
+    here = next((one.device for one in (*model.parameters(), *model.buffers())), torch.device("cpu"))
+    to_gpu = device is None and here.type == "cpu" and torch.cuda.is_available()
+    chosen = torch.device("cuda" if to_gpu else device or here)
     trainable = any(parameter.requires_grad for parameter in model.parameters())
     require(not train or trainable, "train=True, and no parameter of the model requires a gradient", instead="Leave train out")
-    make_loss = loss or _loss
+    copied, make_loss = copy.deepcopy(model).to(chosen).train(train), loss or _loss
 
     def forward() -> None:
-        model(*inputs)
+        copied(*inputs)
 
     def forward_backward() -> None:
-        make_loss(model(*inputs)).backward()
-        model.zero_grad()
+        make_loss(copied(*inputs)).backward()
+        copied.zero_grad()
 
-    with _restored(model, chosen), _moved(model, chosen), torch.set_grad_enabled(train):
+    of_cuda = {here, chosen} - {torch.device("cpu")} if torch.cuda.is_available() else ()
+    with torch.random.fork_rng(devices=[one for one in of_cuda if one.type == "cuda"]), torch.set_grad_enabled(train):
         inputs = [one.to(chosen) for one in _inputs(model, input_shape, dtype)]
-        model.train(train)
         try:
             timing = measure_step(
                 forward_backward if train else forward,
@@ -199,28 +196,6 @@ def quick_benchmark(
     return timing
 
 
-def _device_of(model: torch.nn.Module) -> torch.device:
-    return next((one.device for one in (*model.parameters(), *model.buffers())), torch.device("cpu"))
-
-
-@contextmanager
-def _moved(model: torch.nn.Module, device: torch.device) -> Iterator[None]:
-    """The model on a device; `_restored` puts its buffers back."""
-    named = [(module._parameters, name, one) for module in model.modules() for name, one in module._parameters.items()]
-    values = [(of_module, name, one, one.data) for of_module, name, one in named if one is not None]
-    if all(parameter.device == device for _, _, parameter, _ in values):
-        yield
-        return
-    try:
-        model.to(device)
-        yield
-    finally:
-        for of_module, name, parameter, value in values:
-            # A conversion between some devices replaces the parameter, others its data.
-            parameter.data = value
-            of_module[name] = parameter
-
-
 def _inputs(model: torch.nn.Module, asked: Any, dtype: torch.dtype | None) -> list[torch.Tensor]:
     if isinstance(asked, torch.Tensor):
         inputs = [asked]
@@ -240,8 +215,7 @@ def _inputs(model: torch.nn.Module, asked: Any, dtype: torch.dtype | None) -> li
             instead="Give the batch first, as in (32, 3, 224, 224); for several inputs, or other ones, the tensors themselves",
         )
         make = torch.randn if _is_continuous(kind) else partial(torch.randint, 2)
-        with torch.random.fork_rng(devices=_cuda(like.device)):
-            inputs = [make(shape, dtype=kind, device=like.device)]
+        inputs = [make(shape, dtype=kind, device=like.device)]
     given = tuple(inputs[0].shape)
     require(given and given[0], f"input_shape={given} holds no sample", instead="Give the batch first, as in (32, 3, 224, 224)")
     return inputs
@@ -262,30 +236,3 @@ def _loss(output: Any) -> torch.Tensor:
         instead="Pass loss=, a function that computes a loss from the model's output",
     )
     return torch.stack([one.float().mean() for one in tensors]).sum()
-
-
-@contextmanager
-def _restored(model: torch.nn.Module, device: torch.device) -> Iterator[None]:
-    modes = [(module, module.training) for module in model.modules()]
-    gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
-    named = [(module._buffers, name, one) for module in model.modules() for name, one in module._buffers.items()]
-    # Buffers of a lazy module have no values before its first call.
-    buffers = [(of, name, one, one.clone()) for of, name, one in named if one is not None and not is_lazy(one)]
-    for parameter, _ in gradients:
-        parameter.grad = None
-    try:
-        with torch.random.fork_rng(devices=_cuda(device)):
-            yield
-    finally:
-        for module, training in modes:
-            module.training = training
-        for parameter, gradient in gradients:
-            parameter.grad = gradient
-        with torch.no_grad():
-            for of_module, name, buffer, before in buffers:
-                # The same tensor with its former values: a model may have replaced it.
-                of_module[name] = buffer.copy_(before)
-
-
-def _cuda(device: torch.device) -> list[torch.device]:
-    return [device] if device.type == "cuda" else []

@@ -10,13 +10,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
-from bridge_profiling.cli import common
+from bridge_profiling.cli.options import FetchOption, JsonOption, JsonSchemaOption, PageOption, WorkersOption
+from bridge_profiling.cli.output import echo, finish, print_error, show
+from bridge_profiling.cli.runs import open_runs
 from bridge_profiling.common.errors import ProfilingConfigError, require
 
 if TYPE_CHECKING:
     from bridge_profiling.compare import Comparison
 
 Against = StrEnum("Against", ["first", "previous"])
+
+#: Exit codes.
+_REGRESSION, _UNDECIDED = 3, 4
 
 
 def compare(
@@ -28,9 +33,9 @@ def compare(
     ] = None,
     also_base: Annotated[list[Path] | None, Option(metavar="RUN", help="Another run like BASE; repeatable.")] = None,
     also_other: Annotated[list[Path] | None, Option(metavar="RUN", help="Another run like OTHER; repeatable.")] = None,
-    as_json: common.JsonOption = False,
-    json_schema: common.JsonSchemaOption = False,
-    output: common.PageOption = None,
+    as_json: JsonOption = False,
+    json_schema: JsonSchemaOption = False,
+    output: PageOption = None,
     fail_over: Annotated[
         str | None,
         Option(metavar="PERCENT", help="Exit code 3 if slower with confidence by more than this: 5%."),
@@ -39,12 +44,11 @@ def compare(
     against: Annotated[
         Against | None,
         Option(
-            **common.closed(Against),
             help="Of three or more runs, the one that --fail-over compares the last with. Default: first.",
         ),
     ] = None,
-    workers: common.WorkersOption = None,
-    fetch: common.FetchOption = False,
+    workers: WorkersOption = None,
+    fetch: FetchOption = False,
 ) -> None:
     """Show what changed from BASE to OTHER: whether they are comparable, the difference, its confidence, and where it is.
 
@@ -62,7 +66,7 @@ def compare(
         )
     else:
         require(against is None, "--against with two runs", instead="Leave it out: OTHER is compared with BASE")
-    with common.open_runs(*sides[0], *sides[1], *(more or []), output=output, workers=workers, fetch=fetch) as runs:
+    with open_runs(*sides[0], *sides[1], *(more or []), output=output, workers=workers, fetch=fetch) as runs:
         from bridge_profiling.compare import compare as compared
         from bridge_profiling.compare import compare_series
 
@@ -75,10 +79,10 @@ def compare(
         view, judged = series_view(found), getattr(found.runs[-1], f"against_{against or Against.first}")
     else:
         view, judged = comparison_view(found), found
-    common.show(view, output, found.to_json() if as_json else None)
+    show(view, output, found.to_json() if as_json else None)
     if errors and strict:
-        common.print_error(f"--fail-over {fail_over} cannot be judged: a capture could not be read. Capture that run again.")
-    common.finish(errors)
+        print_error(f"--fail-over {fail_over} cannot be judged: a capture could not be read. Capture that run again.")
+    finish(errors)
     if limit is not None:
         _judge(judged, limit, f"{fail_over}", strict)
 
@@ -98,15 +102,15 @@ def _limit(fail_over: str | None, strict: bool, against: Against | None) -> floa
 def _judge(found: Comparison, limit: float, typed: str, strict: bool) -> None:
     """Exit with code 3 if the limit, as typed, is exceeded; if that is unknown say so, and exit with code 4 if strict."""
     if found.regressed(limit):
-        common.print_error(f"the median iteration is slower by more than {typed}")
-        raise typer.Exit(common.REGRESSION)
+        print_error(f"the median iteration is slower by more than {typed}")
+        raise typer.Exit(_REGRESSION)
     if found.undecided is None:
         return
     text = f"--fail-over {typed} cannot be judged: {found.undecided}"
     if strict:
-        common.print_error(f"{text}. {_remedy(found)}.")
-        raise typer.Exit(common.UNDECIDED)
-    common.echo(f"warning: {text}", err=True)
+        print_error(f"{text}. {_remedy(found)}.")
+        raise typer.Exit(_UNDECIDED)
+    echo(f"warning: {text}", err=True)
 
 
 def _remedy(found: Comparison) -> str:

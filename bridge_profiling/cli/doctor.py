@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
-from bridge_profiling.cli.common import FAILURE, QUIET, JsonOption, closed, console, note
+from bridge_profiling.cli.options import JsonOption
+from bridge_profiling.cli.output import FAILURE, QUIET, console, note
 from bridge_profiling.common.printable import printable
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def doctor(
     output_dir: Annotated[
         Path | None, Option(metavar="DIRECTORY", help="Directory of captures; overrides the settings.")
     ] = None,
-    launcher: Annotated[LauncherName | None, Option(**closed(LauncherName), help="The launcher of the ranks.")] = None,
+    launcher: Annotated[LauncherName | None, Option(help="The launcher of the ranks.")] = None,
     elsewhere: Annotated[bool, Option("--elsewhere", help="The job does not run on this machine.")] = False,
     as_json: JsonOption = False,
 ) -> None:

@@ -12,7 +12,8 @@ from typing import Annotated
 import typer
 from typer import Option
 
-from bridge_profiling.cli.common import ENDING, FAILURE, note
+from bridge_profiling.cli.output import FAILURE, note
+from bridge_profiling.cli.signals import ENDING
 from bridge_profiling.common.errors import ProfilingConfigError
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -19,7 +18,9 @@ from typing import Annotated, Any
 import typer
 from typer import Argument, Option
 
-from bridge_profiling.cli.common import note, print_error, wait_for
+from bridge_profiling.cli.options import ProfilerName
+from bridge_profiling.cli.output import note, print_error
+from bridge_profiling.cli.signals import wait_for
 from bridge_profiling.common.errors import ProfilingConfigError, TraceError, install_command, require
 from bridge_profiling.common.launch_env import LAUNCH_VARIABLE, LaunchEnv
 from bridge_profiling.frameworks.outcome import captures_since, lines, places_to_report
@@ -29,9 +30,6 @@ from bridge_profiling.nsys.launch import runs_under_nsys
 from bridge_profiling.settings.profiling import ProfilingConfig, resolve_output_dir
 
 _START = ["-m", "bridge_profiling.frameworks.start"]
-
-#: torchrun's default.
-_PORT = 29500
 
 #: Signals that would end this process, and that a script may handle: batch systems send some before the time limit.
 #: A terminal sends Ctrl-C to both processes.
@@ -45,11 +43,6 @@ def run(
     script: Annotated[list[str], Argument(metavar="SCRIPT", help="The script, and its own arguments.")],
     module: Annotated[bool, Option("-m", help="SCRIPT is a module's name, as with python -m.")] = False,
     nproc: Annotated[int | None, Option(min=1, help="Ranks on this machine. Default: 1, without torchrun.")] = None,
-    nodes: Annotated[int, Option(min=1, help="Number of machines. Type the command on each of them.")] = 1,
-    node_rank: Annotated[int | None, Option(min=0, help="Number of this machine. Default: from Slurm.")] = None,
-    rdzv_endpoint: Annotated[
-        str | None, Option(metavar="HOST[:PORT]", help="Machine 0, where the ranks meet. Default: from Slurm.")
-    ] = None,
     report: Annotated[
         bool, Option("--report", help="Afterwards, print the verdict and write a page next to the captures.")
     ] = False,
@@ -67,12 +60,23 @@ def run(
     """
     for name in ("output_dir", "config_file"):
         request[name] = request[name] and str(Path(request[name]).absolute())
+    profilers = dict.fromkeys(request["profiler"] or [])
+    if len(profilers) > 1:
+        request["memory"] |= ProfilerName.memory in profilers
+        profilers.pop(ProfilerName.memory, None)
+    require(
+        len(profilers) <= 1,
+        "--profiler torch and --profiler nsys exclude each other",
+        why="both need CUPTI, which serves one",
+        instead="Type one of them",
+    )
+    request["profiler"] = next(iter(profilers), None)
     asked = Request.typed(script[0], script[1:], request, module=module)
     launcher = LaunchEnv.read().launcher
-    is_rank = launcher in ("torchrun", "ray") or (launcher != "none" and nproc is None and nodes == 1)
+    is_rank = launcher in ("torchrun", "ray") or (launcher != "none" and nproc is None)
     if is_rank:
-        _check_rank(nproc, nodes, report)
-    config = asked.config(None if is_rank else (nproc or 1) * nodes)
+        _check_rank(nproc, report)
+    config = asked.config(None if is_rank else nproc or 1)
     root = resolve_output_dir(config)
     _check_programs(asked, report)
     for what, why, instead in _unrecordable(config, root):
@@ -80,9 +84,9 @@ def run(
         note(f"warning: {what}; {why}. The script runs without it.", err=True)
     if is_rank:
         os.execv(sys.executable, [sys.executable, *_START, *asked.to_arguments()])
-    command = [sys.executable, *_launcher(nproc or 1, nodes, node_rank, rdzv_endpoint), *_START, *asked.to_arguments()]
-    # The ranks of one machine get the launch's name here; those of several agree on one when they meet.
-    environment = os.environ | ({LAUNCH_VARIABLE: uuid.uuid4().hex} if nodes == 1 else {})
+    launcher_of_ranks = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={nproc}"] if (nproc or 1) > 1 else []
+    command = [sys.executable, *launcher_of_ranks, *_START, *asked.to_arguments()]
+    environment = os.environ | {LAUNCH_VARIABLE: uuid.uuid4().hex}
     started_ns = time.time_ns()
     code, _ = wait_for(lambda: subprocess.Popen(command, env=environment), _FORWARDED)
     captured = _print_outcome(root, started_ns)
@@ -92,12 +96,12 @@ def run(
     raise typer.Exit(code if code >= 0 else 128 - code)
 
 
-def _check_rank(nproc: int | None, nodes: int, report: bool) -> None:
+def _check_rank(nproc: int | None, report: bool) -> None:
     require(
-        nproc is None and nodes == 1,
-        "--nproc and --nodes start ranks, and this process is a rank already",
+        nproc is None,
+        "--nproc starts ranks, and this process is a rank already",
         why="RANK is set, as torchrun does it",
-        instead="Leave them out, or type bridge-profiling run without torchrun around it, or unset RANK before",
+        instead="Leave it out, or type bridge-profiling run without torchrun around it, or unset RANK before",
     )
     require(
         not report,
@@ -148,35 +152,6 @@ def _has_cuda() -> bool:
     # In a process of its own: torch takes seconds to load, and this command needs nothing else of it.
     code = "import torch; raise SystemExit(not torch.cuda.is_available())"
     return subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
-
-
-def _launcher(nproc: int, nodes: int, node_rank: int | None, endpoint: str | None) -> list[str]:
-    """The part of the command that starts the ranks of this machine: torchrun, or nothing for one rank."""
-    if nodes == 1:
-        return ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={nproc}"] if nproc > 1 else []
-    env = LaunchEnv.read()
-    node_rank = env.node_rank if node_rank is None else node_rank
-    host, port = (env.rendezvous or (None, 0)) if endpoint is None else _parse_endpoint(endpoint)
-    if node_rank is None or not host:
-        raise ProfilingConfigError(
-            f"--nodes {nodes} needs {'--node-rank' if node_rank is None else '--rdzv-endpoint'}",
-            why="every machine needs its own number and the place where the ranks meet",
-            instead="Type on machine 0 --node-rank 0 --rdzv-endpoint HOST:PORT, HOST being itself, and likewise on the others",
-        )
-    require(node_rank < nodes, f"--node-rank {node_rank} is outside {nodes} machines", instead=f"Type 0 to {nodes - 1}")
-    # The static rendezvous: ranks are numbered by --node-rank.
-    meeting = ["--rdzv-backend=static", f"--rdzv-endpoint={host}:{port}", f"--node-rank={node_rank}"]
-    return ["-m", "torch.distributed.run", f"--nnodes={nodes}", f"--nproc-per-node={nproc}", *meeting]
-
-
-def _parse_endpoint(typed: str) -> tuple[str, int]:
-    """Host and port of `gpu07`, `gpu07:29500` or `[fe80::1]:29500`."""
-    found = re.fullmatch(r"(\[[^\[\]]+\]|[^\[\]:]+)(?::(\d{1,5}))?", typed)
-    if found is None:
-        raise ProfilingConfigError(
-            f"--rdzv-endpoint {typed} is not HOST or HOST:PORT", instead=f"Type machine 0's name and a port, as gpu07:{_PORT}"
-        )
-    return found[1], int(found[2] or _PORT)
 
 
 def _print_outcome(root: Path, started_ns: int) -> list[RankCapture]:

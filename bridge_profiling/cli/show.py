@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,25 +11,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from bridge_profiling.cli import common
+from bridge_profiling.cli.options import FetchOption, JsonOption, JsonSchemaOption, PageOption, RunArgument, WorkersOption
+from bridge_profiling.cli.output import console, finish, note, show
+from bridge_profiling.cli.runs import open_runs
 from bridge_profiling.common.errors import ProfilingConfigError, did_you_mean
 
 if TYPE_CHECKING:
     from bridge_profiling.findings import Thresholds
 
-# For PyArrow: a single capture is read in this process, and Arrow's own allocator keeps a quarter of the memory.
-os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
-
 
 def report(
-    run: common.RunArgument,
+    run: RunArgument,
     output: Annotated[
         Path | None,
         Option("--output", "-o", metavar="FILE", help="The page. Default: report.html; none with --json."),
     ] = None,
     page: Annotated[bool, Option(help="Write the page.")] = True,
-    as_json: common.JsonOption = False,
-    json_schema: common.JsonSchemaOption = False,
+    as_json: JsonOption = False,
+    json_schema: JsonSchemaOption = False,
     threshold: Annotated[
         list[str] | None,
         Option(metavar="NAME=VALUE", help="Limit of a finding, such as data_loading=0.05."),
@@ -46,7 +44,7 @@ def report(
     if not page:
         output = None
     thresholds = _thresholds(threshold or [])
-    with common.open_runs(run, output=output, thresholds=thresholds, **reading) as (found,):
+    with open_runs(run, output=output, thresholds=thresholds, **reading) as (found,):
         from bridge_profiling.report.run_view import screen_view
 
         # Everything is computed before anything is printed: a progress bar would overwrite the answer.
@@ -61,23 +59,23 @@ def report(
     elif screen is not None:
         from bridge_profiling.report.terminal import print_report
 
-        print_report(screen, common.console())
+        print_report(screen, console())
         if output is not None:
-            common.note(f"\npage: {output}")
-    common.finish(errors)
+            note(f"\npage: {output}")
+    finish(errors)
 
 
 def analyze(
-    run: common.RunArgument,
-    as_json: common.JsonOption = False,
-    json_schema: common.JsonSchemaOption = False,
+    run: RunArgument,
+    as_json: JsonOption = False,
+    json_schema: JsonSchemaOption = False,
     **reading: Any,
 ) -> None:
     """Show where each rank's time goes: device, iterations, kernels, communication, memory.
 
     Exit code 1: a capture could not be read, or only in part; the others are analyzed. 2: invalid request.
     """
-    with common.open_runs(run, **reading) as (found,):
+    with open_runs(run, **reading) as (found,):
         # Everything is computed before anything is printed: a progress bar would overwrite the answer.
         if as_json:
             text = found.to_json()
@@ -90,25 +88,25 @@ def analyze(
     if as_json:
         typer.echo(text)
     else:
-        print_tables(tables, limitations, common.console())
-    common.finish(errors)
+        print_tables(tables, limitations, console())
+    finish(errors)
 
 
 def memory(
     run: Annotated[Path, Argument(metavar="RUN", help="A memory snapshot, a directory of captures, or a NeMo-Run experiment.")],
     other: Annotated[Path | None, Argument(metavar="[OTHER]", help="The run to compare with RUN.")] = None,
-    as_json: common.JsonOption = False,
-    json_schema: common.JsonSchemaOption = False,
-    output: common.PageOption = None,
-    workers: common.WorkersOption = None,
-    fetch: common.FetchOption = False,
+    as_json: JsonOption = False,
+    json_schema: JsonSchemaOption = False,
+    output: PageOption = None,
+    workers: WorkersOption = None,
+    fetch: FetchOption = False,
 ) -> None:
     """Show how much device memory is in use at the peak, what uses it, and whether it grows; for two runs, the difference.
 
     Exit code 1: a capture could not be read, or records no memory. 2: invalid request.
     """
     paths = [run] if other is None else [run, other]
-    with common.open_runs(*paths, output=output, workers=workers, fetch=fetch) as runs:
+    with open_runs(*paths, output=output, workers=workers, fetch=fetch) as runs:
         from bridge_profiling.report import memory_view
 
         facts = [each.facts for each in runs]
@@ -119,9 +117,9 @@ def memory(
         errors = [error for each in facts for error in each.errors]
     if empty:
         remedy = "profiling.record_memory_history=true, or with profiling.pytorch_profiler_profile_memory=true for totals only"
-        common.finish([*errors, *(f"{path} records no memory. Profile with {remedy}." for path in empty)])
-    common.show(view, output, text, lines)
-    common.finish(errors)
+        finish([*errors, *(f"{path} records no memory. Profile with {remedy}." for path in empty)])
+    show(view, output, text, lines)
+    finish(errors)
 
 
 def _thresholds(typed: list[str]) -> Thresholds:

@@ -15,12 +15,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from bridge_profiling.capture.control.messages import MAX_ITERATIONS, SETTINGS, CaptureRequest
-from bridge_profiling.cli.common import FAILURE, JsonOption, ProfilerName, closed, echo, print_error
+from bridge_profiling.cli.options import JsonOption, ProfilerName
+from bridge_profiling.cli.output import FAILURE, echo, print_error
 from bridge_profiling.common.errors import ProfilingConfigError, TraceError, require
 from bridge_profiling.common.printable import shell_path
-from bridge_profiling.facts.words import named_ranks
-from bridge_profiling.manifest import find_captures
 from bridge_profiling.settings.profiling import ProfilingConfig, parse_ranks
 from bridge_profiling.settings.recording import FLAGS, apply, check_flags, to_overrides
 
@@ -30,14 +28,12 @@ if TYPE_CHECKING:
 
 def trigger(
     run: Annotated[Path, Argument(metavar="RUN", help="A running job: its output directory, job directory, or experiment.")],
-    iterations: Annotated[
-        int, Option("--iterations", "-n", min=1, max=MAX_ITERATIONS, help="Number of iterations to capture.")
-    ] = 2,
+    iterations: Annotated[int, Option("--iterations", "-n", min=1, help="Number of iterations to capture.")] = 2,
     start: Annotated[int | None, Option(min=0, metavar="I", help="First iteration. Default: the nearest possible.")] = None,
     ranks: Annotated[str | None, Option(metavar="0,1|all|pp", help="Ranks. Default: the job's profile_ranks.")] = None,
     profiler: Annotated[
         list[ProfilerName] | None,
-        Option(**closed(ProfilerName), help="Profiler to use, repeatable. Default: the job's, else torch."),
+        Option(help="Profiler to use, repeatable. Default: the job's, else torch."),
     ] = None,
     reason: Annotated[str | None, Option(metavar="TEXT", help="Why you need the capture, for the manifest.")] = None,
     wait: Annotated[bool, Option("--wait", help="Wait until the captures are written, and print where.")] = False,
@@ -54,6 +50,7 @@ def trigger(
     """
     require(not wait or timeout != 0, "--wait and --timeout 0 exclude each other", instead="Leave one of them out")
     from bridge_profiling.capture.control import client
+    from bridge_profiling.capture.control.messages import CaptureRequest
 
     memory = recording.pop("memory")
     profilers = None if profiler is None else [each.value for each in profiler]
@@ -92,6 +89,8 @@ def trigger(
 
 def _settings(options: Mapping[str, Any], profilers: list[str] | None) -> dict[str, object]:
     """The settings of a request for the options typed: those that differ from the defaults, or that a request may change."""
+    from bridge_profiling.capture.control.messages import SETTINGS
+
     flags = {name: options[name] for name in FLAGS if name in options}
     config, file = ProfilingConfig(), options["config_file"]
     check_flags(flags, profilers)
@@ -112,6 +111,7 @@ def _settings(options: Mapping[str, Any], profilers: list[str] | None) -> dict[s
 def _print_captures(result: TriggerResult, root: Path, *, quiet: bool) -> bool:
     """Print how a capture ended; returns whether each rank has captured everything."""
     from bridge_profiling.frameworks.outcome import lines
+    from bridge_profiling.manifest import find_captures
 
     if result.accepted is None:
         return False
@@ -151,6 +151,8 @@ def _output_dir(run: Path) -> Path:
 
 
 def _in_words(result: TriggerResult, root: Path, *, captured: bool) -> str:
+    from bridge_profiling.facts.words import named_ranks
+
     accepted, status = result.accepted, result.status
     if accepted is None:
         return f"request {result.request.id} is in {root}; did not wait for an answer"

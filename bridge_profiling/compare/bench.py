@@ -1,4 +1,4 @@
-"""A run compared with what its links, copies, data loader and step reach alone, as `bridge-profiling bench` measured.
+"""A run compared with what its links and its data loader reach alone, as `bridge-profiling bench` measured.
 
 Communication is compared per operation and size: the time of the run's transfers, without waiting for other ranks, with the
 time of the same transfers alone. Between measured sizes, time is interpolated over size, which is exact for a link with a
@@ -40,8 +40,6 @@ class AgainstBench:
     file: str  # of results
     found_beside_captures: bool  # whether it was found next to the captures instead of named
     communication: pa.Table  # rows of `ComparedCommunication`
-    copies: pa.Table  # rows of `ComparedCopies`
-    step: dict[str, Any] | None  # the step alone and a captured iteration; None without such a result
     data_loader: dict[str, Any] | None  # the loader alone and a captured iteration; None without such a result
 
 
@@ -63,7 +61,6 @@ def against_bench(facts: RunFacts) -> AgainstBench | None:
     document = facts.captures.bench
     if document is None:
         return None
-    device = _device(facts.infos)
     unprofiled = [time for manifest in facts.manifests for time in manifest.durations_ns(profiled=False)]
     times = unprofiled or facts.iterations["duration_ns"].to_pylist()
     iteration = {
@@ -75,8 +72,6 @@ def against_bench(facts: RunFacts) -> AgainstBench | None:
         file=str(document.path),
         found_beside_captures=facts.captures.bench_found,
         communication=pa.Table.from_pylist(list(_communication(document, facts)), declared("ComparedCommunication").schema()),
-        copies=pa.Table.from_pylist(list(_copies(document, facts.copies_by_size, device)), declared("ComparedCopies").schema()),
-        step=_step(document, device, iteration),
         data_loader=_data_loader(document, iteration),
     )
 
@@ -108,7 +103,7 @@ def _communication(document: BenchDocument, facts: RunFacts) -> Iterator[dict[st
         unknown = row["matched_count"] - sum(count for _, count, _ in measured)
         factor = bus_factor(row["operation"], row["group_size"] or 2)
         yield {name: row[name] for name in (*_GROUP, "group_size", "count")} | _compared(
-            measured, points, reason, "transfer_ns", "bus_bandwidth_gbs", factor=factor, unknown=unknown
+            measured, points, reason, factor=factor, unknown=unknown
         )
 
 
@@ -164,38 +159,13 @@ def _device(infos: Sequence[RankInfo]) -> str | None:
     return next((name for info in infos for name in info.devices.values()), None)
 
 
-def _copies(document: BenchDocument, copies: pa.Table, device: str | None) -> Iterator[dict[str, Any]]:
-    results = document.of_kind("copies")
-    if not results:
-        return
-    fitting, other_device = _newest(results, device)
-    for (direction, memory), rows in grouped(copies.to_pylist(), "direction", "host_memory").items():
-        points = [
-            (each["bytes"], each["bandwidth_gbs"])
-            for each in (() if other_device else fitting["rows"])
-            if (each["direction"], each["host_memory"]) == (direction, memory) and each["correct"]
-        ]
-        reason = other_device or (None if points else f"{direction} of {memory} memory was not measured")
-        sizes = [(row["bytes"], row["count"], row["copy_ns"]) for row in rows]
-        kind = {"direction": direction, "host_memory": memory, "count": sum(row["count"] for row in rows)}
-        yield kind | _compared(sizes, points, reason, "copy_ns", "bandwidth_gbs")
-
-
-def _newest(results: Sequence[Mapping[str, Any]], device: str | None) -> tuple[Mapping[str, Any], str | None]:
-    """The newest result of a device; if there is none, the newest one and why it does not count."""
-    found = next((result for result in reversed(results) if device in (None, result["device"])), None)
-    return found or results[-1], None if found else f"{results[-1]['device']} was measured, but {device} captured"
-
-
 def _compared(
     sizes: Sequence[tuple[int, int, float]],
     points: Sequence[tuple[int, float]],
     reason: str | None,
-    time_name: str,
-    bandwidth_name: str,
     *,
-    factor: float = 1.0,
-    unknown: int = 0,
+    factor: float,
+    unknown: int,
 ) -> dict[str, Any]:
     """Columns of the comparison of transfers with bandwidths by size, and the reason why some are not compared.
 
@@ -225,23 +195,13 @@ def _compared(
         reasons.append(f"the size of {unknown} is unknown")
     return {
         "compared_count": count,
-        time_name: round(taken_ns) if count else None,
+        "transfer_ns": round(taken_ns) if count else None,
         "alone_ns": round(alone_ns) if count else None,
         "reached_share": alone_ns / taken_ns if taken_ns else None,
-        bandwidth_name: factor * amount / taken_ns if taken_ns else None,
-        f"alone_{bandwidth_name}": factor * amount / alone_ns if alone_ns else None,
+        "bus_bandwidth_gbs": factor * amount / taken_ns if taken_ns else None,
+        "alone_bus_bandwidth_gbs": factor * amount / alone_ns if alone_ns else None,
         "reason": reason or "; ".join(reasons) or None,
     }
-
-
-def _step(document: BenchDocument, device: str | None, iteration: dict[str, Any]) -> dict[str, Any] | None:
-    results = [result for result in document.of_kind("step") if result["rows"]]
-    if not results:
-        return None
-    result, reason = _newest(results, device)
-    reason = reason or iteration["reason"]
-    alone_ns = None if reason else 1e3 * result["rows"][0]["time_us"]["median"]
-    return {"subject": result["subject"], "alone_ns": alone_ns, **iteration, "reason": reason}
 
 
 def _data_loader(document: BenchDocument, iteration: dict[str, Any]) -> dict[str, Any] | None:

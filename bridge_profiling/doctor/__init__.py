@@ -40,8 +40,8 @@ def diagnose(request: Request, machine: Machine) -> list[Verdict]:
     on_machine = [verdict for check in _MACHINE_CHECKS for verdict in check(request, machine)]
     if not request.elsewhere:
         return verdicts + on_machine
-    command = " ".join((*request.srun, "bridge-profiling doctor", "…"))
-    verdicts.append(Verdict("machine", "unknown", request.elsewhere, f"Run doctor where the job runs, for example `{command}`"))
+    instead = "Run doctor where the job runs, for example `srun bridge-profiling doctor …`"
+    verdicts.append(Verdict("machine", "unknown", request.elsewhere, instead))
     for verdict in on_machine:
         # Warnings stay: most of them are about the environment, which is passed on to the job.
         status: Status = "warning" if verdict.status == "warning" else "unknown"

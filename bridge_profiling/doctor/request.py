@@ -56,7 +56,6 @@ class Request:
     environment: Mapping[str, str] = field(default_factory=dict)  # variables the executor sets for the job
     output_dir: Path | None = None  # directory of captures, overriding the settings
     elsewhere: str = ""  # why the job does not run on this machine; empty where it does
-    srun: tuple[str, ...] = ("srun",)  # command that reaches the job's nodes, as words
 
     def integer(self, key: str) -> int | None:
         """An integer among LOOKUPS; None where it is not known."""
@@ -194,7 +193,6 @@ def _request(name: str, job: Job) -> Request:
         nsys_options=tuple(each for each in executor.get("launcher.nsys_extra_args", of=list) or () if isinstance(each, str)),
         nsys_prefix_gpu_metrics=executor.get("launcher.nsys_gpu_metrics") is True,
         environment={str(key): str(value) for key, value in (executor.get("env_vars", of=dict) or {}).items()},
-        srun=_srun(executor),
     )
     if executor.name != "LocalExecutor":
         ssh = f" at {job.ssh_tunnel.get('host')}" if job.ssh_tunnel is not None else ""
@@ -217,8 +215,3 @@ def _apply_task(request: Request, job: Job) -> None:
     for file in config_files(job.arguments):
         apply_file(request, file)
     apply_arguments(request, job.arguments, strict=False)
-
-
-def _srun(executor: Built) -> tuple[str, ...]:
-    options = {"account": "account", "partition": "partition", "qos": "qos", "container_image": "container-image"}
-    return ("srun", *(f"--{option}={executor.get(name)}" for name, option in options.items() if executor.get(name)))

@@ -14,10 +14,10 @@ import re
 import shlex
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 from bridge_profiling.common.atomic import write_atomically
 from bridge_profiling.common.errors import ProfilingConfigError, TraceError, require
@@ -32,7 +32,7 @@ OnProgress = Callable[[int, int], None]
 #: Names of captures that no manifest lists.
 _CAPTURE = re.compile(r"(?:\.json\.gz|\.trace\.json|\.nsys-rep|\.sqlite|\.pickle|\.pkl)(?:\.xz)?$")
 
-_MANIFEST = re.compile(r"^(?P<root>(?:.*/)?)manifest/(?P<folder>[^/]+)/rank-\d+\.json$")
+_MANIFEST = re.compile(r"(?:.*/)?manifest/[^/]+/rank-\d+\.json")
 
 #: Arguments of a serialized SSHTunnel that a new one needs. `pre_command` would run before each command there.
 _TUNNEL = {"host": str, "user": str, "job_dir": str, "port": int, "identity": str}
@@ -40,21 +40,7 @@ _TUNNEL = {"host": str, "user": str, "job_dir": str, "port": int, "identity": st
 _LISTED = re.compile(r"(\d+) (\d+(?:\.\d+)?) (.+)")
 
 
-class Tunnel(Protocol):
-    """The methods of NeMo-Run's tunnels that are used here."""
-
-    def run(self, command: str, hide: bool = True, warn: bool = False) -> Any:
-        """Run a command there; the result has `stdout` and `ok`."""
-
-    def get(self, remote_path: str, local_path: str) -> None:
-        """Copy a file from there."""
-
-    def cleanup(self) -> None:
-        """Close the connection."""
-
-
-@dataclass(frozen=True)
-class RemoteFile:
+class RemoteFile(NamedTuple):
     """A remote file: path relative to the directory of captures (absolute outside it), bytes, seconds since 1970."""
 
     path: str
@@ -68,7 +54,7 @@ def captures_of(
     *,
     remote: bool = False,
     on_progress: OnProgress = lambda done, total: None,
-    tunnel_to: Callable[[Built], Tunnel] | None = None,
+    tunnel_to: Callable[[Built], Any] | None = None,
 ) -> Path:
     """The local directory with the captures of an experiment's job.
 
@@ -118,23 +104,21 @@ def captures_of(
     return target
 
 
-def fetch(tunnel: Tunnel, source: str, target: Path, *, on_progress: OnProgress = lambda done, total: None) -> list[Path]:
+def fetch(tunnel: Any, source: str, target: Path, *, on_progress: OnProgress = lambda done, total: None) -> list[Path]:
     """Copy the captures in a remote directory to a local one, except files of equal size.
 
-    Returns the copied files, without manifests.
+    Returns the copied files, without manifests. `tunnel` is one of NeMo-Run's.
     """
     # Hidden files are skipped below the directory only: it may itself be in a hidden one, such as NeMo-Run's ~/.nemo_run.
     if not source.startswith("/"):
         source = f"./{source}"  # `find` reads a leading dash as an action
-    listing = tunnel.run(
-        f"find -L {shlex.quote(source)} -mindepth 1 -name '.*' -prune -o -type f -printf '%s %T@ %P\\n'", hide=True, warn=True
-    )
-    if not listing.ok and not listing.stdout.strip():
+    below = f"{shlex.quote(source)} -mindepth 1 -name '.*' -prune -o -type f -printf '%s %T@ %P\\n'"
+    files = {file.path: file for file in _found(tunnel, below)}
+    if not files and not tunnel.run(f"test -d {shlex.quote(source)}", hide=True, warn=True).ok:
         raise TraceError(f"{source} does not exist at the other end of the tunnel: the job has written no captures")
-    files = {file.path: file for file in _parse(listing.stdout)}
-    manifests = [(file, match) for path, file in files.items() if (match := _MANIFEST.match(path))]
+    manifests = [file for path, file in files.items() if _MANIFEST.fullmatch(path)]
     # A manifest changes in place while the job runs, and is small: it is fetched each time.
-    for file, _ in manifests:
+    for file in manifests:
         _get(tunnel, source, target, file)
     wanted = _listed_by(target, manifests, files, tunnel) or [file for path, file in files.items() if _CAPTURE.search(path)]
     if not wanted and not manifests:
@@ -149,7 +133,7 @@ def fetch(tunnel: Tunnel, source: str, target: Path, *, on_progress: OnProgress 
     return copied
 
 
-def ssh_tunnel(tunnel: Built) -> Tunnel:
+def ssh_tunnel(tunnel: Built) -> Any:
     """Open NeMo-Run's own tunnel to the machine that a serialized one names."""
     import nemo_run as run
 
@@ -168,47 +152,41 @@ def ssh_tunnel(tunnel: Built) -> Tunnel:
     return opened
 
 
-def _parse(listing: str) -> Iterator[RemoteFile]:
-    for line in listing.splitlines():
+def _found(tunnel: Any, arguments: str) -> Iterator[RemoteFile]:
+    """The files that `find` lists there as size, time and path."""
+    for line in tunnel.run(f"find -L {arguments}", hide=True, warn=True).stdout.splitlines():
         # A name with a line break has two lines; neither is read as a file.
         if (found := _LISTED.fullmatch(line)) and ".." not in found[3].split("/"):
             yield RemoteFile(found[3], int(found[1]), float(found[2]))
 
 
-def _listed_by(
-    target: Path, manifests: list[tuple[RemoteFile, re.Match[str]]], files: Mapping[str, RemoteFile], tunnel: Tunnel
-) -> list[RemoteFile]:
+def _listed_by(target: Path, manifests: Sequence[RemoteFile], files: Mapping[str, RemoteFile], tunnel: Any) -> list[RemoteFile]:
     """The files listed by the manifests of the attempt that captured last; none where no manifest lists any."""
-    paths: dict[tuple[str, str], list[str]] = defaultdict(list)
-    written: dict[tuple[str, str], float] = defaultdict(float)
-    for file, match in manifests:
-        try:
-            manifest = read_manifest(target / file.path)
-        except TraceError:
-            continue
-        attempt = match["root"], match["folder"]
-        paths[attempt] += [artifact.path for artifact in manifest.artifacts]
-        written[attempt] = max(written[attempt], file.modified)
-    captured = [attempt for attempt, listed in paths.items() if listed]
+    attempts: dict[str, list[str]] = defaultdict(list)
+    for file in sorted(manifests, key=attrgetter("modified")):
+        with contextlib.suppress(TraceError):
+            listed = [artifact.path for artifact in read_manifest(target / file.path).artifacts]
+            folder = posixpath.dirname(file.path)
+            # The attempt of the newest manifest comes last.
+            attempts[folder] = attempts.pop(folder, []) + listed
+    captured = [folder for folder, listed in attempts.items() if listed]
     if not captured:
         return []
-    newest = max(captured, key=lambda attempt: written[attempt])
-    listed = set(paths[newest])
+    # manifest/iter-2-4 is in the directory that an artifact's path starts at.
+    root, paths = posixpath.dirname(posixpath.dirname(captured[-1])), set(attempts[captured[-1]])
     # A report with an SQLite export is read from the export.
-    listed -= {path for path in listed if path.endswith(".nsys-rep") and path.removesuffix(".nsys-rep") + ".sqlite" in listed}
-    found = [files[newest[0] + path] for path in sorted(listed) if newest[0] + path in files]
+    paths -= {path.removesuffix(".sqlite") + ".nsys-rep" for path in paths if path.endswith(".sqlite")}
+    found = [files[path] for each in sorted(paths) if (path := posixpath.join(root, each)) in files]
     # Files outside the directory of captures, such as a memory snapshot with a path of its own.
-    outside = " ".join(shlex.quote(path) for path in sorted(listed) if path.startswith("/") and _CAPTURE.search(path))
-    if outside:
-        found += _parse(tunnel.run(f"find -L {outside} -maxdepth 0 -printf '%s %T@ %p\\n'", hide=True, warn=True).stdout)
-    return found
+    outside = " ".join(shlex.quote(path) for path in sorted(paths) if path.startswith("/") and _CAPTURE.search(path))
+    return found + list(_found(tunnel, f"{outside} -maxdepth 0 -printf '%s %T@ %p\\n'") if outside else ())
 
 
 def _local(target: Path, file: RemoteFile) -> Path:
     return target / "elsewhere" / posixpath.basename(file.path) if file.path.startswith("/") else target / file.path
 
 
-def _get(tunnel: Tunnel, source: str, target: Path, file: RemoteFile) -> Path:
+def _get(tunnel: Any, source: str, target: Path, file: RemoteFile) -> Path:
     """Copy one file with its modification time, which decides which attempt is the newest."""
 
     def write(temporary: Path) -> None:

@@ -6,20 +6,20 @@ megatron-core among them; this one imports, builds and runs nothing that the exp
 
 from __future__ import annotations
 
+import ast
 import base64
+import functools
 import json
 import os
 import posixpath
-import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bridge_profiling.common.errors import ProfilingConfigError, TraceError, require
+from bridge_profiling.common.errors import ProfilingConfigError, TraceError, one_line, require
 from bridge_profiling.common.regular_files import read_regular
-from bridge_profiling.common.typed_json import read_typed
 from bridge_profiling.plugins.batch_script import path_in_job
 from bridge_profiling.settings.profiling import OUTPUT_DIR_VARIABLE
 
@@ -27,16 +27,8 @@ _TASKS_FILE = "_TASKS"
 
 _OUTPUT_DIR = "profiling.output_dir"
 
-#: Bytes of the file and of all that it unpacks to, and values in that. zlib unpacks a thousandfold, and Python's objects take
-#: thirty times the bytes of the shortest JSON. A recipe's task has 200 kB and 10,000 values.
-_MAX_BYTES, _MAX_UNPACKED, _MAX_WRITTEN = 16 << 20, 64 << 20, 2_000_000
-
-#: Values that are built of it, and how deep they are in each other. Objects refer to each other by name, so that few can stand
-#: for exponentially many.
-_MAX_VALUES, _DEEPEST = 200_000, 64
-
-#: How Fiddle writes a name or number in `Attr(name='x')`, `Index(index=0)` and `Key(key='x')`.
-_KEY = re.compile(r"""(?:'(?P<single>[^'\\]*)'|"(?P<double>[^"\\]*)"|(?P<number>-?\d{1,18}))\)""", re.ASCII)
+#: Bytes of the file, and of each value that it unpacks to: zlib unpacks a thousandfold. A recipe's task has 200 kB.
+_MAX_BYTES = 8 << 20
 
 _CAPTURES = "Type the directory of captures itself"
 
@@ -178,23 +170,26 @@ def read_jobs(experiment: Path) -> list[Job]:
     Raises:
         ProfilingConfigError: its file cannot be read, exceeds its bounds, or is not what NeMo-Run writes.
     """
-    file, reader = experiment / _TASKS_FILE, _Reader()
+    file = experiment / _TASKS_FILE
     try:
-        pairs = read_typed(reader.decode(read_regular(file, _MAX_BYTES)), list[list[Any]], "the experiment")
-        jobs = []
-        for pair in pairs:
-            serialized_job, serialized_tasks = pair if len(pair) == 2 else (None, None)
-            job = reader.built(reader.read(serialized_job))
-            # A script without a task of its own has no text here.
-            tasks = _listed(reader.read(serialized_tasks)) if serialized_tasks and isinstance(serialized_tasks, str) else []
-            executors = [reader.built(each) for each in _listed(job.get("executors") or job.get("executor"))]
-            for number, task in enumerate(map(reader.built, tasks)):
-                name = (job.get("id", of=str) or "job") + (f"[{number}]" if len(tasks) > 1 else "")
-                jobs.append(Job(name, task, executors[min(number, len(executors) - 1)]))
-    except (OSError, TraceError, ValueError, LookupError, RecursionError, ProfilingConfigError) as error:
+        return [job for pair in json.loads(read_regular(file, _MAX_BYTES)) for job in _jobs(*pair)]
+    except (OSError, TraceError, ProfilingConfigError) as error:
         why = error.what if isinstance(error, ProfilingConfigError) else str(error)
-        raise ProfilingConfigError(f"{file} cannot be read", why=why[:300], instead=_CAPTURES) from error
-    return jobs
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError, zlib.error) as error:
+        why = f"NeMo-Run did not write it ({one_line(error)})"
+    raise ProfilingConfigError(f"{file} cannot be read", why=why[:300], instead=_CAPTURES)
+
+
+def _jobs(serialized_job: str, serialized_tasks: str) -> Iterator[Job]:
+    job = _read(serialized_job)
+    # A script without a task of its own has no text here.
+    tasks = _listed(_read(serialized_tasks)) if serialized_tasks else []
+    executors = _listed(job.get("executors") or job.get("executor"))
+    for number, task in enumerate(tasks):
+        executor = executors[min(number, len(executors) - 1)]
+        if not isinstance(task, Built) or not isinstance(executor, Built):
+            raise TypeError("a task or an executor in it is something else")
+        yield Job((job.get("id", of=str) or "job") + (f"[{number}]" if len(tasks) > 1 else ""), task, executor)
 
 
 def locate_captures(experiment: Path, job_name: str | None = None) -> tuple[Job, str]:
@@ -216,105 +211,48 @@ def _listing(jobs: list[Job]) -> str:
     return ", ".join(job.name for job in jobs[:_NAMED]) + more
 
 
-@dataclass(frozen=True)
-class _Object:
-    """An object of Fiddle's JSON: its type, and keys with values, each an object of its own or a plain value."""
+def _read(text: str) -> Any:
+    """The value that Fiddle's JSON stands for. Imports and calls nothing that is named there."""
+    unpacker = zlib.decompressobj()
+    document = json.loads(unpacker.decompress(base64.urlsafe_b64decode(text), _MAX_BYTES))
+    # Names with a part of a character could not be printed.
+    json.dumps(document, ensure_ascii=False).encode()
+    objects = document["objects"]
 
-    type: dict[str, Any]
-    items: list[list[Any]]
-    metadata: Any = None
-
-
-@dataclass(frozen=True)
-class _Document:
-    root: dict[str, Any]
-    objects: dict[str, _Object]
-
-
-class _Reader:
-    """Reads Fiddle's JSON, with bounds on all that it has read. Imports and calls nothing that is named there."""
-
-    def __init__(self) -> None:
-        self._bytes = self._written = self._values = 0
-
-    def decode(self, text: bytes) -> Any:
-        """JSON. Raises ValueError."""
-        self._written += sum(map(text.count, (b",", b"[", b"{")))
-        if self._written > _MAX_WRITTEN:
-            raise ValueError(f"it has more than {_MAX_WRITTEN:,} values")
-        return json.loads(text)
-
-    def read(self, text: object) -> Any:
-        """What a text stands for. Raises ValueError or LookupError if NeMo-Run did not write it."""
-        if not isinstance(text, str):
-            raise ValueError("it is not text")
-        unpacker = zlib.decompressobj()
-        try:
-            unpacked = unpacker.decompress(base64.urlsafe_b64decode(text), _MAX_UNPACKED - self._bytes + 1)
-        except zlib.error as error:
-            raise ValueError(str(error)) from error
-        self._bytes += len(unpacked)
-        if self._bytes > _MAX_UNPACKED:
-            raise ValueError(f"it unpacks to more than {_MAX_UNPACKED >> 20} MiB")
-        document = read_typed(self.decode(unpacked), _Document, "the document")
-        return self._value(document.root, document.objects, _DEEPEST)
-
-    def built(self, value: object) -> Built:
-        """The value itself. Raises ValueError if it is not a class or function with arguments."""
-        if not isinstance(value, Built):
-            raise ValueError("a job, a task or an executor in it is something else")
-        return value
-
-    def _value(self, node: object, objects: Mapping[str, _Object], depth: int) -> Any:
-        """A node, whose objects refer to each other by name."""
-        self._values += 1
-        if self._values > _MAX_VALUES or not depth:
-            raise ValueError(f"it has more than {_MAX_VALUES:,} values, or values nested more than {_DEEPEST} times")
-        kind = _text(node, "type")
+    def value_of(node: dict[str, Any]) -> Any:
+        kind = node["type"]
         if kind == "leaf":
-            return _entry(node, "value")
+            return node["value"]
         if kind == "pyref":
-            return f"{_text(node, 'module')}.{_text(node, 'name')}"
-        if kind != "ref":
-            return None
-        referred = objects[_text(node, "key")]
-        items = {_key(key): self._value(value, objects, depth - 1) for key, value in referred.items}
-        name = _text(referred.type, "name")
-        if name == "dict":
+            return f"{node['module']}.{node['name']}"
+        return made(node["key"]) if kind == "ref" else None
+
+    # Objects refer to each other by name, so that few can stand for exponentially many: each is made once.
+    @functools.cache
+    def made(name: str) -> Any:
+        kind, metadata = objects[name]["type"], objects[name].get("metadata") or {}
+        items = {_key(key): value_of(value) for key, value in objects[name]["items"]}
+        if kind["name"] == "dict":
             return items
-        if name in ("list", "tuple", "set", "frozenset"):
+        if kind["name"] in ("list", "tuple", "set", "frozenset"):
             return list(items.values())
-        target = None
-        if isinstance(referred.metadata, dict) and referred.metadata.get("type") == "ref":
-            described = {_key(key): value for key, value in objects[_text(referred.metadata, "key")].items}
-            target = self._value(described["fn_or_cls"], objects, depth - 1) if "fn_or_cls" in described else None
-        if not isinstance(target, str):
-            target = f"{_text(referred.type, 'module')}.{name}"
+        target = f"{kind['module']}.{kind['name']}"
+        if metadata.get("type") == "ref":
+            described = {_key(key): value for key, value in objects[metadata["key"]]["items"]}
+            target = value_of(described["fn_or_cls"]) if "fn_or_cls" in described else target
         return Built(target, {str(key): value for key, value in items.items()})
 
-
-def _entry(node: object, name: str) -> Any:
-    if not isinstance(node, dict) or name not in node:
-        raise ValueError(f"a value in it has no {name!r}")
-    return node[name]
+    return value_of(document["root"])
 
 
-def _text(node: object, name: str) -> str:
-    text = _entry(node, name)
-    if not isinstance(text, str):
-        raise ValueError(f"{name!r} of a value in it is not text")
-    return text
-
-
-def _key(text: object) -> str | int:
+def _key(text: str) -> str | int:
     """The key in `Attr(name='x')`, `Index(index=0)` or `Key(key='x')`; a key of another kind is its text."""
-    if not isinstance(text, str):
-        raise ValueError("a key in it is not text")
-    written = text.partition("=")[2]
-    found = _KEY.fullmatch(written)
-    if found is None:
+    written = text.partition("=")[2].removesuffix(")")
+    try:
+        key = ast.literal_eval(written)
+    except (ValueError, SyntaxError):
         return written
-    return int(found["number"]) if found["number"] else found["single"] or found["double"] or ""
+    return key if isinstance(key, str | int) else written
 
 
 def _listed(value: object) -> list:

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from bridge_profiling.facts.device import WHOLE_CAPTURE, DeviceWork, Windows
@@ -83,22 +82,6 @@ def copies(connection: Connection, device_sums: pa.Table) -> pa.Table:
     none.
     """
     return queried(connection, _COPIES, device_sums=device_sums)
-
-
-def copy_sizes(device_events: pa.Table) -> pa.Table:
-    """Copies between host and device by direction, host_memory and bytes: count, and copy_ns of all of them."""
-    mine = rows_of(device_events["kind"], "memcpy") & rows_of(device_events["direction"], "HtoD", "DtoH")
-    events = device_events.filter(pa.array(mine & (to_int64(device_events["bytes"], 0) > 0)))
-    direction, source, target = (events[name].cast(pa.string()) for name in _PATH)
-    table = pa.table(
-        {
-            "direction": direction,
-            "host_memory": pc.if_else(pc.equal(direction, "HtoD"), source, target),
-            "bytes": events["bytes"],
-            "copy_ns": pc.subtract(events["end_ns"], events["start_ns"]),
-        }
-    )
-    return totals(table, table.column_names[:3], count=("copy_ns", "count"), copy_ns=("copy_ns", "sum"))
 
 
 _OF_EVENTS = ("kind", "backend", "name", "configuration", *_PATH)
@@ -370,11 +353,6 @@ select {keys}, step as iteration, sum(count)::double as count, sum(ns)::bigint a
 from cells group by all order by step
 """
 
-_COPIES_BY_SIZE = """
-select direction, host_memory, bytes, sum(count)::bigint as count, sum(copy_ns) as copy_ns from copy_sizes
-where source = $source group by all order by direction, host_memory, bytes
-"""
-
 
 def event_cells(
     connection: Connection,
@@ -407,8 +385,3 @@ def event_cells(
         chosen=f"iteration in ({numbers}) and rank in ({members})" if iterations else "true",
     )
     return queried(connection, query, {} if of == "communication" else {"source": source}, device_sums=device_sums)
-
-
-def copies_by_size(connection: Connection, copy_sizes: pa.Table, source: str) -> pa.Table:
-    """Copies between host and device of all ranks by direction, memory and size: number and time."""
-    return queried(connection, _COPIES_BY_SIZE, {"source": source}, copy_sizes=copy_sizes)

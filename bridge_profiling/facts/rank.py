@@ -213,7 +213,6 @@ def rank_facts(tables: RankTables, options: FactOptions) -> dict[str, Answer]:
     found["exposure"] = kernels.exposure(events, collectives, work)
     found["kernel_times"] = kernels.kernel_times(events)
     found["launch_statistics"] = kernels.launch_statistics(events, spans)
-    found["copy_sizes"] = kernels.copy_sizes(events)
     found["device_sums"] = kernels.device_sums(tables.columns("device_events", kernels.SUMMED), marked=len(iterations) > 0)
     found["breakdown"] = device.breakdown(work)
     calls = tables.columns("system_calls", ("thread", "name", "start_ns", "end_ns"))

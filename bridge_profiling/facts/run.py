@@ -152,7 +152,6 @@ class RunFacts:
     device_roles = RankFact("Device time by the role of kernels: optimizer, attention and others.")
     loop_counts = RankFact("How often a loop's own ranges and calls occur in an iteration.")
     device_sums = RankFact("Time of the device's events by iteration and kind of event, for facts across ranks.")
-    copy_sizes = RankFact("Copies between host and device by direction, memory and size.")
     operations = RankFact("Communication operations.")
     activity = RankFact("When the device worked, as far as other ranks' facts depend on it.")
     first_event = RankFact("When the device's first event starts.")
@@ -193,7 +192,6 @@ class RunFacts:
     host_iterations = Fact(parts.host_iterations, "_database", "host_steps")
     kernels_by_rank = Fact(kernels.kernels, "_database", "device_sums")
     copies = Fact(kernels.copies, "_database", "device_sums")
-    copies_by_size = Fact(kernels.copies_by_size, "_database", "copy_sizes", "source")
     kernel_groups = Fact(kernels.kernel_groups, "kernels_by_rank", "copies")
     kernel_counters = Fact(sampled.kernel_counters, "counters_by_kernel", "infos")
     kernels = Fact(

@@ -143,18 +143,14 @@ class _Device:
         answers: dict[str, float | str] = {}
         for function, constant, metrics in _QUERIES:
             arguments = () if constant is None else (getattr(nvml, constant),)
-            answer = self._ask(partial(getattr(nvml, function), self.handle, *arguments))
-            for metric, (attribute, unit) in metrics.items():
-                value = answer if attribute is None or isinstance(answer, str) else getattr(answer, attribute)
-                # Rounded, since 57 * 0.01 is 0.5700000000000001.
-                answers[metric] = value if isinstance(value, str) else round(value * unit, 6)
+            try:
+                answer = getattr(nvml, function)(self.handle, *arguments)
+            except nvml.NVMLError_GpuIsLost:
+                raise
+            except nvml.NVMLError as error:
+                answers |= dict.fromkeys(metrics, f"the driver says: {error}")
+            else:
+                for metric, (attribute, unit) in metrics.items():
+                    # Rounded, since 57 * 0.01 is 0.5700000000000001.
+                    answers[metric] = round((answer if attribute is None else getattr(answer, attribute)) * unit, 6)
         return answers
-
-    def _ask(self, query: Callable[[], Any]) -> Any:
-        """The answer to a query, or the driver's reason for refusing it as text."""
-        try:
-            return query()
-        except self._nvml.NVMLError_GpuIsLost:
-            raise
-        except self._nvml.NVMLError as error:
-            return f"the driver says: {error}"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Sequence
 from time import monotonic
 from typing import Any
 
@@ -31,75 +31,55 @@ class _Ratio:
         return "needs two samples" if before is None else round(max(used - before[1], 0.0) / (elapsed - before[0]), 4)
 
 
-@dataclass
-class _Process:
-    """A process, psutil's handle of it (None if it has ended), and its use of the CPU."""
-
-    pid: int
-    handle: Any
-    name: str | None = None
-    cpu: _Ratio = field(default_factory=_Ratio)
-
-
 class Processes:
     """Processes by id (None: this one); `unavailable` is the reason why none can be read, or None."""
 
     def __init__(self, pids: Sequence[int] | None = None) -> None:
-        self._processes: list[_Process] = []
         self.unavailable: str | None = None
         try:
             import psutil
         except ModuleNotFoundError:
-            self.unavailable = _NO_PSUTIL
+            self.unavailable, pids = _NO_PSUTIL, ()
         else:
             self._psutil: Any = psutil
-            self._processes = [self._open(pid) for pid in (dict.fromkeys(pids) if pids is not None else [os.getpid()])]
-
-    def _open(self, pid: int) -> _Process:
-        try:
-            return _Process(pid, self._psutil.Process(pid))
-        except self._psutil.NoSuchProcess:
-            return _Process(pid, None)
+        self._pids = [os.getpid()] if pids is None else list(dict.fromkeys(pids))
+        # A handle stays that of its process if the system gives the id to another one.
+        self._handles: dict[int, Any] = {}
+        self._names: dict[int, str] = {}
+        self._cpu: defaultdict[int, _Ratio] = defaultdict(_Ratio)
 
     def watch(self, pids: Sequence[int]) -> None:
         """Watch these processes from now on; those that do not exist are left out."""
-        if self.unavailable is None and list(pids) != [process.pid for process in self._processes]:
-            running = {process.pid: process for process in self._processes if process.handle is not None}
-            self._processes = [running.get(pid) or self._open(pid) for pid in pids if self._psutil.pid_exists(pid)]
+        if self.unavailable is None:
+            self._pids = [pid for pid in pids if self._psutil.pid_exists(pid)]
+            self._handles = {pid: handle for pid, handle in self._handles.items() if handle.is_running()}
 
     def read(self) -> tuple[Readings, ...]:
         """Readings of the processes, ended ones included."""
-        return tuple(self._read(process) for process in self._processes)
+        found = []
+        for pid in self._pids:
+            try:
+                answers = self._query(pid)
+            except self._psutil.NoSuchProcess:
+                answers = dict.fromkeys(PROCESS_METRICS, "the process has ended")
+            except self._psutil.AccessDenied:
+                answers = dict.fromkeys(PROCESS_METRICS, "this user may not read the process")
+            found.append(Readings.of({"pid": pid, "name": self._names.get(pid)}, answers))
+        return tuple(found)
 
-    def _read(self, process: _Process) -> Readings:
-        answers = self._ask(process, self._query)
-        if isinstance(answers, str):
-            answers = dict.fromkeys(PROCESS_METRICS, answers)
-        return Readings.of({"pid": process.pid, "name": process.name}, answers)
-
-    def _ask(self, process: _Process, query: Callable[[_Process], Any]) -> Any:
-        """The answer to a query, or the reason why there is none as text."""
-        try:
-            if process.handle is not None:
-                return query(process)
-        except self._psutil.NoSuchProcess:
-            # Also raised if the system has given its id to another process.
-            process.handle = None
-        except self._psutil.AccessDenied:
-            return "this user may not read the process"
-        return "the process has ended"
-
-    def _query(self, process: _Process) -> dict[str, float | str]:
-        handle = process.handle
+    def _query(self, pid: int) -> dict[str, float | str]:
+        if pid not in self._handles:
+            self._handles[pid] = self._psutil.Process(pid)
+        handle = self._handles[pid]
         with handle.oneshot():
             # A process name may be any bytes; the system sets no encoding.
-            process.name = process.name or handle.name().encode(errors="replace").decode()
+            self._names[pid] = handle.name().encode(errors="replace").decode()
             if handle.status() == self._psutil.STATUS_ZOMBIE:
-                raise self._psutil.NoSuchProcess(handle.pid)
+                raise self._psutil.NoSuchProcess(pid)
             times, memory = handle.cpu_times(), handle.memory_info()
         shared = getattr(memory, "shared", None)
         return {
-            "cpu_ratio": process.cpu.read(monotonic(), times.user + times.system),
+            "cpu_ratio": self._cpu[pid].read(monotonic(), times.user + times.system),
             "resident_memory_bytes": memory.rss,
             "anonymous_memory_bytes": "this system does not report shared memory" if shared is None else memory.rss - shared,
         }

@@ -254,10 +254,6 @@ class Answers:
         """Communication compared with benchmarks."""
         return bench_communication(self.bench)
 
-    def bench_copies(self) -> Rows:
-        """Copies compared with benchmarks."""
-        return [] if self.bench is None else self.bench.copies.to_pylist()
-
     def manifests(self) -> list[RankCapture]:
         """Of the ranks with a row of their own."""
         return [each for each in self.facts.manifests if each.rank in self.ranks]

@@ -242,32 +242,20 @@ def bench_section(bench: AgainstBench | None) -> SectionView:
         return SectionView("bench", title)
     text = words.say("bench", path=bench.file, found=", found next to the captures" if bench.found_beside_captures else "")
     said = list(_sentences_of_bench(bench)) or [words.say("bench_nothing")]
-    shown = (
-        tables.view("bench-communication", bench_communication(bench)),
-        tables.view("bench-copies", bench.copies.to_pylist()),
-    )
-    return SectionView("bench", title, [text, *said], tables=[each for each in shown if each.rows])
+    shown = tables.view("bench-communication", bench_communication(bench))
+    return SectionView("bench", title, [text, *said], tables=[shown] if shown.rows else [])
 
 
 def _sentences_of_bench(bench: AgainstBench) -> Iterator[str]:
-    communication, copies = _by_time(bench), bench.copies.to_pylist()
+    communication = _by_time(bench)
     for row in [row for row in communication if row["reached_share"] is not None][:_SAID]:
-        yield _reached(f"{row['operation']} in group {_group(row, ' on ')}", row, "bus_bandwidth_gbs")
-    for row in copies:
-        if row["reached_share"] is not None:
-            yield _reached(f"{row['direction']} of {row['host_memory']} memory", row, "bandwidth_gbs")
-    alone = {name: found for name, found in (("step", bench.step), ("data loader", bench.data_loader)) if found is not None}
-    yield from (words.say(f"bench {name}", found) for name, found in alone.items() if not found["reason"])
-    yield from (
-        f"Not compared: {name} {found['subject']}: {found['reason']}." for name, found in alone.items() if found["reason"]
-    )
-    reasons = dict.fromkeys(row["reason"] for row in [*communication, *copies] if row["reason"])
+        name = "bench_as_fast" if row["reached_share"] >= _AS_FAST else "bench_reached"
+        yield words.say(name, row, group=_group(row, " on "))
+    if (loader := bench.data_loader) is not None:
+        reason = loader["reason"]
+        yield f"Not compared: data loader {loader['subject']}: {reason}." if reason else words.say("bench_loader", loader)
+    reasons = dict.fromkeys(row["reason"] for row in communication if row["reason"])
     yield from (f"Not compared: {reason}." for reason in list(reasons)[:_SAID])
-
-
-def _reached(subject: str, row: Row, bandwidth: str) -> str:
-    name = "bench_as_fast" if row["reached_share"] >= _AS_FAST else "bench_reached"
-    return words.say(name, subject, share=row["reached_share"], speed=row[bandwidth], alone=row[f"alone_{bandwidth}"])
 
 
 def bench_communication(bench: AgainstBench | None) -> Rows:
@@ -287,9 +275,8 @@ def _group(row: Row, separator: str) -> str:
 
 def result_table(result: dict[str, Any]) -> TableView:
     """One result of `bridge-profiling bench`, as written to its document."""
-    declared = "bench-of-copies" if result["kind"] == "copies" else result["kind"]
     known = result | {"on_hosts": words.counted(result.get("hosts", 1), "host")}
-    return tables.view(declared, [known | row for row in result["rows"]], known=known)
+    return tables.view(result["kind"], [known | row for row in result["rows"]], known=known)
 
 
 def recommendation(result: dict[str, Any]) -> str:

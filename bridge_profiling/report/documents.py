@@ -29,7 +29,7 @@ DOCUMENTS = {
     "analyze": ("RunDocument",),
     "compare": ("ComparisonDocument", "SeriesDocument"),
     "memory": ("MemoryDocument",),
-    "bench": ("CollectivesResult", "CopiesResult", "DataLoaderResult", "StepResult"),
+    "bench": ("CollectivesResult", "DataLoaderResult"),
 }
 
 #: The objects of a name, with their keys as columns.

@@ -9,7 +9,6 @@ import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from bridge_profiling.bench import data_loader
-from bridge_profiling.bench.requests import DataLoaderRequest
 from bridge_profiling.bench.results import MeasurementError
 from bridge_profiling.common.errors import ProfilingConfigError
 
@@ -53,8 +52,8 @@ def measure(monkeypatch):
 
     def measure(factory, **settings):
         monkeypatch.setattr(f"{__name__}.factory", factory, raising=False)
-        settings = {"workers": (0,), "pin_memory": (False,), "seconds": 0.1} | settings
-        return data_loader.measure(DataLoaderRequest(f"{__name__}:factory", **settings))
+        settings = {"workers": (0,), "pin_memory": (False,), "prefetch": (2,), "batch_size": 1, "seconds": 0.1} | settings
+        return data_loader.measure(loader=f"{__name__}:factory", **settings)
 
     return measure
 
@@ -98,8 +97,9 @@ def test_results_of_fewer_workers_are_kept_when_more_workers_fail(measure, monke
     ("factory", "error", "said"),
     [
         (lambda: Samples(fails), MeasurementError, r"num_workers=0.*OSError: disk on fire \(.*test_data_loader.py:\d+\)$"),
-        (lambda: iter([torch.zeros(2)]), MeasurementError, "no batch, or can be iterated over only once"),
-        (lambda path: path, ProfilingConfigError, "missing a required argument: 'path'"),
+        (lambda: DataLoader([]), MeasurementError, "the loader returns no batch"),
+        (lambda: iter([torch.zeros(2)]), ProfilingConfigError, "which is not a DataLoader or a dataset"),
+        (lambda path: path, MeasurementError, "missing 1 required positional argument: 'path'"),
     ],
 )
 def test_an_error_says_what_failed_and_where(measure, factory, error, said):
@@ -119,7 +119,7 @@ def test_a_factory_that_cannot_be_imported_is_named(tmp_path, monkeypatch, name,
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "fails_when_imported.py").write_text("import surely_no_such_module\n")
     with pytest.raises(ProfilingConfigError, match=said):
-        data_loader.load_factory(name, "--loader")
+        data_loader.measure(loader=name, workers=(0,), pin_memory=(False,), prefetch=(2,), batch_size=1, seconds=0.1)
 
 
 def row(workers, rate, *, pin=False, prefetch=2, status="measured"):

@@ -54,6 +54,9 @@ def test_median_mean_and_bounds_agree_with_tables(samples, expected):
     assert (found.count, found.median, found.mean, found.low, found.high) == expected
 
 
+CALLS = []
+
+
 class Seen(torch.nn.Module):
     """Records how it is called, and counts in a buffer that it replaces."""
 
@@ -62,27 +65,27 @@ class Seen(torch.nn.Module):
         self.layers = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4), torch.nn.Dropout(0.5))
         self.register_buffer("count", torch.zeros(()))
         self.register_buffer("unused", None)
-        self.calls = []
+        CALLS.clear()
 
     def forward(self, x):
-        self.calls.append((self.training, torch.is_grad_enabled(), tuple(x.shape)))
+        CALLS.append((self.training, torch.is_grad_enabled(), tuple(x.shape), x.device.type))
         self.count = self.count + 1
         return {"logits": self.layers(x), "hidden": [x, None]}
 
 
-@pytest.mark.parametrize("train", [False, True])
-def test_it_calls_the_model_as_asked_and_leaves_it_as_it_was(train, capsys):
+# The device of shapes alone stands in for a GPU.
+@pytest.mark.parametrize(("train", "device"), [(False, "cpu"), (True, "cpu"), (False, "meta")])
+def test_it_calls_a_copy_of_the_model_as_asked_and_leaves_the_model_as_it_was(train, device, capsys):
     model = Seen().train(not train)
     model.layers[0].weight.grad = torch.full((4, 4), 3.0)
-    count, before = model.count, copy.deepcopy(model.state_dict())
+    before = copy.deepcopy(model.state_dict())
     torch.manual_seed(5)
     following = torch.rand(3)
     torch.manual_seed(5)
-    timing = quick_benchmark(model, (8, 4), train=train, warmup=2, num_iterations=7)
+    timing = quick_benchmark(model, (8, 4), train=train, warmup=2, num_iterations=7, device=device)
     assert torch.equal(torch.rand(3), following)
-    assert model.calls == [(train, train, (8, 4))] * 9
+    assert [(train, train, (8, 4), device)] * 9 == CALLS
     assert model.training is not train
-    assert model.count is count
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert model.layers[0].weight.grad.unique().tolist() == [3.0]
     assert model.layers[0].bias.grad is None
@@ -122,16 +125,3 @@ def test_what_cannot_be_measured_is_refused(model, shape, settings, said):
     with pytest.raises(ProfilingConfigError, match=said):
         quick_benchmark(model, shape, **settings)
     assert model.training
-
-
-def test_a_model_is_measured_on_another_device_and_returns():
-    """The device of shapes alone stands in for a GPU: parameters, buffers and inputs move there."""
-    model = Seen()
-    before = dict(model.named_parameters()) | dict(model.named_buffers())
-    values = {name: (tensor, tensor.data_ptr()) for name, tensor in before.items()}
-    devices = []
-    model.register_forward_hook(lambda module, given, out: devices.append({given[0].device.type, out["logits"].device.type}))
-    quick_benchmark(model, (8, 4), 6, device="meta", quiet=True)
-    assert devices == [{"meta"}] * 11
-    after = dict(model.named_parameters()) | dict(model.named_buffers())
-    assert {name: (tensor, tensor.data_ptr()) for name, tensor in after.items()} == values

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bridge_profiling.cli.common import Interrupted, interruptible
+from bridge_profiling.cli.signals import Interrupted, interruptible
 from tests.capture.conftest import run
 from tests.cli.conftest import COMMAND, write
 from tests.system.jobs import wait_until

@@ -109,11 +109,14 @@ def test_what_cannot_be_recorded_here_is_refused_unless_best_effort(started, mon
     assert re.search("warning: .*" + expected, result.output)
 
 
-def test_the_settings_of_a_file_lie_under_those_typed(started):
+def test_the_settings_of_a_file_lie_under_those_typed(started, monkeypatch):
+    monkeypatch.setattr(run_module, "_has_cuda", lambda: True)
     Path("settings.yaml").write_text("profiling: {profile_step_start: 5, profile_step_end: 6}\nmodel: {}\n")
-    typed("--config", "settings.yaml", "--record-shapes", "--set", "profile_every=20", SCRIPT)
+    profilers = ("--profiler", "memory", "--profiler", "torch")
+    typed("--config", "settings.yaml", "--record-shapes", *profilers, "--set", "profile_every=20", SCRIPT)
     config = parse(started.started[2:]).config()
     assert (config.window, config.record_shapes, config.profile_every) == (Window(5, 6), True, 20)
+    assert (config.use_pytorch_profiler, config.record_memory_history) == (True, True)
 
 
 def test_ranks_of_one_machine_are_torchruns_and_each_launch_has_a_name(started):
@@ -126,23 +129,6 @@ def test_ranks_of_one_machine_are_torchruns_and_each_launch_has_a_name(started):
         *["--steps", "5:6", "--ranks", "0,3", "-m", "package.train", "x"],
     ]
     assert len(set(names)) == 2
-
-
-@pytest.mark.parametrize(
-    ("environment", "options"),
-    [
-        ({}, ["--node-rank", "1", "--rdzv-endpoint", "gpu07:23"]),
-        ({"SLURM_JOB_ID": "3", "SLURM_STEP_ID": "0", "SLURM_NODEID": "1", "SLURM_STEP_NODELIST": "gpu[07-08]"}, []),
-    ],
-)
-def test_machines_meet_at_the_given_endpoint_or_where_slurm_says(started, environment, options):
-    typed("--nodes", "2", "--nproc", "8", *options, SCRIPT, **environment)
-    port = 20003 if environment else 23
-    assert started.started[:7] == [
-        *["-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=8"],
-        *["--rdzv-backend=static", f"--rdzv-endpoint=gpu07:{port}", "--node-rank=1"],
-    ]
-    assert "BRIDGE_PROFILING_LAUNCH_ID" not in started.environment
 
 
 @pytest.mark.parametrize(
@@ -161,13 +147,12 @@ def test_a_rank_of_another_launcher_becomes_the_script(started, monkeypatch, env
     ("arguments", "said"),
     [
         (("nowhere.py",), "nowhere.py does not exist"),
+        (("--profiler", "torch", "--profiler", "nsys", SCRIPT), "--profiler torch and --profiler nsys exclude each other"),
         (("--steps", "5:5", SCRIPT), "--steps 5:5: the window is empty; .* Type --steps 5:6"),
         (("--set", "profile_evry=3", SCRIPT), "--set profile_evry does not exist.*Type --set profile_every=3"),
         (("--ranks", "0,2", "--nproc", "2", SCRIPT), "--ranks names 2, but the job has 2 ranks"),
         (("--config", "empty.yaml", SCRIPT), "empty.yaml has no section profiling"),
         (("empty",), "empty is a directory without a __main__.py"),
-        (("--nodes", "2", "--node-rank", "0", SCRIPT), "--nodes 2 needs --rdzv-endpoint"),
-        (("--nodes", "2", "--node-rank", "0", "--rdzv-endpoint", "host:2950o", SCRIPT), "host:2950o is not HOST or HOST:PORT"),
     ],
 )
 def test_what_cannot_be_carried_out_is_refused_before_anything_starts(started, arguments, said):

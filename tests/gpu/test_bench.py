@@ -7,7 +7,6 @@ import sys
 
 import pytest
 
-from bridge_profiling.bench import requests
 from bridge_profiling.bench.step import measure_step
 
 pytestmark = [pytest.mark.needs("cuda"), pytest.mark.timeout(300)]
@@ -17,9 +16,9 @@ pytestmark = [pytest.mark.needs("cuda"), pytest.mark.timeout(300)]
 def measured(tmp_path):
     """A benchmark as the command line starts it: what it measured."""
 
-    def measure(request):
+    def measure(**request):
         path = tmp_path / "result.json"
-        command = [sys.executable, "-m", "bridge_profiling.bench", request.kind, requests.to_text(request), str(path)]
+        command = [sys.executable, "-m", "bridge_profiling.bench", "collectives", json.dumps(request), str(path)]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
         assert done.returncode == 0, done.stderr
@@ -30,8 +29,9 @@ def measured(tmp_path):
 
 @pytest.mark.needs("gpus2")
 def test_every_operation_arrives_over_nccl_and_large_messages_are_faster(measured):
-    sizes = (1 << 12, 1 << 26)
-    result = measured(requests.CollectivesRequest(requests.OPERATIONS, sizes, dtype="bfloat16", processes=2, seconds=0.3))
+    operations = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send", "send_recv")
+    request = {"operations": operations, "sizes": (1 << 12, 1 << 26), "dtype": "bfloat16", "backend": None, "seconds": 0.3}
+    result = measured(**request, nproc=2)
     assert (result["backend"], result["world_size"], result["hosts"]) == ("nccl", 2, 1)
     assert result["limitations"] == []
     assert result["device"].startswith("NVIDIA")

@@ -13,7 +13,7 @@ import duckdb
 import pyarrow as pa
 import pytest
 
-from bridge_profiling.cli import common
+from bridge_profiling.cli import runs
 from bridge_profiling.facts import engines
 from bridge_profiling.report import page
 from bridge_profiling.traces import cache
@@ -77,7 +77,7 @@ def test_what_the_machine_is_short_of_is_one_line(typed, monkeypatch, error):
     def fail(*given):
         raise error
 
-    monkeypatch.setattr(common, "_locate", fail)
+    monkeypatch.setattr(runs, "_locate", fail)
     done = typed("analyze", "run")
     assert (done.returncode, done.stderr.count("\n"), done.stderr.startswith("error: ")) == (1, 1, True)
     [outcome] = engines.here(fail, [None])

@@ -6,7 +6,7 @@ import unicodedata
 import pytest
 from rich.console import Console
 
-from bridge_profiling.cli import common
+from bridge_profiling.cli import output
 from bridge_profiling.common.errors import one_line
 from bridge_profiling.common.printable import printable
 from bridge_profiling.monitor import JsonLines, Readings, Sample
@@ -88,7 +88,7 @@ def test_logs_of_ranks_and_of_the_monitor_are_lines_of_text(capsys):
     named = Readings({"gpu": "0", "pid": 7, "name": hostile}, {"power_watts": 500.0})
     sample = Sample(1_700_000_000.25, hostile, 3, (named,), (named,), unavailable={"gpus": hostile})
     JsonLines("-").write(sample)
-    common.note(hostile)
-    common.print_error(hostile)
+    output.note(hostile)
+    output.print_error(hostile)
     shown = "".join(capsys.readouterr()) + one_line(RuntimeError(hostile))
     assert not _unsafe(shown)

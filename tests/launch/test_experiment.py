@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bridge_profiling.cli.common import exit_code
+from bridge_profiling.cli.outcome import exit_code
 from launch.shown_log import without_the_profilers_own_lines
 from tests.system.jobs import manifests
 

@@ -15,20 +15,11 @@ RUN = [sys.executable, "-m", "bridge_profiling.cli", "run", "--steps", "3:6"]
 
 
 @pytest.mark.needs("slurm")
-@pytest.mark.parametrize(
-    "started",
-    [
-        ["srun", "--nodes=2", "--ntasks=2", *RUN],
-        ["srun", "--nodes=2", "--ntasks-per-node=1", *RUN, "--nodes", "2", "--nproc", "1"],
-    ],
-    ids=["tasks are ranks", "a torchrun on each node"],
-)
-def test_srun_starts_the_ranks_of_two_nodes(slurm_cluster, tmp_path, started):
+def test_srun_starts_the_ranks_of_two_nodes(slurm_cluster, tmp_path):
     # Its nodes n1 and n2 are names of this machine that only Slurm knows.
-    address = {} if "--nproc" in started else {"MASTER_ADDR": "127.0.0.1"}
-    meeting = ["--rdzv-endpoint", "127.0.0.1:29517"] if "--nproc" in started else []
+    address = {"MASTER_ADDR": "127.0.0.1"}
     job = environment(**slurm_cluster.environment, GLOO_SOCKET_IFNAME="lo", **address)
-    ended = ended_well([*started, *meeting, PLAIN_LOOP], cwd=tmp_path, env=job, timeout=400)
+    ended = ended_well(["srun", "--nodes=2", "--ntasks=2", *RUN, PLAIN_LOOP], cwd=tmp_path, env=job, timeout=400)
     found = manifests(tmp_path / "profiles")
     assert [(found[rank]["captured"]["iterations"], found[rank]["world_size"]) for rank in (0, 1)] == [([3, 4, 5], 2)] * 2
     assert found[0]["job"]["id"] == found[1]["job"]["id"] is not None
