@@ -28,8 +28,8 @@ from bridge_profiling.common.errors import TraceError, print_error
 from bridge_profiling.frameworks.outcome import own_command, shortest_path
 from bridge_profiling.manifest import find_captures
 from bridge_profiling.report.terminal import print_captures
-from bridge_profiling.settings.profiling import check_ranks_exist, check_window_fits, parse_ranks, parse_steps
 from bridge_profiling.settings.recording import to_overrides
+from bridge_profiling.settings.window import OPTIONS, check_request, parse_ranks, parse_steps
 from launch import request
 from launch.request import ExecutorName, ProfilerName, TaskKind
 
@@ -76,14 +76,14 @@ def main(
     config, settings = recording.pop("config_file"), recording.pop("settings")
     is_torch = profiler is ProfilerName.torch
     request.check_options(profiler, recording=recording, nsys_only=sqlite or gpu_metrics or bool(nsys_arg))
-    start, end = parse_steps(steps)
+    asked = parse_steps(steps)
     # The plugins have arguments for these two; the rest are settings of the task.
     record_shapes = recording.pop("record_shapes")
     memory = is_torch and recording.pop("memory")
     overrides = [*(overrides or []), *to_overrides(recording, settings)]
     window = {
-        "profile_step_start": start,
-        "profile_step_end": end,
+        "profile_step_start": asked.start,
+        "profile_step_end": asked.end,
         "profile_ranks": parse_ranks(ranks),
         "record_shapes": record_shapes,
     }
@@ -143,9 +143,8 @@ def _check_config(
         profiling.use_pytorch_profiler |= profiler is ProfilerName.torch
         profiling.use_nsys_profiler |= profiler is ProfilerName.nsys
         # First, by the names of the options.
-        steps = f"{window['profile_step_start']}:{window['profile_step_end']}"
-        check_window_fits(window["profile_step_end"], config.train.train_iters, steps=steps)
-        check_ranks_exist(window["profile_ranks"], world_size, name="--ranks")
+        asked = (window["profile_step_start"], window["profile_step_end"], window["profile_ranks"])
+        check_request(*asked, spelled=OPTIONS, train_iters=config.train.train_iters, world_size=world_size)
     finalize(config, world_size)
 
 

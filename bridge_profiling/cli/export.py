@@ -9,7 +9,7 @@ from typing import Annotated
 from typer import Option
 
 from bridge_profiling.cli import common
-from bridge_profiling.settings.profiling import parse_ranks
+from bridge_profiling.settings.window import parse_ranks
 
 #: Members of `report.flame_graph.Weight`, which takes longer to import than `--help` should.
 WeightName = StrEnum("WeightName", ["host", "device"])

@@ -21,8 +21,9 @@ from bridge_profiling.common.errors import ProfilingConfigError, TraceError, req
 from bridge_profiling.common.printable import shell_path
 from bridge_profiling.facts.words import named_ranks
 from bridge_profiling.manifest import find_captures
-from bridge_profiling.settings.profiling import ProfilingConfig, parse_ranks
+from bridge_profiling.settings.profiling import ProfilingConfig
 from bridge_profiling.settings.recording import FLAGS, apply, check_flags, to_overrides
+from bridge_profiling.settings.window import parse_ranks
 
 if TYPE_CHECKING:
     from bridge_profiling.capture.control.client import TriggerResult

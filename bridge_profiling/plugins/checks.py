@@ -10,17 +10,14 @@ from typing import Any
 import nemo_run as run
 
 from bridge_profiling.common.errors import ProfilingConfigError, require
-from bridge_profiling.layout import normalize_ranks
 from bridge_profiling.plugins.batch_script import arrives_unchanged
 from bridge_profiling.plugins.executors import SKYPILOT, check_launcher, current_launcher, known_world_size, loses_its_disks
 from bridge_profiling.plugins.task import Task, check_task, is_on, read_integer, read_setting, write_settings
+from bridge_profiling.settings import window
 from bridge_profiling.settings.profiling import (
     NSYS_DISABLED,
     OUTPUT_DIR_VARIABLE,
     check_flag,
-    check_ranks_exist,
-    check_window,
-    check_window_fits,
 )
 
 logger = logging.getLogger(__name__)
@@ -38,12 +35,16 @@ def check_request(plugin: Any, task: Task, executor: Any, fields: Sequence[str],
     check_task(task, type(plugin).__name__, {"profiling": fields})
     check_flags(plugin)
     check_executor(plugin, executor)
-    check_window(plugin.profile_step_start, plugin.profile_step_end, name="profile_step")
-    ranks = normalize_ranks([0] if plugin.profile_ranks is None else plugin.profile_ranks, name="profile_ranks")
+    _, ranks = window.check_request(
+        plugin.profile_step_start,
+        plugin.profile_step_end,
+        [0] if plugin.profile_ranks is None else plugin.profile_ranks,
+        spelled=window.ARGUMENTS,
+        train_iters=read_integer(task, "train", "train_iters"),
+        world_size=known_world_size(task, executor),
+    )
     check_launcher(executor)
     check_output_dir(task, executor, nsys=nsys)
-    check_window_fits(plugin.profile_step_end, read_integer(task, "train", "train_iters"), name="profile_step_end")
-    check_ranks_exist(ranks, known_world_size(task, executor), name="profile_ranks")
     return ranks
 
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatch
 
 from bridge_profiling.common.errors import did_you_mean, require
-from bridge_profiling.settings.profiling import Window
+from bridge_profiling.manifest import Window
+from bridge_profiling.settings.window import Spelling, parse_steps
 
 #: Steps to capture, `start:stop`: half-open, counted from 1 as in NeMo RL.
 STEP_RANGE_VARIABLE = "NRL_NSYS_PROFILE_STEP_RANGE"
@@ -23,6 +24,8 @@ PATTERNS_VARIABLE = "NRL_NSYS_WORKER_PATTERNS"
 EXTRA_OPTIONS_VARIABLE = "NRL_NSYS_EXTRA_OPTIONS"
 #: One of PROFILERS; ours, since NeMo RL supports only nsys.
 PROFILER_VARIABLE = "BRIDGE_PROFILING_RAY_PROFILER"
+
+_SPELLED = Spelling(start=STEP_RANGE_VARIABLE, end=STEP_RANGE_VARIABLE, first=1)
 
 #: A shell pattern of worker names.
 _PATTERN = re.compile(r"[\w.:/@=+*?\[\]!^-]+")
@@ -99,7 +102,7 @@ class RayRequest:
             instead=f"Type {missing}={example} as well, or unset {given}",
         )
         options = _parse_options(environ.get(EXTRA_OPTIONS_VARIABLE, "").strip() or "{}")
-        return cls.checked(_parse_steps(steps), patterns, environ.get(PROFILER_VARIABLE, ""), options)
+        return cls.checked(parse_steps(steps, _SPELLED), patterns, environ.get(PROFILER_VARIABLE, ""), options)
 
     def selects(self, worker: str) -> bool:
         """Whether to profile a worker of this name."""
@@ -113,18 +116,6 @@ class RayRequest:
             PROFILER_VARIABLE: self.profiler,
         }
         return variables | ({EXTRA_OPTIONS_VARIABLE: json.dumps(dict(self.extra_options))} if self.extra_options else {})
-
-
-def _parse_steps(text: str) -> Window:
-    match = re.fullmatch(r"(\d{1,18})\s*:\s*(\d{1,18})", text, re.ASCII)
-    start, stop = (int(match[1]), int(match[2])) if match else (1, 2)
-    for valid, problem, why, example in (
-        (match, "is not start:stop", "it takes the first step to capture and the first step after them", "2:3"),
-        (start >= 1, "starts at step 0", "steps are counted from 1", f"1:{max(stop, 2)}"),
-        (start < stop, "holds no step", "the stop is the first step after the captured ones", f"{start}:{start + 1}"),
-    ):
-        require(valid, f"{STEP_RANGE_VARIABLE}={text} {problem}", why=why, instead=f"Type {STEP_RANGE_VARIABLE}={example}")
-    return Window(start, stop)
 
 
 def _parse_options(text: str) -> dict[str, object]:
