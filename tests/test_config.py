@@ -2,11 +2,14 @@
 
 import pickle
 from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 
 from bridge_profiling import ProfilingConfig, ProfilingConfigError
 from bridge_profiling.common.slow_iterations import SlowThreshold, SlowWatch, slow_threshold
+from bridge_profiling.manifest import Window
+from bridge_profiling.settings.window import ARGUMENTS, FIELDS, OPTIONS, check_request
 
 
 def test_the_defaults_are_megatron_bridges():
@@ -77,6 +80,26 @@ def test_ranks_and_a_window_must_be_inside_the_training_and_of_repeated_windows_
         with pytest.raises(ProfilingConfigError, match=message):
             config.finalize(**job)
     ProfilingConfig().finalize(train_iters=3, world_size=1)  # no profiler: a short run may keep the default window
+
+
+@pytest.mark.parametrize(
+    ("spelled", "message"),
+    [
+        (FIELDS, "profiling.profile_step_start=9 profiling.profile_step_end=5.*Type profiling.profile_step_start=5 profiling"),
+        (OPTIONS, "--steps 9:5: the window is empty.*Type --steps 5:9"),
+        (ARGUMENTS, "^profile_step_start=9 profile_step_end=5: .*Type profile_step_start=5 profile_step_end=9"),
+    ],
+)
+def test_one_check_names_a_request_as_its_caller_does(spelled, message):
+    assert check_request(5, 9, [1, 1], spelled=spelled, train_iters=9, world_size=2) == (Window(5, 9), [1])
+    with pytest.raises(ProfilingConfigError, match=message):
+        check_request(9, 5, "all", spelled=spelled)
+    with pytest.raises(ProfilingConfigError, match=f"exceeds {spelled.limit}=7; the last iteration is 6.*3.*7"):
+        check_request(5, 9, "all", spelled=spelled, train_iters=7)
+    with pytest.raises(ProfilingConfigError, match=f"^{spelled.ranks} names 2, but the job has 2 ranks.*{spelled.ranks}.all"):
+        check_request(5, 9, [2, 0], spelled=spelled, world_size=2)
+    with pytest.raises(ProfilingConfigError, match="0 is not an integer from 1"):
+        check_request(0, 9, "all", spelled=replace(spelled, first=1))
 
 
 @pytest.mark.parametrize(("rank", "warnings"), [("0", 1), ("1", 0)])

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import nemo_run as run
 
@@ -22,17 +21,22 @@ from bridge_profiling.settings.profiling import (
 
 logger = logging.getLogger(__name__)
 
+ScriptArgsT = TypeVar("ScriptArgsT")
+
 #: Attribute of an executor: the profilers that were asked for on it. A task does not show them where a converter makes its
 #: arguments, or where fault tolerance has switched nsys off.
 _ASKED = "_bridge_profiling_asked"
 
 
-def check_request(plugin: Any, task: Task, executor: Any, fields: Sequence[str], *, nsys: bool = False) -> list[int] | str:
-    """Check what both profiler plugins have in common, as far as the submit host knows it, and return the normalized ranks.
+def check_request(
+    plugin: Any, task: Task, executor: Any, script_args: type[ScriptArgsT], switch: str, *, nsys: bool = False
+) -> ScriptArgsT:
+    """Check what both profiler plugins have in common, as far as the submit host knows it, and return its script arguments.
 
-    `fields` are the fields of the `profiling` section that the plugin writes; `nsys` is whether it profiles with nsys.
+    They and `switch` are the fields of the `profiling` section that the plugin writes; `nsys` is whether it profiles with nsys.
     """
-    check_task(task, type(plugin).__name__, {"profiling": fields})
+    names = [field.name for field in dataclasses.fields(script_args)]  # type: ignore[arg-type]
+    check_task(task, type(plugin).__name__, {"profiling": (switch, *names)})
     check_flags(plugin)
     check_executor(plugin, executor)
     _, ranks = window.check_request(
@@ -45,7 +49,7 @@ def check_request(plugin: Any, task: Task, executor: Any, fields: Sequence[str],
     )
     check_launcher(executor)
     check_output_dir(task, executor, nsys=nsys)
-    return ranks
+    return script_args(**{name: getattr(plugin, name) for name in names} | {"profile_ranks": ranks})
 
 
 def check_flags(plugin: Any) -> None:

@@ -58,25 +58,14 @@ class RayRequest:
         cls, window: Window, patterns: str, profiler: str, options: Mapping[str, object], *, name: str = EXTRA_OPTIONS_VARIABLE
     ) -> RayRequest:
         """A request from values as users write them: patterns separated by commas, an empty `profiler` for nsys."""
+        listed = tuple(filter(None, map(str.strip, patterns.split(",")))) if isinstance(patterns, str) else ()
+        wrong = [pattern for pattern in listed if not _PATTERN.fullmatch(pattern)]
         require(
-            isinstance(patterns, str),
-            f"{PATTERNS_VARIABLE}={patterns!r} is not text",
-            why="it holds shell patterns of workers' names, separated by commas",
+            listed and not wrong,
+            f"{PATTERNS_VARIABLE}={patterns!r} holds {f'{wrong[0]!r}, which matches no name' if wrong else 'no pattern'}",
+            why="it takes shell patterns of workers' names, separated by commas; a name has letters, digits and ._:/@=+-",
             instead=f'Type for example {PATTERNS_VARIABLE}="*policy*,*vllm*", or "*" for every worker',
         )
-        listed = tuple(filter(None, (pattern.strip() for pattern in patterns.split(","))))
-        require(
-            listed,
-            f"{PATTERNS_VARIABLE}={patterns!r} holds no pattern",
-            instead=f'Type for example {PATTERNS_VARIABLE}="*policy*,*vllm*", or "*" for every worker',
-        )
-        for pattern in listed:
-            require(
-                _PATTERN.fullmatch(pattern),
-                f"{PATTERNS_VARIABLE}={patterns!r} holds {pattern!r}, which matches no worker's name",
-                why="a name has letters, digits and ._:/@=+-, and some executors pass the pattern to a shell",
-                instead='Use these, and * ? [ ] ! for several: "*policy*"',
-            )
         chosen = profiler.strip() or PROFILERS[0]
         require(
             chosen in PROFILERS,
@@ -145,13 +134,12 @@ def check_options(options: Mapping[str, object], *, name: str) -> dict[str, str]
         written = str(value).lower() if isinstance(value, bool) else str(value)
         # NeMo RL's own `o` comes in quotes.
         written = re.sub(r"^'(.*)'$", r"\1", written)
-        is_text = isinstance(value, (str, int)) and written
-        unchanged = not changed_by_a_shell(written)
-        for valid, why, instead in (
-            (is_text, "an option of nsys takes text or an integer", '"none", or leave it out'),
-            (unchanged, "Ray starts nsys through a shell, which changes it", "letters, digits and ._/:@%+,=-"),
-        ):
-            require(valid, f"{name} gives {option!r} the value {value!r}", why=why, instead=f"Use {instead}")
+        require(
+            isinstance(value, (str, int)) and written and not changed_by_a_shell(written),
+            f"{name} gives {option!r} the value {value!r}",
+            why="it takes text or an integer, and Ray starts nsys through a shell, which changes other characters",
+            instead='Use letters, digits and ._/:@%+,=-, for example "none", or leave it out',
+        )
         checked[bare] = written
     return checked
 
