@@ -36,7 +36,7 @@ def check_request(
     They and `switch` are the fields of the `profiling` section that the plugin writes; `nsys` is whether it profiles with nsys.
     """
     names = [field.name for field in dataclasses.fields(script_args)]  # type: ignore[arg-type]
-    check_task(task, type(plugin).__name__, {"profiling": (switch, *names)})
+    check_task(task, type(plugin).__name__, "profiling", (switch, *names))
     check_flags(plugin)
     check_executor(plugin, executor)
     _, ranks = window.check_request(

@@ -8,7 +8,6 @@ settings; for any other task NeMo-Run starts nsys around all processes. The torc
 # strings nor `X | Y`.
 
 import atexit
-import logging
 import os
 import sys
 from collections.abc import Callable
@@ -26,8 +25,6 @@ from bridge_profiling.plugins.nemo_run_patches import patch_executor
 from bridge_profiling.plugins.task import Task, script_arguments, starts_nsys, write_settings
 from bridge_profiling.settings.overrides import check_plain_text
 from bridge_profiling.settings.profiling import DEFAULT_MEMORY_SNAPSHOT_PATH, OUTPUT_DIR_VARIABLE
-
-logger = logging.getLogger(__name__)
 
 #: One report per task on Slurm: job, node, task, and torch's rank, which is the task's where srun starts all ranks.
 _SLURM_FILENAME = "profile_%p_%q{SLURM_JOB_ID}_node%q{SLURM_NODEID}_rank%q{SLURM_PROCID}"
@@ -112,12 +109,8 @@ class NsysPlugin(run.Plugin):
         if options:
             given = launcher.nsys_extra_args if isinstance(launcher.nsys_extra_args, list) else []
             launcher.nsys_extra_args = merge_options(given, options)
-        if not self.nsys_gpu_metrics:
-            return
-        if not hasattr(launcher, "nsys_gpu_metrics"):
-            logger.warning("nsys_gpu_metrics=True has no effect: this launcher has no such field; a newer NeMo-Run has it")
-            return
-        launcher.nsys_gpu_metrics = True
+        if self.nsys_gpu_metrics:
+            launcher.nsys_gpu_metrics = True
 
 
 @dataclass

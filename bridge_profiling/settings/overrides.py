@@ -219,7 +219,9 @@ def _parse(key: str, text: str) -> Given:
             why=_reason(error),
             instead=f"Type {key}='${{oc.env:HOME}}' for a variable",
         ) from None
-    except (YAMLError, ValueError, RecursionError) as error:
+    except RecursionError:
+        return Given(text, text, problem=f"it is nested more than {_DEEPEST} deep")
+    except (YAMLError, ValueError) as error:
         # nsys' %q{RANK} is not YAML. Python reads no integer of more than 4,300 digits.
         return Given(text, text, problem=str(getattr(error, "problem", None) or error)[:200])
 
