@@ -1,4 +1,4 @@
-"""The parallel layout of a job, and the selection of profiled ranks.
+"""The parallel layout of a job.
 
 Computed from sizes and order alone, with the same result as megatron-core's parallel_state: the layout is needed before
 `initialize_model_parallel` runs, and on hosts without megatron-core.
@@ -6,13 +6,10 @@ Computed from sizes and order alone, with the same result as megatron-core's par
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from bridge_profiling.common.errors import ProfilingConfigError, require
-
-#: Values of `profile_ranks` other than a list: every rank, or one rank per pipeline stage.
-RANK_WORDS = ("all", "pp")
+from bridge_profiling.common.errors import require
 
 #: More runs of consecutive numbers than this are counted, not listed.
 _MOST_RUNS = 12
@@ -97,36 +94,6 @@ class ParallelLayout:
         """One rank per pipeline stage: the one at tp=0, cp=0, dp=0, ep=0 of each."""
         places = {rank: self.coordinates(rank) for rank in range(self.world_size)}
         return [rank for rank, place in places.items() if all(place[name][0] == 0 for name in ("tp", "cp", "dp", "ep"))]
-
-
-def normalize_ranks(ranks: object, *, name: str = "profiling.profile_ranks") -> list[int] | str:
-    """Normalize `profile_ranks` (a list of integers, an integer, `all` or `pp`) to a list of distinct ranks, or a word."""
-    one, separator = ("0", " ") if name.startswith("--") else ("[0]", "=")
-    typed = name + separator
-    either = f"Type {typed}{one} for rank 0, {typed}all for every rank, or {typed}pp for one rank per pipeline stage"
-    if isinstance(ranks, str):
-        require(ranks in RANK_WORDS, f"{name}={ranks!r} is not known", why="the words are 'all' and 'pp'", instead=either)
-        return ranks
-    listed = [ranks] if isinstance(ranks, int) and not isinstance(ranks, bool) else ranks
-    if not isinstance(listed, Sequence):
-        raise ProfilingConfigError(f"{name}={ranks!r} is not a list of ranks", instead=either)
-    require(listed, f"{name}=[] names no rank", why="an empty list could mean all or none", instead=either)
-    wrong = [rank for rank in listed if isinstance(rank, bool) or not isinstance(rank, int) or rank < 0]
-    holds = f"{name} holds {', '.join(map(repr, wrong))}"
-    require(not wrong, holds, why="a rank is an integer from 0 upwards", instead=either)
-    return list(dict.fromkeys(listed))
-
-
-def select_ranks(ranks: object, layout: ParallelLayout) -> list[int]:
-    """The global ranks that `profile_ranks` selects in this layout.
-
-    Raises:
-        ProfilingConfigError: as `normalize_ranks`.
-    """
-    chosen = normalize_ranks(ranks)
-    if isinstance(chosen, list):
-        return chosen
-    return layout.pipeline_ranks() if chosen == "pp" else list(range(layout.world_size))
 
 
 def number_ranges(numbers: Iterable[int]) -> str:

@@ -32,8 +32,8 @@ from bridge_profiling.frameworks.outcome import own_command, shortest_path
 from bridge_profiling.manifest import find_captures
 from bridge_profiling.report.terminal import print_captures
 from bridge_profiling.settings.overrides import format_override
-from bridge_profiling.settings.profiling import check_ranks_exist, check_window_fits, parse_ranks, parse_steps
 from bridge_profiling.settings.recording import check_flags, option, to_overrides
+from bridge_profiling.settings.window import OPTIONS, check_request, parse_ranks, parse_steps
 
 ExecutorName = StrEnum("ExecutorName", ["local", "local_torchrun", "slurm"])
 ProfilerName = StrEnum("ProfilerName", ["torch", "memory", "nsys", "none"])
@@ -92,9 +92,9 @@ def main(
         names |= set() if "nsys" in names else {"torch"}
     nsys = {"export_sqlite": sqlite, "nsys_gpu_metrics": gpu_metrics, "nsys_extra_args": nsys_arg}
     _check_options(names, recording, nsys)
-    start, end = parse_steps(steps)
+    asked = parse_steps(steps)
     # The plugins have arguments for these two; the rest are settings of the task.
-    window = {"profile_step_start": start, "profile_step_end": end, "profile_ranks": parse_ranks(ranks)}
+    window = {"profile_step_start": asked.start, "profile_step_end": asked.end, "profile_ranks": parse_ranks(ranks)}
     shapes = recording.pop("record_shapes")
     memory = "torch" in names and recording.pop("memory")
     overrides = [*(overrides or []), *to_overrides(recording, settings)]
@@ -187,9 +187,8 @@ def _check_config(
     config = build_config(recipe, [str(path)] if path else [], [*overrides, *map(format_override, settings, settings.values())])
     if profilers:
         # First, by the names of the options.
-        start, end = window["profile_step_start"], window["profile_step_end"]
-        check_window_fits(end, config.train.train_iters, steps=f"{start}:{end}")
-        check_ranks_exist(window["profile_ranks"], world_size, name="--ranks")
+        asked = (window["profile_step_start"], window["profile_step_end"], window["profile_ranks"])
+        check_request(*asked, spelled=OPTIONS, train_iters=config.train.train_iters, world_size=world_size)
     finalize(config, world_size)
 
 

@@ -2,11 +2,14 @@
 
 import pickle
 from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 
 from bridge_profiling import ProfilingConfig, ProfilingConfigError
 from bridge_profiling.common.slow_iterations import SlowThreshold, SlowWatch, slow_threshold
+from bridge_profiling.manifest import Window
+from bridge_profiling.settings.window import ARGUMENTS, FIELDS, OPTIONS, check_request
 
 
 def test_the_defaults_are_megatron_bridges():
@@ -26,16 +29,16 @@ COUNTS = ("profile_at_most", "nsys_captures", "pytorch_profiler_warmup")
     ("asked", "message"),
     [
         ({"use_nsys_profiler": True, "use_pytorch_profiler": True}, "Keep one of them"),
-        ({"profile_step_start": -1}, "profile_step_start=0 or more"),
-        ({"profile_step_start": 5, "profile_step_end": 5}, "window is empty: .*profile_step_end=6 to capture"),
-        ({"profile_step_start": 9, "profile_step_end": 5}, "Swap them"),
+        ({"profile_step_start": -1}, "profile_step_start=-1 .*: -1 is not an integer from 0"),
+        ({"profile_step_start": 5, "profile_step_end": 5}, "window is empty.*profile_step_end=6 to capture"),
+        ({"profile_step_start": 9, "profile_step_end": 5}, "Type profiling.profile_step_start=5 profiling.profile_step_end=9"),
         ({"profile_step_start": 1.5}, "not an integer"),
         ({"profile_ranks": []}, r"names no rank.*profile_ranks=all"),
         ({"profile_ranks": [0, -1]}, "holds -1"),
         ({"profile_ranks": "every"}, "the words are 'all' and 'pp'"),
         ({"profile_every": 1}, "an integer of at least 2; windows of 2 iterations would overlap.*profile_every=100"),
         ({"profile_every": 5, "profile_at_most": 0}, "profile_at_most=0 is not an integer of at least 1 and at most 1000"),
-        ({"profile_every": 2**63 - 11, "profile_at_most": 2}, "the end of window 2 of profiling.profile_every has 64 bits"),
+        ({"profile_every": 2**63 - 11, "profile_at_most": 2}, "window 2 of profiling.profile_every=.* ends after iteration"),
         ({"nsys_captures": 1001}, "nsys_captures=1001 is not an integer of at least 1 and at most 1000"),
         ({"on_demand_seconds": 0}, "on_demand_seconds=0 is not a number from 0.01"),
         ({"on_demand_seconds": 3601}, "on_demand_seconds=3601 is not a number from 0.01 to 3600"),
@@ -70,10 +73,33 @@ def test_ranks_and_a_window_must_be_inside_the_training_and_of_repeated_windows_
     config.finalize(train_iters=6, world_size=8)
     assert [str(window) for window in config.windows[:3]] == ["4-6", "14-16", "24-26"]
     assert len(config.windows) == 10
-    for job, message in (({"train_iters": 5}, "=5.*at most 5"), ({"world_size": 4}, "names 4, 7, but the job has 4 ranks")):
+    for job, message in (
+        ({"train_iters": 5}, "exceeds train.train_iters=5; .*profile_step_start=3 profiling.profile_step_end=5"),
+        ({"world_size": 4}, "names 4, 7, but the job has 4 ranks"),
+    ):
         with pytest.raises(ProfilingConfigError, match=message):
             config.finalize(**job)
     ProfilingConfig().finalize(train_iters=3, world_size=1)  # no profiler: a short run may keep the default window
+
+
+@pytest.mark.parametrize(
+    ("spelled", "message"),
+    [
+        (FIELDS, "profiling.profile_step_start=9 profiling.profile_step_end=5.*Type profiling.profile_step_start=5 profiling"),
+        (OPTIONS, "--steps 9:5: the window is empty.*Type --steps 5:9"),
+        (ARGUMENTS, "^profile_step_start=9 profile_step_end=5: .*Type profile_step_start=5 profile_step_end=9"),
+    ],
+)
+def test_one_check_names_a_request_as_its_caller_does(spelled, message):
+    assert check_request(5, 9, [1, 1], spelled=spelled, train_iters=9, world_size=2) == (Window(5, 9), [1])
+    with pytest.raises(ProfilingConfigError, match=message):
+        check_request(9, 5, "all", spelled=spelled)
+    with pytest.raises(ProfilingConfigError, match=f"exceeds {spelled.limit}=7; the last iteration is 6.*3.*7"):
+        check_request(5, 9, "all", spelled=spelled, train_iters=7)
+    with pytest.raises(ProfilingConfigError, match=f"^{spelled.ranks} names 2, but the job has 2 ranks.*{spelled.ranks}.all"):
+        check_request(5, 9, [2, 0], spelled=spelled, world_size=2)
+    with pytest.raises(ProfilingConfigError, match="0 is not an integer from 1"):
+        check_request(0, 9, "all", spelled=replace(spelled, first=1))
 
 
 @pytest.mark.parametrize(("rank", "warnings"), [("0", 1), ("1", 0)])

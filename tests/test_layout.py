@@ -5,7 +5,8 @@ import itertools
 import pytest
 
 from bridge_profiling import ProfilingConfigError
-from bridge_profiling.layout import ParallelLayout, name_ranks, select_ranks
+from bridge_profiling.layout import ParallelLayout, name_ranks
+from bridge_profiling.settings.window import select_ranks
 
 LAYOUTS = [
     {"world_size": 16, "tp": 2, "pp": 2, "cp": 2},

@@ -36,6 +36,10 @@ class Train:
     labels: dict[str, int] = field(default_factory=dict)
     nested: dict[str, dict[str, int]] | None = None
     anything: Any = None
+    either: int | str = 0
+    word: Literal["a", "no", "010"] = "a"
+    texts: list[str] = field(default_factory=list)
+    pairs: dict[str, str] = field(default_factory=dict)
     derived: int = field(init=False, default=0)
 
 
@@ -52,32 +56,36 @@ def overridden(*overrides):
     return config
 
 
+def given(override: str) -> Any:
+    """The field of `train` that an override sets."""
+    return getattr(overridden(override).train, override.partition("=")[0].split(".")[1])
+
+
 @pytest.mark.parametrize(
-    ("override", "name", "value"),
+    ("override", "value"),
     [
-        ("train.iterations=5", "iterations", 5),
-        ("train.rate=3", "rate", 3.0),
-        ("train.on=true", "on", True),
-        ("train.name='null'", "name", "null"),
-        ("train.name=12:30", "name", "12:30"),
-        ("train.name=", "name", ""),
-        ("train.note=null", "note", None),
-        ("train.folder=/a/b", "folder", Path("/a/b")),
-        ("train.style=cosine", "style", "cosine"),
-        ("train.color=blue", "color", Color.blue),
-        ("train.color=Color.blue", "color", Color.blue),
-        ("train.color=b", "color", Color.blue),
-        ("train.shape=[3,4]", "shape", (3, 4)),
-        ("train.sizes=[1,2]", "sizes", [1, 2]),
-        ("train.frequency=[0,1]", "frequency", [0, 1]),
-        ("train.decay=0.5", "decay", 0.5),
-        ("train.labels={a: 1, b: 2}", "labels", {"a": 1, "b": 2}),
-        ("train.nested.a.b=1", "nested", {"a": {"b": 1}}),
-        (f"train.anything={'[' * 32}{']' * 32}", "anything", functools.reduce(lambda inner, _: [inner], range(31), [])),
+        ("train.iterations=5", 5), ("train.iterations=-7", -7), ("train.iterations=+7", 7), ("train.iterations=1_000", 1000),
+        ("train.iterations='12'", 12),
+        ("train.rate=3", 3.0), ("train.rate=1.", 1.0), ("train.rate=.5", 0.5),
+        ("train.on=true", True), ("train.on=no", False), ("train.on=1", True),
+        ("train.name='null'", "null"), ("train.name=12:30", "12:30"), ("train.name=", ""), ("train.note=null", None),
+        ("train.name='a #b'", "a #b"), ('train.name="a\\tb"', "a\tb"), ("train.name='a\nb'", "a\nb"),
+        ('train.name="a\nb"', "a\nb"), ("train.name='it''s'", "it's"), ("train.name='010'", "010"),
+        ("train.name=${oc.env:NAME_OF_A_TEST}", "x #y"),
+        ("train.folder=/a/b", Path("/a/b")),
+        ("train.style=cosine", "cosine"), ("train.word=no", "no"), ("train.word=010", "010"),
+        ("train.color=blue", Color.blue), ("train.color=Color.blue", Color.blue), ("train.color=b", Color.blue),
+        ("train.shape=[3,4]", (3, 4)), ("train.sizes=[1,-2]", [1, -2]), ("train.frequency=[0,1]", [0, 1]),
+        ("train.decay=0.5", 0.5),
+        ("train.texts=[007,a,no,1e3,'x y']", ["007", "a", "no", "1e3", "x y"]),
+        ("train.pairs={a: 010, b: no}", {"a": "010", "b": "no"}),
+        ("train.labels={a: 1, b: 2}", {"a": 1, "b": 2}), ("train.nested.a.b=1", {"a": {"b": 1}}),
+        (f"train.anything={'[' * 32}{']' * 32}", functools.reduce(lambda inner, _: [inner], range(31), [])),
     ],
-)
-def test_a_value_takes_the_type_its_field_declares(override, name, value):
-    got = getattr(overridden(override).train, name)
+)  # fmt: skip
+def test_a_value_takes_the_type_its_field_declares(override, value, monkeypatch):
+    monkeypatch.setenv("NAME_OF_A_TEST", "x #y")
+    got = given(override)
     assert got == value
     assert type(got) is type(value)
 
@@ -216,3 +224,52 @@ def test_a_path_without_a_yaml_file_is_refused(tmp_path, monkeypatch):
     for path, message in (("no.yaml", f"no.yaml does not exist; the working directory is {tmp_path}"), (".", "cannot be read")):
         with pytest.raises(ProfilingConfigError, match=message):
             load_yaml(path)
+
+
+# -- text that YAML alone reads as something else ------------------------------------------------------------------------
+
+CHANGED = [
+    "a #b", "&x y", "|", ">", "|\n a\n b", "a\nb", "a\n\nb", "!!int 3", "!x y", "!!str 010", "*a", "%q{RANK}", "@x", "`x`",
+    "[a", "{a", "'a", "'a' #b", '"a" b', "#a", "null #x", "true #x", "12 #x", "a: b: c", "<<", "=", "\x00", "\ud800",
+    "a\x85b", "---", "...",
+]  # fmt: skip
+OTHER_NUMBERS = ["010", "0o10", "0x1f", "0b11", "1:1", "1:30:00", "-010", "+0x1", "1__0", "1:1.5", "9" * 5000]
+
+
+@pytest.mark.parametrize(
+    "text", [*CHANGED, *OTHER_NUMBERS, "2020-01-01", "1e3", ".5", "1_000", "no", "12", "a#b", "a:b", "x=y"]
+)
+def test_a_text_field_keeps_the_text(text):
+    for name in ("name", "note"):
+        assert given(f"train.{name}={text}") == text
+    assert given(f"train.pairs.key={text}") == {"key": text}
+
+
+@pytest.mark.parametrize("name", ["iterations", "rate", "on", "sizes", "labels.key"])
+@pytest.mark.parametrize("text", [*CHANGED, *OTHER_NUMBERS, "1e400", "{}", "１２"])
+def test_a_number_in_another_notation_is_refused_with_one_short_error(name, text):
+    for typed in (text, f"[{text}]") if name == "sizes" else (text,):
+        with pytest.raises(ProfilingConfigError) as refused:
+            given(f"train.{name}={typed}")
+        assert len(str(refused.value)) < 1000
+
+
+@pytest.mark.parametrize("text", ["010", "1:1", "12 #x", "a #b", "[a"])
+def test_a_field_for_either_takes_no_guess(text):
+    with pytest.raises(ProfilingConfigError):
+        given(f"train.either={text}")
+    assert given(f"train.either='{text}'") == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 3000 + "]" * 3000, "{a: " * 3000 + "}" * 3000, "[" * 40 + "]" * 40, "[&a [x,x],*a,*a]",
+        "{<<: {a: b}}", "{? [a] : b}", "[" + "9" * 5000 + "]", "[!!int 3]", "[a\nb]", "${" * 2000 + "}" * 2000,
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("name", ["iterations", "sizes", "labels", "texts.x"])
+def test_what_grows_beyond_all_bounds_is_one_error(text, name):
+    with pytest.raises(ProfilingConfigError) as refused:
+        given(f"train.{name}={text}")
+    assert len(str(refused.value)) < 1000

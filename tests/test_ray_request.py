@@ -36,8 +36,8 @@ def test_one_without_the_other_says_which_is_missing_and_what_to_type(given, mis
 
 @pytest.mark.parametrize(("name", "value", "said"), [
     *(("NRL_NSYS_PROFILE_STEP_RANGE", steps, said) for steps, said in [
-        ("0:3", "Type NRL_NSYS_PROFILE_STEP_RANGE=1:3"), ("0:1", "=1:2"), ("3:3", "holds no step.*=3:4"), ("5:3", "=5:6"),
-        *((wrong, "start:stop") for wrong in ("2", "2-3", "a:b", "2:3:4", "-1:2", "2:", "1.5:3")),
+        ("0:3", "from 1.*NRL_NSYS_PROFILE_STEP_RANGE=11:13"), ("3:3", "window is empty.*=3:4"), ("5:3", "=3:5"),
+        *((wrong, "is not a window") for wrong in ("2", "2-3", "a:b", "2:3:4", "-1:2", "2:", "1.5:3")),
     ]),
     ("NRL_NSYS_WORKER_PATTERNS", " , ,", "holds no pattern"),
     ("BRIDGE_PROFILING_RAY_PROFILER", "kineto", "nsys or torch"),

@@ -46,14 +46,20 @@ ROOT = Path(__file__).resolve().parents[1]
 
 #: What must not be wrong, and the modules of bridge_profiling that decide it.
 CONCERNS = {
-    "window arithmetic": ["config.py", "capture/window.py", "capture/windows.py", "slow_iterations.py"],
-    "rank selection": ["layout.py", "launch_env.py"],
+    "window arithmetic": [
+        "settings/profiling.py",
+        "settings/window.py",
+        "capture/window.py",
+        "capture/windows.py",
+        "common/slow_iterations.py",
+    ],
+    "rank selection": ["layout.py", "settings/window.py", "common/launch_env.py"],
     "conflict rules": [f"plugins/{name}.py" for name in ("checks", "executors", "fault_tolerance", "profilers", "task")],
     "manifest status": ["capture/window.py", "capture/profiler.py", "manifest.py"],
     "interval arithmetic": ["facts/intervals.py"],
     "facts": ["facts/*.py"],
     "findings' thresholds": ["findings/*.py"],
-    "overrides": ["overrides.py", "values.py"],
+    "overrides": ["settings/overrides.py", "settings/yaml_values.py"],
     "quoting": ["nsys/command.py", "nsys/launch.py", "plugins/batch_script.py"],
 }
 

@@ -7,6 +7,7 @@ never nemo_run.
 from bridge_profiling.capture.hook import ProfilingHook
 from bridge_profiling.capture.nsys_profiler import start_under_nsys
 from bridge_profiling.capture.work import IterationWork
-from bridge_profiling.layout import ParallelLayout, select_ranks
+from bridge_profiling.layout import ParallelLayout
+from bridge_profiling.settings.window import select_ranks
 
 __all__ = ["IterationWork", "ParallelLayout", "ProfilingHook", "select_ranks", "start_under_nsys"]

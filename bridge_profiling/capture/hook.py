@@ -40,8 +40,9 @@ from bridge_profiling.capture.work import IterationWork
 from bridge_profiling.common.errors import ProfilingConfigError, TrainingLogger, is_contained, one_line, require
 from bridge_profiling.common.launch_env import LaunchEnv, initialized_distributed
 from bridge_profiling.common.plain import safe_name, shown, whole_number
-from bridge_profiling.layout import ParallelLayout, select_ranks
+from bridge_profiling.layout import ParallelLayout
 from bridge_profiling.settings.profiling import OUTPUT_DIR_VARIABLE, ProfilingConfig, resolve_output_dir
+from bridge_profiling.settings.window import select_ranks
 
 logger = TrainingLogger(__name__)
 

@@ -19,11 +19,12 @@ from bridge_profiling.capture.profiler import Profiler
 from bridge_profiling.capture.ranges import INJECTION_VARIABLE, NvtxRange, range_functions
 from bridge_profiling.common.errors import CaptureError, TrainingLogger
 from bridge_profiling.common.processes import WatchedProcess
-from bridge_profiling.layout import ParallelLayout, select_ranks
+from bridge_profiling.layout import ParallelLayout
 from bridge_profiling.nsys.channel import REFUSED_VARIABLE, Capture, Channel, Delivery, Spec
 from bridge_profiling.nsys.command import CAPTURE_RANGE, NVTX_REMEDY, NsysRequest
 from bridge_profiling.nsys.launch import ExternalNsys, link_report, restart_under_nsys, runs_under_nsys
 from bridge_profiling.settings.profiling import ProfilingConfig, resolve_output_dir
+from bridge_profiling.settings.window import select_ranks
 
 logger = TrainingLogger(__name__)
 

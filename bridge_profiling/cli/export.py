@@ -69,7 +69,7 @@ def flamegraph(
     Exit code 1: a capture could not be read, or only in part; the others are written. 2: invalid request.
     """
     from bridge_profiling.report import flame_graph as files
-    from bridge_profiling.settings.profiling import parse_ranks
+    from bridge_profiling.settings.window import parse_ranks
 
     wanted = parse_ranks(ranks, ("all",))
 

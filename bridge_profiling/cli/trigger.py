@@ -19,8 +19,9 @@ from bridge_profiling.cli.options import JsonOption, ProfilerName
 from bridge_profiling.cli.output import FAILURE, echo, print_error
 from bridge_profiling.common.errors import ProfilingConfigError, TraceError, require
 from bridge_profiling.common.printable import shell_path
-from bridge_profiling.settings.profiling import ProfilingConfig, parse_ranks
+from bridge_profiling.settings.profiling import ProfilingConfig
 from bridge_profiling.settings.recording import FLAGS, apply, check_flags, to_overrides
+from bridge_profiling.settings.window import parse_ranks
 
 if TYPE_CHECKING:
     from bridge_profiling.capture.control.client import TriggerResult

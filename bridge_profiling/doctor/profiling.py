@@ -14,9 +14,9 @@ from pathlib import Path
 
 from bridge_profiling.doctor.checks import Machine, Unavailable, Verdict, checked, fails, join, ok, unknown, warning
 from bridge_profiling.doctor.request import Request
-from bridge_profiling.layout import normalize_ranks
 from bridge_profiling.settings import profiling as config
 from bridge_profiling.settings.profiling import DEFAULT_OUTPUT_DIR, OUTPUT_DIR_VARIABLE
+from bridge_profiling.settings.window import check_ranks, check_window
 
 #: In slime #2397, 128 ranks that wrote 150 MB each stalled the job.
 _MANY = 64
@@ -55,8 +55,7 @@ def check_window_fits(request: Request, machine: Machine) -> Iterator[Verdict]:
         return
     window, train_iters = request.profiling.window, request.integer("train.train_iters")
     first = request.integer("train.start_iteration") or 0
-    config.check_window(window.start, window.end)
-    config.check_window_fits(window.end, train_iters)
+    check_window(window.start, window.end, train_iters=train_iters)
     later = f"Set profiling.profile_step_start to {first + 2} or more"
     if train_iters is None:
         found = f"iterations {window.start} to {window.last}, and train.train_iters is not known here: the recipe sets it"
@@ -76,7 +75,7 @@ def check_ranks_exist(request: Request, machine: Machine) -> Iterator[Verdict]:
     if not request.name:
         return
     setting = request.profiling.profile_ranks
-    config.check_ranks_exist(normalize_ranks(setting), request.world_size)
+    check_ranks(setting, world_size=request.world_size)
     ranks = request.profiled_ranks()
     if ranks is None or request.world_size is None:
         found = f"profiling.profile_ranks={setting}, and the number of ranks is not known here"

@@ -15,10 +15,11 @@ from typing import Any
 
 from bridge_profiling.common.errors import ProfilingConfigError, require
 from bridge_profiling.experiments.jobs import Built, Job, read_jobs
-from bridge_profiling.layout import ParallelLayout, normalize_ranks, select_ranks
+from bridge_profiling.layout import ParallelLayout
 from bridge_profiling.plugins.batch_script import world_size
 from bridge_profiling.settings.overrides import config_files, load_yaml, parse_override
 from bridge_profiling.settings.profiling import FaultToleranceConfig, ProfilingConfig
+from bridge_profiling.settings.window import check_ranks, select_ranks
 from bridge_profiling.settings.yaml_values import Given, convert
 
 #: The settings outside `profiling` and `ft` that checks read, by type. Ours and Megatron Bridge's containers have them all.
@@ -80,7 +81,7 @@ class Request:
 
     def profiled_ranks(self) -> list[int] | None:
         """The ranks to profile; None where they depend on a world size that is not known."""
-        ranks = normalize_ranks(self.profiling.profile_ranks)
+        ranks = check_ranks(self.profiling.profile_ranks)
         if self.world_size is None:
             return ranks if isinstance(ranks, list) else None
         layout = ParallelLayout(

@@ -22,7 +22,7 @@ from bridge_profiling.frameworks.accelerate import facts_of, layout_of
 from bridge_profiling.frameworks.parallel_layout import size_of_model
 from bridge_profiling.frameworks.phases import PhaseWatch
 from bridge_profiling.frameworks.session import Closing, OutputDir, ProfilingDriver, config_from, loader_facts
-from bridge_profiling.settings.profiling import check_window_fits
+from bridge_profiling.settings.window import TRAINER
 
 #: Methods of a Trainer that are phases.
 _PHASES = {
@@ -54,11 +54,8 @@ class ProfilingCallback(transformers.TrainerCallback, Closing):
     """
 
     def __init__(self, trainer: transformers.Trainer | None = None, *, output_dir: OutputDir = None, **settings: Any) -> None:
-        config = config_from("ProfilingCallback", settings)
-        if config.enabled and trainer is not None and trainer.args.max_steps > 0:
-            check_window_fits(
-                config.profile_step_end, trainer.args.max_steps, name="profile_step_end", limit="the Trainer's max_steps"
-            )
+        train_iters = trainer.args.max_steps if trainer is not None and trainer.args.max_steps > 0 else None
+        config = config_from("ProfilingCallback", settings, train_iters=train_iters, spelled=TRAINER)
         self._driver = ProfilingDriver(config, output_dir)
         self._trainer = trainer
         self._epoch = "begins"

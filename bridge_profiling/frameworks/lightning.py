@@ -19,7 +19,8 @@ from bridge_profiling.frameworks.parallel_layout import size_of_model
 from bridge_profiling.frameworks.phases import PhaseWatch
 from bridge_profiling.frameworks.session import OutputDir, ProfilingDriver, config_from, loader_facts, world_size
 from bridge_profiling.layout import ParallelLayout
-from bridge_profiling.settings.profiling import ProfilingConfig, check_window_fits
+from bridge_profiling.settings.profiling import ProfilingConfig
+from bridge_profiling.settings.window import TRAINER
 
 #: Lightning's two packages: the same code under two names, each with its own `Callback`.
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
@@ -195,9 +196,7 @@ def _check(config: ProfilingConfig, trainer: Any, train_iters: int | None) -> No
         why="both need CUPTI and the torch profiler, which serve one at a time",
         instead='Create the Trainer without profiler="pytorch", or without ProfilingCallback',
     )
-    if config.enabled:
-        check_window_fits(config.profile_step_end, train_iters, name="profile_step_end", limit="the Trainer's max_steps")
-    config.finalize(world_size=world_size())
+    config.finalize(train_iters=train_iters, world_size=world_size(), spelled=TRAINER)
 
 
 def _facts(trainer: Any, pl_module: Any) -> dict[str, object]:

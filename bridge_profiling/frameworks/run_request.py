@@ -10,7 +10,8 @@ from typing import Any, NoReturn
 
 from bridge_profiling.common.errors import ProfilingConfigError, did_you_mean, require
 from bridge_profiling.settings import recording
-from bridge_profiling.settings.profiling import PROFILERS, ProfilingConfig, check_ranks_exist, parse_ranks, parse_steps
+from bridge_profiling.settings.profiling import PROFILERS, ProfilingConfig
+from bridge_profiling.settings.window import parse_ranks, parse_steps
 
 #: Three iterations to warm up, then five: the first and the last pay for the profiler's start and stop.
 DEFAULT_STEPS = "3:8"
@@ -56,14 +57,14 @@ class Request:
 
     def config(self, world_size: int | None = None) -> ProfilingConfig:
         """The request as a checked `profiling` section."""
-        start, end = parse_steps(DEFAULT_STEPS)
-        config = ProfilingConfig(profile_step_start=start, profile_step_end=end, profile_ranks="all")
+        window = parse_steps(DEFAULT_STEPS)
+        config = ProfilingConfig(profile_step_start=window.start, profile_step_end=window.end, profile_ranks="all")
         recording.apply(config, self.overrides, self.config_file)
         if self.steps is not None:
-            config.profile_step_start, config.profile_step_end = parse_steps(self.steps)
+            window = parse_steps(self.steps)
+            config.profile_step_start, config.profile_step_end = window.start, window.end
         if self.ranks is not None:
-            config.profile_ranks = parse_ranks(self.ranks, words=("all",))
-            check_ranks_exist(config.profile_ranks, world_size, name="--ranks")
+            config.profile_ranks = parse_ranks(self.ranks, words=("all",), world_size=world_size)
         if self.profiler is not None:
             config.use_pytorch_profiler = config.use_nsys_profiler = False
             setattr(config, PROFILERS[self.profiler], True)

@@ -25,8 +25,9 @@ from bridge_profiling.capture.work import IterationWork
 from bridge_profiling.common.errors import ProfilingConfigError, TrainingLogger, contained, one_line, require
 from bridge_profiling.common.launch_env import LAUNCH_VARIABLE, LaunchEnv, initialized_distributed
 from bridge_profiling.common.plain import shown, whole_number, whole_text
-from bridge_profiling.layout import ParallelLayout, select_ranks
+from bridge_profiling.layout import ParallelLayout
 from bridge_profiling.settings.profiling import ProfilingConfig
+from bridge_profiling.settings.window import FIELDS, Spelling, select_ranks
 
 if TYPE_CHECKING:
     from bridge_profiling.frameworks.phases import PhaseMemory, PhaseWatch, RangeOf
@@ -410,7 +411,12 @@ class LoopProfiling(Closing):
 
 
 def config_from(
-    caller: str, settings: Mapping[str, Any], *, given: Any = None, train_iters: int | None = None
+    caller: str,
+    settings: Mapping[str, Any],
+    *,
+    given: Any = None,
+    train_iters: int | None = None,
+    spelled: Spelling = FIELDS,
 ) -> ProfilingConfig:
     """The checked settings of a callback's keywords, over those of `given`, such as a framework's own profiling section."""
     unknown = sorted(settings.keys() - set(SETTINGS))
@@ -423,7 +429,8 @@ def config_from(
     theirs = {name: getattr(given, name) for name in SETTINGS if hasattr(given, name)}
     config = ProfilingConfig(**(theirs | dict(settings)))
     env = LaunchEnv.read()
-    config.finalize(train_iters=train_iters, world_size=None if env.launcher == "none" else env.world_size)
+    known = None if env.launcher == "none" else env.world_size
+    config.finalize(train_iters=train_iters, world_size=known, spelled=spelled)
     return config
 
 

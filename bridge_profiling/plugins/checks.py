@@ -4,47 +4,52 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import nemo_run as run
 
 from bridge_profiling.common.errors import ProfilingConfigError, require
-from bridge_profiling.layout import normalize_ranks
 from bridge_profiling.plugins.batch_script import arrives_unchanged
 from bridge_profiling.plugins.executors import SKYPILOT, check_launcher, current_launcher, known_world_size, loses_its_disks
 from bridge_profiling.plugins.task import Task, check_task, is_on, read_integer, read_setting, write_settings
+from bridge_profiling.settings import window
 from bridge_profiling.settings.profiling import (
     NSYS_DISABLED,
     OUTPUT_DIR_VARIABLE,
     check_flag,
-    check_ranks_exist,
-    check_window,
-    check_window_fits,
 )
 
 logger = logging.getLogger(__name__)
+
+ScriptArgsT = TypeVar("ScriptArgsT")
 
 #: Attribute of an executor: the profilers that were asked for on it. A task does not show them where a converter makes its
 #: arguments, or where fault tolerance has switched nsys off.
 _ASKED = "_bridge_profiling_asked"
 
 
-def check_request(plugin: Any, task: Task, executor: Any, fields: Sequence[str], *, nsys: bool = False) -> list[int] | str:
-    """Check what both profiler plugins have in common, as far as the submit host knows it, and return the normalized ranks.
+def check_request(
+    plugin: Any, task: Task, executor: Any, script_args: type[ScriptArgsT], switch: str, *, nsys: bool = False
+) -> ScriptArgsT:
+    """Check what both profiler plugins have in common, as far as the submit host knows it, and return its script arguments.
 
-    `fields` are the fields of the `profiling` section that the plugin writes; `nsys` is whether it profiles with nsys.
+    They and `switch` are the fields of the `profiling` section that the plugin writes; `nsys` is whether it profiles with nsys.
     """
-    check_task(task, type(plugin).__name__, {"profiling": fields})
+    names = [field.name for field in dataclasses.fields(script_args)]  # type: ignore[arg-type]
+    check_task(task, type(plugin).__name__, "profiling", (switch, *names))
     check_flags(plugin)
     check_executor(plugin, executor)
-    check_window(plugin.profile_step_start, plugin.profile_step_end, name="profile_step")
-    ranks = normalize_ranks([0] if plugin.profile_ranks is None else plugin.profile_ranks, name="profile_ranks")
+    _, ranks = window.check_request(
+        plugin.profile_step_start,
+        plugin.profile_step_end,
+        [0] if plugin.profile_ranks is None else plugin.profile_ranks,
+        spelled=window.ARGUMENTS,
+        train_iters=read_integer(task, "train", "train_iters"),
+        world_size=known_world_size(task, executor),
+    )
     check_launcher(executor)
     check_output_dir(task, executor, nsys=nsys)
-    check_window_fits(plugin.profile_step_end, read_integer(task, "train", "train_iters"), name="profile_step_end")
-    check_ranks_exist(ranks, known_world_size(task, executor), name="profile_ranks")
-    return ranks
+    return script_args(**{name: getattr(plugin, name) for name in names} | {"profile_ranks": ranks})
 
 
 def check_flags(plugin: Any) -> None:

@@ -52,7 +52,7 @@ class FaultTolerancePlugin(run.Plugin):
     def setup(self, task: Task, executor: Any) -> None:
         """Edit the executor and the task, or raise ProfilingConfigError and change nothing; a second call changes nothing."""
         script_args = FaultTolerancePluginScriptArgs(self.enable_ft_package, self.calc_ft_timeouts)
-        check_task(task, "FaultTolerancePlugin", {"ft": tuple(vars(script_args))})
+        check_task(task, "FaultTolerancePlugin", "ft", tuple(vars(script_args)))
         checks.check_flags(self)
         checks.check_executor(self, executor)
         self._check_numbers()

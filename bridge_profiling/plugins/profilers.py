@@ -8,7 +8,6 @@ settings; for any other task NeMo-Run starts nsys around all processes. The torc
 # strings nor `X | Y`.
 
 import atexit
-import logging
 import os
 import sys
 from collections.abc import Callable
@@ -26,8 +25,6 @@ from bridge_profiling.plugins.nemo_run_patches import patch_executor
 from bridge_profiling.plugins.task import Task, script_arguments, starts_nsys, write_settings
 from bridge_profiling.settings.overrides import check_plain_text
 from bridge_profiling.settings.profiling import DEFAULT_MEMORY_SNAPSHOT_PATH, OUTPUT_DIR_VARIABLE
-
-logger = logging.getLogger(__name__)
 
 #: One report per task on Slurm: job, node, task, and torch's rank, which is the task's where srun starts all ranks.
 _SLURM_FILENAME = "profile_%p_%q{SLURM_JOB_ID}_node%q{SLURM_NODEID}_rank%q{SLURM_PROCID}"
@@ -77,10 +74,8 @@ class NsysPlugin(run.Plugin):
         checks.check_executor(self, executor)
         # A user who turned the launcher's nsys on by hand keeps it.
         prefixed = not starts_nsys(task) or checks.nsys_launched(executor)
-        fields = ("use_nsys_profiler", *NsysPluginScriptArgs.__dataclass_fields__)
-        ranks = checks.check_request(self, task, executor, fields, nsys=True)
+        script_args = checks.check_request(self, task, executor, NsysPluginScriptArgs, "use_nsys_profiler", nsys=True)
         checks.check_without_pytorch_profiler(task, executor)
-        script_args = NsysPluginScriptArgs(self.profile_step_start, self.profile_step_end, ranks, self.record_shapes)
         supported = not checks.fault_tolerant(task, executor)
         arguments = script_arguments(task, self.script_args_converter_fn if supported else None, script_args)
         options = self._checked_options(prefixed)
@@ -95,10 +90,7 @@ class NsysPlugin(run.Plugin):
             write_settings(task, "profiling", {name: value for name, value in settings.items() if value})
         if supported or not isinstance(task, run.Script) or self.script_args_converter_fn is None:
             write_settings(task, "profiling", {"use_nsys_profiler": supported, **vars(script_args)}, arguments)
-        checks.note_asked(executor, "nsys")
-        set_output_dir(executor)
-        patch_executor(executor)
-        _announce_empty_captures(task, executor)
+        _finish(task, executor, "nsys")
 
     def _checked_options(self, prefixed: bool) -> list[str]:
         if self.nsys_trace is not None:
@@ -117,12 +109,8 @@ class NsysPlugin(run.Plugin):
         if options:
             given = launcher.nsys_extra_args if isinstance(launcher.nsys_extra_args, list) else []
             launcher.nsys_extra_args = merge_options(given, options)
-        if not self.nsys_gpu_metrics:
-            return
-        if not hasattr(launcher, "nsys_gpu_metrics"):
-            logger.warning("nsys_gpu_metrics=True has no effect: this launcher has no such field; a newer NeMo-Run has it")
-            return
-        launcher.nsys_gpu_metrics = True
+        if self.nsys_gpu_metrics:
+            launcher.nsys_gpu_metrics = True
 
 
 @dataclass
@@ -161,34 +149,25 @@ class PyTorchProfilerPlugin(run.Plugin):
 
     def setup(self, task: Task, executor: Any) -> None:
         """Edit the task, or raise ProfilingConfigError and change nothing; a second call changes nothing."""
-        fields = ("use_pytorch_profiler", *PyTorchProfilerPluginScriptArgs.__dataclass_fields__)
-        ranks = checks.check_request(self, task, executor, fields)
+        script_args = checks.check_request(self, task, executor, PyTorchProfilerPluginScriptArgs, "use_pytorch_profiler")
         require(
             isinstance(self.memory_snapshot_path, str) and self.memory_snapshot_path,
             f"memory_snapshot_path={self.memory_snapshot_path!r} is not a path",
             instead=f"Type memory_snapshot_path={DEFAULT_MEMORY_SNAPSHOT_PATH!r}, or leave it out",
         )
         checks.check_without_nsys(task, executor)
-        script_args = PyTorchProfilerPluginScriptArgs(
-            self.profile_step_start,
-            self.profile_step_end,
-            ranks,
-            self.record_memory_history,
-            self.memory_snapshot_path,
-            self.record_shapes,
-        )
         arguments = script_arguments(task, self.script_args_converter_fn, script_args)
         if isinstance(task, run.Script) and arguments is None:
             check_plain_text(self.memory_snapshot_path, "memory_snapshot_path")
         write_settings(task, "profiling", {"use_pytorch_profiler": True, **vars(script_args)}, arguments)
-        checks.note_asked(executor, "torch")
-        set_output_dir(executor)
-        patch_executor(executor)
-        _announce_empty_captures(task, executor)
+        _finish(task, executor, "torch")
 
 
-def _announce_empty_captures(task: object, executor: Any) -> None:
-    """When this process ends, say so if a script of this machine is over and no rank opened a hook."""
+def _finish(task: object, executor: Any, profiler: str) -> None:
+    """Edit the executor as both plugins do. When this process ends, say so if a local script is over and opened no hook."""
+    checks.note_asked(executor, profiler)
+    set_output_dir(executor)
+    patch_executor(executor)
     if isinstance(task, run.Script) and isinstance(executor, run.LocalExecutor):
         atexit.register(_announce, executor, os.getpid())
 

@@ -8,7 +8,7 @@ JSON values. This plugin writes them into `setup_lines`, quoted.
 # strings nor `X | Y`.
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Optional
 
 import nemo_run as run
@@ -19,8 +19,8 @@ from bridge_profiling.plugins.checks import check_executor, check_output_dir
 from bridge_profiling.plugins.executors import check_launcher, current_launcher, set_output_dir
 from bridge_profiling.plugins.nemo_run_patches import patch_executor
 from bridge_profiling.plugins.task import Task
-from bridge_profiling.settings.profiling import Window, check_window
 from bridge_profiling.settings.ray import EXTRA_OPTIONS_VARIABLE, VARIABLES, RayRequest
+from bridge_profiling.settings.window import ARGUMENTS, check_window
 
 
 @dataclass(kw_only=True)
@@ -46,14 +46,7 @@ class RayWorkersPlugin(run.Plugin):
     def setup(self, task: Task, executor: Any) -> None:
         """Set the variables in the job's environment, or raise ProfilingConfigError and change nothing."""
         check_executor(self, executor)
-        check_window(self.profile_step_start, self.profile_step_end, name="profile_step")
-        require(
-            self.profile_step_start >= 1,
-            f"profile_step_start={self.profile_step_start} is not a step of Ray workers",
-            why="their steps are counted from 1",
-            instead="Type profile_step_start=1 or more",
-        )
-        window = Window(self.profile_step_start, self.profile_step_end)
+        window = check_window(self.profile_step_start, self.profile_step_end, replace(ARGUMENTS, first=1))
         options = self.nsys_extra_options or {}
         request = RayRequest.checked(window, self.worker_patterns, self.profiler, options, name="nsys_extra_options")
         variables = request.variables()

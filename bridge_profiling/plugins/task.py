@@ -40,8 +40,8 @@ _SCRIPT = (
 _SECTIONS: dict[str, type] = {"profiling": ProfilingConfig, "ft": FaultToleranceConfig}
 
 
-def check_task(task: object, plugin: str, fields: Mapping[str, Sequence[str]]) -> None:
-    """Check that a task is a Script, or a Partial whose config has these settings (`{section: fields}`)."""
+def check_task(task: object, plugin: str, section: str, names: Sequence[str]) -> None:
+    """Check that a task is a Script, or a Partial whose config has these fields in a section."""
     if isinstance(task, run.Script):
         return
     check_is_task(task)
@@ -52,18 +52,17 @@ def check_task(task: object, plugin: str, fields: Mapping[str, Sequence[str]]) -
         why="its settings go into the argument `config`, a ConfigContainer",
         instead="Build the task as run.Partial(pretrain, config=run.Config(ConfigContainer)), or pass a run.Script",
     )
-    for section, names in fields.items():
-        target = _read(config, section)
-        needed = [(config, section)] if target is None else []
-        target = _section_class(config, section) if target is None else target
-        for owner, name in [*needed, *((target, name) for name in names)]:
-            made_by = fdl.get_callable(owner) if isinstance(owner, fdl.Buildable) else owner
-            require(
-                _accepts(owner, name),
-                f"{plugin} needs the field {name!r} in {getattr(made_by, '__name__', type(made_by).__name__)}",
-                why="the job reads its settings there",
-                instead="Use a ConfigContainer with Megatron Bridge's sections (`profiling`, `ft`, `train`)",
-            )
+    target = _read(config, section)
+    needed = [(config, section)] if target is None else []
+    target = _section_class(config, section) if target is None else target
+    for owner, name in [*needed, *((target, name) for name in names)]:
+        made_by = fdl.get_callable(owner) if isinstance(owner, fdl.Buildable) else owner
+        require(
+            _accepts(owner, name),
+            f"{plugin} needs the field {name!r} in {getattr(made_by, '__name__', type(made_by).__name__)}",
+            why="the job reads its settings there",
+            instead="Use a ConfigContainer with Megatron Bridge's sections (`profiling`, `ft`, `train`)",
+        )
 
 
 def check_is_task(task: object) -> None:

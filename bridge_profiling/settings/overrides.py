@@ -10,6 +10,7 @@ import collections.abc
 import dataclasses
 import difflib
 import io
+import itertools
 import json
 import os
 import re
@@ -18,7 +19,6 @@ import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from yaml import YAMLError
 
 from bridge_profiling.common.errors import ProfilingConfigError, TraceError, require
 from bridge_profiling.common.regular_files import read_regular
-from bridge_profiling.settings.yaml_values import Given, convert, describe, is_mapping, kind, members, notation_problem
+from bridge_profiling.settings.yaml_values import Given, convert, describe, is_mapping, kind, members, read_scalar
 
 _OVERRIDE = re.compile(r"(?P<prefix>\+{0,2})(?P<key>[A-Za-z_][^\s=]*)\s*=\s*(?P<text>.*)", re.DOTALL)
 
@@ -143,7 +143,8 @@ def load_yaml(path: str | Path) -> dict[str, Any]:
     example = "Write sections with fields under them, for example `train:` and, indented below it, `train_iters: 10`"
     try:
         text = read_regular(Path(path), _MAX_FILE_BYTES)
-        _check_size(text)
+        if (node := yaml.compose(text, Loader=yaml.SafeLoader)) is not None:
+            _count(node, {})
         content = OmegaConf.to_container(OmegaConf.load(io.BytesIO(text)), resolve=True)
     except TraceError as error:
         # Settings are read several times, by the ranks too, and a pipe only once.
@@ -169,7 +170,7 @@ def load_yaml(path: str | Path) -> dict[str, Any]:
 def config_files(arguments: Iterable[str]) -> list[str]:
     """The existing files among `--config FILE` and `--config=FILE` in the arguments of a script."""
     files = []
-    for argument, following in pairwise([*arguments, ""]):
+    for argument, following in itertools.pairwise([*arguments, ""]):
         option, equals, text = argument.partition("=")
         if option == "--config":
             files.append(text if equals else following)
@@ -206,89 +207,57 @@ def _checked(argument: str) -> Override:
 
 def _parse(key: str, text: str) -> Given:
     """A typed value. Text that YAML refuses, or changes, has a `problem`: a text field still accepts it as it is."""
-    if not text:
-        return Given("", text)
     try:
-        events = _events(text)
-        parsed = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]), resolve=True)
-        value = typing.cast(dict, parsed)["value"]
-        if len(events) == 1 and isinstance(events[0], yaml.ScalarEvent):
-            return _typed_scalar(value, events[0], text)
-        return _typed(value, iter(events), text) if events else Given(text, text, problem="it is a comment")
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        if node is None:
+            return Given(text, text, problem="it is a comment" if text else "")
+        # Of a single value all the text counts, with a comment after it.
+        return read_scalar(node, text) if isinstance(node, yaml.ScalarNode) else _given(node, text, set())
     except OmegaConfBaseException as error:
         raise ProfilingConfigError(
             f"{key}={text[:200]} cannot be resolved",
             why=_reason(error),
             instead=f"Type {key}='${{oc.env:HOME}}' for a variable",
         ) from None
-    except (YAMLError, ValueError, RecursionError) as error:
+    except RecursionError:
+        return Given(text, text, problem=f"it is nested more than {_DEEPEST} deep")
+    except (YAMLError, ValueError) as error:
         # nsys' %q{RANK} is not YAML. Python reads no integer of more than 4,300 digits.
         return Given(text, text, problem=str(getattr(error, "problem", None) or error)[:200])
 
 
-def _events(text: str) -> list[yaml.Event]:
-    """The values in a text and the ends of their collections; ValueError for what grows beyond all bounds."""
-    events, depth = [], 0
-    for event in yaml.parse(text, Loader=yaml.SafeLoader):
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > _DEEPEST:
-            raise ValueError(f"it is nested more than {_DEEPEST} deep")
-        if isinstance(event, yaml.AliasEvent) or (isinstance(event, yaml.ScalarEvent) and event.value == "<<"):
-            raise ValueError("it refers to another part of itself")
-        if isinstance(event, yaml.NodeEvent | yaml.CollectionEndEvent):
-            events.append(event)
-    return events
+def _given(node: yaml.Node, text: str, seen: set[yaml.Node], depth: int = 0) -> Given:
+    """The value of a node that was composed from `text`; ValueError for what grows beyond all bounds."""
+    typed = text[node.start_mark.index : node.end_mark.index]
+    if node in seen:
+        raise ValueError("it refers to another part of itself")
+    seen.add(node)
+    if isinstance(node, yaml.ScalarNode):
+        return read_scalar(node, typed)
+    if depth == _DEEPEST:
+        raise ValueError(f"it is nested more than {_DEEPEST} deep")
+    if isinstance(node, yaml.SequenceNode):
+        parts = tuple(_given(item, text, seen, depth + 1) for item in node.value)
+        return Given([part.value for part in parts], typed, parts=parts)
+    entries = [(_given(key, text, seen, depth + 1), _given(item, text, seen, depth + 1)) for key, item in node.value]
+    values = {key.value: item.value for key, item in entries if isinstance(key.value, str | int | float) and not key.problem}
+    if len(values) < len(entries):
+        raise ValueError("a key in it is not text, or comes twice")
+    return Given(values, typed, parts=tuple(item for _, item in entries))
 
 
-def _check_size(text: bytes) -> None:
-    """Raise ValueError for YAML that is nested too deeply, or stands for too many values."""
-    sizes, anchors = [0], dict[str | None, int]()
-    opened: list[str | None] = []
-    for event in yaml.parse(text, Loader=yaml.SafeLoader):
-        if isinstance(event, yaml.AliasEvent):
-            # Of an anchor around it, YAML's own error is better.
-            sizes[-1] += anchors.get(event.anchor, 1)
-        elif isinstance(event, yaml.CollectionStartEvent):
-            opened.append(event.anchor)
-            sizes.append(1)
-        elif isinstance(event, yaml.CollectionEndEvent):
-            size = anchors[opened.pop()] = sizes.pop()
-            sizes[-1] += size
-        elif isinstance(event, yaml.ScalarEvent):
-            sizes[-1] += 1
-        if len(opened) > _DEEPEST:
-            raise ValueError(f"it is nested more than {_DEEPEST} deep")
-        if sizes[-1] > _MAX_VALUES:
+def _count(node: yaml.Node, counts: dict[yaml.Node, int], depth: int = 0) -> int:
+    """The number of values that a node stands for; ValueError for too many, or if they are nested too deeply."""
+    if depth == _DEEPEST and not isinstance(node, yaml.ScalarNode):
+        raise ValueError(f"it is nested more than {_DEEPEST} deep")
+    if node not in counts:
+        counts[node] = 1  # of a node inside itself, YAML's own error is better
+        inside = () if isinstance(node, yaml.ScalarNode) else node.value
+        for each in itertools.chain.from_iterable(inside) if isinstance(node, yaml.MappingNode) else inside:
+            counts[node] += _count(each, counts, depth + 1)
+        if counts[node] > _MAX_VALUES:
             raise ValueError(f"it stands for more than {_MAX_VALUES:,} values")
-
-
-def _typed(value: Any, events: Iterator[yaml.Event], text: str) -> Given:
-    """A parsed value, with the text of each scalar in it."""
-    event = next(events)
-    if isinstance(event, yaml.ScalarEvent):
-        return _typed_scalar(value, event, text[event.start_mark.index : event.end_mark.index])
-    parts, problem = [], ""
-    for item in value.values() if isinstance(value, Mapping) else value:
-        if isinstance(value, Mapping) and not isinstance(next(events), yaml.ScalarEvent):
-            raise ValueError("a key in it is not text")
-        parts.append(_typed(item, events, text))
-    next(events)
-    return Given(value, text, problem, tuple(parts))
-
-
-def _typed_scalar(value: Any, event: yaml.ScalarEvent, typed: str) -> Given:
-    """A scalar and its text; a problem where YAML reads something else than what is there."""
-    if "${" in typed:
-        return Given(value, typed)
-    quote = event.style if event.style in ("'", '"') else None
-    if quote is not None and typed[0] == typed[-1] == quote and "\n" in typed:
-        # YAML folds lines.
-        value = typed[1:-1].replace("''", "'") if quote == "'" else yaml.safe_load(typed.replace("\n", "\\n"))
-    whole = typed[0] == typed[-1] == quote if quote is not None else event.style is None and event.value == typed
-    if not whole or event.anchor or event.tag:
-        return Given(typed, typed, problem=f"YAML reads only {event.value[:100]!r} of it")
-    problem = "" if quote is not None else notation_problem(value, typed)
-    return Given(typed, typed, problem) if problem else Given(value, typed)
+    return counts[node]
 
 
 def _apply(config: object, settings: Iterable[tuple[str, Given]]) -> None:

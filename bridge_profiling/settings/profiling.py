@@ -6,10 +6,8 @@ nemo_run: the submit host and the ranks share these classes.
 
 from __future__ import annotations
 
-import difflib
 import math
 import os
-import re
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -17,9 +15,9 @@ from pathlib import Path
 from bridge_profiling.common.errors import ProfilingConfigError, TrainingLogger, require
 from bridge_profiling.common.launch_env import LaunchEnv
 from bridge_profiling.common.plain import setting, text_of
-from bridge_profiling.layout import RANK_WORDS, normalize_ranks
 from bridge_profiling.manifest import Window
 from bridge_profiling.nsys.command import check_extra_args, check_trace
+from bridge_profiling.settings.window import FIELDS, MAX_ITERATION, Ranks, Spelling, check_request
 
 logger = TrainingLogger(__name__)
 
@@ -33,10 +31,6 @@ PROFILERS = {"torch": "use_pytorch_profiler", "memory": "record_memory_history",
 
 #: Every window is a trace, so a larger number is a mistake.
 MAX_WINDOWS = 1000
-
-#: Iterations are below it: the manifest's readers, NumPy and pyarrow count with 64 bits.
-MAX_ITERATION = 1 << 63
-_BELOW = f"Type a number below 2^63, which is {MAX_ITERATION}"
 
 #: Megatron Bridge's wording, which its users search for.
 NSYS_DISABLED = (
@@ -69,7 +63,7 @@ class ProfilingConfig:
     profile_step_end: int = 12
     """First iteration after the window: 10-12 captures iterations 10 and 11."""
 
-    profile_ranks: list[int] | str = field(default_factory=lambda: [0])
+    profile_ranks: Ranks = field(default_factory=lambda: [0])
     """Global ranks to profile, or `all`, or `pp` (one rank per pipeline stage)."""
 
     record_memory_history: bool = False
@@ -175,7 +169,7 @@ class ProfilingConfig:
         """Iterations before the window in which profilers prepare."""
         return self.pytorch_profiler_warmup if self.use_pytorch_profiler else 1
 
-    def finalize(self, *, train_iters: int | None = None, world_size: int | None = None) -> None:
+    def finalize(self, *, train_iters: int | None = None, world_size: int | None = None, spelled: Spelling = FIELDS) -> None:
         """Check the settings, and make `profile_ranks` a list of int or a word, paths text, and NumPy's numbers Python's.
 
         Under ft_launcher nsys is switched off, with a warning.
@@ -183,6 +177,7 @@ class ProfilingConfig:
         Args:
             train_iters: number of training iterations, if known; the window must end within them.
             world_size: number of ranks, if known; listed ranks must be below it.
+            spelled: the caller's names for the window, the ranks and `train_iters`.
 
         Raises:
             ProfilingConfigError: both profilers, settings that exclude each other, a negative step, an empty window, a window
@@ -193,8 +188,10 @@ class ProfilingConfig:
         check_exclusive(use_nsys_profiler=self.use_nsys_profiler, use_pytorch_profiler=self.use_pytorch_profiler)
         if LaunchEnv.read().fault_tolerant:
             self.disable_nsys()
-        check_window(self.profile_step_start, self.profile_step_end)
-        self.profile_ranks = normalize_ranks(self.profile_ranks)
+        limits = {"train_iters": train_iters, "world_size": world_size} if self.enabled else {}
+        _, self.profile_ranks = check_request(
+            self.profile_step_start, self.profile_step_end, self.profile_ranks, spelled=spelled, **limits
+        )
         if self.nsys_trace is not None:
             check_trace(self.nsys_trace, name="profiling.nsys_trace")
         check_extra_args(self.nsys_extra_args, name="profiling.nsys_extra_args")
@@ -214,11 +211,12 @@ class ProfilingConfig:
             instead="Leave profiling.on_demand out",
         )
         if self.profile_every is not None:
-            last = self.profile_step_end + self.profile_every * (self.profile_at_most - 1)
-            check_iteration(last, f"the end of window {self.profile_at_most} of profiling.profile_every")
-        if self.enabled:
-            check_window_fits(self.profile_step_end, train_iters)
-            check_ranks_exist(self.profile_ranks, world_size)
+            require(
+                self.profile_step_end + self.profile_every * (self.profile_at_most - 1) < MAX_ITERATION,
+                f"window {self.profile_at_most} of profiling.profile_every={self.profile_every} ends after iteration 2^63 - 1",
+                why="iterations are counted with 64 bits",
+                instead="Type a smaller profiling.profile_every",
+            )
 
     def disable_nsys(self) -> None:
         """Switch nsys off because of fault tolerance; if it was on, rank 0 logs a warning."""
@@ -323,103 +321,6 @@ def check_exclusive(*, use_nsys_profiler: bool, use_pytorch_profiler: bool) -> N
         instead="Keep one of them: NsysPlugin or PyTorchProfilerPlugin,"
         " profiling.use_nsys_profiler=true or profiling.use_pytorch_profiler=true",
     )
-
-
-def check_window(start: int, end: int, *, name: str = "profiling.profile_step") -> None:
-    """Check that the steps are integers from 0 upwards and the window holds at least one iteration."""
-    for label, step in ((f"{name}_start", start), (f"{name}_end", end)):
-        require(
-            _is_integer(step) and step >= 0,
-            f"{label}={step!r} is not an integer of at least 0",
-            why="iterations are counted from 0",
-            instead=f"Type {label}=0 or more",
-        )
-        check_iteration(step, label)
-    require(
-        start < end,
-        f"the window is empty: {name}_start={start}, {name}_end={end}",
-        why="the window is start <= iteration < end",
-        instead=f"Type {name}_end={start + 1} to capture iteration {start} alone"
-        if start == end
-        else f"Swap them: {name}_start={end} {name}_end={start}",
-    )
-
-
-def check_iteration(iteration: int, name: str) -> None:
-    """Raise ProfilingConfigError for a number that no training reaches, and no 64-bit integer holds."""
-    require(
-        iteration < MAX_ITERATION,
-        f"{name} has {iteration.bit_length()} bits",
-        why="iterations are counted with 64 bits, of which one is the sign",
-        instead=_BELOW,
-    )
-
-
-def check_window_fits(
-    end: int,
-    train_iters: int | None,
-    *,
-    name: str = "profiling.profile_step_end",
-    limit: str = "train.train_iters",
-    steps: str | None = None,
-) -> None:
-    """Raise ProfilingConfigError if the window ends after the last of `train_iters` iterations; None means unknown.
-
-    `name` and `limit` are the settings of `end` and `train_iters`, `steps` is the window as typed after --steps, if it was.
-    """
-    if train_iters is not None:
-        start, typed = max(train_iters - 2, 0), f"--steps {steps}" if steps else f"{name}={end}"
-        require(
-            end <= train_iters,
-            f"{typed} exceeds {limit}={train_iters}",
-            why=f"the last iteration is {train_iters - 1}, so the window would be cut short",
-            instead=f"{f'Type for example --steps {start}:{train_iters}' if steps else f'Set {name} to at most {train_iters}'},"
-            f" or raise {limit}",
-        )
-
-
-def check_ranks_exist(ranks: list[int] | str, world_size: int | None, *, name: str = "profiling.profile_ranks") -> None:
-    """Raise ProfilingConfigError if a listed rank is outside the world; None means an unknown number of ranks."""
-    if world_size is not None and not isinstance(ranks, str):
-        outside = [rank for rank in ranks if rank >= world_size]
-        require(
-            not outside,
-            f"{name} names {', '.join(map(str, outside))}, but the job has {world_size} rank{'' if world_size == 1 else 's'}",
-            why=f"ranks run from 0 to {world_size - 1}",
-            instead=f"List ranks of this job, or type {name}{' ' if name.startswith('--') else '='}all",
-        )
-
-
-def parse_steps(text: str) -> tuple[int, int]:
-    """Parse the value of --steps: `10:12` is (10, 12). Raises ProfilingConfigError for an empty window."""
-    found = re.fullmatch(r"(\d+):(\d+)", text.replace(" ", ""), re.ASCII)
-    why = "a window is its first iteration and the first one after it"
-    if found is None:
-        raise ProfilingConfigError(
-            f"--steps {text} is not a window", why=why, instead="Type --steps 10:12 to capture iterations 10 and 11"
-        )
-    for digits in found.groups():
-        require(len(digits.lstrip("0")) < 20, f"--steps names an iteration of {len(digits)} digits", why=why, instead=_BELOW)
-    start, end = int(found[1]), int(found[2])
-    swapped = f"--steps {end}:{start}" if start > end else f"--steps {start}:{start + 1} to capture iteration {start} alone"
-    require(start < end, f"--steps {text}: the window is empty", why=why, instead=f"Type {swapped}")
-    check_iteration(end, f"--steps {text}: its end")
-    return start, end
-
-
-def parse_ranks(text: str, words: tuple[str, ...] = RANK_WORDS) -> list[int] | str:
-    """Parse the value of --ranks: `0,1` is [0, 1]; one of `words` is returned unchanged."""
-    if text in words:
-        return text
-    try:
-        ranks = [int(rank) for rank in text.strip("[]").split(",")]
-    except ValueError:
-        raise ProfilingConfigError(
-            f"--ranks {text} is not a list of ranks",
-            why=f"the value is {' or '.join(words)}, or integers separated by commas",
-            instead=f"Type --ranks 0,1 or --ranks {next(iter(difflib.get_close_matches(text, words, n=1)), words[0])}",
-        ) from None
-    return normalize_ranks(ranks, name="--ranks")
 
 
 def _is_integer(value: object) -> bool:

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatch
 
 from bridge_profiling.common.errors import did_you_mean, require
-from bridge_profiling.settings.profiling import Window
+from bridge_profiling.manifest import Window
+from bridge_profiling.settings.window import Spelling, parse_steps
 
 #: Steps to capture, `start:stop`: half-open, counted from 1 as in NeMo RL.
 STEP_RANGE_VARIABLE = "NRL_NSYS_PROFILE_STEP_RANGE"
@@ -23,6 +24,8 @@ PATTERNS_VARIABLE = "NRL_NSYS_WORKER_PATTERNS"
 EXTRA_OPTIONS_VARIABLE = "NRL_NSYS_EXTRA_OPTIONS"
 #: One of PROFILERS; ours, since NeMo RL supports only nsys.
 PROFILER_VARIABLE = "BRIDGE_PROFILING_RAY_PROFILER"
+
+_SPELLED = Spelling(start=STEP_RANGE_VARIABLE, end=STEP_RANGE_VARIABLE, first=1)
 
 #: A shell pattern of worker names.
 _PATTERN = re.compile(r"[\w.:/@=+*?\[\]!^-]+")
@@ -55,25 +58,14 @@ class RayRequest:
         cls, window: Window, patterns: str, profiler: str, options: Mapping[str, object], *, name: str = EXTRA_OPTIONS_VARIABLE
     ) -> RayRequest:
         """A request from values as users write them: patterns separated by commas, an empty `profiler` for nsys."""
+        listed = tuple(filter(None, map(str.strip, patterns.split(",")))) if isinstance(patterns, str) else ()
+        wrong = [pattern for pattern in listed if not _PATTERN.fullmatch(pattern)]
         require(
-            isinstance(patterns, str),
-            f"{PATTERNS_VARIABLE}={patterns!r} is not text",
-            why="it holds shell patterns of workers' names, separated by commas",
+            listed and not wrong,
+            f"{PATTERNS_VARIABLE}={patterns!r} holds {f'{wrong[0]!r}, which matches no name' if wrong else 'no pattern'}",
+            why="it takes shell patterns of workers' names, separated by commas; a name has letters, digits and ._:/@=+-",
             instead=f'Type for example {PATTERNS_VARIABLE}="*policy*,*vllm*", or "*" for every worker',
         )
-        listed = tuple(filter(None, (pattern.strip() for pattern in patterns.split(","))))
-        require(
-            listed,
-            f"{PATTERNS_VARIABLE}={patterns!r} holds no pattern",
-            instead=f'Type for example {PATTERNS_VARIABLE}="*policy*,*vllm*", or "*" for every worker',
-        )
-        for pattern in listed:
-            require(
-                _PATTERN.fullmatch(pattern),
-                f"{PATTERNS_VARIABLE}={patterns!r} holds {pattern!r}, which matches no worker's name",
-                why="a name has letters, digits and ._:/@=+-, and some executors pass the pattern to a shell",
-                instead='Use these, and * ? [ ] ! for several: "*policy*"',
-            )
         chosen = profiler.strip() or PROFILERS[0]
         require(
             chosen in PROFILERS,
@@ -99,7 +91,7 @@ class RayRequest:
             instead=f"Type {missing}={example} as well, or unset {given}",
         )
         options = _parse_options(environ.get(EXTRA_OPTIONS_VARIABLE, "").strip() or "{}")
-        return cls.checked(_parse_steps(steps), patterns, environ.get(PROFILER_VARIABLE, ""), options)
+        return cls.checked(parse_steps(steps, _SPELLED), patterns, environ.get(PROFILER_VARIABLE, ""), options)
 
     def selects(self, worker: str) -> bool:
         """Whether to profile a worker of this name."""
@@ -113,18 +105,6 @@ class RayRequest:
             PROFILER_VARIABLE: self.profiler,
         }
         return variables | ({EXTRA_OPTIONS_VARIABLE: json.dumps(dict(self.extra_options))} if self.extra_options else {})
-
-
-def _parse_steps(text: str) -> Window:
-    match = re.fullmatch(r"(\d{1,18})\s*:\s*(\d{1,18})", text, re.ASCII)
-    start, stop = (int(match[1]), int(match[2])) if match else (1, 2)
-    for valid, problem, why, example in (
-        (match, "is not start:stop", "it takes the first step to capture and the first step after them", "2:3"),
-        (start >= 1, "starts at step 0", "steps are counted from 1", f"1:{max(stop, 2)}"),
-        (start < stop, "holds no step", "the stop is the first step after the captured ones", f"{start}:{start + 1}"),
-    ):
-        require(valid, f"{STEP_RANGE_VARIABLE}={text} {problem}", why=why, instead=f"Type {STEP_RANGE_VARIABLE}={example}")
-    return Window(start, stop)
 
 
 def _parse_options(text: str) -> dict[str, object]:
@@ -154,13 +134,12 @@ def check_options(options: Mapping[str, object], *, name: str) -> dict[str, str]
         written = str(value).lower() if isinstance(value, bool) else str(value)
         # NeMo RL's own `o` comes in quotes.
         written = re.sub(r"^'(.*)'$", r"\1", written)
-        is_text = isinstance(value, (str, int)) and written
-        unchanged = not changed_by_a_shell(written)
-        for valid, why, instead in (
-            (is_text, "an option of nsys takes text or an integer", '"none", or leave it out'),
-            (unchanged, "Ray starts nsys through a shell, which changes it", "letters, digits and ._/:@%+,=-"),
-        ):
-            require(valid, f"{name} gives {option!r} the value {value!r}", why=why, instead=f"Use {instead}")
+        require(
+            isinstance(value, (str, int)) and written and not changed_by_a_shell(written),
+            f"{name} gives {option!r} the value {value!r}",
+            why="it takes text or an integer, and Ray starts nsys through a shell, which changes other characters",
+            instead='Use letters, digits and ._/:@%+,=-, for example "none", or leave it out',
+        )
         checked[bare] = written
     return checked
 

@@ -19,7 +19,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Union
 
-from omegaconf import BooleanNode, FloatNode, IntegerNode, PathNode, StringNode
+import yaml
+from omegaconf import BooleanNode, FloatNode, IntegerNode, OmegaConf, PathNode, StringNode
 from omegaconf.errors import ValidationError
 
 from bridge_profiling.common.errors import ProfilingConfigError, require
@@ -129,13 +130,24 @@ def _convert_to(given: Given, member: Any, dotted: str) -> Any:
     return _SCALARS[origin]().validate_and_convert(value)
 
 
-def notation_problem(value: object, text: str) -> str:
-    """Why a number's text means another number to some reader; empty for other values."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return ""
-    if isinstance(value, float) and (not math.isfinite(value)):
-        return "" if not any(character.isdigit() for character in text) else "it is beyond the largest number"
-    return "" if (_INTEGER if isinstance(value, int) else _FLOAT).fullmatch(text) else f"YAML reads it as the number {value}"
+def read_scalar(node: yaml.ScalarNode, typed: str) -> Given:
+    """A scalar and its text; a problem where YAML reads something else than what is there."""
+    tag, quote = node.tag.rpartition(":")[2], node.style
+    if "${" in typed:
+        return Given(OmegaConf.create({"value": node.value})["value"], typed)
+    # Not YAML's own value, which folds lines.
+    if quote == "'" and typed[0] == typed[-1] == quote:
+        return Given(typed[1:-1].replace("''", "'"), typed)
+    if quote == '"' and typed[0] == typed[-1] == quote:
+        return Given(yaml.safe_load(typed.replace("\n", "\\n")), typed)
+    if quote is not None or node.value != typed or tag == "merge":
+        return Given(typed, typed, f"YAML reads only {node.value[:100]!r} of it")
+    if _FLOAT.fullmatch(typed):
+        number = int(typed) if _INTEGER.fullmatch(typed) else float(typed)
+        return Given(number, typed) if abs(number) != math.inf else Given(typed, typed, "it is beyond the largest number")
+    value = typed if tag in ("str", "timestamp") else yaml.safe_load(typed)
+    is_number = tag in ("int", "float") and any(character.isdigit() for character in typed)
+    return Given(typed, typed, f"YAML reads it as the number {value}") if is_number else Given(value, typed)
 
 
 def _convert_list(given: Given, member: Any, origin: Any, dotted: str) -> Any:

@@ -26,7 +26,8 @@ from bridge_profiling.common.atomic import write_atomically, write_text
 from bridge_profiling.easy import MemoryProfiler, PerformanceCounter, phase, phase_times, reset_phase_times
 from bridge_profiling.frameworks.ddp_fsdp import Profiling
 from bridge_profiling.monitor import TrainingMonitor
-from bridge_profiling.settings.profiling import Window, parse_steps
+from bridge_profiling.settings.profiling import Window
+from bridge_profiling.settings.window import parse_steps
 from tests.capture.conftest import at, raising, run
 from tests.hostile.threads import CASES
 
@@ -247,7 +248,8 @@ def _use(method, value):
 
 @pytest.mark.parametrize("text", ["3:1000000000", f"0:{(1 << 63) - 1}"])
 def test_a_window_costs_no_memory_for_the_iterations_in_it(run, text):
-    start, end = parse_steps(text)
+    window = parse_steps(text)
+    start, end = window.start, window.end
     tracemalloc.start()
     try:
         run.train(run.config(start, end), range(start, start + 2))

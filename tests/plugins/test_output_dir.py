@@ -42,34 +42,25 @@ def test_what_nemo_run_starts_is_what_the_golden_file_says(kind, launcher, execu
     check_golden(GOLDEN / f"{kind}-{launcher}.json", text)
 
 
+def kuberay():
+    return importlib.import_module("nemo_run.core.execution.kuberay").KubeRayExecutor(namespace="team", image="image")
+
+
 @pytest.mark.parametrize(
-    ("profiler", "make", "message"),
+    ("profiler", "kind", "message"),
     [
-        ("torch", "skypilot_down", "Pass storage_mounts with a bucket.*BRIDGE_PROFILING_DIR"),
-        ("torch", "kubeflow", 'workdir_pvc="CLAIM".*pull_results'),
+        ("torch", "skypilot that goes down", "Pass storage_mounts with a bucket.*BRIDGE_PROFILING_DIR"),
+        ("torch", "kubeflow without a volume", 'workdir_pvc="CLAIM".*pull_results'),
         ("torch", "kuberay", "KubeRayExecutor starts a Ray cluster"),
+        *(("nsys", kind, "NsysPlugin does not work on .*Executor; .*Pass PyTorchProfilerPlugin") for kind in KINDS),
     ],
 )
-def test_an_executor_that_loses_the_profiles_is_refused(profiler, make, message, task, skypilot, kubeflow):
-    kuberay = importlib.import_module("nemo_run.core.execution.kuberay")
-    executor = {
-        "skypilot_down": lambda: assigned(skypilot(autodown=True)),
-        "kubeflow": lambda: assigned(kubeflow()),
-        "kuberay": lambda: kuberay.KubeRayExecutor(namespace="team", image="image"),
-    }[make]()
+def test_an_executor_that_loses_the_profiles_is_refused(profiler, kind, message, task, executors, skypilot, kubeflow):
+    more = {"skypilot that goes down": lambda: skypilot(autodown=True), "kubeflow without a volume": kubeflow}
+    executor = kuberay() if kind == "kuberay" else assigned((executors | more)[kind]())
     before = copy.deepcopy((task, executor.env_vars, executor.launcher))
     with pytest.raises(ProfilingConfigError, match=message):
         PLUGINS[profiler].setup(task, executor)
-    assert (task, executor.env_vars, executor.launcher) == before
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_nsys_is_refused_where_its_report_would_be_lost(kind, executors, task):
-    executor = assigned(executors[kind]())
-    before = copy.deepcopy((task, executor.env_vars, executor.launcher))
-    message = rf"NsysPlugin does not work on {type(executor).__name__}.*Pass PyTorchProfilerPlugin"
-    with pytest.raises(ProfilingConfigError, match=message):
-        PLUGINS["nsys"].setup(task, executor)
     assert (task, executor.env_vars, executor.launcher) == before
 
 

@@ -12,8 +12,8 @@ from typing import Any, Literal
 from bridge_profiling.capture.files import folder_name
 from bridge_profiling.common.errors import ProfilingConfigError, did_you_mean, require
 from bridge_profiling.common.typed_json import read_typed
-from bridge_profiling.layout import normalize_ranks
 from bridge_profiling.settings.profiling import PROFILERS, ProfilingConfig, Window, check_exclusive
+from bridge_profiling.settings.window import OPTIONS, check_ranks
 
 #: Settings that a request may change.
 SETTINGS = (
@@ -73,7 +73,7 @@ class CaptureRequest:
             require(len(getattr(self, name) or "") <= 1000, f"{name} is longer than 1000 characters")
         require(_NAME.fullmatch(self.id), f"id={self.id!r} is not a valid name", instead="Leave id out")
         if self.ranks is not None:
-            object.__setattr__(self, "ranks", normalize_ranks(self.ranks, name="--ranks"))
+            object.__setattr__(self, "ranks", check_ranks(self.ranks, OPTIONS))
         if self.profilers is not None:
             require(
                 self.profilers and PROFILERS.keys() >= set(self.profilers),

@@ -9,7 +9,8 @@ import math
 
 from bridge_profiling.capture.control.messages import MAX_OPEN, AcceptedCapture, CaptureRequest, JobStatus
 from bridge_profiling.common.errors import ProfilingConfigError, require
-from bridge_profiling.settings.profiling import Window, check_ranks_exist
+from bridge_profiling.settings.profiling import Window
+from bridge_profiling.settings.window import OPTIONS, check_ranks
 
 #: A rank receives a request within four polls: rank 0 reads it at one, the other ranks its decision at the next, and a slow
 #: file system may take as long again.
@@ -40,7 +41,7 @@ def plan_capture(request: CaptureRequest, status: JobStatus) -> AcceptedCapture:
         instead="Leave kind out",
     )
     ranks = _select_ranks(status.profile_ranks if request.ranks is None else request.ranks, status)
-    check_ranks_exist(ranks, status.world_size, name="--ranks")
+    check_ranks(ranks, OPTIONS, world_size=status.world_size)
     profilers = request.profilers or status.profilers
     _check_profilers(profilers, ranks, status)
     window = _plan_window(request, status)
