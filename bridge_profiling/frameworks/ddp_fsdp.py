@@ -23,13 +23,13 @@ import torch
 
 from bridge_profiling.capture.work import IterationWork
 from bridge_profiling.common.launch_env import initialized_distributed
-from bridge_profiling.frameworks import parallel_layout
+from bridge_profiling.frameworks import loops, parallel_layout
 from bridge_profiling.frameworks.phases import PhaseWatch, RangeOf
-from bridge_profiling.frameworks.session import LoopProfiling, OutputDir, config_from
+from bridge_profiling.frameworks.session import Job, OutputDir, config_from
 from bridge_profiling.layout import ParallelLayout
 
 
-class Profiling(LoopProfiling):
+class Profiling(loops.Profiling):
     """A context manager around a training loop; every rank creates one, after the model is wrapped.
 
     Inside the window each call of the model is a range `forward`, each backward pass `backward`, each step of the optimizer
@@ -59,23 +59,20 @@ class Profiling(LoopProfiling):
         work: IterationWork | None = None,
         **settings: Any,
     ) -> None:
-        super().__init__(config_from("Profiling", settings), output_dir, layout, work)
+        super().__init__(config_from("Profiling", settings), output_dir, layout=layout, work=work)
         self._model, self._optimizer = model, optimizer
 
-    def _describe(self) -> tuple[ParallelLayout, dict[str, object]]:
+    def _describe(self) -> Job:
         found, facts = parallel_layout.describe(self._model)
         notes = found.notes if self._layout is None else []
-        return found.layout, facts | {"mesh": found.mesh or None, "backend": _backend(self._model), "notes": notes}
+        facts |= {"mesh": found.mesh or None, "backend": _backend(self._model), "notes": notes, "gradient_accumulation": 1}
+        return Job(found.layout, facts)
 
     def _watch(self, phases: PhaseWatch) -> None:
         phases.everything(self._model, self._optimizer)
-        name_wrapper_steps(phases, self._model, self._driver.range)
-        if self._driver.config.use_nsys_profiler:
-            repeat_annotations(phases, self._driver.range)
-
-    def _conclude(self, facts: dict[str, object]) -> None:
-        if facts.get("name") == "ddp":
-            facts["bucket_bytes"] = parallel_layout.bucket_bytes(self._model)
+        name_wrapper_steps(phases, self._model, self._session.range)
+        if self._session.config.use_nsys_profiler:
+            repeat_annotations(phases, self._session.range)
 
 
 def name_wrapper_steps(phases: PhaseWatch, model: torch.nn.Module, range_of: RangeOf) -> None:

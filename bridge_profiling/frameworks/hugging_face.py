@@ -21,7 +21,7 @@ from accelerate.state import AcceleratorState
 from bridge_profiling.frameworks.accelerate import facts_of, layout_of
 from bridge_profiling.frameworks.parallel_layout import size_of_model
 from bridge_profiling.frameworks.phases import PhaseWatch
-from bridge_profiling.frameworks.session import Closing, OutputDir, ProfilingDriver, config_from, loader_facts
+from bridge_profiling.frameworks.session import Closing, Job, OutputDir, Session, config_from, loader_facts
 from bridge_profiling.settings.profiling import check_window_fits
 
 #: Methods of a Trainer that are phases.
@@ -59,7 +59,7 @@ class ProfilingCallback(transformers.TrainerCallback, Closing):
             check_window_fits(
                 config.profile_step_end, trainer.args.max_steps, name="profile_step_end", limit="the Trainer's max_steps"
             )
-        self._driver = ProfilingDriver(config, output_dir)
+        self._session = Session(config, output_dir)
         self._trainer = trainer
         self._epoch = "begins"
         if trainer is not None:
@@ -72,7 +72,7 @@ class ProfilingCallback(transformers.TrainerCallback, Closing):
 
     # -- called by the Trainer ---------------------------------------------------------------------------------------
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **objects: Any) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any, **objects: Any) -> None:
         """Open the hook: the model is built and wrapped, and the first iteration is known."""
         accelerate_state = AcceleratorState()
         facts = facts_of(accelerate_state) | {
@@ -81,15 +81,12 @@ class ProfilingCallback(transformers.TrainerCallback, Closing):
             "accelerate": accelerate.__version__,
             "gradient_accumulation": args.gradient_accumulation_steps,
         }
-        self._driver.open(
-            layout_of(accelerate_state),
-            facts,
+        facts |= loader_facts(objects.get("train_dataloader")) | (self._session.guard(size_of_model, model) or {})
+        self._session.open(
+            Job(layout_of(accelerate_state), facts, train_iters=state.max_steps or None),
             watch=partial(self._watch, model),
             range_of=partial(self._range_of_phase, state),
-            train_iters=state.max_steps or None,
         )
-        self._driver.describe((self._driver.guard(size_of_model, model) or {}) if model is not None else {})
-        self._driver.describe(loader_facts(objects.get("train_dataloader")))
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
         """An epoch begins."""
@@ -101,31 +98,31 @@ class ProfilingCallback(transformers.TrainerCallback, Closing):
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
         """Gradients are ready and clipped."""
-        self._driver.begin_phase("optimizer")
+        self._session.begin_phase("optimizer")
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
         """The optimizer has stepped."""
-        self._driver.end_phase("optimizer")
+        self._session.end_phase("optimizer")
 
     def on_step_end(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
         """An iteration is over. Logging, evaluation and checkpoints follow."""
-        self._driver.end_iteration()
+        self._session.end_iteration()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
         """The training is complete, or was stopped."""
-        self._driver.close()
+        self._session.close()
 
     # -- iterations and phases ---------------------------------------------------------------------------------------
 
     def _begin_iteration(self, state: Any) -> None:
-        if not self._driver.in_iteration:
-            self._driver.begin_iteration(state.global_step)
+        if not self._session.in_iteration:
+            self._session.begin_iteration(state.global_step)
 
     def _range_of_phase(self, state: Any, phase: str) -> AbstractContextManager:
         # An iteration begins when its batches are fetched.
         if phase == "data-loading" and not self._epoch_is_over():
             self._begin_iteration(state)
-        return self._driver.phase(phase)
+        return self._session.phase(phase)
 
     def _watch(self, model: torch.nn.Module, phases: PhaseWatch) -> None:
         trainer = self._trainer

@@ -94,7 +94,7 @@ class Accelerate(Training):
         return self
 
     def profiling(self, **settings):
-        return self.made("AccelerateProfiling", self.accelerator, **settings)
+        return self.made("Profiling", self.accelerator, **settings)
 
     def step(self, batch):
         with self.accelerator.accumulate(self.model):
@@ -108,7 +108,7 @@ class Accelerate(Training):
         self.prepare()
         with self.profiling(first_iteration=start, **settings) as profiling:
             batches = self.accelerator.skip_first_batches(self.loader, start)
-            for number, batch in enumerate(profiling.batches(batches), start):
+            for number, batch in enumerate(profiling.steps(batches), start):
                 self.step(batch)
                 on_step(number)
 
