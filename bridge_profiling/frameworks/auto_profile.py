@@ -20,7 +20,7 @@ from bridge_profiling.common.errors import TrainingLogger, require
 from bridge_profiling.common.launch_env import LaunchEnv
 from bridge_profiling.common.printable import printable
 from bridge_profiling.frameworks.outcome import captures_since, lines
-from bridge_profiling.frameworks.session import Job, OutputDir, Session, config_from
+from bridge_profiling.frameworks.session import OutputDir, Session, config_from
 from bridge_profiling.settings.profiling import ProfilingConfig, resolve_output_dir
 
 P = ParamSpec("P")
@@ -122,7 +122,7 @@ class _Profile:
             return step()
         if self._session.hook is None:
             self._started_ns = time.time_ns()
-            if not self._session.open(Job(), independent=True):
+            if not self._session.open(independent=True):
                 self._over = True
                 return step()
             # The hook has registered its own function by now, so this one runs first.

@@ -22,7 +22,6 @@ from typing import Any
 import torch
 
 from bridge_profiling.capture.work import IterationWork
-from bridge_profiling.common.launch_env import initialized_distributed
 from bridge_profiling.frameworks import loops, parallel_layout
 from bridge_profiling.frameworks.phases import PhaseWatch, RangeOf
 from bridge_profiling.frameworks.session import Job, OutputDir, config_from
@@ -65,8 +64,7 @@ class Profiling(loops.Profiling):
     def _describe(self) -> Job:
         found, facts = parallel_layout.describe(self._model)
         notes = found.notes if self._layout is None else []
-        facts |= {"mesh": found.mesh or None, "backend": _backend(self._model), "notes": notes, "gradient_accumulation": 1}
-        return Job(found.layout, facts)
+        return Job(found.layout, facts | {"mesh": found.mesh or None, "notes": notes, "gradient_accumulation": 1})
 
     def _watch(self, phases: PhaseWatch) -> None:
         phases.everything(self._model, self._optimizer)
@@ -110,13 +108,3 @@ def repeat_annotations(phases: PhaseWatch, range_of: RangeOf) -> None:
             yield
 
     phases.replace(module, "record_function", repeated)
-
-
-def _backend(model: torch.nn.Module) -> str | None:
-    """The backend of collectives on this model's device; the default group has one backend per kind of device."""
-    distributed = initialized_distributed()
-    if distributed is None:
-        return None
-    device = next((parameter.device.type for parameter in model.parameters()), "cpu")
-    backends = dict(pair.split(":") for pair in str(distributed.get_backend_config()).split(",") if ":" in pair)
-    return backends.get(device) or distributed.get_backend()

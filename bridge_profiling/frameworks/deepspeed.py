@@ -22,7 +22,6 @@ from deepspeed.accelerator import get_accelerator
 
 from bridge_profiling.capture.work import IterationWork
 from bridge_profiling.common.errors import TrainingLogger
-from bridge_profiling.common.launch_env import initialized_distributed
 from bridge_profiling.frameworks import loops
 from bridge_profiling.frameworks.loops import Batch
 from bridge_profiling.frameworks.parallel_layout import FoundLayout, layout_of_sizes, size_of
@@ -86,7 +85,7 @@ class Profiling(loops.Profiling):
         return self._engine.global_steps > self._steps_before
 
     def _describe(self) -> Job:
-        engine, config, distributed = self._engine, self._session.config, initialized_distributed()
+        engine, config = self._engine, self._session.config
         found = _layout(engine)
         disturbances = _disturbances(engine, config.window) if config.enabled else []
         for note in disturbances:
@@ -94,7 +93,6 @@ class Profiling(loops.Profiling):
         facts = {
             "name": "deepspeed",
             "version": deepspeed.__version__,
-            "backend": distributed.get_backend() if distributed is not None else None,
             "zero_stage": engine.zero_optimization_stage(),
             "precision": "fp16" if engine.fp16_enabled() else "bf16" if engine.bfloat16_enabled() else "fp32",
             "gradient_accumulation": engine.gradient_accumulation_steps(),

@@ -74,19 +74,8 @@ class ProfilingCallback(transformers.TrainerCallback, Closing):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any, **objects: Any) -> None:
         """Open the hook: the model is built and wrapped, and the first iteration is known."""
-        accelerate_state = AcceleratorState()
-        facts = facts_of(accelerate_state) | {
-            "name": "transformers",
-            "version": transformers.__version__,
-            "accelerate": accelerate.__version__,
-            "gradient_accumulation": args.gradient_accumulation_steps,
-        }
-        facts |= loader_facts(objects.get("train_dataloader")) | (self._session.guard(size_of_model, model) or {})
-        self._session.open(
-            Job(layout_of(accelerate_state), facts, train_iters=state.max_steps or None),
-            watch=partial(self._watch, model),
-            range_of=partial(self._range_of_phase, state),
-        )
+        job = self._session.guard(self._describe, args, state, model, objects.get("train_dataloader"))
+        self._session.open(job, watch=partial(self._watch, model), range_of=partial(self._range_of_phase, state))
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
         """An epoch begins."""
@@ -113,6 +102,16 @@ class ProfilingCallback(transformers.TrainerCallback, Closing):
         self._session.close()
 
     # -- iterations and phases ---------------------------------------------------------------------------------------
+
+    def _describe(self, args: Any, state: Any, model: torch.nn.Module, loader: Any) -> Job:
+        accelerate_state = AcceleratorState()
+        facts = facts_of(accelerate_state) | {
+            "name": "transformers",
+            "version": transformers.__version__,
+            "gradient_accumulation": args.gradient_accumulation_steps,
+        }
+        facts |= loader_facts(loader) | (self._session.guard(size_of_model, model) or {})
+        return Job(layout_of(accelerate_state), facts, train_iters=state.max_steps or None)
 
     def _begin_iteration(self, state: Any) -> None:
         if not self._session.in_iteration:

@@ -80,18 +80,9 @@ class ProfilingCallback(*_callback_classes()):  # type: ignore[misc]
         limited = self._automatic and not trainer.fast_dev_run and trainer.max_steps > 0
         train_iters = trainer.max_steps if limited else None
         _check(self._session.config, trainer, train_iters)
-        # Data-parallel except for tensor parallelism among neighbours.
-        tensor_parallel = getattr(trainer.strategy, "_tensor_parallel_size", 1)
+        job = self._session.guard(_describe, trainer, pl_module, train_iters)
         # On SIGTERM, Lightning itself finishes the batch, ends the training and calls `on_exception`.
-        self._session.open(
-            Job(
-                ParallelLayout(world_size=world_size(), tp=tensor_parallel if isinstance(tensor_parallel, int) else 1),
-                _facts(trainer, pl_module),
-                train_iters,
-            ),
-            watch=partial(self._listen, trainer),
-            exit_signal=None,
-        )
+        self._session.open(job, watch=partial(self._listen, trainer), exit_signal=None)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """The loader is there, and the model's parameters are those that are trained."""
@@ -202,9 +193,13 @@ def _check(config: ProfilingConfig, trainer: Any, train_iters: int | None) -> No
     config.finalize(world_size=world_size())
 
 
-def _facts(trainer: Any, pl_module: Any) -> dict[str, object]:
-    package = type(trainer).__module__.partition(".")[0]
-    return {
+def _describe(trainer: Any, pl_module: Any, train_iters: int | None) -> Job:
+    # A Trainer may be a subclass of the user's.
+    package = next(one.__module__.partition(".")[0] for one in type(trainer).__mro__ if one.__module__.startswith(_PACKAGES))
+    # Data-parallel except for tensor parallelism among neighbours.
+    tensor_parallel = getattr(trainer.strategy, "_tensor_parallel_size", 1)
+    layout = ParallelLayout(world_size=world_size(), tp=tensor_parallel if isinstance(tensor_parallel, int) else 1)
+    facts = {
         "name": package,
         "version": sys.modules[package].__version__,
         "strategy": type(trainer.strategy).__name__,
@@ -212,3 +207,4 @@ def _facts(trainer: Any, pl_module: Any) -> dict[str, object]:
         "gradient_accumulation": trainer.accumulate_grad_batches,
         "iteration": "optimizer step" if pl_module.automatic_optimization else "batch",
     }
+    return Job(layout, facts, train_iters)

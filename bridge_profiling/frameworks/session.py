@@ -89,7 +89,7 @@ class Session:
 
     def open(
         self,
-        job: Job,
+        job: Job | None = None,
         *,
         watch: Callable[[PhaseWatch], None] | None = None,
         range_of: RangeOf | None = None,
@@ -99,11 +99,14 @@ class Session:
     ) -> bool:
         """Open the hook; every rank calls it. A failure is logged, and nothing is captured. Returns whether it is open.
 
+        Without a `job`, which a framework may fail to describe, every rank is data-parallel.
+
         `watch` selects phases, and `exit_signal` becomes SystemExit on profiled ranks. Ranks that are `independent` open their
         hooks at different times, or never, so they must not communicate; every phase of theirs is watched, and signals are left
         to the hook.
         """
         self.close(RuntimeError("the training was started again in the same process"))
+        job = job or Job()
         try:
             env = LaunchEnv.current() if independent else connected_ranks()
             layout = job.layout or ParallelLayout(world_size=env.world_size)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from bridge_profiling.frameworks.parallel_layout import size_of_model
-from bridge_profiling.frameworks.session import Job, Session, config_from, loader_facts
+from bridge_profiling.frameworks.session import Session, config_from, loader_facts
 from tests.frameworks.captured import Captured
 from tests.frameworks.trainings import WINDOW, Accelerate, HuggingFace, Lightning, Loop
 
@@ -165,7 +165,7 @@ def session(tmp_path: Path) -> Session:
 def test_a_failure_of_an_adapter_is_logged_and_an_iteration_that_is_open_at_the_end_does_not_count(
     session: Session, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert session.open(Job(), watch=lambda phases: phases.function(None, "missing", "forward"))
+    assert session.open(watch=lambda phases: phases.function(None, "missing", "forward"))
     assert "AttributeError" in caplog.text
     copied = copy.deepcopy(session)
     assert (copied.config, copied.hook) == (session.config, None)
@@ -178,7 +178,7 @@ def test_a_failure_of_an_adapter_is_logged_and_an_iteration_that_is_open_at_the_
 
 def test_a_training_that_starts_again_in_the_process_is_another_attempt(session: Session, tmp_path: Path) -> None:
     for _ in range(2):
-        assert session.open(Job())
+        assert session.open()
         for iteration in range(5):
             session.begin_iteration(iteration)
     session.close()

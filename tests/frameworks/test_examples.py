@@ -45,7 +45,7 @@ def reduces(*units: str) -> dict[str, list[str]]:
 
 
 EXAMPLES = {
-    "ddp": Example(LOOP, TWO_LAYERS | {"name": "ddp", "backend": "gloo", "world_size": 2, "notes": []}),
+    "ddp": Example(LOOP, TWO_LAYERS | {"name": "ddp", "world_size": 2, "notes": []}),
     "fsdp": Example(
         LOOP,
         {"name": "fsdp", "parameters": 2 * (32 * 32 + 32), "sharding_strategy": "FULL_SHARD"},
