@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from bridge_profiling.bench.step import quick_benchmark
-    from bridge_profiling.frameworks.auto_profile import PhaseTime, auto_profile, phase, phase_times, reset_phase_times
+    from bridge_profiling.frameworks.auto_profile import auto_profile
+    from bridge_profiling.frameworks.phase_times import PhaseTime, phase, phase_times, reset_phase_times
     from bridge_profiling.frameworks.points import MemoryProfiler, PerformanceCounter
     from bridge_profiling.monitor import GPUMonitor, TrainingMonitor
 
 _MODULES = {
-    **dict.fromkeys(
-        ("auto_profile", "PhaseTime", "phase", "phase_times", "reset_phase_times"), "bridge_profiling.frameworks.auto_profile"
-    ),
+    "auto_profile": "bridge_profiling.frameworks.auto_profile",
+    **dict.fromkeys(("PhaseTime", "phase", "phase_times", "reset_phase_times"), "bridge_profiling.frameworks.phase_times"),
     **dict.fromkeys(("MemoryProfiler", "PerformanceCounter"), "bridge_profiling.frameworks.points"),
     "quick_benchmark": "bridge_profiling.bench.step",
     **dict.fromkeys(("GPUMonitor", "TrainingMonitor"), "bridge_profiling.monitor"),

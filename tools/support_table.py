@@ -22,7 +22,7 @@ PAGE = ROOT / "docs" / "reference" / "support.md"
 COLUMNS = ("a process alone", "torchrun, one machine", "torchrun, several", "Slurm", "Ray")
 
 #: Files of tests that several rows rest on.
-_DDP = ("frameworks/test_ddp_fsdp.py", "gpu/test_frameworks.py")
+_EXAMPLES = ("frameworks/test_examples.py", "gpu/test_frameworks.py")
 _BRIDGE = ("gpu/test_bridge.py",)
 _CHAIN = ("system/test_nsys.py", "gpu/test_chain.py")
 _SLURM = ("system/test_slurm.py",)
@@ -51,11 +51,11 @@ TABLE: list[tuple[str, str, dict[str, tuple[str, ...]]]] = [
         _SRUN: _ANY_SCRIPT,
     }),
     ("", "nsys", {_TORCHRUN: _ANY_SCRIPT}),
-    ("DistributedDataParallel", "torch", {_TORCHRUN: _DDP}),
-    ("FullyShardedDataParallel", "torch", {_TORCHRUN: _DDP}),
-    ("`fully_shard`", "torch", {_TORCHRUN: _DDP}),
-    ("DeepSpeed, ZeRO 0 to 3", "torch", {_TORCHRUN: ("frameworks/test_deepspeed.py", "gpu/test_frameworks.py")}),
-    *((name, "torch", {_ALONE: (file,), _TORCHRUN: (file, "gpu/test_frameworks.py")}) for name, file in (
+    ("DistributedDataParallel", "torch", {_TORCHRUN: _EXAMPLES}),
+    ("FullyShardedDataParallel", "torch", {_TORCHRUN: _EXAMPLES}),
+    ("`fully_shard`", "torch", {_TORCHRUN: _EXAMPLES}),
+    ("DeepSpeed, ZeRO 0 to 3", "torch", {_TORCHRUN: ("frameworks/test_deepspeed.py", *_EXAMPLES)}),
+    *((name, "torch", {_ALONE: (file,), _TORCHRUN: _EXAMPLES}) for name, file in (
         ("Lightning", "frameworks/test_lightning.py"),
         ("Hugging Face Trainer", "frameworks/test_hugging_face.py"),
         ("Accelerate", "frameworks/test_hugging_face.py"),

@@ -22,14 +22,13 @@ from typing import Any
 import torch
 
 from bridge_profiling.capture.work import IterationWork
-from bridge_profiling.common.launch_env import initialized_distributed
-from bridge_profiling.frameworks import parallel_layout
+from bridge_profiling.frameworks import loops, parallel_layout
 from bridge_profiling.frameworks.phases import PhaseWatch, RangeOf
-from bridge_profiling.frameworks.session import LoopProfiling, OutputDir, config_from
+from bridge_profiling.frameworks.session import Job, OutputDir, config_from
 from bridge_profiling.layout import ParallelLayout
 
 
-class Profiling(LoopProfiling):
+class Profiling(loops.Profiling):
     """A context manager around a training loop; every rank creates one, after the model is wrapped.
 
     Inside the window each call of the model is a range `forward`, each backward pass `backward`, each step of the optimizer
@@ -59,23 +58,19 @@ class Profiling(LoopProfiling):
         work: IterationWork | None = None,
         **settings: Any,
     ) -> None:
-        super().__init__(config_from("Profiling", settings), output_dir, layout, work)
+        super().__init__(config_from("Profiling", settings), output_dir, layout=layout, work=work)
         self._model, self._optimizer = model, optimizer
 
-    def _describe(self) -> tuple[ParallelLayout, dict[str, object]]:
+    def _describe(self) -> Job:
         found, facts = parallel_layout.describe(self._model)
         notes = found.notes if self._layout is None else []
-        return found.layout, facts | {"mesh": found.mesh or None, "backend": _backend(self._model), "notes": notes}
+        return Job(found.layout, facts | {"mesh": found.mesh or None, "notes": notes, "gradient_accumulation": 1})
 
     def _watch(self, phases: PhaseWatch) -> None:
         phases.everything(self._model, self._optimizer)
-        name_wrapper_steps(phases, self._model, self._driver.range)
-        if self._driver.config.use_nsys_profiler:
-            repeat_annotations(phases, self._driver.range)
-
-    def _conclude(self, facts: dict[str, object]) -> None:
-        if facts.get("name") == "ddp":
-            facts["bucket_bytes"] = parallel_layout.bucket_bytes(self._model)
+        name_wrapper_steps(phases, self._model, self._session.range)
+        if self._session.config.use_nsys_profiler:
+            repeat_annotations(phases, self._session.range)
 
 
 def name_wrapper_steps(phases: PhaseWatch, model: torch.nn.Module, range_of: RangeOf) -> None:
@@ -113,13 +108,3 @@ def repeat_annotations(phases: PhaseWatch, range_of: RangeOf) -> None:
             yield
 
     phases.replace(module, "record_function", repeated)
-
-
-def _backend(model: torch.nn.Module) -> str | None:
-    """The backend of collectives on this model's device; the default group has one backend per kind of device."""
-    distributed = initialized_distributed()
-    if distributed is None:
-        return None
-    device = next((parameter.device.type for parameter in model.parameters()), "cpu")
-    backends = dict(pair.split(":") for pair in str(distributed.get_backend_config()).split(",") if ":" in pair)
-    return backends.get(device) or distributed.get_backend()

@@ -21,7 +21,7 @@ from accelerate.state import AcceleratorState
 from bridge_profiling.frameworks.accelerate import facts_of, layout_of
 from bridge_profiling.frameworks.parallel_layout import size_of_model
 from bridge_profiling.frameworks.phases import PhaseWatch
-from bridge_profiling.frameworks.session import Closing, OutputDir, ProfilingDriver, config_from, loader_facts
+from bridge_profiling.frameworks.session import Closing, Job, OutputDir, Session, config_from, loader_facts
 from bridge_profiling.settings.window import TRAINER
 
 #: Methods of a Trainer that are phases.
@@ -56,7 +56,7 @@ class ProfilingCallback(transformers.TrainerCallback, Closing):
     def __init__(self, trainer: transformers.Trainer | None = None, *, output_dir: OutputDir = None, **settings: Any) -> None:
         train_iters = trainer.args.max_steps if trainer is not None and trainer.args.max_steps > 0 else None
         config = config_from("ProfilingCallback", settings, train_iters=train_iters, spelled=TRAINER)
-        self._driver = ProfilingDriver(config, output_dir)
+        self._session = Session(config, output_dir)
         self._trainer = trainer
         self._epoch = "begins"
         if trainer is not None:
@@ -69,24 +69,10 @@ class ProfilingCallback(transformers.TrainerCallback, Closing):
 
     # -- called by the Trainer ---------------------------------------------------------------------------------------
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **objects: Any) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any, **objects: Any) -> None:
         """Open the hook: the model is built and wrapped, and the first iteration is known."""
-        accelerate_state = AcceleratorState()
-        facts = facts_of(accelerate_state) | {
-            "name": "transformers",
-            "version": transformers.__version__,
-            "accelerate": accelerate.__version__,
-            "gradient_accumulation": args.gradient_accumulation_steps,
-        }
-        self._driver.open(
-            layout_of(accelerate_state),
-            facts,
-            watch=partial(self._watch, model),
-            range_of=partial(self._range_of_phase, state),
-            train_iters=state.max_steps or None,
-        )
-        self._driver.describe((self._driver.guard(size_of_model, model) or {}) if model is not None else {})
-        self._driver.describe(loader_facts(objects.get("train_dataloader")))
+        job = self._session.guard(self._describe, args, state, model, objects.get("train_dataloader"))
+        self._session.open(job, watch=partial(self._watch, model), range_of=partial(self._range_of_phase, state))
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
         """An epoch begins."""
@@ -98,31 +84,41 @@ class ProfilingCallback(transformers.TrainerCallback, Closing):
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
         """Gradients are ready and clipped."""
-        self._driver.begin_phase("optimizer")
+        self._session.begin_phase("optimizer")
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
         """The optimizer has stepped."""
-        self._driver.end_phase("optimizer")
+        self._session.end_phase("optimizer")
 
     def on_step_end(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
         """An iteration is over. Logging, evaluation and checkpoints follow."""
-        self._driver.end_iteration()
+        self._session.end_iteration()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
         """The training is complete, or was stopped."""
-        self._driver.close()
+        self._session.close()
 
     # -- iterations and phases ---------------------------------------------------------------------------------------
 
+    def _describe(self, args: Any, state: Any, model: torch.nn.Module, loader: Any) -> Job:
+        accelerate_state = AcceleratorState()
+        facts = facts_of(accelerate_state) | {
+            "name": "transformers",
+            "version": transformers.__version__,
+            "gradient_accumulation": args.gradient_accumulation_steps,
+        }
+        facts |= loader_facts(loader) | (self._session.guard(size_of_model, model) or {})
+        return Job(layout_of(accelerate_state), facts, train_iters=state.max_steps or None)
+
     def _begin_iteration(self, state: Any) -> None:
-        if not self._driver.in_iteration:
-            self._driver.begin_iteration(state.global_step)
+        if not self._session.in_iteration:
+            self._session.begin_iteration(state.global_step)
 
     def _range_of_phase(self, state: Any, phase: str) -> AbstractContextManager:
         # An iteration begins when its batches are fetched.
         if phase == "data-loading" and not self._epoch_is_over():
             self._begin_iteration(state)
-        return self._driver.phase(phase)
+        return self._session.phase(phase)
 
     def _watch(self, model: torch.nn.Module, phases: PhaseWatch) -> None:
         trainer = self._trainer

@@ -17,7 +17,7 @@ from typing import Any
 from bridge_profiling.common.errors import require
 from bridge_profiling.frameworks.parallel_layout import size_of_model
 from bridge_profiling.frameworks.phases import PhaseWatch
-from bridge_profiling.frameworks.session import OutputDir, ProfilingDriver, config_from, loader_facts, world_size
+from bridge_profiling.frameworks.session import Job, OutputDir, Session, config_from, loader_facts, world_size
 from bridge_profiling.layout import ParallelLayout
 from bridge_profiling.settings.profiling import ProfilingConfig
 from bridge_profiling.settings.window import TRAINER
@@ -66,7 +66,7 @@ class ProfilingCallback(*_callback_classes()):  # type: ignore[misc]
 
     def __init__(self, *, output_dir: OutputDir = None, **settings: Any) -> None:
         super().__init__()
-        self._driver = ProfilingDriver(config_from("ProfilingCallback", settings), output_dir)
+        self._session = Session(config_from("ProfilingCallback", settings), output_dir)
         self._automatic = True
 
     # -- called by Lightning -----------------------------------------------------------------------------------------
@@ -80,22 +80,15 @@ class ProfilingCallback(*_callback_classes()):  # type: ignore[misc]
         # it to 1 for any script that is tried out.
         limited = self._automatic and not trainer.fast_dev_run and trainer.max_steps > 0
         train_iters = trainer.max_steps if limited else None
-        _check(self._driver.config, trainer, train_iters)
-        # Data-parallel except for tensor parallelism among neighbours.
-        tensor_parallel = getattr(trainer.strategy, "_tensor_parallel_size", 1)
+        _check(self._session.config, trainer, train_iters)
+        job = self._session.guard(_describe, trainer, pl_module, train_iters)
         # On SIGTERM, Lightning itself finishes the batch, ends the training and calls `on_exception`.
-        self._driver.open(
-            ParallelLayout(world_size=world_size(), tp=tensor_parallel if isinstance(tensor_parallel, int) else 1),
-            _facts(trainer, pl_module),
-            watch=partial(self._listen, trainer),
-            train_iters=train_iters,
-            exit_signal=None,
-        )
+        self._session.open(job, watch=partial(self._listen, trainer), exit_signal=None)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """The loader is there, and the model's parameters are those that are trained."""
-        self._driver.describe(self._driver.guard(size_of_model, pl_module) or {})
-        self._driver.describe(loader_facts(trainer.train_dataloader))
+        self._session.describe(self._session.guard(size_of_model, pl_module))
+        self._session.describe(loader_facts(trainer.train_dataloader))
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """A batch was fetched; the iteration begins, unless it began with the fetching."""
@@ -107,7 +100,7 @@ class ProfilingCallback(*_callback_classes()):  # type: ignore[misc]
 
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
         """The backward pass is over."""
-        self._driver.end_phase("backward")
+        self._session.end_phase("backward")
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
         """Gradients are ready: clipping and the optimizer's own work follow."""
@@ -115,9 +108,9 @@ class ProfilingCallback(*_callback_classes()):  # type: ignore[misc]
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """A batch is over, and so is the iteration unless gradients are being accumulated."""
-        accumulating = self._automatic and trainer.global_step == self._driver.iteration
-        if self._driver.in_iteration and not accumulating:
-            self._driver.end_iteration()
+        accumulating = self._automatic and trainer.global_step == self._session.iteration
+        if self._session.in_iteration and not accumulating:
+            self._session.end_iteration()
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         """A validation between two iterations; inside the window it is a range of its own."""
@@ -126,34 +119,34 @@ class ProfilingCallback(*_callback_classes()):  # type: ignore[misc]
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         """The validation is over."""
-        self._driver.end_phase("evaluation")
+        self._session.end_phase("evaluation")
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """The training is complete, or was stopped."""
-        self._driver.close()
+        self._session.close()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """An exception ended the training, possibly because of a signal or the keyboard."""
-        self._driver.close(exception)
+        self._session.close(exception)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """The last call, also for a `fit` that had nothing to train."""
         if stage == "fit":
-            self._driver.close()
+            self._session.close()
 
     # -- iterations and phases ---------------------------------------------------------------------------------------
 
     def _begin_iteration(self, trainer: Any) -> None:
         """Begin the next iteration, unless one is open for accumulation."""
-        if not self._driver.in_iteration:
+        if not self._session.in_iteration:
             # Both count complete iterations, including those before a resume.
             progress = trainer.fit_loop.epoch_loop.batch_progress
-            self._driver.begin_iteration(trainer.global_step if self._automatic else progress.total.completed)
+            self._session.begin_iteration(trainer.global_step if self._automatic else progress.total.completed)
 
     def _begin_phase(self, phase: str) -> None:
         """Begin a phase. It interrupts an optimizer that recomputes its gradients in its step (LBFGS)."""
-        self._driver.end_phase("optimizer")
-        self._driver.begin_phase(phase)
+        self._session.end_phase("optimizer")
+        self._session.begin_phase(phase)
 
     def _listen(self, trainer: Any, phases: PhaseWatch) -> None:
         """Receive announcements to the Trainer's profiler. Changes this object only, no class."""
@@ -181,7 +174,7 @@ class ProfilingCallback(*_callback_classes()):  # type: ignore[misc]
         if word == "train_dataloader_next":
             self._begin_iteration(trainer)
         # A validation's batch; or manual optimization, where the training step is the whole iteration.
-        validates = word == "batch_to_device" and not self._driver.in_iteration
+        validates = word == "batch_to_device" and not self._session.in_iteration
         if not validates and (word != "training_step" or self._automatic):
             self._begin_phase(_PHASES[word])
 
@@ -199,9 +192,13 @@ def _check(config: ProfilingConfig, trainer: Any, train_iters: int | None) -> No
     config.finalize(train_iters=train_iters, world_size=world_size(), spelled=TRAINER)
 
 
-def _facts(trainer: Any, pl_module: Any) -> dict[str, object]:
-    package = type(trainer).__module__.partition(".")[0]
-    return {
+def _describe(trainer: Any, pl_module: Any, train_iters: int | None) -> Job:
+    # A Trainer may be a subclass of the user's.
+    package = next(one.__module__.partition(".")[0] for one in type(trainer).__mro__ if one.__module__.startswith(_PACKAGES))
+    # Data-parallel except for tensor parallelism among neighbours.
+    tensor_parallel = getattr(trainer.strategy, "_tensor_parallel_size", 1)
+    layout = ParallelLayout(world_size=world_size(), tp=tensor_parallel if isinstance(tensor_parallel, int) else 1)
+    facts = {
         "name": package,
         "version": sys.modules[package].__version__,
         "strategy": type(trainer.strategy).__name__,
@@ -209,3 +206,4 @@ def _facts(trainer: Any, pl_module: Any) -> dict[str, object]:
         "gradient_accumulation": trainer.accumulate_grad_batches,
         "iteration": "optimizer step" if pl_module.automatic_optimization else "batch",
     }
+    return Job(layout, facts, train_iters)

@@ -16,7 +16,7 @@ from typing import Any
 
 from bridge_profiling.common.errors import TrainingLogger
 from bridge_profiling.common.launch_env import LaunchEnv
-from bridge_profiling.frameworks.session import SETTINGS, Closing, OutputDir, ProfilingDriver, config_from, world_size
+from bridge_profiling.frameworks.session import SETTINGS, Closing, Job, OutputDir, Session, config_from, world_size
 from bridge_profiling.layout import ParallelLayout
 from bridge_profiling.settings.profiling import DEFAULT_MEMORY_SNAPSHOT_PATH, PROFILERS
 
@@ -52,7 +52,7 @@ class ProfilingCallback(Closing):
         profiling = config_from("ProfilingCallback", settings, given=config.profiling, train_iters=_train_iters(config))
         if getattr(getattr(config, "ft", None), "enable_ft_package", False) is True:
             profiling.disable_nsys()
-        self._driver = ProfilingDriver(profiling, output_dir)
+        self._session = Session(profiling, output_dir)
         for name in _switched_on(config.profiling):
             setattr(config.profiling, name, False)
 
@@ -61,7 +61,7 @@ class ProfilingCallback(Closing):
     def on_train_start(self, context: Any) -> None:
         """Open the hook: the ranks are connected, the model is built, and the first iteration is known."""
         # The hook is still open if Bridge's in-process restart has discarded a failed training.
-        self._driver.close(RuntimeError("the training was started again in the same process"))
+        self._session.close(RuntimeError("the training was started again in the same process"))
         config = context.state.cfg
         still_on = _switched_on(config.profiling)
         if still_on:
@@ -72,39 +72,39 @@ class ProfilingCallback(Closing):
                 still_on[0],
             )
             return
-        layout = self._driver.guard(_layout, config)
+        layout = self._session.guard(_layout, config)
         if layout is None:
             return
         number = signal.Signals(getattr(config.train, "exit_signal", signal.SIGTERM))
         # With `train.exit_signal_handler`, Bridge itself finishes the iteration, saves and exits.
         handled = getattr(config.train, "exit_signal_handler", False)
-        facts = self._driver.guard(_facts, context) or {}
-        opened = self._driver.open(layout, facts, exit_signal=None if handled else number, train_iters=_train_iters(config))
+        facts = self._session.guard(_facts, context) or {}
+        opened = self._session.open(Job(layout, facts, _train_iters(config)), exit_signal=None if handled else number)
         main_thread = threading.current_thread() is threading.main_thread()
         if opened and handled and main_thread and signal.getsignal(number) is signal.SIG_DFL:
             # Releases before 0.6 create the handler and do not install it.
             context.state.signal_handler.__enter__()
-            self._driver.signals.callback(signal.signal, number, signal.SIG_DFL)
+            self._session.signals.callback(signal.signal, number, signal.SIG_DFL)
 
     def on_train_step_start(self, context: Any) -> None:
         """An iteration begins; Bridge counts complete iterations, including those before a resume."""
-        self._driver.begin_iteration(context.state.train_state.step)
+        self._session.begin_iteration(context.state.train_state.step)
 
     def on_train_step_end(self, context: Any) -> None:
         """An iteration is over. Logging, evaluation and checkpoints follow."""
-        self._driver.end_iteration()
+        self._session.end_iteration()
 
     def on_eval_start(self, context: Any) -> None:
         """An evaluation between two iterations; inside the window it is a range of its own."""
-        self._driver.begin_phase("evaluation")
+        self._session.begin_phase("evaluation")
 
     def on_eval_end(self, context: Any) -> None:
         """The evaluation is over."""
-        self._driver.end_phase("evaluation")
+        self._session.end_phase("evaluation")
 
     def on_train_end(self, context: Any) -> None:
         """The last iteration is over."""
-        self._driver.close()
+        self._session.close()
 
 
 def _facts(context: Any) -> dict[str, object]:

@@ -1,8 +1,7 @@
-"""The parallel layout of a torch training, and the settings of its wrapper: DistributedDataParallel, FSDP, fully_shard.
+"""The parallel layout of a torch training, and the size of its model: DistributedDataParallel, FSDP, fully_shard.
 
 A mesh has any dimensions under any names; `ParallelLayout` has megatron-core's. A mesh that these can't express gets a note and
-a flat layout: every rank is data-parallel. Reads models and changes nothing; settings that a torch release does not expose are
-left out.
+a flat layout: every rank is data-parallel. Reads models and changes nothing.
 """
 
 from __future__ import annotations
@@ -50,23 +49,22 @@ def layout_of_mesh(mesh: Any, *, data_parallel: Collection[str] = ()) -> FoundLa
     unnamed = {1: ("dp",), 2: ("dp_replicate", "dp_shard")}
     names = root.mesh_dim_names or unnamed.get(len(sizes)) or tuple(f"dim{i}" for i in range(len(sizes)))
     found = FoundLayout(mesh=dict(zip(names, sizes, strict=True)))
-    if not torch.equal(root.mesh.flatten().cpu(), torch.arange(world)):
-        found.notes.append(f"the mesh {found.mesh} does not hold ranks 0 to {world - 1} in order; its coordinates are unknown")
-        return found
-    kinds = ["dp" if name in data_parallel else _MEANINGS.get(name.lower()) for name in names]
-    unknown = [name for name, kind, size in zip(names, kinds, sizes, strict=True) if kind is None and size > 1]
-    if unknown:
-        found.notes.append(f"the purpose of the mesh's dimension {unknown[0]!r} is unknown from its name; pass layout=")
-        return found
-    used = [(kind, size) for kind, size in zip(kinds, sizes, strict=True) if kind is not None and size > 1]
+    kinds = {name: "dp" if name in data_parallel else _MEANINGS.get(name.lower()) for name in names}
+    used = [(kinds[name], size) for name, size in found.mesh.items() if size > 1]
     # The fastest first, with neighbours of one kind merged.
     merged = [(kind, math.prod(size for _, size in of_kind)) for kind, of_kind in groupby(reversed(used), itemgetter(0))]
-    order = [kind for kind, _ in merged] or ["dp"]
-    if len(set(order)) < len(order):
+    split = dict(merged)
+    if not torch.equal(root.mesh.flatten().cpu(), torch.arange(world)):
+        found.notes.append(f"the mesh {found.mesh} does not hold ranks 0 to {world - 1} in order; its coordinates are unknown")
+    elif None in split:
+        unknown = next(name for name, size in found.mesh.items() if kinds[name] is None and size > 1)
+        found.notes.append(f"the purpose of the mesh's dimension {unknown!r} is unknown from its name; pass layout=")
+    elif len(split) < len(merged):
         found.notes.append(f"the mesh {found.mesh} has dimensions of one kind that are not neighbours; pass layout=")
-        return found
-    split = {kind: size for kind, size in merged if kind != "dp"}
-    found.layout = ParallelLayout(world_size=world, order="-".join(order), **split)
+    else:
+        order = "-".join(map(str, split)) or "dp"
+        split.pop("dp", None)
+        found.layout = ParallelLayout(world_size=world, order=order, **{str(kind): size for kind, size in split.items()})
     return found
 
 
@@ -91,12 +89,15 @@ def _root(mesh: Any) -> Any:
 
 
 def describe(model: torch.nn.Module) -> tuple[FoundLayout, dict[str, object]]:
-    """The layout and the settings of a model's training: `name`, `parameters`, and those of the wrapper."""
+    """The layout of a model's training, and facts: the wrapper's `name`, `parameters`, and how it shards or buckets them."""
     for module in model.modules():
         if isinstance(module, DistributedDataParallel):
-            return _ddp(module)
+            facts = {"name": "ddp", **size_of(module.parameters()), "bucket_cap_bytes": module.bucket_bytes_cap}
+            return _layout(getattr(module, "device_mesh", None), [module.process_group]), facts
         if _is_a(module, "FSDPModule"):
-            return _fully_shard(model)
+            mesh = next((group.mesh_info.mesh for one in model.modules() for group in _param_groups(one)), None)
+            over = dict(zip(mesh.mesh_dim_names or (), mesh.mesh.shape, strict=False)) if mesh is not None else None
+            return _layout(mesh, []), {"name": "fully_shard", **size_of(model.parameters()), "sharded_over": over}
         if _is_a(module, "FullyShardedDataParallel"):
             return _fsdp(model, module)
     return _not_wrapped(model), {"name": "torch", **size_of(model.parameters())}
@@ -105,24 +106,13 @@ def describe(model: torch.nn.Module) -> tuple[FoundLayout, dict[str, object]]:
 def size_of_model(model: torch.nn.Module) -> dict[str, object]:
     """`parameters` and `trainable_parameters` of a model, whichever wrapper has sharded it."""
     _, facts = describe(model)
-    return {name: facts[name] for name in ("parameters", "trainable_parameters") if name in facts}
+    return {name: facts[name] for name in ("parameters", "trainable_parameters")}
 
 
 def size_of(parameters: Iterable[Any]) -> dict[str, object]:
     """`parameters` and `trainable_parameters`: elements, of the whole tensor where DTensor or DeepSpeed's ZeRO shards it."""
     sizes = [(getattr(one, "ds_numel", None) or one.numel(), one.requires_grad) for one in parameters]
-    return {
-        "parameters": sum(size for size, _ in sizes),
-        "trainable_parameters": sum(size for size, trained in sizes if trained),
-    }
-
-
-def bucket_bytes(model: torch.nn.Module) -> list[int]:
-    """Sizes of the gradient buckets of a model with DDP, as rebuilt after the first iteration."""
-    ddp = next(module for module in model.modules() if isinstance(module, DistributedDataParallel))
-    logged = ddp._get_ddp_logging_data()
-    sizes = logged.get("rebuilt_bucket_sizes") or logged.get("bucket_sizes") or ""
-    return [int(size) for size in str(sizes).split(",") if size.strip().isdigit()]
+    return _sizes((size, size * trained) for size, trained in sizes)
 
 
 def wrapped_units(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
@@ -146,57 +136,13 @@ def _not_wrapped(model: torch.nn.Module) -> FoundLayout:
     return layout_of_mesh(mesh)
 
 
-def _ddp(ddp: DistributedDataParallel) -> tuple[FoundLayout, dict[str, object]]:
-    return _layout(getattr(ddp, "device_mesh", None), [ddp.process_group]), {
-        "name": "ddp",
-        **size_of(ddp.parameters()),
-        "bucket_cap_bytes": ddp.bucket_bytes_cap,
-        **{name: getattr(ddp, name) for name in ("find_unused_parameters", "static_graph", "gradient_as_bucket_view")},
-        "mixed_precision": _fields(getattr(ddp, "mixed_precision", None), "param_dtype", "reduce_dtype", "buffer_dtype"),
-        "wrapped_units": 1,
-    }
-
-
 def _fsdp(model: torch.nn.Module, first: Any) -> tuple[FoundLayout, dict[str, object]]:
     groups = [group for group in (first.process_group, getattr(first, "_inter_node_pg", None)) if group is not None]
     # The flat parameter's full size, independent of the shard that this rank holds.
-    units = [
-        (name, handle.flat_param._unpadded_unsharded_size.numel(), _trainable(handle.flat_param))
-        for name, handle in wrapped_units(model)
-    ]
-    precision, prefetch = getattr(first, "mixed_precision", None), getattr(first, "backward_prefetch", None)
-    return _layout(getattr(first, "_device_mesh", None), groups), {
-        "name": "fsdp",
-        **_units(units),
-        "sharding_strategy": first.sharding_strategy.name,
-        "mixed_precision": _fields(precision, "param_dtype", "reduce_dtype", "buffer_dtype", "keep_low_precision_grads"),
-        "backward_prefetch": prefetch.name if prefetch is not None else None,
-        "limit_all_gathers": getattr(first, "limit_all_gathers", None),
-        "cpu_offload": bool(getattr(getattr(first, "cpu_offload", None), "offload_params", False)),
-        "use_orig_params": getattr(first, "_use_orig_params", None),
-    }
-
-
-def _fully_shard(model: torch.nn.Module) -> tuple[FoundLayout, dict[str, object]]:
-    sharded = [(name, module) for name, module in model.named_modules() if _is_a(module, "FSDPModule")]
-    groups = [(name, group) for name, module in sharded for group in _param_groups(module)]
-    sizes = [(name, size_of(one.sharded_param for one in group.fsdp_params)) for name, group in groups]
-    units = [(name, size["parameters"], size["trainable_parameters"]) for name, size in sizes]
-    first = groups[0][1] if groups else None
-    mesh = first.mesh_info.mesh if first is not None else None
-    names = (mesh.mesh_dim_names or tuple(f"dim{i}" for i in range(mesh.mesh.ndim))) if mesh is not None else ()
-    precision = next(filter(None, (_precision(group) for _, group in groups)), None)
-    return _layout(mesh, []), {
-        "name": "fully_shard",
-        **_units(units),
-        "sharded_over": dict(zip(names, mesh.mesh.shape, strict=True)) if mesh is not None else None,
-        "mixed_precision": _fields(precision, "param_dtype", "reduce_dtype", "output_dtype", "cast_forward_inputs"),
-        "reshard_after_forward": {
-            "units": sum(group.post_forward_mesh_info is not None for _, group in groups),
-            "of": len(units),
-        },
-        "offload_policy": type(first.offload_policy).__name__ if first is not None else None,
-    }
+    flats = [handle.flat_param for _, handle in wrapped_units(model)]
+    sizes = _sizes((flat._unpadded_unsharded_size.numel(), _trainable(flat)) for flat in flats)
+    facts = {"name": "fsdp", **sizes, "sharding_strategy": first.sharding_strategy.name}
+    return _layout(getattr(first, "_device_mesh", None), groups), facts
 
 
 def _trainable(flat: Any) -> int:
@@ -207,14 +153,11 @@ def _trainable(flat: Any) -> int:
     return sum(size for size, one in zip(flat._numels, originals, strict=False) if one.requires_grad)
 
 
-def _units(sizes: Sequence[tuple[str, Any, Any]]) -> dict[str, object]:
-    """Facts about units from their names and numbers of parameters, all and trainable."""
-    units = [{"name": name, "parameters": size} for name, size, _ in sizes]
+def _sizes(all_and_trained: Iterable[tuple[int, int]]) -> dict[str, object]:
+    sizes = list(all_and_trained)
     return {
-        "parameters": sum(size for _, size, _ in sizes),
-        "trainable_parameters": sum(trained for *_, trained in sizes),
-        "wrapped_units": len(units),
-        "units": units,
+        "parameters": sum(size for size, _ in sizes),
+        "trainable_parameters": sum(trained for _, trained in sizes),
     }
 
 
@@ -232,26 +175,17 @@ def _layout(mesh: Any, groups: Sequence[Any]) -> FoundLayout:
     return found
 
 
-def _param_groups(module: Any) -> list[Any]:
-    state = module._get_fsdp_state()
+def _param_groups(module: torch.nn.Module) -> list[Any]:
+    """The groups of parameters that fully_shard has made of a module."""
+    if not _is_a(module, "FSDPModule"):
+        return []
+    state: Any = module._get_fsdp_state()  # type: ignore[operator]
     groups = getattr(state, "_fsdp_param_groups", None)
     # Until torch 2.9 a module has at most one.
     return list(groups) if groups is not None else [group for group in (state._fsdp_param_group,) if group is not None]
-
-
-def _precision(group: Any) -> Any:
-    """The group's policy; since torch 2.15 each parameter may have its own: then the first parameter's."""
-    return group.mp_policy if hasattr(group, "mp_policy") else group.fsdp_params[0].mp_policy
 
 
 def _is_a(module: torch.nn.Module, wrapper: str) -> bool:
     # A wrapper exists only if its package is imported, which takes a moment.
     fsdp = sys.modules.get("torch.distributed.fsdp")
     return fsdp is not None and isinstance(module, getattr(fsdp, wrapper))
-
-
-def _fields(settings: Any, *names: str) -> dict[str, object] | None:
-    """Settings that are set, in types that JSON has."""
-    values = {name: getattr(settings, name, None) for name in names}
-    plain = {name: value if isinstance(value, bool | int | str) else str(value) for name, value in values.items()}
-    return {name: plain[name] for name in names if values[name] is not None} or None

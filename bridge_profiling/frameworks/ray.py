@@ -25,7 +25,7 @@ from typing import Any
 
 from bridge_profiling.common.errors import CaptureError, TrainingLogger, require
 from bridge_profiling.common.launch_env import LAUNCH_VARIABLE
-from bridge_profiling.frameworks.session import Closing, OutputDir, ProfilingDriver, config_from
+from bridge_profiling.frameworks.session import Closing, OutputDir, Session, config_from
 from bridge_profiling.layout import ParallelLayout
 from bridge_profiling.nsys.command import NsysVersion, find_nsys, ray_options
 from bridge_profiling.settings.profiling import OUTPUT_DIR_VARIABLE, ProfilingConfig, resolve_output_dir
@@ -175,40 +175,34 @@ class WorkerProfiling(Closing):
         ray = sys.modules.get("ray")
         if ray is not None and ray.is_initialized():
             context = ray.get_runtime_context()
-            facts |= {
-                "version": ray.__version__,
-                "actor": context.get_actor_name() or None,
-                "actor_id": context.get_actor_id(),
-                "job_id": context.get_job_id(),
-                "node_id": context.get_node_id(),
-            }
+            facts |= {"version": ray.__version__, "actor_id": context.get_actor_id()}
             # Workers of one driver choose the same folder by this name; they may be unable to communicate.
             session = context.get_session_name() if hasattr(context, "get_session_name") else context.gcs_address
             os.environ.setdefault(LAUNCH_VARIABLE, f"{session}/{context.get_job_id()}")
         root = resolve_output_dir(config, output_dir) / folder_of(worker)
-        self._driver = ProfilingDriver(config, root, close_on_error=True)
-        self._driver.start(rank=rank, world_size=world_size, layout=layout, facts=facts)
+        self._session = Session(config, root, close_on_error=True)
+        self._session.start(facts, rank=rank, world_size=world_size, layout=layout)
 
     def step(self, step: int) -> AbstractContextManager:
         """A context manager around step `step`, counted from 1 like the variables, across resumes."""
-        return self._driver.step(step)
+        return self._session.step(step)
 
     def begin_step(self, step: int) -> None:
         """Begin step `step`, for code that a `with` cannot enclose; ends an open step."""
-        self._driver.begin_iteration(step)
+        self._session.begin_iteration(step)
 
     def end_step(self, error: BaseException | None = None) -> None:
         """End the step, which `error` ended, if given."""
-        self._driver.end_iteration(error)
+        self._session.end_iteration(error)
 
     def range(self, name: str) -> AbstractContextManager:
         """A context manager that names a phase of the step (`forward-backward`, `optimizer`, …) inside the window."""
-        return self._driver.range(name)
+        return self._session.range(name)
 
     def close(self, error: BaseException | None = None) -> None:
         """Write the capture after the worker's last step. More steps may follow, unprofiled."""
         self.end_step(error)
-        self._driver.close(error)
+        self._session.close(error)
 
     _close = close
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from bridge_profiling.capture.signals import raised_by_handler
 from bridge_profiling.common.errors import TrainingLogger
-from bridge_profiling.frameworks.session import ProfilingDriver
+from bridge_profiling.frameworks.session import Job, Session
 from bridge_profiling.settings.profiling import ProfilingConfig
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class ScriptProfiling:
     """The profile of a script in this process."""
 
     def __init__(self, config: ProfilingConfig) -> None:
-        self._driver = ProfilingDriver(config)
+        self._session = Session(config)
         self._model: weakref.ref[torch.nn.Module] | None = None
         self._calls: ForwardCalls | None = None
         self._leader: weakref.ref[torch.optim.Optimizer] | None = None
@@ -63,11 +63,11 @@ class ScriptProfiling:
 
     def close(self, error: BaseException | None) -> None:
         """Write the capture at the end of the script, which `error` ended, if given."""
-        if not self._driver.in_own_process or self._over:
+        if not self._session.in_own_process or self._over:
             return
         self._over = True
         try:
-            self._driver.guard(self._driver.close, error)
+            self._session.guard(self._session.close, error)
         finally:
             if error is None or isinstance(error, SystemExit):
                 self._report_missed()
@@ -76,7 +76,7 @@ class ScriptProfiling:
 
     def _watch_optimizers(self, optimizers: ModuleType) -> None:
         def stepped(optimizer: torch.optim.Optimizer, arguments: Any, keywords: Any) -> None:
-            self._steps_in_threads += not self._driver.in_own_thread
+            self._steps_in_threads += not self._session.in_own_thread
             self._safely(self._stepped, optimizer)
 
         # torch.compile leaves such a function out of its graphs.
@@ -97,7 +97,7 @@ class ScriptProfiling:
         handle = modules.register_module_forward_pre_hook(called)
         # A compiled module warns that such hooks run once more, which is harmless for this one.
         warnings.filterwarnings("ignore", r"Using `torch\.compile\(module\)` when there are global hooks", UserWarning)
-        if self._driver.config.record_memory_history:
+        if self._session.config.record_memory_history:
             # A memory history must include the weights, which are built long before the first call.
             def registered(*_: Any) -> None:
                 if self._watches():
@@ -121,7 +121,7 @@ class ScriptProfiling:
 
     def _watches(self) -> bool:
         """Whether this is the watched thread: not in a process forked by the script, nor in a thread that it started."""
-        return self._driver.in_own_thread and not self._over
+        return self._session.in_own_thread and not self._over
 
     def _safely(self, act: Callable[..., None], *arguments: Any) -> None:
         if not self._watches():
@@ -141,7 +141,7 @@ class ScriptProfiling:
             return  # The script trained without modules before; those steps count already.
         self._open()
         self._model = weakref.ref(model)
-        self._driver.describe(self._driver.guard(_size_of_model, model) or {})
+        self._session.describe(self._session.guard(_size_of_model, model))
         self._begin(0)
         if self._calls is not None:
             self._calls.running()
@@ -152,9 +152,9 @@ class ScriptProfiling:
         if not self._leads(optimizer):
             return
         self._open()
-        if self._driver.hook is not None:
-            self._driver.hook.facts["iterations"] = f"steps of {type(optimizer).__name__}"
-        self._driver.end_iteration()
+        if self._session.hook is not None:
+            self._session.hook.facts["iterations"] = f"steps of {type(optimizer).__name__}"
+        self._session.end_iteration()
         self._steps += 1
         self._begin(self._steps)
 
@@ -172,12 +172,12 @@ class ScriptProfiling:
         """Open the hook, once torch is loaded and, usually, the ranks are connected."""
         if not self._opened:
             self._opened = True
-            self._driver.open(facts={"name": "script"}, independent=True, owns_process=True)
+            self._session.open(Job(facts={"name": "script"}), independent=True, owns_process=True)
 
     def _begin(self, iteration: int) -> None:
         """Begin an iteration. The model's calls are watched during a capture; at other times nothing stays in the model."""
-        self._driver.begin_iteration(iteration)
-        capturing, phases = self._driver.capturing, self._driver.phases
+        self._session.begin_iteration(iteration)
+        capturing, phases = self._session.capturing, self._session.phases
         if self._calls is not None and not capturing:
             self._calls.remove()
             self._calls = None
@@ -189,8 +189,8 @@ class ScriptProfiling:
         """Log why nothing was captured and what to type instead, on one rank."""
         # A script that configures logging silences existing loggers.
         logger.logger.disabled = False
-        steps, window = self._steps, self._driver.config.window
-        if steps > window.start or not self._driver.on_first_rank:
+        steps, window = self._steps, self._session.config.window
+        if steps > window.start or not self._session.on_first_rank:
             return
         if steps:
             others = max(self._others.values(), default=0)

@@ -11,49 +11,50 @@ import os
 import signal
 import sys
 import threading
-import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
-from datetime import timedelta
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from bridge_profiling.capture.files import asked_in_time
 from bridge_profiling.capture.hook import ProfilingHook
 from bridge_profiling.capture.signals import raised_by_handler, unwind_on
-from bridge_profiling.capture.work import IterationWork
-from bridge_profiling.common.errors import ProfilingConfigError, TrainingLogger, contained, one_line, require
-from bridge_profiling.common.launch_env import LAUNCH_VARIABLE, LaunchEnv, initialized_distributed
-from bridge_profiling.common.plain import shown, whole_number, whole_text
+from bridge_profiling.common.errors import TrainingLogger, contained, one_line, require
+from bridge_profiling.common.launch_env import LAUNCH_VARIABLE, LaunchEnv
+from bridge_profiling.common.plain import whole_number, whole_text
+from bridge_profiling.frameworks.launch_name import name_launch, restored
 from bridge_profiling.layout import ParallelLayout
 from bridge_profiling.settings.profiling import ProfilingConfig
 from bridge_profiling.settings.window import FIELDS, Spelling, select_ranks
 
 if TYPE_CHECKING:
-    from bridge_profiling.frameworks.phases import PhaseMemory, PhaseWatch, RangeOf
+    from bridge_profiling.frameworks.phase_memory import PhaseMemory
+    from bridge_profiling.frameworks.phases import PhaseWatch, RangeOf
 
 logger = TrainingLogger(__name__)
 
-Batch = TypeVar("Batch")
 Result = TypeVar("Result")
 
 #: Root of captures, as an argument.
 OutputDir = str | os.PathLike[str] | None
 
-#: Fetched after the last batch.
-END: Any = object()
-
-#: How long torchrun's store may take to answer. It runs before the first rank starts.
-_STORE_SECONDS = 10.0
-
 #: Names of the settings.
 SETTINGS = tuple(field.name for field in dataclasses.fields(ProfilingConfig))
 
-#: Drivers of this process with an open hook, the latest last.
-_open_drivers: list[ProfilingDriver] = []
+#: Sessions of this process with an open hook, the latest last.
+_open_sessions: list[Session] = []
 
 
-class ProfilingDriver:
+@dataclass
+class Job:
+    """What a framework says of its training."""
+
+    layout: ParallelLayout | None = None  # None: every rank is data-parallel
+    facts: dict[str, object] = field(default_factory=dict)  # the manifest's section `framework`
+    train_iters: int | None = None
+
+
+class Session:
     """Drives a `ProfilingHook` from the calls of a framework.
 
     Only `start` raises. A call without an open hook does nothing. The begin of an iteration ends an open one. Copies and
@@ -68,7 +69,6 @@ class ProfilingDriver:
         hook: the hook while it is open.
         phases: the watch of the open hook, once torch is loaded.
         iteration: the iteration that began last.
-        before_end: called with the iteration before a captured iteration ends.
         signals: restores signals at the end of the training.
     """
 
@@ -77,22 +77,20 @@ class ProfilingDriver:
         self.hook: ProfilingHook | None = None
         self.phases: PhaseWatch | None = None
         self.iteration = 0
-        self.before_end: Callable[[int], None] | None = None
+        self.signals = ExitStack()
         self._output_dir, self._close_on_error = output_dir, close_on_error
         self._current: AbstractContextManager | None = None
         self._memory: PhaseMemory | None = None
-        self.signals = ExitStack()
         self._process, self._thread = os.getpid(), threading.get_ident()
 
-    def __reduce__(self) -> tuple[type[ProfilingDriver], tuple[object, ...]]:
-        return ProfilingDriver, (self.config, self._output_dir)
+    def __reduce__(self) -> tuple[type[Session], tuple[object, ...]]:
+        return Session, (self.config, self._output_dir)
 
     # -- open and close ----------------------------------------------------------------------------------------------
 
     def open(
         self,
-        layout: ParallelLayout | None = None,
-        facts: Mapping[str, object] | None = None,
+        job: Job | None = None,
         *,
         watch: Callable[[PhaseWatch], None] | None = None,
         range_of: RangeOf | None = None,
@@ -102,19 +100,22 @@ class ProfilingDriver:
     ) -> bool:
         """Open the hook; every rank calls it. A failure is logged, and nothing is captured. Returns whether it is open.
 
-        `facts` are the manifest's `framework` section, `watch` selects phases, and `exit_signal` becomes SystemExit on profiled
-        ranks. Ranks that are `independent` open their hooks at different times, or never, so they must not communicate; every
-        phase of theirs is watched, and signals are left to the hook.
+        Without a `job`, which a framework may fail to describe, every rank is data-parallel.
+
+        `watch` selects phases, and `exit_signal` becomes SystemExit on profiled ranks. Ranks that are `independent` open their
+        hooks at different times, or never, so they must not communicate; every phase of theirs is watched, and signals are left
+        to the hook.
         """
         self.close(RuntimeError("the training was started again in the same process"))
+        job = job or Job()
         try:
             env = LaunchEnv.current() if independent else connected_ranks()
-            layout = layout or ParallelLayout(world_size=env.world_size)
+            layout = job.layout or ParallelLayout(world_size=env.world_size)
             # Child processes inherit the environment, so the launch has its name only while the hook opens.
             with restored(LAUNCH_VARIABLE):
                 if independent:
                     name_launch()
-                self.start(facts=facts, rank=env.rank, layout=layout, **hook_arguments)
+                self.start(job.facts, rank=env.rank, layout=layout, train_iters=job.train_iters, **hook_arguments)
             if self.hook is not None and "torch" in sys.modules:
                 from bridge_profiling.frameworks.phases import PhaseWatch
 
@@ -132,7 +133,7 @@ class ProfilingDriver:
             logger.error("nothing will be captured: %s. Training goes on.", one_line(error))
         return self.hook is not None
 
-    def start(self, *, facts: Mapping[str, object] | None = None, **hook_arguments: Any) -> None:
+    def start(self, facts: Mapping[str, object], **hook_arguments: Any) -> None:
         """Open the hook for a rank that the caller knows, unless nothing can be captured.
 
         Raises ProfilingConfigError for settings that don't fit the job.
@@ -142,19 +143,20 @@ class ProfilingDriver:
         self._process, self._thread = os.getpid(), threading.get_ident()
         self._memory = None
         self.hook = ProfilingHook(self.config, output_dir=self._output_dir, **hook_arguments).__enter__()
-        self.hook.facts.update(facts or {})
-        _open_drivers.append(self)
+        self.hook.facts.update(facts)
+        _open_sessions.append(self)
 
     def close(self, error: BaseException | None = None) -> None:
         """Close the hook at the end of the training, which `error` ended, if given; writes the capture.
 
         An open iteration never reached its end, so it does not count as captured.
         """
-        self.abandon_iteration(error)
+        if self.in_iteration:
+            self.end_iteration(error or StopIteration())
         hook, self.hook = self.hook, None
         if hook is None:
             return
-        _open_drivers.remove(self)
+        _open_sessions.remove(self)
         if self.phases is not None:
             self.guard(self.phases.detach)
             self.phases = None
@@ -171,10 +173,10 @@ class ProfilingDriver:
             logger.exception("profiling: %s. Training goes on.", one_line(error))
             return None
 
-    def describe(self, facts: Mapping[str, object]) -> None:
+    def describe(self, facts: Mapping[str, object] | None) -> None:
         """Add facts to the manifest's `framework` section."""
         if self.hook is not None:
-            self.hook.facts.update(facts)
+            self.hook.facts.update(facts or {})
 
     def _describe_fetched(self, loader: object) -> None:
         # Batches of a first evaluation are fetched before the first iteration.
@@ -189,15 +191,15 @@ class ProfilingDriver:
         return os.getpid() == self._process
 
     @property
+    def in_own_thread(self) -> bool:
+        """Whether this is the process and the thread that opened the hook."""
+        return self.in_own_process and threading.get_ident() == self._thread
+
+    @property
     def on_first_rank(self) -> bool:
         """Whether this is the first profiled rank, where every rank is data-parallel."""
         here = LaunchEnv.current()
         return here.rank == select_ranks(self.config.profile_ranks, ParallelLayout(world_size=here.world_size))[0]
-
-    @property
-    def in_own_thread(self) -> bool:
-        """Whether this is the process and the thread that opened the hook."""
-        return self.in_own_process and threading.get_ident() == self._thread
 
     # -- iterations and phases ---------------------------------------------------------------------------------------
 
@@ -227,16 +229,9 @@ class ProfilingDriver:
         if current is None:
             return
         captured = self.capturing
-        if self.before_end is not None and captured:
-            self.guard(self.before_end, self.iteration)
         current.__exit__(type(error) if error else None, error, None)
         if error is not None and captured and self._close_on_error:
             self.close(error)
-
-    def abandon_iteration(self, error: BaseException | None = None) -> None:
-        """End the open iteration, if any, so that it does not count as captured."""
-        if self.in_iteration:
-            self.end_iteration(error or StopIteration())
 
     @contextmanager
     def step(self, iteration: int) -> Iterator[None]:
@@ -274,7 +269,7 @@ class ProfilingDriver:
             return one
         if "phase_memory" not in hook.facts:
             # Only now, because a framework may initialize its device late.
-            from bridge_profiling.frameworks.phases import memory_of_this_process
+            from bridge_profiling.frameworks.phase_memory import memory_of_this_process
 
             self._memory = memory_of_this_process()
             unavailable = "unavailable: this process trains on no CUDA device"
@@ -282,33 +277,10 @@ class ProfilingDriver:
         return self._memory.around(self.iteration, name, one) if self._memory is not None else one
 
 
-def loader_facts(loader: Any) -> dict[str, object]:
-    """`batch_size`, samples that a rank fetches at a time, and `dataset_size`, as far as a loader or its iterator says."""
-    found: dict[str, object] = {}
-    for name, places in _LOADER_FACTS.items():
-        for place in places:
-            with contained():  # whatever a loader's attributes do, and datasets without a length
-                value = functools.reduce(getattr, place, loader)
-                found.setdefault(name, whole_number(len(value) if name == "dataset_size" else value))
-    return found
-
-
-#: Where torch's loaders, their iterators, and those that wrap them have it.
-_LOADER_FACTS = {
-    "batch_size": (
-        ("batch_size",),
-        ("batch_sampler", "batch_size"),
-        ("batch_sampler", "batch_sampler", "batch_size"),
-        ("_index_sampler", "batch_size"),
-    ),
-    "dataset_size": (("dataset",), ("_dataset",)),
-}
-
-
 class Closing:
-    """A context manager that closes its driver."""
+    """A context manager that closes its session."""
 
-    _driver: ProfilingDriver
+    _session: Session
 
     def __enter__(self) -> Self:
         return self
@@ -317,97 +289,7 @@ class Closing:
         self._close(error)
 
     def _close(self, error: BaseException | None) -> None:
-        self._driver.close(error)
-
-    def _fetch(self, source: Iterator[Any]) -> Any:
-        with self._driver.watched_phase("data-loading"):
-            return next(source, END)
-
-
-class LoopProfiling(Closing):
-    """A context manager around a hand-written training loop. A subclass describes and watches its framework.
-
-    Args:
-        config: the settings.
-        output_dir: root of captures; overrides the config's and BRIDGE_PROFILING_DIR.
-        layout: where each rank is; overrides the layout found.
-        work: the computation of one iteration of the whole job.
-    """
-
-    def __init__(
-        self, config: ProfilingConfig, output_dir: OutputDir, layout: ParallelLayout | None, work: IterationWork | None
-    ) -> None:
-        self._driver, self._layout, self._work = ProfilingDriver(config, output_dir), layout, work
-        self._next = 0
-
-    def _describe(self) -> tuple[ParallelLayout, dict[str, object]]:
-        """The layout found, and the facts for the manifest."""
-        raise NotImplementedError
-
-    def _watch(self, phases: PhaseWatch) -> None:
-        """Watch the framework's phases."""
-
-    def _conclude(self, facts: dict[str, object]) -> None:
-        """Add facts that are known at the end of the training."""
-
-    def __enter__(self) -> Self:
-        self._next = 0
-        layout, facts = self._driver.guard(self._describe) or (None, {})
-        facts |= {"iteration": "optimizer step", "world_size": world_size()}
-        self._driver.open(self._layout or layout, facts, watch=self._watch, work=self._work)
-        return self
-
-    def _close(self, error: BaseException | None) -> None:
-        if self._driver.hook is not None:
-            self._driver.guard(self._conclude, self._driver.hook.facts)
-        # A `break` leaves its iteration open, which is complete.
-        self._driver.end_iteration(error)
-        super()._close(error)
-
-    def steps(self, batches: Iterable[Batch], start: int | None = None, micro_batches: int = 1) -> Iterator[Batch]:
-        """Yield the batches, with an iteration around the loop's body for each.
-
-        The next batch is fetched at the end of an iteration, so each iteration contains the wait for the following batch, and
-        there are as many iterations as batches. After a `break`, the iteration ends when the `with` block is left.
-
-        Args:
-            batches: the loader, or any iterable.
-            start: number of complete iterations, after a resume; by default the count continues from the previous loop (an
-                epoch), the first from 0.
-            micro_batches: batches per iteration, for gradient accumulation.
-        """
-        if start is not None:
-            try:
-                self._next = whole_number(start)
-            except ValueError as error:
-                raise ProfilingConfigError(f"steps() got start={shown(start)}", why=str(error)) from None
-        require(
-            isinstance(micro_batches, int) and micro_batches >= 1,
-            f"steps() got micro_batches={micro_batches!r}",
-            why="an iteration has at least one batch",
-            instead="Leave it out, or pass the number of batches of each optimizer step",
-        )
-        source = iter(batches)
-        self._driver.describe(loader_facts(batches) | {"gradient_accumulation": micro_batches})
-        batch = self._fetch(source)
-        while batch is not END:
-            self._driver.begin_iteration(self._next)
-            self._next += 1
-            for _ in range(micro_batches):
-                # An exception in the body ends this generator as a `break` does; `__exit__` distinguishes them.
-                yield batch
-                batch = self._fetch(source)
-                if batch is END:
-                    break
-            self._driver.end_iteration()
-
-    def step(self, iteration: int) -> AbstractContextManager:
-        """A context manager around global iteration `iteration`, counted from 0 across resumes, for a loop of another form."""
-        return self._driver.step(iteration)
-
-    def phase(self, name: str) -> AbstractContextManager:
-        """A context manager that names a phase inside the window: `host-to-device`, `evaluation`, or any other."""
-        return self._driver.watched_phase(name)
+        self._session.close(error)
 
 
 def config_from(
@@ -434,9 +316,32 @@ def config_from(
     return config
 
 
+def loader_facts(loader: Any) -> dict[str, object]:
+    """`batch_size`, samples that a rank fetches at a time, and `dataset_size`, as far as a loader or its iterator says."""
+    found: dict[str, object] = {}
+    for name, places in _LOADER_FACTS.items():
+        for place in places:
+            with contained():  # whatever a loader's attributes do, and datasets without a length
+                value = functools.reduce(getattr, place, loader)
+                found.setdefault(name, whole_number(len(value) if name == "dataset_size" else value))
+    return found
+
+
+#: Where torch's loaders, their iterators, and those that wrap them have it.
+_LOADER_FACTS = {
+    "batch_size": (
+        ("batch_size",),
+        ("batch_sampler", "batch_size"),
+        ("batch_sampler", "batch_sampler", "batch_size"),
+        ("_index_sampler", "batch_size"),
+    ),
+    "dataset_size": (("dataset",), ("_dataset",)),
+}
+
+
 def current_hook() -> ProfilingHook | None:
     """The hook that was opened last in this process, of those that are open."""
-    return _open_drivers[-1].hook if _open_drivers else None
+    return _open_sessions[-1].hook if _open_sessions else None
 
 
 def connected_ranks() -> LaunchEnv:
@@ -447,45 +352,3 @@ def connected_ranks() -> LaunchEnv:
 def world_size() -> int:
     """The number of ranks connected through torch.distributed, 1 if this process is not connected."""
     return connected_ranks().world_size
-
-
-# -- the name of a launch ---------------------------------------------------------------------------------------------
-
-
-def name_launch(environ: MutableMapping[str, str] = os.environ) -> None:
-    """Name the launch in the environment, so all ranks choose the same folder and other launches another, without a barrier.
-
-    The first rank to ask leaves a name in the store of torchrun or torch.distributed, and the others find it there. Without a
-    name, the hooks of the ranks that capture wait for each other.
-    """
-    env = LaunchEnv.read(environ)
-    if env.launch_is_named:
-        return
-    name = env.launch_id if env.world_size > 1 else ""
-    distributed = initialized_distributed()
-    # The launcher's own id is nearly as good as a name from its store.
-    with suppress(Exception):
-        connect: Any = None
-        if env.agent_store is not None:
-            from torch.distributed import TCPStore  # here: loading torch may take longer than the store
-
-            (host, port), limit = env.agent_store, timedelta(seconds=_STORE_SECONDS)
-            connect = functools.partial(TCPStore, host, port, is_master=False, wait_for_workers=False, timeout=limit)
-        elif distributed is not None:
-            connect = distributed.distributed_c10d._get_default_store
-        if connect is not None:
-            key = f"bridge_profiling/launch/{env.restarts or 0}"
-            name = asked_in_time(_STORE_SECONDS, lambda: connect().compare_set(key, "", uuid.uuid4().hex).decode())
-    environ[LAUNCH_VARIABLE] = name or uuid.uuid4().hex
-
-
-@contextmanager
-def restored(variable: str) -> Iterator[None]:
-    """Restore an environment variable at the end of the block."""
-    before = os.environ.get(variable)
-    try:
-        yield
-    finally:
-        os.environ.pop(variable, None)
-        if before is not None:
-            os.environ[variable] = before

@@ -23,9 +23,9 @@ from types import ModuleType, TracebackType
 from bridge_profiling.capture.nsys_profiler import start_under_nsys
 from bridge_profiling.common.errors import ProfilingConfigError, print_error
 from bridge_profiling.common.launch_env import LaunchEnv, export_for_torch
+from bridge_profiling.frameworks.launch_name import name_launch, restored
 from bridge_profiling.frameworks.run_request import Request, parse
 from bridge_profiling.frameworks.script import ScriptProfiling
-from bridge_profiling.frameworks.session import name_launch, restored
 from bridge_profiling.layout import ParallelLayout
 from bridge_profiling.nsys.launch import report_exit_code
 from bridge_profiling.settings.profiling import ProfilingConfig, resolve_output_dir

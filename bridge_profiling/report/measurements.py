@@ -1,14 +1,14 @@
 """What is known of a training besides its times: ranks, layout and devices, and what an integration measured.
 
-Integrations write it into the manifests: sizes of the model and its data, memory of phases, and DeepSpeed's timers.
+Integrations write it into the manifests: sizes of the model and its data, and memory of phases.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from statistics import fmean, pstdev
-from typing import Any, TypeVar
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
 
 from bridge_profiling.common.typed_json import read_typed
 from bridge_profiling.compare.comparability import parallel_sizes
@@ -18,11 +18,6 @@ from bridge_profiling.manifest import RankCapture
 from bridge_profiling.report.figures import SIZES
 from bridge_profiling.report.rows import Rows
 from bridge_profiling.traces.types import RankInfo
-
-#: DeepSpeed's timers of the forward pass, the engine's first.
-_FORWARD = ("fwd", "forward", "fwd_microstep")
-
-Measured = TypeVar("Measured")
 
 
 @dataclass
@@ -39,43 +34,26 @@ class PhaseMemory:
             raise ValueError("its columns have different lengths")
 
 
-@dataclass
-class FlopsProfile:
-    """`framework.flops_profiler.result`: what DeepSpeed's FLOPs profiler counted in one forward pass of a rank."""
-
-    iteration: int
-    forward_flops: int
-    parameters: int
-    timers_ms: dict[str, float] = field(default_factory=dict)
-
-
 def training(manifests: Iterable[RankCapture]) -> list[dict[str, Any]]:
     """Sizes of each rank's model and data, as its integration reports them; ranks that report none are left out."""
     rows = []
     for capture in manifests:
         facts = capture.manifest.framework or {}
-        known = {name: facts.get(name, facts.get(f"{name}_steps")) for name in SIZES}  # DeepSpeed's name
+        known = {name: facts.get(name) for name in SIZES}
         sizes = {name: size if type(size) is int and 0 <= size < 1 << 53 else None for name, size in known.items()}
         if any(size is not None for size in sizes.values()):
             rows.append({"rank": capture.rank, **sizes})
     return rows
 
 
-def flops_profile(manifests: Iterable[RankCapture]) -> list[dict[str, Any]]:
-    """DeepSpeed's FLOPs profile: operations of a forward pass, and its speed where the engine timed that pass."""
-    rows = []
-    for capture, found in _measured(manifests, FlopsProfile, "flops_profiler", "result"):
-        forward_ms, flops = next(filter(None, map(found.timers_ms.get, _FORWARD)), None), found.forward_flops
-        known = {"iteration": found.iteration, "forward_flops": flops, "parameters": found.parameters}
-        timed = {"forward_ns": forward_ms and forward_ms * 1e6, "tflops": forward_ms and flops / forward_ms / 1e9}
-        rows.append({"rank": capture.rank, **known, **timed})
-    return rows
-
-
 def phase_memory(manifests: Iterable[RankCapture]) -> list[dict[str, Any]]:
     """Device memory of each rank's phases: means before and after, and the highest peak."""
     rows = []
-    for capture, found in _measured(manifests, PhaseMemory, "phase_memory"):
+    for capture in manifests:
+        try:
+            found = read_typed((capture.manifest.framework or {}).get("phase_memory"), PhaseMemory, "phase_memory")
+        except ValueError:
+            continue  # not measured, or not as we write it
         for phase in dict.fromkeys(found.phase):
             columns = (found.before_bytes, found.after_bytes, found.peak_bytes)
             mine = [row for name, *row in zip(found.phase, *columns, strict=False) if name == phase]
@@ -83,32 +61,6 @@ def phase_memory(manifests: Iterable[RankCapture]) -> list[dict[str, Any]]:
             known = {"before_bytes": fmean(before), "after_bytes": fmean(after), "peak_bytes": max(peak)}
             rows.append({"rank": capture.rank, "phase": phase, "count": len(mine), **known})
     return rows
-
-
-def wall_clock(manifests: Iterable[RankCapture]) -> list[dict[str, Any]]:
-    """DeepSpeed's wall-clock breakdown: mean, deviation and share of the captured iterations."""
-    rows = []
-    for capture, timers_ms in _measured(manifests, dict[str, list[float]], "wall_clock_breakdown", "timers_ms"):
-        iterations_ns = capture.durations_ns(profiled=True)
-        for name, values_ms in timers_ms.items():
-            if values_ms:
-                mean_ns = fmean(values_ms) * 1e6
-                share = mean_ns / fmean(iterations_ns) if iterations_ns else None
-                known: dict[str, Any] = {"mean_ns": mean_ns, "deviation_ns": pstdev(values_ms) * 1e6, "share": share}
-                rows.append({"rank": capture.rank, "timer": name, **known})
-    return rows
-
-
-def _measured(manifests: Iterable[RankCapture], kind: type[Measured], *keys: str) -> Iterator[tuple[RankCapture, Measured]]:
-    """What each rank measured, by its keys; ranks without it, or where it is not as we write it, are left out."""
-    for capture in manifests:
-        content: Any = capture.manifest.framework
-        for key in keys:
-            content = content.get(key) if isinstance(content, dict) else None
-        try:
-            yield capture, read_typed(content, kind, keys[-1])
-        except ValueError:
-            continue
 
 
 def capture_facts(facts: RunFacts, iterations: Rows, memory: Rows) -> list[tuple[str, str]]:

@@ -4,7 +4,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
 
-from bridge_profiling.frameworks.accelerate import AccelerateProfiling
+from bridge_profiling.frameworks.accelerate import Profiling
 
 set_seed(0)
 accelerator = Accelerator(cpu=not torch.cuda.is_available(), gradient_accumulation_steps=2)
@@ -14,8 +14,8 @@ loader = torch.utils.data.DataLoader(torch.randn(128, 32), batch_size=4)
 model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
 
 settings = {"use_pytorch_profiler": True, "profile_step_start": 3, "profile_step_end": 5, "profile_ranks": "all"}
-with AccelerateProfiling(accelerator, **settings) as profiling:
-    for batch in profiling.batches(loader):
+with Profiling(accelerator, **settings) as profiling:
+    for batch in profiling.steps(loader):
         with accelerator.accumulate(model):
             loss = model(batch).square().mean()
             accelerator.backward(loss)

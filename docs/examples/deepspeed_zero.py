@@ -12,8 +12,6 @@ config = {
     "train_micro_batch_size_per_gpu": 4,
     "gradient_accumulation_steps": 2,
     "zero_optimization": {"stage": 2},
-    "flops_profiler": {"enabled": True, "profile_step": 1},
-    "wall_clock_breakdown": True,
 }
 data = list(torch.randn(128, 32))
 optimizer = torch.optim.AdamW(model.parameters())

@@ -13,7 +13,7 @@ from bridge_profiling import ProfilingConfigError
 from bridge_profiling.common.launch_env import LAUNCH_VARIABLE
 from bridge_profiling.easy import MemoryProfiler, PerformanceCounter, auto_profile, phase, phase_times, reset_phase_times
 from bridge_profiling.frameworks import points as module
-from bridge_profiling.frameworks.auto_profile import PhaseTime
+from bridge_profiling.frameworks.phase_times import PhaseTime
 from tests.frameworks.scripts import manifest, python, ranges
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "auto_profile.py"
@@ -84,7 +84,7 @@ def test_a_coroutine_is_refused_when_it_is_decorated() -> None:
     async def step() -> None: ...
 
     with pytest.raises(ProfilingConfigError, match="coroutine or generator"):
-        auto_profile(step)
+        auto_profile()(step)
 
 
 def test_a_directory_that_cannot_be_written_costs_the_capture_and_nothing_else(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_times_of_phases_are_added_up_by_name_also_of_functions_and_of_those_tha
     with monkeypatch.context() as patch:
         # Two phases "forward" of 10 and 3 ns, each with "attention" of 2 and 1 ns inside, which ends first.
         clock = iter([0, 5, 7, 10, 20, 21, 22, 23])
-        patch.setattr("bridge_profiling.frameworks.auto_profile.perf_counter_ns", lambda: next(clock))
+        patch.setattr("bridge_profiling.frameworks.phase_times.perf_counter_ns", lambda: next(clock))
         for _ in range(2):
             with phase("forward"), phase("attention"):
                 pass
@@ -129,7 +129,7 @@ def test_times_of_phases_are_added_up_by_name_also_of_functions_and_of_those_tha
     assert (times["forward"].share, times["attention"].share) == (1, 3 / 13)
     assert str(times).splitlines()[1].endswith("together, 100.0%")
     with monkeypatch.context() as patch:
-        patch.setattr("bridge_profiling.frameworks.auto_profile._synchronize", lambda: 1 / 0)  # a device that has failed
+        patch.setattr("bridge_profiling.frameworks.phase_times._synchronize", lambda: 1 / 0)  # a device that has failed
         with pytest.raises(ZeroDivisionError), phase("never", synchronize=True):
             pass
     with phase("whole"):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from bridge_profiling.frameworks.parallel_layout import size_of_model
-from bridge_profiling.frameworks.session import ProfilingDriver, config_from, loader_facts
+from bridge_profiling.frameworks.session import Session, config_from, loader_facts
 from tests.frameworks.captured import Captured
 from tests.frameworks.trainings import WINDOW, Accelerate, HuggingFace, Lightning, Loop
 
@@ -148,31 +148,40 @@ def test_epochs_count_on_and_accumulated_batches_share_an_iteration(loop, epochs
     assert not loop.optimizer._optimizer_step_pre_hooks
 
 
+def test_a_break_ends_its_iteration(loop):
+    with loop.profiling() as profiling:
+        for number, batch in enumerate(profiling.steps(loop.batches())):
+            loop.step(batch)
+            if number == 4:
+                break
+    assert loop.ending() == ("complete", [3, 4], [])
+
+
 @pytest.fixture
-def driver(tmp_path: Path) -> ProfilingDriver:
-    return ProfilingDriver(config_from("Test", WINDOW), tmp_path)
+def session(tmp_path: Path) -> Session:
+    return Session(config_from("Test", WINDOW), tmp_path)
 
 
 def test_a_failure_of_an_adapter_is_logged_and_an_iteration_that_is_open_at_the_end_does_not_count(
-    driver: ProfilingDriver, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    session: Session, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert driver.open(watch=lambda phases: phases.function(None, "missing", "forward"))
+    assert session.open(watch=lambda phases: phases.function(None, "missing", "forward"))
     assert "AttributeError" in caplog.text
-    copied = copy.deepcopy(driver)
-    assert (copied.config, copied.hook) == (driver.config, None)
+    copied = copy.deepcopy(session)
+    assert (copied.config, copied.hook) == (session.config, None)
     for iteration in range(5):
-        driver.begin_iteration(iteration)
-    driver.close()
+        session.begin_iteration(iteration)
+    session.close()
     manifest = Captured(tmp_path, "iter-3-5").manifest()
     assert (manifest["captured"]["iterations"], manifest["interrupted"]) == ([3], [4])
 
 
-def test_a_training_that_starts_again_in_the_process_is_another_attempt(driver: ProfilingDriver, tmp_path: Path) -> None:
+def test_a_training_that_starts_again_in_the_process_is_another_attempt(session: Session, tmp_path: Path) -> None:
     for _ in range(2):
-        assert driver.open()
+        assert session.open()
         for iteration in range(5):
-            driver.begin_iteration(iteration)
-    driver.close()
+            session.begin_iteration(iteration)
+    session.close()
     first, second = (Captured(tmp_path, folder).manifest() for folder in ("iter-3-5", "iter-3-5.1"))
     assert (first["captured"]["iterations"], first["interrupted"], second["captured"]["iterations"]) == ([3], [4], [3])
     assert "the training was started again in the same process" in first["reason"]

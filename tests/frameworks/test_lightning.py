@@ -3,7 +3,6 @@
 import pytest
 
 from bridge_profiling.common.errors import ProfilingConfigError
-from tests.frameworks.example_run import ExampleRun
 from tests.frameworks.trainings import Lightning
 
 pytestmark = [pytest.mark.system, pytest.mark.needs("lightning")]
@@ -16,13 +15,6 @@ STEP = [*BATCH, "optimizer"]
 @pytest.fixture
 def training(tmp_path):
     return Lightning(tmp_path)
-
-
-def test_the_example_captures_its_window_on_each_rank_of_ddp_and_changes_no_loss(tmp_path):
-    example = ExampleRun("lightning_ddp.py", tmp_path)
-    example.check("lightning", STEP)
-    framework = example.captured.manifest()["framework"]
-    assert (framework["strategy"], framework["precision"], framework["gradient_accumulation"]) == ("DDPStrategy", "32-true", 1)
 
 
 def test_both_packages_of_lightning_train_with_the_same_callback(tmp_path):

@@ -112,7 +112,7 @@ def test_nsys_is_off_with_megatron_bridges_fault_tolerance(caplog):
     config = config_of(Section(use_pytorch_profiler=False, use_nsys_profiler=True))
     config.ft = SimpleNamespace(enable_ft_package=True)
     callback = ProfilingCallback(config)
-    assert (callback._driver.config.enabled, config.profiling.use_nsys_profiler) == (False, False)
+    assert (callback._session.config.enabled, config.profiling.use_nsys_profiler) == (False, False)
     assert "Nsys not supported with the FaultTolerancePlugin" in caplog.text
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, MixedPrecisionPolicy, ShardingStrategy, fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
@@ -66,56 +66,52 @@ def test_what_is_unknown_is_a_note_and_a_flat_layout(shape, names, note, mesh_of
     assert found.mesh == dict(zip(names, shape, strict=True))
 
 
-def test_a_mesh_or_group_of_other_ranks_gives_no_coordinates(mesh_of):
+def test_a_mesh_whose_ranks_are_not_in_order_gives_no_coordinates(mesh_of):
     mesh_of((4,), ("dp",))
     found = layout_of_mesh(dist.device_mesh.DeviceMesh("cpu", [[0, 2], [1, 3]], mesh_dim_names=("dp", "tp")))
     assert "in order" in found.notes[0]
-    found, facts = describe(DistributedDataParallel(small(), process_group=dist.new_group([0, 2]), static_graph=True))
-    assert "among 2 of 4 ranks" in found.notes[0]
-    assert (facts["name"], facts["static_graph"]) == ("ddp", True)
 
 
-def test_fully_shard_on_a_part_of_a_mesh_has_the_whole_ones_layout(mesh_of):
-    mesh = mesh_of((4, 2), ("dp", "tp"), rank=3)
-    parallelize_module(model := small(), mesh["tp"], {"0": ColwiseParallel()})
-    found, facts = describe(fully_shard(model, mesh=mesh["dp"]))
-    assert (found.notes, found.mesh, facts["sharded_over"]) == ([], {"dp": 4, "tp": 2}, {"dp": 4})
-    coordinates = found.layout.coordinates(3)
-    assert (coordinates["tp"], coordinates["dp"]) == ((1, 2), (1, 4))
+def tensor_parallel(mesh):
+    return parallelize_module(small(), mesh["tp"] if mesh.ndim == 2 else mesh, {"0": ColwiseParallel()})
 
 
-def test_dimensions_of_fully_shard_are_data_parallel_whatever_they_are_called_and_its_settings_are_facts(mesh_of):
-    mesh, model = mesh_of((2, 2), ("outer", "inner")), small()
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    fully_shard(model[0], mesh=mesh, mp_policy=policy, reshard_after_forward=False)
-    found, facts = describe(fully_shard(model, mesh=mesh, mp_policy=policy))
-    assert (found.notes, found.layout.dp) == ([], 4)
-    assert (facts["parameters"], facts["sharded_over"], facts["wrapped_units"]) == (PARAMETERS, {"outer": 2, "inner": 2}, 2)
-    precision = facts["mixed_precision"]
-    assert (precision["param_dtype"], precision["reduce_dtype"]) == ("torch.bfloat16", "torch.float32")
+def ddp_of_two_ranks(mesh):
+    return DistributedDataParallel(small(), process_group=dist.new_group([0, 3]), static_graph=True)
 
 
-def test_the_wrapper_on_a_mesh_of_two_dimensions(mesh_of):
-    model = FullyShardedDataParallel(
-        small(),
-        device_mesh=mesh_of((2, 4), ("replicate", "shard")),
-        sharding_strategy=ShardingStrategy.HYBRID_SHARD,
-        mixed_precision=MixedPrecision(param_dtype=torch.bfloat16),
-        device_id=torch.device("cpu"),
-    )
-    found, facts = describe(model)
-    assert (found.notes, found.layout.dp, found.mesh) == ([], 8, {"replicate": 2, "shard": 4})
-    assert (facts["sharding_strategy"], facts["mixed_precision"]["param_dtype"]) == ("HYBRID_SHARD", "torch.bfloat16")
-    assert facts["parameters"] == PARAMETERS
+def sharded_by_the_unit(mesh):
+    fully_shard((model := small())[0], mesh=mesh, reshard_after_forward=False)
+    return fully_shard(model, mesh=mesh)
 
 
-@pytest.mark.parametrize(("shape", "names"), [((4,), ("tp",)), ((4,), None), ((2, 2), ("dp", "tp"))])
-def test_a_tensor_parallel_model_that_nothing_wraps_stands_where_its_parameters_do(shape, names, mesh_of):
-    mesh = mesh_of(shape, names, rank=3)
-    parallelize_module(model := small(), mesh["tp"] if len(shape) == 2 else mesh, {"0": ColwiseParallel()})
-    found, facts = describe(model)
-    assert (facts["name"], found.notes) == ("torch", [])
-    assert found.layout.coordinates(3)["tp"] == (3 % shape[-1], shape[-1])
+def wrapped(mesh):
+    strategy = ShardingStrategy.HYBRID_SHARD
+    return FullyShardedDataParallel(small(), device_mesh=mesh, sharding_strategy=strategy, device_id=torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("model_on", "shape", "names", "note", "coordinates", "facts"),
+    [
+        # Tensor parallelism alone wraps nothing.
+        (tensor_parallel, (4,), ("tp",), None, {"tp": (3, 4)}, {"name": "torch"}),
+        (tensor_parallel, (4,), None, None, {"tp": (3, 4)}, {"name": "torch"}),
+        (tensor_parallel, (2, 2), ("dp", "tp"), None, {"tp": (1, 2), "dp": (1, 2)}, {"name": "torch"}),
+        # Dimensions of fully_shard are data-parallel whatever they are called; a part of a mesh has the whole one's layout.
+        (sharded_by_the_unit, (2, 2), ("outer", "inner"), None, {"dp": (3, 4)}, {"sharded_over": {"outer": 2, "inner": 2}}),
+        (
+            lambda mesh: fully_shard(tensor_parallel(mesh), mesh=mesh["dp"]),
+            *((4, 2), ("dp", "tp"), None, {"tp": (1, 2), "dp": (1, 4)}, {"name": "fully_shard", "sharded_over": {"dp": 4}}),
+        ),
+        (wrapped, (2, 4), ("replicate", "shard"), None, {"dp": (3, 8)}, {"name": "fsdp", "sharding_strategy": "HYBRID_SHARD"}),
+        (ddp_of_two_ranks, (4,), ("dp",), "among 2 of 4 ranks", {"dp": (3, 4)}, {"name": "ddp"}),
+    ],
+)
+def test_a_models_layout_and_facts_are_found_in_what_wraps_it(model_on, shape, names, note, coordinates, facts, mesh_of):
+    found, known = describe(model_on(mesh_of(shape, names, rank=3)))
+    assert note in found.notes[0] if note else found.notes == []
+    assert coordinates.items() <= found.layout.coordinates(3).items()
+    assert (facts | {"parameters": PARAMETERS}).items() <= known.items()
 
 
 def test_annotations_of_fully_shard_are_repeated_for_a_profiler_that_does_not_see_them(mesh_of):

@@ -9,7 +9,8 @@ import pytest
 import torch
 import torch.utils.checkpoint
 
-from bridge_profiling.frameworks.phases import PhaseMemory, PhaseWatch, watch_phases
+from bridge_profiling.frameworks.phase_memory import PhaseMemory
+from bridge_profiling.frameworks.phases import PhaseWatch, watch_phases
 
 FORWARD = ["forward", "/forward"]
 STEP = [*FORWARD, "backward", "/backward"]

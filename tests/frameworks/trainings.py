@@ -94,7 +94,7 @@ class Accelerate(Training):
         return self
 
     def profiling(self, **settings):
-        return self.made("AccelerateProfiling", self.accelerator, **settings)
+        return self.made("Profiling", self.accelerator, **settings)
 
     def step(self, batch):
         with self.accelerator.accumulate(self.model):
@@ -108,7 +108,7 @@ class Accelerate(Training):
         self.prepare()
         with self.profiling(first_iteration=start, **settings) as profiling:
             batches = self.accelerator.skip_first_batches(self.loader, start)
-            for number, batch in enumerate(profiling.batches(batches), start):
+            for number, batch in enumerate(profiling.steps(batches), start):
                 self.step(batch)
                 on_step(number)
 
@@ -169,7 +169,11 @@ class Lightning(Training):
     def trainer(self, *callbacks, **asked):
         quiet = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False, "enable_model_summary": False}
         quiet |= {"enable_checkpointing": False, "default_root_dir": self.folder, "max_steps": 8}
-        return self.package.Trainer(callbacks=list(callbacks), **quiet | asked)
+
+        class Trainer(self.package.Trainer):
+            """A Trainer of the user's own, in a module of theirs."""
+
+        return Trainer(callbacks=list(callbacks), **quiet | asked)
 
     def model(self, on_step=lambda number: None, optimizers=1):
         """One model; with two optimizers it is optimized by hand."""

@@ -16,7 +16,7 @@ class Nothing(nullcontext):
     """Stands in for every integration's class, and does nothing."""
 
     phase = nullcontext
-    steps = batches = staticmethod(iter)
+    steps = staticmethod(iter)
 
     def __init__(self, *objects: object, **settings: object) -> None:
         super().__init__(self)
@@ -24,8 +24,8 @@ class Nothing(nullcontext):
 
 def take_profiling_out() -> None:
     """Put something that does nothing in the place of each integration that the example has imported."""
-    for module in [module for name, module in sys.modules.items() if ".integrations." in name]:
-        for name in {"ProfilingCallback", "AccelerateProfiling", "Profiling"} & vars(module).keys():
+    for module in [module for name, module in sys.modules.items() if ".frameworks." in name]:
+        for name in {"ProfilingCallback", "Profiling"} & vars(module).keys():
             setattr(module, name, Nothing)
         if module.__name__.endswith(".lightning"):
             module.ProfilingCallback = lambda **settings: sys.modules["lightning.pytorch"].Callback()

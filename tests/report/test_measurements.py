@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from bridge_profiling.report.measurements import flops_profile, phase_memory, training_facts, wall_clock
+from bridge_profiling.report.measurements import phase_memory, training_facts
 from bridge_profiling.report.tables import view
 from bridge_profiling.run import Run
 from tests.report.known import manifest
@@ -14,35 +14,26 @@ from tests.traces.kineto_files import complete, write_capture
 _MB = 2**20
 _MEMORY = {"phase": ["forward", "backward", "forward"], "before_bytes": [_MB, 5 * _MB, 3 * _MB]}
 _MEMORY |= {"after_bytes": [5 * _MB, _MB, 7 * _MB], "peak_bytes": [6 * _MB, 9 * _MB, 8 * _MB]}
-_FRAMEWORK = {
-    "phase_memory": {"device": "cuda", "iteration": [4, 4, 5], **_MEMORY},
-    "flops_profiler": {
-        "result": {"iteration": 4, "forward_flops": 10**12, "forward_macs": 1, "parameters": 7, "timers_ms": {"fwd": 20.0}}
-    },
-    "wall_clock_breakdown": {"enabled": True, "iteration": [4, 5], "timers_ms": {"fwd": [40.0, 60.0], "bwd": []}},
-}
+_FRAMEWORK = {"phase_memory": {"device": "cuda", "iteration": [4, 4, 5], **_MEMORY}}
 
 
-def test_memory_by_phase_and_deepspeeds_timers():
+def test_memory_by_phase():
     measured, other, unavailable = (manifest(rank, [100, 100], [90]) for rank in range(3))
     measured.manifest.framework = _FRAMEWORK
-    other.manifest.framework = {"phase_memory": {"phase": "forward"}, "wall_clock_breakdown": {"timers_ms": {"fwd": "fast"}}}
+    other.manifest.framework = {"phase_memory": {"phase": "forward"}}
     unavailable.manifest.framework = {"phase_memory": "this rank has no CUDA device"}
-    answers = {"phase-memory": phase_memory, "wall-clock": wall_clock, "flops-profile": flops_profile}
-    tables = [view(name, rows([measured, other, unavailable])) for name, rows in answers.items()]
-    assert [[[cell.text for cell in row] for row in table.rows] for table in tables] == [
-        [["0", "forward", "2", "2.0 MiB", "6.0 MiB", "8.0 MiB"], ["0", "backward", "1", "5.0 MiB", "1.0 MiB", "9.0 MiB"]],
-        [["0", "50.00", "10.00", "50%", "fwd"]],
-        [["0", "4", "7", "1000", "20.00", "50"]],
+    table = view("phase-memory", phase_memory([measured, other, unavailable]))
+    assert [[cell.text for cell in row] for row in table.rows] == [
+        ["0", "forward", "2", "2.0 MiB", "6.0 MiB", "8.0 MiB"],
+        ["0", "backward", "1", "5.0 MiB", "1.0 MiB", "9.0 MiB"],
     ]
 
 
-def test_they_are_on_the_page(tmp_path):
+def test_it_is_on_the_page(tmp_path):
     write_capture(tmp_path, [complete("user_annotation", "ProfilerStep#4", 4000, 900)], range(4, 6), framework=_FRAMEWORK)
     with Run(tmp_path) as run:
-        found = json.loads(run.to_json())["measured"]
-        assert [len(found[each]) for each in ("phase_memory", "wall_clock", "flops_profile")] == [2, 1, 1]
-        assert "wall-clock breakdown" in run.report(tmp_path / "report.html").read_text(encoding="utf-8")
+        assert len(json.loads(run.to_json())["measured"]["phase_memory"]) == 2
+        assert "memory allocated by phase" in run.report(tmp_path / "report.html").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
