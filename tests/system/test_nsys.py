@@ -166,8 +166,9 @@ def test_what_was_captured_is_there_and_the_manifest_true_whichever_process_ends
     found = manifest(tmp_path)
     assert (found["status"], reason in found["reason"]) == (status, True), found["reason"]
     if status == "partial":
-        assert nvtx_iterations(tmp_path / "nsys" / "iter-2-4" / "rank-0.sqlite") == [2, 3]
-        # Nobody could say what a killed one had captured.
+        ranges = nvtx_iterations(tmp_path / "nsys" / "iter-2-4" / "rank-0.sqlite")
+        # A killed one takes its open range along, or not, and could not say what it had captured.
+        assert ranges == [2, 3] or (code == 137 and ranges == [2])
         assert (found["captured"] or {}).get("iterations") == ([2] if code == 143 else None)
 
 
