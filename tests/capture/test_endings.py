@@ -251,27 +251,23 @@ def test_ranges_that_are_open_when_a_recording_ends_end_with_it(run, tmp_path):
         assert all(one["args"].get("finished", True) for one in events)
 
 
-def train_with_observer(run: Run, begins: int, ends: int) -> None:
-    """An ExecutionTraceObserver of the training's own, next to our Chakra trace of iterations 2 to 5."""
-    config = run.config(2, 6, pytorch_profiler_collect_chakra=True, on_demand=False)
-    theirs = torch.profiler.ExecutionTraceObserver()
-    with ProfilingHook(config, rank=0, output_dir=run.root) as hook:
-        for iteration in range(9):
-            with hook.iteration(iteration), hook.range("phase"):
-                if iteration == begins:
-                    theirs.register_callback(str(run.root / "theirs.json"))
-                    theirs.start()
-                torch.ones(3) + 1
-                if iteration == ends:
-                    theirs.stop()
-                    theirs.unregister_callback()
-
-
 def train_with_observers(run: Run, cases: list[tuple[int, int]]) -> None:
+    """An ExecutionTraceObserver of the training's own, next to our Chakra trace of iterations 2 to 5."""
     # With it, every `torch.profiler.profile` has an observer.
     os.environ["ENABLE_PYTORCH_EXECUTION_TRACE"] = "1"
+    config = run.config(2, 6, pytorch_profiler_collect_chakra=True, on_demand=False)
     for begins, ends in cases:
-        train_with_observer(Run(run.root / f"{begins}-{ends}"), begins, ends)
+        root, theirs = run.root / f"{begins}-{ends}", torch.profiler.ExecutionTraceObserver()
+        with ProfilingHook(config, rank=0, output_dir=root) as hook:
+            for iteration in range(9):
+                with hook.iteration(iteration), hook.range("phase"):
+                    if iteration == begins:
+                        theirs.register_callback(str(root / "theirs.json"))
+                        theirs.start()
+                    torch.ones(3) + 1
+                    if iteration == ends:
+                        theirs.stop()
+                        theirs.unregister_callback()
 
 
 def test_another_observer_of_the_process_keeps_its_trace_and_ours_says_why_it_has_none(run, tmp_path):
