@@ -13,10 +13,8 @@ from bridge_profiling.facts.engines import RayEngine
 from bridge_profiling.frameworks.ray import worker_runtime_env
 from bridge_profiling.manifest import Manifest, find_captures
 from bridge_profiling.run import Run
+from tests.planted.cases import CASES
 from tests.system.jobs import ROOT, cli, ended_well, wait_until
-from tests.traces.conftest import captures
-
-__all__ = ["captures"]
 
 pytestmark = [pytest.mark.system, pytest.mark.needs("ray")]
 
@@ -79,22 +77,25 @@ def iterations(folder: Path) -> dict[int, list[int]]:
 
 
 def test_torch_traces_of_two_groups_hold_exactly_their_steps(ray_cluster, tmp_path, monkeypatch):
-    """Policy: complete. vLLM: resumed at 3, and closed after it."""
+    """The example's policy: complete. vLLM: resumed at 3, and closed after it."""
     ask(monkeypatch, "2:5", tmp_path, "torch")
-    groups = {Group(ray_cluster, "policy", 2): (1, 2, 3, 4), Group(ray_cluster, "vllm_generation", 1): (3,)}
-    for group, steps in (groups | {Group(ray_cluster, "reward", 1): (1, 2, 3)}).items():
+    monkeypatch.setenv("RAY_ADDRESS", ray_cluster.get_runtime_context().gcs_address)
+    ended_well([sys.executable, EXAMPLE])
+    for name, steps in (("vllm_generation", (3,)), ("reward", (1, 2, 3))):
+        group = Group(ray_cluster, name, 1)
         group.train(*steps)
         group.close()
 
-    assert iterations(tmp_path / "policy") == {0: [2, 3, 4], 1: [2, 3, 4]}
+    assert iterations(tmp_path / "policy_worker") == {0: [2, 3, 4], 1: [2, 3, 4]}
     assert iterations(tmp_path / "vllm_generation") == {0: [3]}
-    found = manifests(tmp_path / "policy")
+    found = manifests(tmp_path / "policy_worker")
     assert [found[0].status, found[1].status] == ["complete", "complete"]
-    framework = {"name": "ray", "worker": "policy", "version": ray_cluster.__version__}
+    framework = {"name": "ray", "worker": "policy_worker", "version": ray_cluster.__version__}
     assert framework.items() <= (found[1].framework or {}).items()
     assert manifests(tmp_path / "vllm_generation")[0].status == "partial"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["policy", "vllm_generation"], "reward was not selected"
-    assert {path.name for path in (tmp_path / "policy" / "torch").iterdir()} == {"iter-2-5"}, "ranks share a folder"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["policy_worker", "vllm_generation"], "reward was not selected"
+    assert {path.name for path in (tmp_path / "policy_worker" / "torch").iterdir()} == {"iter-2-5"}, "ranks share a folder"
+    assert len(EXAMPLE.read_text().splitlines()) <= 30
 
 
 @pytest.mark.needs("nsys")
@@ -118,16 +119,6 @@ def test_reports_of_nsys_are_named_by_worker_and_rank_and_hold_exactly_the_steps
     assert manifests(tmp_path / "vllm_generation")[0].status == "failed", "nobody could write what came after"
 
 
-def test_the_example_is_short_runs_and_its_capture_is_read(ray_cluster, tmp_path, monkeypatch):
-    ask(monkeypatch, "2:4", tmp_path, "torch")
-    monkeypatch.setenv("RAY_ADDRESS", ray_cluster.get_runtime_context().gcs_address)
-    assert len(EXAMPLE.read_text().splitlines()) <= 30
-    ended_well([sys.executable, EXAMPLE])
-    assert iterations(tmp_path / "policy_worker") == {0: [2, 3], 1: [2, 3]}
-    with Run(tmp_path / "policy_worker") as run:
-        assert set(run.facts.host_iterations["rank"].to_pylist()) == {0, 1}
-
-
 # -- the analysis on a Ray cluster: the same code, the same answers ---------------------------------------------------
 
 
@@ -146,10 +137,10 @@ def test_a_task_that_fails_or_dies_says_so_and_costs_no_other(ray_cluster):
     assert "died" in outcomes[2].error
 
 
-def test_answers_are_those_of_processes(ray_cluster, captures, tmp_path):
+def test_answers_are_those_of_processes(ray_cluster, tmp_path):
     """The command finds the running cluster by its address."""
-    tp2_dp2, address = captures / "kineto" / "tp2_dp2", ray_cluster.get_runtime_context().gcs_address
+    folder, address = CASES["slow_link_4"].folder, ray_cluster.get_runtime_context().gcs_address
     where = (["--engine", "ray", "--ray-address", address, "--parquet", tmp_path / "ray"], ["--parquet", tmp_path / "here"])
-    there, here = (cli("analyze", tp2_dp2, "--json", *options).stdout for options in where)
+    there, here = (cli("analyze", folder, "--json", *options).stdout for options in where)
     assert json.loads(there) == json.loads(here)
     assert [rank["rank"] for rank in json.loads(there)["ranks"]] == [0, 1, 2, 3]
