@@ -26,7 +26,6 @@ _EXAMPLES = ("frameworks/test_examples.py", "gpu/test_frameworks.py")
 _BRIDGE = ("gpu/test_bridge.py",)
 _CHAIN = ("system/test_nsys.py", "gpu/test_chain.py")
 _SLURM = ("system/test_slurm.py",)
-_ANY_SCRIPT = ("system/test_any_script.py",)
 _ALONE, _TORCHRUN, _SEVERAL, _SRUN, _RAY = COLUMNS
 
 #: Framework, profiler, and for each column in which it was seen to work the files in `tests` that show it.
@@ -47,10 +46,10 @@ TABLE: list[tuple[str, str, dict[str, tuple[str, ...]]]] = [
     }),
     ("", "nsys", {_TORCHRUN: ("system/test_nsys.py",)}),
     ("Any script (`bridge-profiling run`)", "torch", {
-        _ALONE: ("frameworks/test_iterations.py",), _TORCHRUN: ("frameworks/test_unchanged_scripts.py",), _SEVERAL: _ANY_SCRIPT,
-        _SRUN: _ANY_SCRIPT,
+        _ALONE: ("frameworks/test_iterations.py",), _TORCHRUN: ("frameworks/test_unchanged_scripts.py",), _SEVERAL: _SLURM,
+        _SRUN: _SLURM,
     }),
-    ("", "nsys", {_TORCHRUN: _ANY_SCRIPT}),
+    ("", "nsys", {_TORCHRUN: ("system/test_nsys.py",)}),
     ("DistributedDataParallel", "torch", {_TORCHRUN: _EXAMPLES}),
     ("FullyShardedDataParallel", "torch", {_TORCHRUN: _EXAMPLES}),
     ("`fully_shard`", "torch", {_TORCHRUN: _EXAMPLES}),

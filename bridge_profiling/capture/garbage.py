@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import gc
-import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from time import perf_counter_ns
-from typing import Any
 
-from bridge_profiling.capture.signals import raised_by_handler
 from bridge_profiling.manifest import GarbageCollection
 
 #: The youngest generation that gets a range. Collections of the first one take microseconds, and there are hundreds of them.
@@ -34,27 +31,16 @@ class GarbageCollections(AbstractContextManager["GarbageCollections"]):
         self._enter_ranges = enter_ranges
         self._ranges = ExitStack()
         self._began_ns: int | None = None
-        self._callback = self._collect
-        self._unraisable: Callable[[Any], Any] | None = None
-        self._lost: BaseException | None = None
 
     def __enter__(self) -> GarbageCollections:
-        self.totals, self._unraisable, sys.unraisablehook = GarbageCollection(), sys.unraisablehook, self._dropped
-        gc.callbacks.append(self._callback)
+        self.totals = GarbageCollection()
+        gc.callbacks.append(self._collect)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._callback in gc.callbacks:
-            gc.callbacks.remove(self._callback)
-        if sys.unraisablehook == self._dropped and self._unraisable is not None:
-            sys.unraisablehook = self._unraisable
+        if self._collect in gc.callbacks:
+            gc.callbacks.remove(self._collect)
         self._ranges.close()
-
-    def raise_lost(self) -> None:
-        """Raise what a signal's handler raised in our callback, where Python drops it."""
-        error, self._lost = self._lost, None
-        if error is not None:
-            raise error
 
     def _collect(self, phase: str, info: dict[str, int]) -> None:
         # One collection at a time, and both calls are in the thread that collects.
@@ -66,9 +52,3 @@ class GarbageCollections(AbstractContextManager["GarbageCollections"]):
             took_ns, self._began_ns = perf_counter_ns() - self._began_ns, None
             self._ranges.pop_all().close()
             self.totals.add(info["generation"], took_ns)
-
-    def _dropped(self, unraisable: Any) -> None:
-        if unraisable.object == self._callback and raised_by_handler(unraisable.exc_value):
-            self._lost = unraisable.exc_value
-        elif self._unraisable is not None:
-            self._unraisable(unraisable)

@@ -6,11 +6,8 @@ is synchronized at both edges of the window and nowhere else.
 
 from __future__ import annotations
 
-import atexit
 import os
-import signal
 import sys
-import threading
 import uuid
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -21,23 +18,18 @@ from types import TracebackType
 from typing import Any
 from weakref import WeakSet
 
+from bridge_profiling.capture.closing import Closing
 from bridge_profiling.capture.control.listener import Listener
 from bridge_profiling.capture.describe import Plan, RankInfo
 from bridge_profiling.capture.files import choose_attempt
 from bridge_profiling.capture.loop import NEVER, Inbox, Span, timing_span
 from bridge_profiling.capture.profiler import Profiler, guarded
 from bridge_profiling.capture.ranges import standing_ranges
-from bridge_profiling.capture.signals import (
-    SignalWatch,
-    raise_pending_exit,
-    raised_by_handler,
-    signals_held,
-    unwind_on,
-)
+from bridge_profiling.capture.signals import raise_pending_exit, raised_by_handler, signals_held
 from bridge_profiling.capture.window import Capture
 from bridge_profiling.capture.windows import Windows, planned
 from bridge_profiling.capture.work import IterationWork
-from bridge_profiling.common.errors import ProfilingConfigError, TrainingLogger, is_contained, one_line, require
+from bridge_profiling.common.errors import ProfilingConfigError, TrainingLogger, is_contained, require
 from bridge_profiling.common.launch_env import LaunchEnv, initialized_distributed
 from bridge_profiling.common.plain import safe_name, shown, whole_number
 from bridge_profiling.layout import ParallelLayout
@@ -48,10 +40,6 @@ logger = TrainingLogger(__name__)
 
 #: Phases that make no iteration count as slow.
 _LONG_PHASES = frozenset({"checkpoint", "evaluation"})
-
-#: How long another thread waits for the end of an iteration, so that the loop's thread writes the capture: launchers end a
-#: process 30 s after its SIGTERM.
-_ITERATION_SECONDS = 20.0
 
 _NO_RANGE: AbstractContextManager = nullcontext()
 
@@ -128,7 +116,6 @@ class ProfilingHook:
         self._profiled = select_ranks(self._config.profile_ranks, layout) if self._config.enabled else []
         self._selected = rank in self._profiled
         self._output_dir = output_dir
-        self._opened = False
         self._inbox, self._rank = Inbox(), RankInfo(rank, layout, work, train_iters)
         if self._config.nvtx_ranges:
             self._inbox.wake()
@@ -140,11 +127,7 @@ class ProfilingHook:
         self._iteration: _Iteration | None = None
         #: Whether the loop counts with another type than int; whether every iteration had a number.
         self._converts, self._numbered = False, True
-        self._sigterm = unwind_on(signal.SIGTERM, reraise=not owns_process)
-        #: The thread of the loop; whether it has begun to close the hook, and has closed it.
-        self._loop = threading.current_thread()
-        self._closing, self._closed = threading.Event(), threading.Event()
-        self._watch = SignalWatch(signal.SIGTERM, lambda: self._ask_to_close("the process received SIGTERM"))
+        self._closing = Closing(self._inbox, lambda: self._windows.needs_loop, self._finish, owns_process=owns_process)
         self._listener: Listener | None = None
         #: Facts that a framework reports about itself: an integration fills it while the hook is open, for the manifests.
         self.facts = self._rank.facts
@@ -208,18 +191,13 @@ class ProfilingHook:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         with self._guarded():
-            self._close(error)
+            self._closing.close(error)
 
     # -- its windows ---------------------------------------------------------------------------------------------------
 
     def _open(self) -> None:
         """Agree on the folder with the other ranks, and prepare the profilers of this one."""
-        # The interpreter crashes when it exits with a live Kineto trace.
-        atexit.register(self._close_at_exit)
-        self._loop, self._inbox.closing = threading.current_thread(), ""
-        self._closing.clear()
-        self._closed.clear()
-        self._opened = True
+        self._closing.open()
         root, rank = resolve_output_dir(self._config, self._output_dir), self._rank
         holder, plans = uuid.uuid4().hex, list[Plan]()
         if self._selected and "torch" not in sys.modules:
@@ -245,25 +223,21 @@ class ProfilingHook:
     def _update(self) -> None:
         """Take the capture that records now and the next edge from the windows."""
         self._recording = self._windows.recording
-        # While the hook closes, signals are held; it restores the disposition afterwards.
-        if self._recording is None and self._opened and not self._sigterm.received:
-            self._sigterm.__exit__()
-            self._watch.__exit__()
+        if self._recording is None:
+            self._closing.restore_sigterm()
         self._inbox.sleep_until(0 if self._config.nvtx_ranges or self._converts else self._windows.edge)
 
     def _watched(self, given: object) -> AbstractContextManager:
         """Bring the windows to an iteration, whatever type the loop counts with, and open its ranges."""
         with self._guarded():
             raise_pending_exit()
-            self._close_if_asked()
+            self._closing.close_if_asked()
         iteration = self._number(given)
         with self._guarded():
             try:
                 if self._windows.edge <= iteration and not self._windows.records(iteration):
                     # Installed first, and then held: a handler that raises while a profiler starts leaves it half started.
-                    self._sigterm.__enter__()
-                    self._watch.__enter__()
-                    self._loop = threading.current_thread()
+                    self._closing.handle_sigterm()
                     with signals_held():
                         self._windows.advance(iteration)
             finally:
@@ -306,64 +280,20 @@ class ProfilingHook:
                 self._windows.iteration_ended(one.number, error)
             finally:
                 self._update()
-            self._close_if_asked()
+            self._closing.close_if_asked()
 
-    def _ask_to_close(self, why: str) -> None:
-        """Have the loop's thread close the hook after its iteration, and wait for it: no other can end torch's recording."""
-        self._inbox.closing = why
-        self._inbox.wake()
-        if self._closing.wait(_ITERATION_SECONDS):
-            self._closed.wait()
-
-    def _close_if_asked(self) -> None:
-        if self._inbox.closing and self._opened and threading.current_thread() is self._loop:
-            self._close(self._inbox.closing)
-
-    def _close_at_exit(self) -> None:
-        why = "the process exited without leaving the hook"
-        needs_loop = any(one.needs_loop for one in self._windows.all)
-        # Not `is_alive`: in Python 3.12 it is False once a signal has interrupted a `join`.
-        runs = self._loop.ident in sys._current_frames()
-        if runs and self._loop is not threading.current_thread():
-            if self._closing.is_set():
-                self._closed.wait()  # the loop's thread closes it
-            elif needs_loop:
-                self._ask_to_close(why)
-        self._close(why)
-
-    def _close(self, ended_by: str | BaseException | None) -> None:
-        self._closing.set()
-        try:
-            self._finish(ended_by)
-        except BaseException:
-            # An exit that a signal raised before `_finish` could hold signals back. Otherwise there is nothing left to do.
-            self._finish(ended_by)
-            raise
-        finally:
-            self._sigterm.__exit__()
-            self._watch.__exit__()
-            self._closed.set()
-            # Not before: a process that exits meanwhile waits in there.
-            atexit.unregister(self._close_at_exit)
-            self._watch.deliver()
-
-    def _finish(self, ended_by: str | BaseException | None) -> None:
-        # All of it: a handler that raises anywhere in here, for example as the listener stops, would cost the capture.
-        with signals_held():
-            if not self._opened:
-                return
-            self._opened, self._inbox.closing = False, ""
-            if self._iteration is not None:
-                # Called by atexit, or an exit came as the iteration's ranges opened. Otherwise the iteration has ended.
-                self._end_iteration(self._iteration, SystemExit())
-            durations = self._rank.log.durations()
-            ending = ended_by if isinstance(ended_by, str) else _ending(ended_by)
-            ending += f" after iteration {durations[-1][0]}" if durations else " before its first iteration"
-            # First: a request that is made from here on is refused, and none opens a window.
-            if self._listener is not None:
-                self._listener.stop(ending)
-            self._windows.end(ending)
-            self._update()
+    def _finish(self, ending: str) -> None:
+        """Write everything; called once, with signals held."""
+        if self._iteration is not None:
+            # Called by atexit, or an exit came as the iteration's ranges opened. Otherwise the iteration has ended.
+            self._end_iteration(self._iteration, SystemExit())
+        durations = self._rank.log.durations()
+        ending += f" after iteration {durations[-1][0]}" if durations else " before its first iteration"
+        # First: a request that is made from here on is refused, and none opens a window.
+        if self._listener is not None:
+            self._listener.stop(ending)
+        self._windows.end(ending)
+        self._update()
 
     def _guarded(self) -> AbstractContextManager[None]:
         """Guard a step of the hook: an error in it ends the profiling, never the training."""
@@ -376,14 +306,13 @@ class ProfilingHook:
 
     def _forked(self) -> None:
         """Profile nothing in a child process that the training has forked: threads and files are its parent's."""
-        atexit.unregister(self._close_at_exit)
+        self._closing.forked()
         for one in self._windows.all:
             one.forked()
-        self._opened = self._selected = False
+        self._selected = False
         self._config, self._listener, self._iteration = ProfilingConfig(on_demand=False), None, None
         self._inbox = Inbox()
         self._windows = Windows(self._rank, self._inbox)
-        self._sigterm.__exit__()
         self._update()
 
     @property
@@ -460,13 +389,3 @@ def _count(value: object, name: str) -> int:
         return whole_number(value)
     except ValueError as error:
         raise ProfilingConfigError(f"ProfilingHook got {name}={shown(value)}", why=str(error)) from None
-
-
-def _ending(error: BaseException | None) -> str:
-    if error is None:
-        return "training ended"
-    if isinstance(error, SystemExit):
-        return f"the process exited (code {shown(error.code)})"
-    if isinstance(error, KeyboardInterrupt):
-        return "training was interrupted from the keyboard"
-    return f"training raised {one_line(error)}"

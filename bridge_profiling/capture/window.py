@@ -130,7 +130,6 @@ class Capture:
         (self.interrupted if error is not None else self.iterations).append(iteration)
         if error is None and iteration == self.window.last:
             self.end(None)
-        self._garbage.raise_lost()
 
     def ranges(self, of_profiler: Callable[[Profiler], AbstractContextManager | None]) -> list[AbstractContextManager]:
         """The profilers' ranges."""

@@ -53,9 +53,15 @@ class Windows:
         """Whether a memory history is being recorded."""
         return any(one.plan.config.record_memory_history and one.phase < Phase.WRITING for one in self.all)
 
-    def is_disturbed(self, iteration: int) -> bool:
-        """Whether an iteration paid for a profiler, a checkpoint or an evaluation."""
-        return iteration in self.long_iterations or any(one.plan.first_edge <= iteration <= one.window.end for one in self.all)
+    @property
+    def needs_loop(self) -> bool:
+        """Whether only the loop's thread can end one of them."""
+        return any(one.needs_loop for one in self.all)
+
+    def disturbed(self, oldest: int) -> list[range]:
+        """Iterations from this one on that paid for a profiler, a checkpoint or an evaluation."""
+        profiled = [range(one.plan.first_edge, one.window.end + 1) for one in self.all if one.window.end >= oldest]
+        return profiled + [range(one, one + 1) for one in self.long_iterations.copy() if one >= oldest]
 
     def post(self, plan: Plan) -> None:
         """Capture a window that is still to come; raises OSError if its manifest cannot be written."""

@@ -120,7 +120,7 @@ def at(wanted: int, action: Callable[[], object]) -> Callable[[int], None]:
 def raising(error: BaseException) -> Callable[..., None]:
     """A function that raises this error, whatever it is called with."""
 
-    def fail(*arguments: object) -> None:
+    def fail(*arguments: object, **options: object) -> None:
         raise error
 
     return fail

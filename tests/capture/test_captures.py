@@ -1,9 +1,8 @@
 """What a capture holds besides its window: shapes, stacks, memory, Chakra; the manifest; the names of the files."""
 
-import errno
 import json
 import threading
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -12,28 +11,34 @@ import torch
 from bridge_profiling.capture import IterationWork, ParallelLayout, files
 from bridge_profiling.capture.files import choose_attempt
 from bridge_profiling.capture.torch_profiler import TorchProfiler
-from bridge_profiling.capture.torch_recording import observer_is_registered
-from bridge_profiling.capture.work import describe_work, peak_tflops, throughput
+from bridge_profiling.capture.work import describe_work
 from bridge_profiling.manifest import find_captures
 from bridge_profiling.settings.profiling import Window
 from tests.capture.conftest import at, raising
 from tests.frameworks.captured import read_trace
 
+RECORDED = [
+    "record_shapes",
+    *(f"pytorch_profiler_{name}" for name in ("collect_callstack", "profile_memory", "collect_chakra")),
+]
 
-@pytest.mark.parametrize(
-    "settings", [set(), {"record_shapes"}, {"pytorch_profiler_collect_callstack"}, {"pytorch_profiler_profile_memory"}]
-)
+
+@pytest.mark.parametrize("settings", [set(), *({name} for name in RECORDED)])
 def test_shapes_are_recorded_when_asked_for(run, settings):
-    """And so are Python stacks and memory events; each of them only then."""
-    run.train(run.config(1, 2, **dict.fromkeys(settings, True)), range(3))
-    events = run.trace("iter-1-2")
+    """And so are Python stacks, memory events and Chakra's nodes; each of them only then."""
+    run.train(run.config(1, 3, **dict.fromkeys(settings, True)), range(4))
+    events = run.trace("iter-1-3")
     linear = next(event for event in events if event["name"] == "aten::linear")
+    trace, *others = (run.root / artifact["path"] for artifact in run.manifest("iter-1-3")["profilers"][0]["artifacts"])
+    nodes = json.loads(others[0].read_text())["nodes"] if others else []
     found = {
         "record_shapes": linear["args"].get("Input Dims", [None])[0] == [4, 8],
         "pytorch_profiler_collect_callstack": any(event.get("cat") == "python_function" for event in events),
         "pytorch_profiler_profile_memory": any(event["name"] == "[memory]" for event in events),
+        "pytorch_profiler_collect_chakra": sum(node["name"] == "aten::linear" for node in nodes) == 2,
     }
     assert {name for name, is_held in found.items() if is_held} == settings
+    assert sorted(trace.parent.iterdir()) == sorted([trace, *others]), "nothing but whole files is left"
 
 
 @pytest.mark.parametrize(("start", "warm_up", "armed_in"), [(6, 1, 5), (6, 3, 3), (2, 5, 0)])
@@ -64,17 +69,6 @@ def test_a_trace_of_the_device_alone_gets_its_iterations_and_phases_from_the_hoo
     for step, inside in zip(steps, linear, strict=True):
         assert step["ts"] <= inside["ts"]
         assert inside["ts"] + inside["dur"] <= step["ts"] + step["dur"]
-
-
-def test_a_chakra_execution_trace_is_written_when_asked_for(run):
-    run.train(run.config(1, 3, pytorch_profiler_collect_chakra=True), range(5))
-    trace = json.loads((run.root / "torch" / "iter-1-3" / "rank-0.et.json").read_text())
-    assert sum(node["name"] == "aten::linear" for node in trace["nodes"]) == 2
-    artifacts = run.manifest("iter-1-3")["profilers"][0]["artifacts"]
-    names = ["rank-0.pt.trace.json.gz", "rank-0.et.json"]
-    assert [artifact["path"] for artifact in artifacts] == [f"torch/iter-1-3/{name}" for name in names]
-    # Nothing but whole files is left.
-    assert not [path for path in run.root.rglob("*") if ".tmp" in path.name or path.name.startswith(".")]
 
 
 def test_the_manifest_and_the_trace_itself_name_the_capture(run, monkeypatch):
@@ -116,37 +110,27 @@ def test_the_manifest_has_the_model_flops_reached_and_says_why_there_is_no_mfu(r
     assert durations["mfu"] == (pytest.approx([one / peak for one in tflops], rel=1e-3) if peak else None)
 
 
-def test_a_known_device_has_its_data_sheets_peak_and_one_that_has_failed_a_reason(monkeypatch):
-    monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
-    monkeypatch.setattr("torch.cuda.get_device_name", lambda: "NVIDIA H200")
-    # 63.4 TFLOP in 375 ms on one device are 169.1 TFLOP/s, 17.1 % of its peak.
-    work = IterationWork(model_flops=63_432_371_994_624, tokens=65_536, devices=1, precision="bf16")
-    described, stated = describe_work(work, None), describe_work(work, 700.0)
-    assert (described.device, described.peak_tflops, described.reason) == ("NVIDIA H200", 989.4, None)
-    assert (stated.device, stated.peak_tflops, stated.reason) == ("NVIDIA H200", 700.0, None)
-    assert throughput(work, described.peak_tflops, [375_120_871]) == ([169.1], [0.1709])
-    # One that has failed keeps no manifest from being written.
-    error = RuntimeError("CUDA error: an illegal memory access was encountered")
-    monkeypatch.setattr("torch.cuda.get_device_name", raising(error))
-    described = describe_work(WORK, None)
-    assert (described.device, described.peak_tflops) == (None, None)
-    assert "illegal memory access" in described.reason
-
-
 @pytest.mark.parametrize(
-    ("name", "precision", "peak"),
+    ("device", "precision", "stated", "peak", "reason"),
     [
-        ("NVIDIA H100 80GB HBM3", "bf16", 989.4),
-        ("NVIDIA H100 NVL", "fp8", 1670.5),
-        ("NVIDIA A100-SXM4-80GB", "fp8", None),
-        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", "bf16", None),
-        ("NVIDIA RTX A1000 6GB Laptop GPU", "bf16", None),
+        ("NVIDIA H200", "bf16", None, 989.4, None),
+        ("NVIDIA H200", "bf16", 700.0, 700.0, None),
+        ("NVIDIA H100 80GB HBM3", "fp16", None, 989.4, None),
+        ("NVIDIA H100 NVL", "fp8", None, 1670.5, None),
+        ("NVIDIA A100-SXM4-80GB", "fp8", None, None, "has no fp8: type profiling.peak_tflops"),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", "bf16", None, None, "is a part of a GPU: type profiling.peak_tflops"),
+        ("NVIDIA RTX A1000 6GB Laptop GPU", "bf16", None, None, "is unknown: type profiling.peak_tflops"),
+        # A device that has failed keeps no manifest from being written.
+        (RuntimeError("an illegal memory access"), "bf16", None, None, "an illegal memory access"),
     ],
 )
-def test_the_peak_is_that_of_the_devices_data_sheet_or_a_reason(name, precision, peak):
-    found, reason = peak_tflops(name, precision)
-    assert (found, reason is None) == (peak, peak is not None)
-    assert reason is None or (name in reason and "profiling.peak_tflops" in reason)
+def test_the_peak_is_that_of_the_devices_data_sheet_or_a_reason(monkeypatch, device, precision, stated, peak, reason):
+    monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
+    named = raising(device) if isinstance(device, Exception) else lambda: device
+    monkeypatch.setattr("torch.cuda.get_device_name", named)
+    described = describe_work(replace(WORK, precision=precision), stated)
+    assert (described.device, described.peak_tflops) == (device if isinstance(device, str) else None, peak)
+    assert reason in described.reason if reason else described.reason is None
 
 
 def test_the_manifest_keeps_the_last_thousand_durations_and_those_of_the_window(run):
@@ -180,42 +164,25 @@ SLURM = {"SLURM_JOB_ID": "11", "SLURM_STEP_ID": "0", "SLURM_RESTART_COUNT": "0"}
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "a", "TORCHELASTIC_RESTART_COUNT": "0"}
 
 
-@pytest.mark.parametrize("name", ["bridge_profiling.capture.torch_profiler._plain_path", "torch.profiler._KinetoProfile"])
-def test_a_warm_up_that_fails_leaves_no_files_and_no_observer(run, monkeypatch, name):
-    def fails(*_, **__):
-        raise OSError(errno.EMFILE, "Too many open files")
-
-    monkeypatch.setattr(name, fails)
-    run.train(run.config(1, 3, pytorch_profiler_collect_chakra=True), range(4))
-    assert run.outcome("iter-1-3") == ("failed", None)
-    assert not list(run.root.rglob(".*"))
-    assert not observer_is_registered()
-
-
-def test_a_memory_history_that_the_training_records_itself_goes_on(run, monkeypatch):
+@pytest.mark.parametrize(
+    ("own_from", "status", "calls"),
+    [(None, "complete", ["all", None]), ("the start", "failed", []), ("iteration 2", "failed", ["all", "all"])],
+)
+def test_a_memory_history_that_the_training_records_itself_goes_on(run, monkeypatch, own_from, status, calls):
+    seen: list[object] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch._C, "_cuda_isHistoryEnabled", lambda: True)
-    calls: list[object] = []
-    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda *args, **how: calls.append(how))
-    run.train(run.config(1, 3, use_pytorch_profiler=False, record_memory_history=True), range(4))
-    assert (run.outcome("iter-1-3"), calls) == (("failed", None), [])
-    assert "a memory history of its own" in run.manifest("iter-1-3")["reason"]
-
-
-def test_a_memory_history_that_the_training_switches_on_inside_the_window_goes_on(run, monkeypatch):
-    calls: list[object] = []
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch._C, "_cuda_record_memory_history", lambda *args, **how: calls.append(args[0]), raising=False)
-    for name in ("_cuda_isHistoryEnabled", "_cuda_attach_out_of_memory_observer"):
-        monkeypatch.setattr(torch._C, name, lambda *_: None, raising=False)
+    replaced = {
+        "_cuda_record_memory_history": lambda *args, **how: seen.append(args[0]),
+        "_cuda_isHistoryEnabled": lambda: own_from == "the start",
+        "_cuda_attach_out_of_memory_observer": lambda observer: None,
+    }
+    for name, function in replaced.items():
+        monkeypatch.setattr(torch._C, name, function, raising=False)
     monkeypatch.setattr(torch.cuda.memory, "_dump_snapshot", lambda path: Path(path).touch())
-    config = run.config(1, 3, use_pytorch_profiler=False, record_memory_history=True)
-    run.train(config, range(4))
-    assert (run.manifest("iter-1-3")["status"], calls) == ("complete", ["all", None])
-    calls.clear()
-    run.train(config, range(4), on_iteration=at(2, torch.cuda.memory._record_memory_history))
-    assert (run.outcome("iter-1-3.1"), calls) == (("failed", None), ["all", "all"])
-    assert "a memory history of its own" in run.manifest("iter-1-3.1")["reason"]
+    switch_on = torch.cuda.memory._record_memory_history if own_from == "iteration 2" else lambda: None
+    run.train(run.config(1, 3, use_pytorch_profiler=False, record_memory_history=True), range(4), on_iteration=at(2, switch_on))
+    assert (run.manifest("iter-1-3")["status"], seen) == (status, calls)
+    assert status == "complete" or "a memory history of its own" in run.manifest("iter-1-3")["reason"]
 
 
 @pytest.mark.parametrize(

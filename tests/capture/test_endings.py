@@ -16,9 +16,7 @@ import pytest
 import torch
 
 from bridge_profiling.capture import ProfilingHook
-from bridge_profiling.capture.files import choose_attempt
 from bridge_profiling.capture.torch_profiler import TorchProfiler
-from bridge_profiling.settings.profiling import Window
 from tests.capture.conftest import Run
 from tests.forked_ranks import run_ranks
 
@@ -94,27 +92,9 @@ def test_a_process_that_ends_leaves_its_capture_and_a_true_manifest(run, tmp_pat
     assert "Traceback" not in ended.stderr
 
 
-def test_an_interpreter_that_exits_with_an_open_window_writes_it_first(run, tmp_path):
-    """It would crash with a live trace."""
-    source = f"""
-from tests.capture.test_endings import *
-run = Run(Path({str(run.root)!r}))
-hook = ProfilingHook(run.config(2, 6, on_demand=False), rank=0, output_dir=run.root)
-hook.__enter__()
-for iteration in range(5):
-    with hook.iteration(iteration):
-        terminate() if iteration == 4 else None
-"""
-    environ = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
-    done = subprocess.run(
-        [sys.executable, "-c", source], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=240
-    )
-    assert (done.returncode, run.outcome("iter-2-6")) == (TERMINATED, HALF), done.stderr
-    assert run.manifest("iter-2-6")["reason"] == EXITED.replace("(code 143)", "without leaving the hook")
-
-
-def test_a_forked_child_profiles_nothing_and_ends_as_without_the_hook(run, tmp_path):
-    """Forked while a profiler warms up, inside the window, and after it; the capture stays the parent's."""
+def test_a_forked_child_profiles_nothing_and_an_interpreter_that_exits_writes_the_open_window_first(run, tmp_path):
+    """Forked while a profiler warms up, inside the window, and after it; the capture stays the parent's. Afterwards the parent
+    exits with a live trace, with which it would crash."""
     source = f"""
 import atexit, multiprocessing
 from tests.capture.test_endings import *
@@ -154,6 +134,11 @@ with ProfilingHook(run.config(2, 6, pytorch_profiler_collect_chakra=True), rank=
                 worker.start()
                 worker.join()
                 print(worker.exitcode, flush=True)
+hook = ProfilingHook(run.config(2, 6, on_demand=False), rank=0, output_dir=run.root)
+hook.__enter__()
+for iteration in range(5):
+    with hook.iteration(iteration):
+        terminate() if iteration == 4 else None
 """
     environ = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run(
@@ -161,10 +146,12 @@ with ProfilingHook(run.config(2, 6, pytorch_profiler_collect_chakra=True), rank=
     )
     four = ["atexit of 4", "ends 4", "continues 8", str(ALL), "captures 8", "dies -15", "7"]
     expected = ["atexit of 1", "ends 1", *four, "atexit of 7", "ends 7"]
-    assert (done.returncode, done.stdout.split("\n")[:-1]) == (0, expected), done.stderr
+    assert (done.returncode, done.stdout.split("\n")[:-1]) == (TERMINATED, expected), done.stderr
     assert run.outcome("iter-2-6") == ALL
     nodes = json.loads((run.root / "torch/iter-2-6/rank-0.et.json").read_text())["nodes"]
     assert len({one["id"] for one in nodes}) == len(nodes) > 10
+    assert run.outcome("iter-2-6.1") == HALF
+    assert run.manifest("iter-2-6.1")["reason"] == EXITED.replace("(code 143)", "without leaving the hook")
     assert not list(run.root.rglob(".*"))
 
 
@@ -264,27 +251,23 @@ def test_ranges_that_are_open_when_a_recording_ends_end_with_it(run, tmp_path):
         assert all(one["args"].get("finished", True) for one in events)
 
 
-def train_with_observer(run: Run, begins: int, ends: int) -> None:
-    """An ExecutionTraceObserver of the training's own, next to our Chakra trace of iterations 2 to 5."""
-    config = run.config(2, 6, pytorch_profiler_collect_chakra=True, on_demand=False)
-    theirs = torch.profiler.ExecutionTraceObserver()
-    with ProfilingHook(config, rank=0, output_dir=run.root) as hook:
-        for iteration in range(9):
-            with hook.iteration(iteration), hook.range("phase"):
-                if iteration == begins:
-                    theirs.register_callback(str(run.root / "theirs.json"))
-                    theirs.start()
-                torch.ones(3) + 1
-                if iteration == ends:
-                    theirs.stop()
-                    theirs.unregister_callback()
-
-
 def train_with_observers(run: Run, cases: list[tuple[int, int]]) -> None:
+    """An ExecutionTraceObserver of the training's own, next to our Chakra trace of iterations 2 to 5."""
     # With it, every `torch.profiler.profile` has an observer.
     os.environ["ENABLE_PYTORCH_EXECUTION_TRACE"] = "1"
+    config = run.config(2, 6, pytorch_profiler_collect_chakra=True, on_demand=False)
     for begins, ends in cases:
-        train_with_observer(Run(run.root / f"{begins}-{ends}"), begins, ends)
+        root, theirs = run.root / f"{begins}-{ends}", torch.profiler.ExecutionTraceObserver()
+        with ProfilingHook(config, rank=0, output_dir=root) as hook:
+            for iteration in range(9):
+                with hook.iteration(iteration), hook.range("phase"):
+                    if iteration == begins:
+                        theirs.register_callback(str(root / "theirs.json"))
+                        theirs.start()
+                    torch.ones(3) + 1
+                    if iteration == ends:
+                        theirs.stop()
+                        theirs.unregister_callback()
 
 
 def test_another_observer_of_the_process_keeps_its_trace_and_ours_says_why_it_has_none(run, tmp_path):
@@ -299,18 +282,3 @@ def test_another_observer_of_the_process_keeps_its_trace_and_ours_says_why_it_ha
         assert outcome == ALL or "an ExecutionTraceObserver of its own" in one.manifest("iter-2-6")["reason"]
         nodes = json.loads((one.root / "theirs.json").read_text())["nodes"]
         assert "aten::add" in {node["name"] for node in nodes}
-
-
-def choose(folder: Path, opening: tuple[int, ...]) -> None:
-    rank = torch.distributed.get_rank()
-    if rank == 1:
-        (folder / "node-1" / "torch" / "iter-1-2").mkdir(parents=True)
-    if rank in opening:
-        print(choose_attempt(folder / f"node-{rank}", Window(1, 2), rank, ranks=opening, world_size=2)[0])
-
-
-@pytest.mark.parametrize(("opening", "chosen"), [((0, 1), ["1", "1"]), ((0,), ["0"]), ((1,), ["1"])])
-def test_connected_ranks_agree_on_a_number_that_is_free_for_each(tmp_path, opening, chosen):
-    """They see other directories, as on node-local file systems. One alone waits for nobody."""
-    ended = run_ranks(choose, tmp_path, opening, folder=tmp_path, ranks=2)
-    assert (ended.exit_codes, ended.stdout.split(), ended.stderr) == ([0, 0], chosen, "")

@@ -12,10 +12,9 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -38,9 +37,9 @@ PLANTED = ROOT / "tests" / "system" / "planted"
 #: Seconds after which a job is killed.
 _LIMIT_S = 150
 
-#: Jobs that share a GPU: starting takes most of a job's time, and hardly any of the GPU's. With 4, two H100s and 32 cores take
+#: Jobs that run at once: starting takes most of a job's time, and hardly any of the GPU's. With 4, two H100s and 32 cores take
 #: a third longer.
-_PLACES = 8
+_AT_ONCE = 8
 
 
 def devices() -> list[str]:
@@ -75,7 +74,7 @@ class JobSpec:
         terminate_at: send SIGTERM to the launcher when this iteration is told; to the rank itself with `direct`.
         needs: a job that must have ended before.
         resumes_at: start from the checkpoint that job wrote after so many iterations.
-        alone: no other job on the same GPUs.
+        alone: no other job at the same time.
     """
 
     recipe: str
@@ -190,7 +189,7 @@ class Job:
 
 
 class Jobs:
-    """Runs jobs beside one another on the same GPUs.
+    """Runs jobs at the same time on the same GPUs.
 
     Args:
         specs: every job by its name.
@@ -199,69 +198,41 @@ class Jobs:
     """
 
     def __init__(self, specs: Mapping[str, JobSpec], folder: Path, devices: Sequence[str]) -> None:
-        self._specs, self._folder = specs, folder
-        self._free = dict.fromkeys(devices, _PLACES)
-        self._changed = threading.Condition()
+        self._specs, self._folder, self._devices = specs, folder, devices
         self._futures: dict[str, Future[Job]] = {}
-        self._stopping = False
         self._running: set[subprocess.Popen] = set()
-        # A thread a job: most of them wait, for their GPUs or for their process.
-        self._threads = ThreadPoolExecutor(max_workers=max(len(specs), 1), thread_name_prefix="job")
+        self._threads = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="job")
 
     def __enter__(self) -> Jobs:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._stopping = True
-        with self._changed:
-            self._changed.notify_all()
+        self._threads.shutdown(wait=False, cancel_futures=True)
         for process in list(self._running):
             end_tree(process)
-        self._threads.shutdown(wait=True, cancel_futures=True)
+        self._threads.shutdown()
 
     def start(self, names: Iterable[str]) -> None:
-        """Start these and what they need: those that want a GPU alone, then the largest, so that the small fill the gaps."""
+        """Start these and what they need: those that want to be alone, then the largest, so that the small fill the gaps."""
         wanted = {name for name in names if name in self._specs}
         wanted |= {needed for name in wanted if (needed := self._specs[name].needs)}
         # What others need comes before them in the table, and those of a size keep its order.
-        for name, _ in sorted(self._specs.items(), key=lambda item: (not item[1].alone, -item[1].gpus)):
+        for name, spec in sorted(self._specs.items(), key=lambda item: (not item[1].alone, -item[1].gpus)):
             if name in wanted - self._futures.keys():
-                self._futures[name] = self._threads.submit(self._job, name)
+                taken = [(len(self._futures) + place) % len(self._devices) for place in range(spec.gpus)]
+                devices = [self._devices[place] for place in sorted(taken)]
+                self._futures[name] = self._threads.submit(self._run, name, spec, devices)
+                if spec.alone:
+                    wait([self._futures[name]])
 
     def result(self, name: str) -> Job:
         """The job of that name, when it has ended."""
         self.start([name])
         return self._futures[name].result()
 
-    def _job(self, name: str) -> Job:
-        spec = self._specs[name]
+    def _run(self, name: str, spec: JobSpec, devices: Sequence[str]) -> Job:
         if spec.needs is not None:
             self._futures[spec.needs].result()
-        places = _PLACES if spec.alone else 1
-        taken = self._take(spec.gpus, places)
-        try:
-            return self._run(name, spec, taken)
-        finally:
-            with self._changed:
-                for device in taken:
-                    self._free[device] += places
-                self._changed.notify_all()
-
-    def _take(self, gpus: int, places: int) -> list[str]:
-        """Wait for so many places on each of so many GPUs, the emptiest first."""
-        with self._changed:
-            while True:
-                if self._stopping:
-                    raise RuntimeError("the session ends")
-                emptiest = sorted(self._free, key=lambda device: -self._free[device])
-                free = [device for device in emptiest if self._free[device] >= places]
-                if len(free) >= gpus:
-                    for device in free[:gpus]:
-                        self._free[device] -= places
-                    return [device for device in self._free if device in free[:gpus]]
-                self._changed.wait()
-
-    def _run(self, name: str, spec: JobSpec, devices: Sequence[str]) -> Job:
         folder = self._folder / name
         folder.mkdir(parents=True)
         if spec.resumes_at is not None:

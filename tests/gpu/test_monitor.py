@@ -50,16 +50,10 @@ def repeated(work, warm_seconds=0):
         worker.join()
 
 
-@pytest.fixture(scope="module")
-def uuid():
+def test_what_nvml_reports_is_plausible_while_the_gpu_works():
     import torch
 
-    return f"GPU-{torch.cuda.get_device_properties(0).uuid}".replace("GPU-GPU-", "GPU-")
-
-
-def test_what_nvml_reports_is_plausible_while_the_gpu_works(uuid):
-    import torch
-
+    uuid = f"GPU-{torch.cuda.get_device_properties(0).uuid}".replace("GPU-GPU-", "GPU-")
     gpus, factor = Gpus([uuid]), torch.randn(8192, 8192, device="cuda:0", dtype=torch.bfloat16)
     assert gpus.unavailable is None
     with repeated(lambda: [factor @ factor for _ in range(20)], warm_seconds=4):

@@ -152,7 +152,7 @@ def test_a_request_counts_from_its_job_s_user_the_directory_s_owner_and_root(roo
     change(requests.path / "request.json")
     text, problem = requests.take()
     assert (bool(text), reason in problem, bool(problem)) == (not reason, True, bool(reason))
-    assert set(os.listdir(requests.path)) <= {"moved"}
+    assert set(os.listdir(requests.path)) <= {"moved", "withdrawn"}
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,11 @@ import os
 import shutil
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
 
-from bridge_profiling.common.processes import command_of, find_by_variable
+from bridge_profiling.common.processes import find_by_variable
 from tests.system import debian, jobs, nsys_install, slurm_cluster
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -22,7 +21,7 @@ def _slurm_cluster():
 
     Give `slurm_cluster.environment` to whatever shall use it. Its jobs, servers and files are gone after the session.
     """
-    debian.install(slurm_cluster.PACKAGES)
+    debian.install(slurm_cluster.PROGRAMS)
     with slurm_cluster.started() as cluster:
         yield cluster
 
@@ -41,8 +40,7 @@ def chromium():
     """A real browser without a window. Mark its tests `needs("browser")`."""
     from playwright.sync_api import sync_playwright
 
-    if not shutil.which("chromium"):
-        debian.install(debian.BROWSER)
+    debian.install(debian.BROWSER)
     with sync_playwright() as playwright:
         # Root has no sandbox in a container.
         started = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
@@ -65,27 +63,17 @@ def _ray_cluster(request):
         started_in = os.environ["PYTEST_CURRENT_TEST"]
         yield ray
         ray.shutdown()
-        # An nsys that Ray kills while it starts leaves its agent; what Ray kills may take a moment to be gone.
-        deadline = time.monotonic() + 10
-        while (left := [*find_by_variable("PYTEST_CURRENT_TEST", started_in)]) and time.monotonic() < deadline:
-            for pid in left:
-                if "--start-agent" in command_of(pid):
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGKILL)
-            time.sleep(0.1)
+        # An nsys that Ray kills while it starts leaves its agent.
+        for pid in find_by_variable("PYTEST_CURRENT_TEST", started_in):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 @pytest.fixture(scope="session")
 def committed_checkout(tmp_path_factory):
     """A repository with this working tree as its one commit: NeMo-Run sends a job what is committed, and nothing else."""
     copy = tmp_path_factory.mktemp("checkout") / "bridge_profiling"
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True, check=True
-    )
-    for name in filter(None, listed.stdout.decode().split("\0")):
-        if (ROOT / name).is_file():  # not one that was deleted since the last commit
-            (copy / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, copy / name)
+    shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".git", ".venv", ".cache", ".runs"))
     author = ["-c", "user.name=tests", "-c", "user.email=tests@localhost"]
     for command in (["init", "--quiet"], ["add", "--all"], [*author, "commit", "--quiet", "--message=the working tree"]):
         subprocess.run(["git", *command], cwd=copy, check=True)

@@ -4,7 +4,6 @@ import os
 import re
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -27,9 +26,8 @@ class Container:
     """A bare virtual environment with its own torch, and a shell in it."""
 
     def __init__(self, folder: Path) -> None:
-        self.shared = folder / "shared"
-        self.shared.mkdir(parents=True)
-        self._home = folder / "image"
+        self.shared, self._home = folder / "shared", folder / "image"
+        self.shared.mkdir()
         subprocess.run([sys.executable, "-m", "venv", str(self._home)], check=True)
         (self._packages,) = (self._home / "lib").glob("python3*/site-packages")
         metadata = f"torch-{MARKER}.dist-info/METADATA", f"Metadata-Version: 2.1\nName: torch\nVersion: {MARKER}\n"
@@ -38,23 +36,21 @@ class Container:
             (self._packages / name).write_text(text)
         self._torch = self._torch_files()
 
-    def _torch_files(self) -> dict[str, tuple[bytes, int]]:
-        files = [path for folder in self._packages.glob("torch*") for path in folder.rglob("*") if path.is_file()]
+    def _torch_files(self) -> dict[Path, int]:
+        files = (path for folder in self._packages.glob("torch*") for path in folder.rglob("*"))
         # Python writes its cache of compiled modules when it likes.
-        return {str(path): (path.read_bytes(), path.stat().st_mtime_ns) for path in files if path.suffix != ".pyc"}
+        return {path: path.stat().st_mtime_ns for path in files if path.is_file() and path.suffix != ".pyc"}
 
     def shell(self, commands: str, *, cwd: Path = ROOT, code: int = 0, **more: str) -> str:
-        """Run commands that must end with this exit code: what they print, or their error."""
-        ours = ("VIRTUAL_ENV", "PYTHONPATH", "PYTHONHOME")
-        environment = {name: value for name, value in os.environ.items() if name not in ours}
-        environment |= {"PATH": f"{self._home / 'bin'}:{os.environ['PATH']}", "SHARED": str(self.shared), **more}
+        """Run commands that must end with this exit code and leave torch as it is: what they print, or their error."""
+        environment = os.environ | {"PATH": f"{self._home / 'bin'}:{os.environ['PATH']}", "SHARED": str(self.shared), **more}
+        for ours in {"VIRTUAL_ENV", "PYTHONPATH", "PYTHONHOME"} - more.keys():
+            environment.pop(ours, None)
         command = ["bash", "-euo", "pipefail", "-c", commands]
         done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True)
         assert done.returncode == code, f"{commands}\n{done.stdout[-3000:]}{done.stderr[-3000:]}"
-        return done.stderr if code else done.stdout
-
-    def assert_torch_stayed(self) -> None:
         assert self._torch_files() == self._torch
+        return done.stderr if code else done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -66,9 +62,10 @@ def checkout(committed_checkout):
     return committed_checkout
 
 
-@pytest.fixture
-def container(tmp_path):
-    return Container(tmp_path)
+@pytest.fixture(scope="module")
+def container(tmp_path_factory):
+    """One that no test installs anything into."""
+    return Container(tmp_path_factory.mktemp("container"))
 
 
 #: As far as a marker can be torch: every module of a rank's is imported, and a hook that profiles nothing runs.
@@ -88,9 +85,9 @@ print(sorted(found.metadata["Name"] for found in distributions()))
 """
 
 
-def test_installed_into_the_image_the_torch_stays_a_rank_works_and_the_doctor_after_its_three_packages(container, checkout):
+def test_installed_into_the_image_the_torch_stays_a_rank_works_and_the_doctor_after_its_three_packages(tmp_path, checkout):
+    container = Container(tmp_path)
     container.shell(section("Install it into the image"), cwd=checkout)
-    container.assert_torch_stayed()
     printed = container.shell(section("Check the result"), cwd=container.shared)
     assert printed.startswith(MARKER)
     assert str(container.shared.parent / "image") in printed
@@ -101,7 +98,6 @@ def test_installed_into_the_image_the_torch_stays_a_rank_works_and_the_doctor_af
     bare = container.shell("bridge-profiling doctor", cwd=container.shared, code=1)
     assert "Type pip install omegaconf rich typer" in bare
     container.shell(section("Install it into the image", 1))
-    container.assert_torch_stayed()
     assert "output directory:" in container.shell("bridge-profiling doctor --nodes 1", cwd=container.shared)
 
 
@@ -112,29 +108,25 @@ def test_on_a_mount_the_image_is_untouched(container, checkout):
     mounted = str(container.shared / "bridge_profiling")
     printed = container.shell(section("Check the result"), cwd=container.shared, PYTHONPATH=mounted)
     assert printed.startswith(MARKER)
-    container.assert_torch_stayed()
 
 
 @pytest.mark.needs("nemo_run")
 def test_with_the_jobs_own_code_nothing_is_installed(container, tmp_path):
-    project, code = tmp_path / "project", tmp_path / "code"
-    project.mkdir()
-    code.mkdir()
-    (project / "train.py").write_text("import torch, bridge_profiling.capture\nprint(torch.__version__)\n")
-    for command in (["init", "--quiet"], ["add", "train.py"], ["-c", "user.name=t", "-c", "user.email=t@l", "commit", "-qm1"]):
-        subprocess.run(["git", *command], cwd=project, check=True)
-    submit = f"""
-        from pathlib import Path
-        import nemo_run as run
-        from recipes.packaging import with_bridge_profiling
-        print(with_bridge_profiling().package(Path.cwd(), {str(tmp_path)!r}, "job"))
+    (tmp_path / "code").mkdir()
+    commands = f"""
+        git init --quiet project
+        cd project
+        echo "import torch, bridge_profiling.capture; print(torch.__version__)" > train.py
+        git add train.py
+        git -c user.name=t -c user.email=t@l commit --quiet --message=code
+        {sys.executable} -c "from pathlib import Path; from recipes.packaging import with_bridge_profiling
+with_bridge_profiling().package(Path.cwd(), '{tmp_path}', 'job')" < /dev/null
+        tar -xzf ../job.tar.gz -C ../code
     """
-    submitted = [sys.executable, "-c", textwrap.dedent(submit)]
-    ended_well(submitted, cwd=project, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdin=subprocess.DEVNULL)
-    subprocess.run(["tar", "-xzf", str(tmp_path / "job.tar.gz"), "-C", str(code)], check=True)
+    ended_well(["bash", "-euc", commands], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)})
     # What the job does: it starts in its code directory, with that directory on PYTHONPATH.
+    code = tmp_path / "code"
     assert container.shell("python train.py", cwd=code, PYTHONPATH=str(code)).strip() == MARKER
-    container.assert_torch_stayed()
 
 
 @pytest.mark.needs("nsys")

@@ -9,11 +9,12 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from bridge_profiling.common.processes import command_of, find_by_variable
 from tests.system import jobs
-from tests.system.jobs import ROOT, ended_well, nvtx_iterations, wait_until
+from tests.system.jobs import ROOT, ended_well, nvtx_iterations, nvtx_ranges, wait_until
 
 pytestmark = [pytest.mark.system, pytest.mark.needs("nsys", "megatron")]
 
@@ -103,14 +104,19 @@ def test_the_ranks_asked_for_run_under_nsys_and_the_others_without(environment, 
     assert not (profiles / "manifest" / "iter-4-6" / "rank-1.json").exists()
 
 
-def test_sigterm_reaches_the_training_through_nsys_and_what_was_captured_is_there(held, tmp_path):
-    process, training = held("nsys_export_sqlite=true")
-    assert training != process.pid, "the launcher's process is the supervisor's"
-    process.terminate()
-    ends(process, 143)
-    assert manifest(tmp_path)["status"] == "partial"
-    assert manifest(tmp_path)["captured"]["iterations"] == [2]
-    assert nvtx_iterations(tmp_path / "nsys" / "iter-2-4" / "rank-0.sqlite") == [2, 3]
+def test_the_rank_asked_for_runs_under_nsys_and_its_report_holds_the_phases(environment, tmp_path, nsys):
+    """Of an unchanged script under `bridge-profiling run`."""
+    options = ("--nproc", "2", "--profiler", "nsys", "--ranks", "1", "--steps", "3:6", ROOT / "docs/examples/plain_loop.py")
+    ended = jobs.cli("run", *options, cwd=tmp_path, env=environment)
+    written = manifest(tmp_path / "profiles", 1, "iter-3-6")
+    assert (written["status"], written["captured"]["iterations"]) == ("complete", [3, 4, 5]), ended.stderr
+    (report,) = (tmp_path / "profiles" / "nsys" / "iter-3-6").glob("*.nsys-rep")
+    assert report.name == "rank-1.nsys-rep"
+    ended_well([nsys, "export", "--type=sqlite", f"--output={tmp_path}/rank-1.sqlite", report])
+    names = nvtx_ranges(tmp_path / "rank-1.sqlite")
+    assert [name for name in names if name.startswith("iteration_")] == ["iteration_3", "iteration_4", "iteration_5"]
+    assert [names.count(name) for name in ("data-loading", "forward", "backward", "optimizer")] == [3, 3, 3, 3]
+    assert f"bridge-profiling report {tmp_path}/profiles" in ended.stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["of the job", "of nsys alone"])
@@ -129,36 +135,41 @@ def test_an_nsys_that_is_ended_while_it_starts_leaves_no_agent(environment, tmp_
     assert not agents(tmp_path)
 
 
-def test_a_training_that_is_killed_leaves_its_report_and_a_true_manifest(held, tmp_path):
-    process, training = held()
-    os.kill(training, signal.SIGKILL)
-    ends(process, 137)
-    outcome = manifest(tmp_path)["profilers"][0]
-    assert outcome["status"] == "partial"
-    assert "ended inside the window" in outcome["reason"]
-    assert (tmp_path / outcome["artifacts"][0]["path"]).stat().st_size > 10_000
-
-
-def test_a_training_outlives_the_loss_of_its_nsys(held, tmp_path):
-    process, _ = held()
-    (agent,) = agents(tmp_path)
+def kill_nsys(process, training, folder):
+    (agent,) = agents(folder)
     os.kill(agent, signal.SIGKILL)
     time.sleep(1)
-    (tmp_path / "hold").unlink()
-    said = ends(process)
-    assert "the loop is done" in said
-    assert "goes on without it" in said
-    assert manifest(tmp_path)["status"] == "failed"
-    assert "report" in manifest(tmp_path)["reason"]
+    (folder / "hold").unlink()
 
 
-def test_a_supervisor_that_is_killed_takes_its_training_along(held, tmp_path):
-    process, training = held()
-    process.kill()
-    wait_until(lambda: not Path(f"/proc/{training}").exists(), 60)
-    # Killed like this nobody can correct the manifest; it said beforehand what is true now.
-    assert manifest(tmp_path)["status"] == "failed"
-    assert "died inside the window" in manifest(tmp_path)["reason"]
+@pytest.mark.parametrize(
+    ("strike", "code", "status", "reason", "said"),
+    [
+        (lambda process, training, folder: process.terminate(), 143, "partial", "the process exited (code 143)", ""),
+        (lambda process, training, folder: os.kill(training, signal.SIGKILL), 137, "partial", "ended inside the window", ""),
+        (kill_nsys, 0, "failed", "report", "goes on without it"),
+        # The training goes along. Nobody can correct the manifest; it said beforehand what is true now.
+        (lambda process, training, folder: process.kill(), -signal.SIGKILL, "failed", "died inside the window", ""),
+    ],
+    ids=["SIGTERM", "the training is killed", "nsys is killed", "the supervisor is killed"],
+)
+def test_what_was_captured_is_there_and_the_manifest_true_whichever_process_ends(
+    held, tmp_path, strike, code, status, reason, said
+):
+    process, training = held("nsys_export_sqlite=true")
+    assert training != process.pid, "the launcher's process is the supervisor's"
+    strike(process, training, tmp_path)
+    printed = ends(process, code)
+    assert said in printed
+    assert ("the loop is done" in printed) == (code == 0)
+    wait_until(lambda: not psutil.pid_exists(training), 60)
+    found = manifest(tmp_path)
+    assert (found["status"], reason in found["reason"]) == (status, True), found["reason"]
+    if status == "partial":
+        ranges = nvtx_iterations(tmp_path / "nsys" / "iter-2-4" / "rank-0.sqlite")
+        # A killed one takes its open range along, or not, and could not say what it had captured.
+        assert ranges == [2, 3] or (code == 137 and ranges == [2])
+        assert (found["captured"] or {}).get("iterations") == ([2] if code == 143 else None)
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,6 @@ import pytest
 from tests.compare.compared_runs import WrittenRun
 from tests.planted.cases import CASES
 from tests.system.jobs import cli
-from tests.traces.conftest import captures
-from tests.traces.kineto_files import write_ranks_called
-
-__all__ = ["captures"]
 
 pytestmark = [pytest.mark.system, pytest.mark.needs("browser")]
 
@@ -22,7 +18,11 @@ _LAPTOP = {"width": 1366, "height": 768}
 
 _SECTIONS = "verdict budget scorecard phases iterations waits findings work flame communication timeline memory quality raw"
 
-_HOSTILE = "<script>document.title='taken'</script><img src=x onerror=\"document.title='taken'\">\u2028</script>"
+_HOSTILE = (
+    '<a href="http://evil.example/track">more</a><b>b</b><br><sub>s</sub><span style="fill:red">s</span>&lt;i&gt; %{x} $x^2$'
+    "<script>document.title='taken'</script><img src=x onerror=\"document.title='taken'\">\u2028</script>"
+    "<image href='file:///etc/passwd'/><svg onload=\"document.title='taken'\">"
+)
 
 
 def _report(run, page):
@@ -32,14 +32,13 @@ def _report(run, page):
 
 
 @pytest.fixture(scope="module")
-def real_page(captures, tmp_path_factory):
-    """The page of four H200 ranks and a memory snapshot."""
+def real_page(tmp_path_factory):
+    """The page of four ranks and a memory snapshot."""
     folder = tmp_path_factory.mktemp("real")
-    run = folder / "tp2_dp2"
-    run.mkdir()
-    for file in (captures / "kineto" / "tp2_dp2").glob("rank-*.json.gz"):
-        (run / file.name).symlink_to(file)
-    (run / "snapshot_0.pickle.xz").symlink_to(captures / "memory" / "tp2_dp2" / "snapshot_0.pickle.xz")
+    run = shutil.copytree(CASES["slow_link_4"].folder, folder / "run")
+    (run / "memory" / "iter-5-7").mkdir(parents=True)
+    (snapshot,) = CASES["memory_leak_2"].folder.rglob("rank-0.pickle.xz")
+    shutil.copy(snapshot, run / "memory" / "iter-5-7")
     return _report(run, folder / "report.html")
 
 
@@ -225,7 +224,7 @@ def test_an_event_of_a_finding_is_shown_in_the_timeline_and_the_budget_adds_up_e
     assert all("rank" not in text for text in page.locator("#figure-timeline .ytick text").all_text_contents())
     first, last = page.evaluate("document.getElementById('figure-timeline').layout.xaxis.range")
     assert first <= start <= last
-    assert last - first < 200
+    assert last - first < 300
     total = """() => { const sums = {}; for (const trace of document.getElementById('figure-budget').data)
         trace.y.forEach((rank, place) => { sums[rank] = (sums[rank] || 0) + trace.x[place]; }); return sums; }"""
     by_cause = page.evaluate(total)
@@ -250,100 +249,38 @@ def test_it_prints_on_white_without_controls_and_within_the_paper(page):
 
 
 def test_hostile_names_stay_text(show, tmp_path):
-    """Kernels, annotations and operators are called what an attacker would call them."""
-    (tmp_path / "run").mkdir()
-    write_ranks_called(_HOSTILE, tmp_path / "run")
-    page = show(_report(tmp_path / "run", tmp_path / "report.html"))
-    assert page.errors == []
-    assert page.requests == []
-    assert "taken" not in page.title()
-    assert page.locator("img").count() == 0
-    shown = _rows(page, "kernels", 7)
-    assert any("<script>document.title='taken'</script><img" in name for name in shown)
-    # Also where a script writes them: hover over every bar of the timeline and every box of the flame graph.
-    for figure in ("timeline", "flame"):
-        page.locator(f"#figure-{figure}").scroll_into_view_if_needed()
-        box = page.locator(f"#figure-{figure}").bounding_box()
-        for step in range(0, 100, 4):
-            page.mouse.move(box["x"] + box["width"] * step / 100, box["y"] + box["height"] / 2)
-    page.wait_for_timeout(200)
-    assert "taken" not in page.title()
-    assert page.locator("img").count() == 0
-
-
-#: A figure of each type that pages have, with a name in every place for text.
-_FIGURES = """(name) => {
-    const axis = { title: { text: name }, type: "category" };
-    const layout = {
-        height: 400, margin: { l: 90, r: 20, t: 40, b: 50 }, legend: { orientation: "h" }, showlegend: true,
-        title: { text: name }, xaxis: { title: { text: name } }, yaxis: axis,
-        annotations: [{ text: name, x: 0.5, y: 0.5, xref: "paper", yref: "paper" }],
-    };
-    const common = { name, text: [name, name], customdata: [name, name], textposition: "inside", hoverinfo: "all" };
-    const marks = { x: [1, 2], y: [name, `${name}2`] };
-    const boxes = { ids: ["a", "b"], labels: [name, name], parents: ["", "a"], values: [2, 1] };
-    const hover = { hovertemplate: "%{text} %{customdata}<br>%{fullData.name}<extra>%{fullData.name}</extra>" };
-    const traces = [
-        { type: "bar", orientation: "h", ...common, ...marks },
-        { type: "bar", orientation: "h", ...common, ...marks, ...hover },
-        { type: "waterfall", orientation: "h", ...common, ...marks, ...hover },
-        { type: "scatter", mode: "lines+markers+text", ...common, ...marks, textposition: "top center", ...hover },
-        { type: "heatmap", ...common, x: [name, "b"], y: [name], z: [[1, 2]], text: [[name, name]], texttemplate: "%{text}",
-          colorbar: { title: { text: name } }, ...hover },
-        { type: "icicle", ...common, ...boxes, textposition: "middle left", ...hover },
-    ];
-    const ticks = { ...layout, yaxis: { title: { text: name }, tickmode: "array", tickvals: [0, 1], ticktext: [name, name] } };
-    const main = document.querySelector("main");
-    return Promise.all(traces.flatMap((trace) => [layout, ticks].map((each) => {
-        const element = main.appendChild(Object.assign(document.createElement("div"), { className: "figure tried" }));
-        const { xaxis, yaxis, ...withoutAxes } = each;
-        return draw(element, { data: [trace], layout: trace.type === "icicle" ? withoutAxes : each });
-    })));
-}"""
-
-_MARKUP = [
-    '<a href="http://evil.example/track">more</a>',
-    '<b>b</b><br><i>i</i><sub>s</sub><span style="fill:red;background:url(http://evil.example/x)">s</span>',
-    '<image href="file:///etc/passwd"/><svg onload="document.title=1"><img src=x onerror="document.title=1">',
-    "&lt;a&gt; &amp;amp; &#60;b&#62; %{x} %{fullData.name} $x^2$ \u202e",
-]
-
-
-@pytest.mark.parametrize("width", [_LAPTOP["width"], 420])
-def test_markup_in_any_text_of_a_figure_is_text(show, width, series_page):
-    page, markup = show(series_page, width), " ".join(_MARKUP)
-    page.evaluate(_FIGURES, markup)
-    figures = page.locator(".figure.tried")
-    for place in range(figures.count()):
-        figures.nth(place).scroll_into_view_if_needed()
-        box = figures.nth(place).bounding_box()
-        for x, y in ((0.5, 0.3), (0.6, 0.6), (0.3, 0.5)):
-            page.mouse.move(box["x"] + box["width"] * x, box["y"] + box["height"] * y)
-            page.wait_for_timeout(60)
-    drawn = figures.evaluate_all(
-        """all => all.flatMap((each) => [...each.querySelectorAll("svg a, svg image, svg script, svg tspan[style]")])
-            .filter((each) => !each.classList.contains("line") && !each.outerHTML.includes("data:image/png"))
-            .map((each) => each.outerHTML)"""
-    )
-    assert drawn == []
-    shown = figures.locator(".annotation-text").all_text_contents()
-    assert set(shown) == {markup.replace("\u202e", "\\u202e")}
-    assert (page.errors, page.requests, page.title() == "1") == ([], [], False)
-
-
-def test_a_groups_description_is_text(show, tmp_path):
+    """Kernels, annotations, operators and groups are called what an attacker would call them."""
     run = tmp_path / "run"
     shutil.copytree(CASES["slow_link_4"].folder, run)
     for file in run.glob("torch/*/rank-*"):
         trace = json.loads(file.read_bytes())
         for event in trace["traceEvents"]:
             if "Process Group Description" in event.get("args", {}):
-                event["args"]["Process Group Description"] += _MARKUP[0]
+                event["args"]["Process Group Description"] += _HOSTILE
+            elif event.get("cat") in ("cpu_op", "kernel", "user_annotation") and not re.match(
+                "ProfilerStep|nccl", event["name"]
+            ):
+                event["name"] = _HOSTILE
         file.write_text(json.dumps(trace))
     page = show(_report(run, tmp_path / "report.html"))
-    assert page.locator(".figure a").count() == 0
-    assert any(_MARKUP[0] in text for text in page.locator("#figure-communication .ytick text").all_text_contents())
-    assert (page.errors, page.requests) == ([], [])
+    assert any('<a href="http' in name for name in _rows(page, "kernels", 7))
+    assert any('<a href="http' in text for text in page.locator("#figure-communication .ytick text").all_text_contents())
+    # Also where a script writes them: hover over every bar of the figures and every box of the flame graph.
+    for figure in page.locator(".figure").all():
+        figure.scroll_into_view_if_needed()
+        box = figure.bounding_box()
+        for step in range(0, 100, 4):
+            page.mouse.move(box["x"] + box["width"] * step / 100, box["y"] + box["height"] / 2)
+    page.wait_for_timeout(200)
+    drawn = page.locator(".figure").evaluate_all(
+        """all => all.flatMap((each) => [...each.querySelectorAll("a, image, script, img, tspan[style]")])
+            .filter((each) => !each.classList.contains("line") && !each.outerHTML.includes("data:image/png"))
+            .filter((each) => !each.closest(".modebar"))
+            .map((each) => each.outerHTML)"""
+    )
+    assert drawn == []
+    assert (page.errors, page.requests, page.locator("img").count()) == ([], [], 0)
+    assert "taken" not in page.title()
 
 
 def test_a_trace_goes_to_perfetto_only_when_clicked(page, context, tmp_path):

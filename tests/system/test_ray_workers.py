@@ -2,23 +2,19 @@
 
 import json
 import os
-import shutil
 import signal
 import sys
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from bridge_profiling.facts.engines import RayEngine
 from bridge_profiling.frameworks.ray import worker_runtime_env
 from bridge_profiling.manifest import Manifest, find_captures
 from bridge_profiling.run import Run
+from tests.planted.cases import CASES
 from tests.system.jobs import ROOT, cli, ended_well, wait_until
-from tests.traces.conftest import captures
-
-__all__ = ["captures"]
 
 pytestmark = [pytest.mark.system, pytest.mark.needs("ray")]
 
@@ -44,9 +40,8 @@ class Group:
                     self.torch.ones(8, 8) @ self.torch.ones(8, 8)
                 return step
 
-            def close(self) -> int:
+            def close(self) -> None:
                 self.profiling.close()
-                return os.getpid()
 
         self._ray, self._actor, self._name = ray, ray.remote(num_cpus=0.1)(Worker), name
         self.workers = [self._started(rank) for rank in range(size)]
@@ -59,8 +54,8 @@ class Group:
         for step in steps:
             self._ray.get([worker.train.remote(step) for worker in self.workers])
 
-    def close(self) -> list[int]:
-        return self._ray.get([worker.close.remote() for worker in self.workers])
+    def close(self) -> None:
+        self._ray.get([worker.close.remote() for worker in self.workers])
 
 
 def ask(monkeypatch: pytest.MonkeyPatch, steps: str, folder: Path, profiler: str) -> None:
@@ -81,44 +76,26 @@ def iterations(folder: Path) -> dict[int, list[int]]:
     return {rank["rank"]: [one["iteration"] for one in rank["iterations"]] for rank in answers}
 
 
-def aborted(ray: Any, pid: int) -> bool:
-    """Whether Ray's own threads aborted a worker that was to end: a race of Ray, before Python's exit handlers run."""
-    logs = Path(ray._private.worker._global_node.get_logs_dir_path())
-    return any("SIGABRT" in log.read_text(errors="replace") for log in logs.glob(f"worker-*-{pid}.err"))
-
-
-def terminated_after_step_3(ray: Any, folder: Path) -> None:
-    """One vLLM worker that captures step 3 and is terminated; another one where Ray aborts it."""
-    manifest = folder / "vllm_generation" / "manifest" / "iter-2-5" / "rank-0.json"
-    for _ in range(5):
-        vllm = Group(ray, "vllm_generation", 1)
-        vllm.train(3)
-        pid = json.loads(manifest.read_text())["pid"]
-        vllm.workers[0].__ray_terminate__.remote()
-        wait_until(lambda pid=pid: not psutil.pid_exists(pid))
-        if json.loads(manifest.read_text())["status"] != "failed" or not aborted(ray, pid):
-            return
-        shutil.rmtree(folder / "vllm_generation")
-
-
 def test_torch_traces_of_two_groups_hold_exactly_their_steps(ray_cluster, tmp_path, monkeypatch):
-    """Policy: complete. vLLM: resumed at 3, and terminated after it."""
+    """The example's policy: complete. vLLM: resumed at 3, and closed after it."""
     ask(monkeypatch, "2:5", tmp_path, "torch")
-    policy, reward = Group(ray_cluster, "policy", 2), Group(ray_cluster, "reward", 1)
-    policy.train(1, 2, 3, 4)
-    policy.close()
-    reward.train(1, 2, 3)
-    terminated_after_step_3(ray_cluster, tmp_path)
+    monkeypatch.setenv("RAY_ADDRESS", ray_cluster.get_runtime_context().gcs_address)
+    ended_well([sys.executable, EXAMPLE])
+    for name, steps in (("vllm_generation", (3,)), ("reward", (1, 2, 3))):
+        group = Group(ray_cluster, name, 1)
+        group.train(*steps)
+        group.close()
 
-    assert iterations(tmp_path / "policy") == {0: [2, 3, 4], 1: [2, 3, 4]}
+    assert iterations(tmp_path / "policy_worker") == {0: [2, 3, 4], 1: [2, 3, 4]}
     assert iterations(tmp_path / "vllm_generation") == {0: [3]}
-    found = manifests(tmp_path / "policy")
+    found = manifests(tmp_path / "policy_worker")
     assert [found[0].status, found[1].status] == ["complete", "complete"]
-    framework = {"name": "ray", "worker": "policy", "version": ray_cluster.__version__}
+    framework = {"name": "ray", "worker": "policy_worker", "version": ray_cluster.__version__}
     assert framework.items() <= (found[1].framework or {}).items()
     assert manifests(tmp_path / "vllm_generation")[0].status == "partial"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["policy", "vllm_generation"], "reward was not selected"
-    assert {path.name for path in (tmp_path / "policy" / "torch").iterdir()} == {"iter-2-5"}, "ranks share a folder"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["policy_worker", "vllm_generation"], "reward was not selected"
+    assert {path.name for path in (tmp_path / "policy_worker" / "torch").iterdir()} == {"iter-2-5"}, "ranks share a folder"
+    assert len(EXAMPLE.read_text().splitlines()) <= 30
 
 
 @pytest.mark.needs("nsys")
@@ -142,16 +119,6 @@ def test_reports_of_nsys_are_named_by_worker_and_rank_and_hold_exactly_the_steps
     assert manifests(tmp_path / "vllm_generation")[0].status == "failed", "nobody could write what came after"
 
 
-def test_the_example_is_short_runs_and_its_capture_is_read(ray_cluster, tmp_path, monkeypatch):
-    ask(monkeypatch, "2:4", tmp_path, "torch")
-    monkeypatch.setenv("RAY_ADDRESS", ray_cluster.get_runtime_context().gcs_address)
-    assert len(EXAMPLE.read_text().splitlines()) <= 30
-    ended_well([sys.executable, EXAMPLE])
-    assert iterations(tmp_path / "policy_worker") == {0: [2, 3], 1: [2, 3]}
-    with Run(tmp_path / "policy_worker") as run:
-        assert set(run.facts.host_iterations["rank"].to_pylist()) == {0, 1}
-
-
 # -- the analysis on a Ray cluster: the same code, the same answers ---------------------------------------------------
 
 
@@ -170,18 +137,10 @@ def test_a_task_that_fails_or_dies_says_so_and_costs_no_other(ray_cluster):
     assert "died" in outcomes[2].error
 
 
-def test_answers_are_those_of_processes(ray_cluster, captures, tmp_path):
-    with (
-        Run(captures / "kineto" / "tp2_dp2", parquet=tmp_path / "processes") as here,
-        Run(captures / "kineto" / "tp2_dp2", engine="ray", parquet=tmp_path / "ray") as there,
-    ):
-        assert there.to_json() == here.to_json()
-        assert there.operators(by="shapes").equals(here.operators(by="shapes"))
-        assert there.facts.errors == []
-
-
-def test_the_command_finds_a_running_cluster_by_its_address(ray_cluster, captures, tmp_path):
-    address = ray_cluster.get_runtime_context().gcs_address
-    where = ["--engine", "ray", "--ray-address", address, "--parquet", tmp_path]
-    done = cli("analyze", captures / "kineto" / "pp2_dp2", "--json", *where)
-    assert [rank["rank"] for rank in json.loads(done.stdout)["ranks"]] == [0, 1, 2, 3]
+def test_answers_are_those_of_processes(ray_cluster, tmp_path):
+    """The command finds the running cluster by its address."""
+    folder, address = CASES["slow_link_4"].folder, ray_cluster.get_runtime_context().gcs_address
+    where = (["--engine", "ray", "--ray-address", address, "--parquet", tmp_path / "ray"], ["--parquet", tmp_path / "here"])
+    there, here = (cli("analyze", folder, "--json", *options).stdout for options in where)
+    assert json.loads(there) == json.loads(here)
+    assert [rank["rank"] for rank in json.loads(there)["ranks"]] == [0, 1, 2, 3]

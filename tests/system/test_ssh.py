@@ -1,10 +1,8 @@
 """Captures come from another machine through a real SSH server, with NeMo-Run's own tunnel: the server is this machine's."""
 
-import contextlib
 import getpass
 import json
 import os
-import socket
 import subprocess
 from pathlib import Path
 
@@ -26,35 +24,31 @@ pytestmark = [pytest.mark.system, pytest.mark.needs("ssh")]
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     """The port of an SSH server on the loopback interface, and a key that opens it; both are gone afterwards."""
-    debian.install(["openssh-server", "openssh-client"])
+    debian.install({"sshd": "openssh-server", "ssh-keygen": "openssh-client"})
     folder = tmp_path_factory.mktemp("ssh")
     for name in ("host", "key"):
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)], check=True)
     (folder / "authorized").write_text((folder / "key.pub").read_text())
     port = free_port()
     Path("/run/sshd").mkdir(exist_ok=True)  # what a service's start would make
-    options = {
-        "Port": port, "ListenAddress": "127.0.0.1", "HostKey": folder / "host", "AuthorizedKeysFile": folder / "authorized",
-        "PidFile": "none", "StrictModes": "no", "PasswordAuthentication": "no", "PermitRootLogin": "prohibit-password",
-        "UsePAM": "no", "Subsystem": "sftp internal-sftp",
-    }  # fmt: skip
-    configuration = folder / "sshd_config"
-    configuration.write_text("".join(f"{name} {value}\n" for name, value in options.items()))
-    with open(folder / "log", "w") as log:
-        process = subprocess.Popen(["/usr/sbin/sshd", "-D", "-e", "-f", str(configuration)], stdout=log, stderr=log)
-    try:
-        wait_until(lambda: _answers(port) or process.poll() is not None, 60)
-        assert process.poll() is None, (folder / "log").read_text()
-        yield port, folder / "key"
-    finally:
-        process.terminate()
-        process.wait(timeout=60)
-
-
-def _answers(port: int) -> bool:
-    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
-        return True
-    return False
+    options = f"""
+Port {port}
+ListenAddress 127.0.0.1
+HostKey {folder}/host
+AuthorizedKeysFile {folder}/authorized
+PidFile none
+StrictModes no
+PasswordAuthentication no
+UsePAM no
+Subsystem sftp internal-sftp
+"""
+    (folder / "sshd_config").write_text(options)
+    process = subprocess.Popen(["/usr/sbin/sshd", "-D", "-f", str(folder / "sshd_config")])
+    command = ["ssh-keyscan", "-p", str(port), "127.0.0.1"]
+    wait_until(lambda: process.poll() is not None or subprocess.run(command, capture_output=True).stdout, 60)
+    yield port, folder / "key"
+    process.terminate()
+    assert process.wait(timeout=60) == 0
 
 
 def test_an_experiments_captures_come_through_its_tunnel(server, tmp_path):

@@ -75,8 +75,9 @@ class RequestDirectory:
             )
 
     def open(self) -> None:
-        """Create the directory."""
-        make_directory(self.path)
+        """Create the directory, and the one in which clients write, so that both belong to the job's user."""
+        for folder in (self.path, self.path / "withdrawn"):
+            make_directory(folder)
 
     def writing_group(self) -> str | None:
         """The group whose members can send messages, too; None if there is none but the owner's own."""

@@ -44,6 +44,8 @@ class Listener(threading.Thread):
         self._launch = LaunchEnv.read().launch_id
         factor = config.slow_iteration_factor
         self._watch = None if factor is None else SlowWatch(factor, self._is_disturbed)
+        #: Iterations that paid for something else than training, of those in the log.
+        self._disturbed: list[range] = []
         #: The status when this rank began to listen; an earlier run may have left it.
         self._first_status: JobStatus | None = None
         #: The captures that this rank has received, by name, and the names of those that it may have to drop again.
@@ -83,10 +85,7 @@ class Listener(threading.Thread):
                 self._coordinator.poll(self._ending)
 
     def _is_disturbed(self, iteration: int) -> bool:
-        # A capture delays the ranks that do not make it, too.
-        warm_up, captures = self._config.pytorch_profiler_warmup, self._received.values()
-        captured = any(one.start - warm_up <= iteration < one.end + COOL_DOWN for one in captures)
-        return captured or self._windows.is_disturbed(iteration)
+        return any(iteration in one for one in self._disturbed)
 
     def _guarded(self) -> AbstractContextManager[None]:
         # Once per type: a missing directory, for example, fails at every poll.
@@ -112,9 +111,16 @@ class Listener(threading.Thread):
                 self._posted.discard(gone)
                 if done.withdrawn:
                     self._windows.withdraw(gone)
-        slow = None if self._watch is None else self._watch.check(self._rank.log.durations())
-        if slow is not None and not any(one.kind == "slow_iteration" for one in accepted):
-            self._request_capture(slow)
+        if self._watch is not None:
+            durations = self._rank.log.durations()
+            oldest = min((iteration for iteration, _ in durations), default=0)
+            # A capture delays the ranks that do not make it, too.
+            warm_up, received = self._config.pytorch_profiler_warmup, self._received.values()
+            captured = [range(one.start - warm_up, one.end + COOL_DOWN) for one in received if one.end + COOL_DOWN > oldest]
+            self._disturbed = captured + self._windows.disturbed(oldest)
+            slow = self._watch.check(durations)
+            if slow is not None and not any(one.kind == "slow_iteration" for one in accepted):
+                self._request_capture(slow)
 
     def _receive(self, accepted: AcceptedCapture) -> None:
         self._received[accepted.id] = accepted

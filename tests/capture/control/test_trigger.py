@@ -107,6 +107,7 @@ def test_a_running_job_is_profiled_on_request_twice_every_other_request_is_refus
         "done",
         "progress.json",
         "refused",
+        "withdrawn",
     ]
     assert not [*(run.requests.path / "answers").iterdir(), *(run.requests.path / "accepted").iterdir()]
     losses = [json.loads((tmp_path / f"losses-{rank}.json").read_text()) for rank in (0, 1)]
