@@ -1,12 +1,10 @@
 """Damaged captures and manifests: a few of each kind, always the same; FUZZ_EXAMPLES of `make fuzz` are new ones.
 
-A reader gives tables, or one error that names the file. When n device events are made unusable, n are counted, and the
-numbers of other ranks stay as they are.
+A reader gives tables, or one error that names the file.
 """
 
 import contextlib
 import copy
-import functools
 import gzip
 import json
 import os
@@ -22,12 +20,9 @@ from hypothesis.database import DirectoryBasedExampleDatabase
 
 from bridge_profiling.common.errors import TraceError
 from bridge_profiling.manifest import RankCapture, read_manifest
-from bridge_profiling.run import Run
 from bridge_profiling.traces import kineto, memory, nsys
 from bridge_profiling.traces.discover import find_run
-from tests.findings.simulated_jobs import Here
 from tests.hostile.runs import manifest_with_everything
-from tests.hostile.test_kineto import EVENTS
 from tests.traces.kineto_files import call, document, kernel, steps
 from tests.traces.nsys_files import nccl_report
 from tests.traces.test_memory_snapshot import entry, segment
@@ -119,35 +114,6 @@ def rank_of(number):
     return document(events, distributedInfo={"rank": number, "world_size": 2})
 
 
-def answers(folder, first):
-    """What a run says of rank 1 and of what was lost, when rank 0 is `first`."""
-    for number, trace in enumerate((first, rank_of(1))):
-        (folder / f"rank-{number}.json").write_text(json.dumps(trace))
-    with Run(folder, engine=Here(), parquet=folder / "tables") as run:
-        tables = {name: getattr(run.facts, name) for name in ("breakdown", "iterations", "idle_causes")}
-        rows = {name: [row for row in table.to_pylist() if row["rank"] == 1] for name, table in tables.items()}
-        about = {rank for finding in run.findings for rank in finding.ranks} | set(run.facts.stragglers["rank"].to_pylist())
-        return rows, run.facts.every_info[0], about, run.facts.errors
-
-
-@functools.cache
-def undamaged(folder):
-    return answers(folder, rank_of(0))[0]
-
-
-def kineto_events(folder, drawn):
-    """Damaged device events are counted, exactly; a rank that lost many is not judged; the other rank's numbers stay."""
-    trace, expected = rank_of(0), undamaged(folder)
-    device = [place for place, event in enumerate(trace["traceEvents"]) if event["cat"] == "kernel"]
-    damaged = {device[place % len(device)]: kind for place, kind in drawn}
-    for place, kind in damaged.items():
-        trace["traceEvents"][place] = EVENTS[kind](trace["traceEvents"][place])
-    rows, info, about, errors = answers(folder, trace)
-    assert (info.lost.device, info.lost.of_device, rows) == (len(damaged), len(device), expected)
-    assert info.judged == (len(damaged) <= 0.01 * len(device))
-    assert info.judged or (0 not in about and len(errors) == 1)
-
-
 def kineto_text(folder, drawn):
     """Damaged text costs the events that it is in, and no others; with any JSON in place of anything, it is read or refused."""
     data, edits, packed = drawn
@@ -218,7 +184,6 @@ def manifests(folder, drawn):
 
 #: A new reader needs a row.
 TARGETS = {
-    kineto_events: st.lists(st.tuples(st.integers(0, 2 * STEPS), st.sampled_from(sorted(EVENTS))), max_size=5),
     kineto_text: st.tuples(st.just([]) | changes, edits, st.booleans()),
     nsys_report: st.tuples(changes, edits),
     snapshots: st.tuples(changes, edits, st.integers(2, 5)),
