@@ -9,7 +9,7 @@ import pytest
 
 from bridge_profiling.common.errors import ProfilingConfigError
 from bridge_profiling.compare import changed, compare, compare_series
-from bridge_profiling.compare.events import without_arguments
+from bridge_profiling.compare.events import EventSide, comparable, without_arguments
 from bridge_profiling.facts.statistics import change_of_mean, change_of_median, welch_p
 from bridge_profiling.report.comparison_view import series_view
 from bridge_profiling.run import Run
@@ -103,6 +103,18 @@ def test_what_is_not_the_same_work_is_said_first(compared):
 def test_a_kernel_is_the_same_however_its_profiler_spells_it(kineto, nsys):
     assert without_arguments(("compute", kineto)) == without_arguments(("compute", nsys))
     assert without_arguments(("compute", kineto))[1]
+
+
+def test_communication_is_compared_by_operation_where_one_side_knows_no_groups():
+    def side(count, kernel_ns):
+        return EventSide({"count": count, "ns": 10.0, "kernel_ns": kernel_ns, "wait_ns": 5.0, "bytes": 100.0})
+
+    known = {("all_reduce", "TP", 2): side(4, 40), ("all_reduce", "DP", 2): side(1, 10)}
+    base, other = comparable(known, {("all_reduce", "", 0): side(5, 55)})
+    ((key, merged),) = base.items()
+    assert merged.amounts == {"count": 5, "ns": 50, "kernel_ns": 50, "wait_ns": 0, "bytes": 200}
+    assert key in other
+    assert comparable(known, known) == (known, known)
 
 
 def test_an_interval_of_medians_holds_the_truth_as_often_as_it_says():

@@ -58,7 +58,7 @@ def test_communication_is_of_one_iteration_and_the_waiting_of_one_rank_in_one_ro
 def test_every_answer_shows_as_a_plotly_figure(planted):
     graph_objects = pytest.importorskip("plotly.graph_objects")
     run = planted("pipeline_uneven_2")
-    for name in set(FIGURES) - {"counters", "memory", "timeline"}:
+    for name in set(FIGURES) - {"counters", "memory", "roofline", "timeline"}:
         # Plotly checks every property's name and type.
         assert isinstance(run.figure(name), graph_objects.Figure)
     assert "stream 7" in run.figure("timeline", iteration=6, ranks=[1]).layout.yaxis.ticktext
@@ -87,6 +87,14 @@ def test_markup_in_a_figure_is_text_and_templates_hold_no_names():
         assert json.dumps(shown)[1:-1] in text
         assert json.dumps(name)[1:-1] not in text
         assert not [trace for trace in each["data"] if "http" in trace["hovertemplate"] + str(trace.get("texttemplate"))]
+
+
+@pytest.mark.parametrize("groups", [1, 8])
+def test_kernels_of_many_groups_have_a_color(groups):
+    row = {"sm_active": 0.5, "tensor_active": 0.4, "dram_read": 0.1, "dram_write": 0.1, "memory_tb_s": 3.0, "dram_tb_s": 0.6}
+    row |= {"count": 1, "device_ns": 10.0, "samples_per_call": 2.0}
+    figure = figures.kernel_counters_figure([row | {"name": f"k{place}", "group": f"g{place}"} for place in range(groups)])
+    assert len(figure["data"]) == groups
 
 
 def test_the_lines_of_the_pages_notebook_show_tables_and_figures(tmp_path, monkeypatch):

@@ -190,6 +190,16 @@ def test_nccls_description_of_a_message_describes_its_kernel(read_report, blobs)
     assert "message_size_unknown" not in caveats(tables)
 
 
+def test_a_message_size_is_known_with_the_number_of_ranks_and_an_operation_with_one_kind_of_calls(read_report):
+    report = nccl_report(blobs=True)
+    report.rows["NVTX_EVENTS"] = [row for row in report.rows["NVTX_EVENTS"] if row["start"] != 0]
+    for named, unnamed in (("ncclDevKernel_AllGather_RING_LL", "ncclKernel_1"), ("ncclDevKernel_SendRecv", "ncclKernel_2")):
+        report.strings = {text.replace(named, unnamed): number for text, number in report.strings.items()}
+    tables = read_report(report)
+    assert values(tables["collectives"], "operation", "message_bytes") == [("all_gather", None), (None, None)]
+    assert "message size of 2 of 2" in caveats(tables)["message_size_unknown"]
+
+
 def test_a_launchers_rank_is_no_ranks_rank(read_report):
     """Under Kubeflow, torchrun itself has RANK, the node's; the process with kernels is its child."""
     report, text = small_report(), "Process was launched by the profiler, see …"
