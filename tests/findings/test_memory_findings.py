@@ -1,11 +1,11 @@
 """Memory that grows, that fragments, that runs out; and memory that does what memory does."""
 
-import re
-
 import pytest
 
 from bridge_profiling.findings import Confidence
 from bridge_profiling.findings.memory import (
+    _lasting,
+    _leak_severity,
     memory_fragmentation,
     memory_growth,
     memory_headroom,
@@ -114,22 +114,32 @@ def test_growth_is_found_with_the_line_that_keeps_it(find, iterations, confidenc
     assert device["growth_bytes_per_iteration"] == 40 * MB
     assert device["iterations_until_full"] == pytest.approx((80 * GB - 2 * GB) / (40 * MB), rel=0.01)
     assert device["seconds_until_full"] == pytest.approx(device["iterations_until_full"], rel=0.01)
+    assert (device["severity"], finding.severe) == ("high", True)
+    assert "MB per iteration, full in 1,9" in finding.title
     assert LEAK in finding.events[0].name
 
 
+def test_a_device_on_which_more_is_allocated_than_it_has_is_full_now(find):
+    finding = find(Recording(20, reserved=8 * GB).leak(40 * MB), device_bytes=1 * GB)["memory_growth"]
+    assert finding.evidence["devices"][0]["iterations_until_full"] == 0
+    assert "full in 0 iterations" in finding.title
+
+
 @pytest.mark.parametrize(
-    ("device_bytes", "severity", "words"),
+    ("left", "seconds", "severity", "words"),
     [
-        (80 * GB, "high", "1,9[0-9]+ iterations, 32 minutes"),
-        (800 * GB, "medium", "19,[0-9]+ iterations, 6 hours"),
-        (8_000 * GB, "low", "199,[0-9]+ iterations, 2 days"),
-        (1 * GB, "high", "0 iterations"),  # more is allocated than it has
+        (1000, 3, "high", "1,000 iterations, 50 minutes"),
+        (10_000, 3, "medium", "10,000 iterations, 8 hours"),
+        (100_000, 3, "low", "100,000 iterations, 3 days"),
+        (0, 3, "high", "0 iterations, 0 s"),
     ],
 )
-def test_a_leak_is_as_severe_as_the_device_is_full_soon(find, device_bytes, severity, words):
-    finding = find(Recording(20, reserved=8 * GB).leak(40 * MB), device_bytes=device_bytes)["memory_growth"]
-    assert (finding.evidence["devices"][0]["severity"], finding.severe) == (severity, severity == "high")
-    assert re.search(f"full in {words}", finding.title)
+def test_a_leak_is_as_severe_as_the_device_is_full_soon(left, seconds, severity, words):
+    rows = [{"end_ns": number * seconds * 10**9} for number in range(4)]
+    found = _leak_severity(rows, left)
+    assert found["severity"] == severity
+    assert _lasting(found | {"iterations_until_full": left}) == f"{words} at this rate"
+    assert _leak_severity(rows, None)["severity"] is None
 
 
 def test_blocks_taken_while_as_much_is_free_are_fragmentation(find):
@@ -141,6 +151,18 @@ def test_blocks_taken_while_as_much_is_free_are_fragmentation(find):
     (device,) = finding.evidence["devices"]
     assert (finding.id, device["needlessly_reserved_bytes"]) == ("memory_fragmentation", 4 * GB)
     assert device["share_of_reserved"] == pytest.approx(4 / 9, rel=0.02)
+
+
+def test_blocks_taken_anew_in_each_iteration_are_fragmentation_however_small(find):
+    recording = Recording(6, persistent=20 * GB, temporary=30 * GB, reserved=50 * GB)
+    for number in range(6):
+        recording.block(512 * MIB, number + 0.9, active=2 * MIB)
+        recording.tensor(2 * MIB, number + 0.9, None)
+    found = find(recording, device_bytes=141 * GB)
+    (device,) = found["memory_fragmentation"].evidence["devices"]
+    assert device["needless_growth_bytes_per_iteration"] == 510 * MIB
+    # What stays allocated is two mebibytes an iteration, no more.
+    assert found["memory_growth"].evidence["devices"][0]["growth_bytes_per_iteration"] == 2 * MIB
 
 
 def test_a_nearly_full_device_is_found_with_what_fills_it(find):
