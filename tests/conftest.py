@@ -79,7 +79,6 @@ NEEDS = {
     "ray": lambda: _package("ray"),
     "lightning": lambda: _package("lightning") or _package("pytorch_lightning"),
     "deepspeed": lambda: _package("deepspeed"),
-    "ipykernel": lambda: _package("ipykernel"),
     "hugging_face": lambda: _package("transformers") or _package("accelerate"),
     "bridge": why_no_bridge,
     "browser": why_no_browser,

@@ -1,5 +1,5 @@
-"""Comparisons of written runs and of real captures."""
+"""Comparisons of written runs and of captures with known causes."""
 
-from tests.facts.conftest import _cached_elsewhere, captures, real, run_of, write_trace
+from tests.facts.conftest import _cached_elsewhere, run_of, write_trace
 
-__all__ = ["_cached_elsewhere", "captures", "real", "run_of", "write_trace"]
+__all__ = ["_cached_elsewhere", "run_of", "write_trace"]

@@ -102,13 +102,6 @@ def test_what_ran_elsewhere_is_not_compared_and_says_why(compared, results, reas
         assert row["reason"].startswith(reason)
 
 
-def test_sizes_outside_are_left_out_of_both_sides(compared):
-    (row, _) = rows_of(compared(collectives(sizes=(1024, MIB))))
-    assert 0 < row["compared_count"] < row["count"]
-    assert row["alone_ns"] == pytest.approx(row["compared_count"] * (LATENCY_NS + 65536 / GBS), abs=1)
-    assert "67,108,864 bytes were sent" in row["reason"]
-
-
 def test_a_file_next_to_the_captures_is_taken_and_one_of_something_else_is_reported(folder, run_of):
     assert run_of(folder).bench is None
     path = folder / "bench.json"

@@ -1,17 +1,18 @@
-"""Small ranks made for a claim, and the real captures."""
+"""Small ranks made for a claim, and captures with known causes."""
 
 import functools
 from contextlib import ExitStack
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from bridge_profiling.run import Run
 from bridge_profiling.traces import cache
-from tests.traces.conftest import captures, write_trace
+from tests.findings.simulated_jobs import Here
+from tests.planted.cases import CASES
+from tests.traces.conftest import write_trace
 
-__all__ = ["captures", "write_trace"]
+__all__ = ["write_trace"]
 
 # A loaded machine is slow, and nothing is wrong.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -32,9 +33,9 @@ def run_of(tmp_path):
 
 
 @pytest.fixture(scope="session")
-def real(captures, tmp_path_factory):
-    """Opens each folder of real captures once: all tests share its answers."""
+def planted(tmp_path_factory):
+    """Opens each capture with a known cause once: all tests share its answers."""
     with ExitStack() as opened:
         yield functools.cache(
-            lambda folder: opened.enter_context(Run(captures / folder, parquet=tmp_path_factory.mktemp(Path(folder).name)))
+            lambda name: opened.enter_context(Run(CASES[name].folder, parquet=tmp_path_factory.mktemp(name), engine=Here()))
         )

@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge_profiling.facts.device import PROMPT_NS, Windows, device_work, gaps
-from bridge_profiling.facts.idle import Cause
-from bridge_profiling.facts.intervals import Lanes, parents, union
-from bridge_profiling.facts.parts import attribution, steady, typical_iteration
+from bridge_profiling.facts.intervals import parents, union
+from bridge_profiling.facts.parts import steady, typical_iteration
 from tests.facts.ranks_in_hand import answer, facts, rank, span, values, work
 
 _BOUND = 40
@@ -224,53 +223,3 @@ def test_the_parts_are_those_of_a_judgement_nanosecond_by_nanosecond(rows, cuts)
     parts = sum(part.within_ns(start, end) for part in (found.launch_starved, found.blocked, found.dependency_stalled))
     compute = device_work(rank(device_events=events)["device_events"]).compute
     assert parts.tolist() == (end - start - compute.within_ns(start, end)).tolist()
-
-
-def _attributed(*durations_ns, lost_ns, boundary=None, cause=Cause.data_loading, waiting_ns=None):
-    """The budget of one rank's iterations that compute for half of their time, and lose some of the rest to a cause."""
-    iterations = [
-        {"rank": 0, "source": "kineto", "iteration": number, "boundary": number == boundary, "duration_ns": duration}
-        | {"compute_ns": duration // 2, "idle_ns": duration // 2, "exposed_communication_ns": 0}
-        for number, duration in enumerate(durations_ns)
-    ]
-    lost = [
-        {"rank": 0, "source": "kineto", "iteration": number, "cause": str(cause), "between": between, "lost_ns": lost}
-        for number, lost in lost_ns.items()
-        for between in (False, True)
-    ]
-    ranks = [{"rank": 0, "iteration": number, "waiting_ns": waiting_ns} for number in range(len(durations_ns))]
-    (found,) = attribution(*(pa.Table.from_pylist(rows) for rows in (iterations, lost, ranks))).to_pylist()
-    return found
-
-
-# The first is the mean of the middle two.
-@pytest.mark.parametrize(
-    ("durations_ns", "boundary", "expected"),
-    [((100, 300, 120, 140), None, (130, 30, 4)), ((900, 100, 120, 140), 0, (120, 60, 3))],
-)
-def test_it_is_of_the_middle_iteration_without_boundary_ones(durations_ns, boundary, expected):
-    found = _attributed(*durations_ns, boundary=boundary, lost_ns={2: 60})
-    assert (found["duration_ns"], found["data_loading_ns"], found["iterations"]) == expected
-
-
-@pytest.mark.parametrize(("waiting_ns", "expected"), [(30, (10, 30, True)), (70, (0, 40, True)), (None, (40, 0, False))])
-def test_waiting_is_taken_from_communication_and_never_more_than_it(waiting_ns, expected):
-    lost = dict.fromkeys(range(3), 40)
-    found = _attributed(100, 100, 100, lost_ns=lost, cause=Cause.blocked_by_communication, waiting_ns=waiting_ns)
-    assert (found["communication_ns"], found["waiting_ns"], found["waiting_known"]) == expected
-
-
-def test_sets_of_several_lanes_on_one_axis_are_those_of_each_lane():
-    generator = np.random.default_rng(0)
-    first, last = np.array([1_000, -50, 7]), np.array([1_400, 500, 7])  # the last lane is empty
-    lane = generator.integers(0, 3, 200)
-    begin = first[lane] + generator.integers(-50, 500, 200)
-    end = begin + generator.integers(0, 20, 200)
-    lanes = Lanes(first, last)
-    every = lanes.union(lane, begin, end)
-    for number in range(3):
-        alone = union(*(np.clip(edges[lane == number], first[number], last[number]) for edges in (begin, end)))
-        here, shift = lanes.lane_of(every.start_ns) == number, lanes.start_ns[number] - first[number]
-        for mine, others in ((alone.start_ns, every.start_ns), (alone.end_ns, every.end_ns)):
-            assert (others[here] - shift).tolist() == mine.tolist()
-        assert every.within_ns(lanes.start_ns, lanes.end_ns)[number] == alone.total_ns

@@ -70,15 +70,6 @@ def test_processes_are_few_and_kept_for_the_next_call_until_the_engine_is_closed
     assert not third & children()
 
 
-def test_workers_end_when_the_caller_stops_asking():
-    others = children()
-    outcomes = ProcessEngine(workers=2).map(process, [300, 0])
-    assert next(outcomes).task == 1
-    workers = children() - others
-    outcomes.close()
-    assert not workers & children()
-
-
 def test_a_script_without_a_main_guard_reads_a_run_with_several_processes(tmp_path, write_trace):
     """multiprocessing's spawn would run the script again in every worker."""
     for rank in range(3):

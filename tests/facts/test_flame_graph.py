@@ -5,7 +5,6 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge_profiling.facts import flame_graph as flame_graph_module
 from bridge_profiling.facts.rank import stacks_of
 from tests.facts.ranks_in_hand import answer, rank, values, work
 
@@ -35,14 +34,6 @@ def _stack(ranges, time):
         if start <= time < end and not outlasts:
             found.append(str(row))
     return tuple(found)
-
-
-def test_ranges_that_never_end_do_not_make_stacks_without_end(monkeypatch):
-    monkeypatch.setattr(flame_graph_module, "DEEPEST", 3)
-    host = [{"category": "python", "name": str(row), "thread": 1} | _times(row, 10) for row in range(6)]
-    found = stacks_of(rank(host_events=host))["flame_graph"]
-    assert values(found.table, "stack", "self_ns") == [(["0"], 1), (["0", "1"], 1), (["0", "1", "2"], 8)]
-    assert "3 ranges" in found.caveats[0].text
 
 
 def _times(start, end):

@@ -88,14 +88,6 @@ def test_iterations_that_nothing_marks_are_inferred_from_what_recurs(tmp_path):
     assert [caveat.code for caveat in found.caveats] == ["memory_iterations_inferred"]
 
 
-def test_without_order_in_the_allocations_growth_is_unknown(tmp_path):
-    chance = random.Random(5)
-    made = [_allocation(chance.randrange(1, 1 << 30), chance.randrange(S), None) for _ in range(200)]
-    found = _recorded(tmp_path, allocations=made)
-    assert found.memory["growth_bytes_per_iteration"].to_pylist() == [None]
-    assert [caveat.code for caveat in found.caveats] == ["memory_growth_unknown"]
-
-
 @pytest.mark.parametrize(
     ("stack", "expected"),
     [

@@ -1,6 +1,9 @@
-"""What operators and the units of a sharded model cost, and how fast copies are."""
+"""What operators and the units of a sharded model cost, how fast copies are, and that torch and nsys count the same."""
 
+import json
+import lzma
 from functools import partial
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -8,7 +11,7 @@ import torch
 
 from bridge_profiling.facts.device import breakdown, device_work
 from bridge_profiling.facts.kernels import copies, device_sums
-from bridge_profiling.facts.operators import operators, units
+from bridge_profiling.facts.operators import MEMORY, operators, units
 from bridge_profiling.facts.types import connect
 from bridge_profiling.run import Run
 from tests.facts.ranks_in_hand import answer, rank, span, table, values, work
@@ -135,3 +138,37 @@ def test_a_collective_belongs_to_the_unit_whose_range_it_was_launched_in():
     # Without a device the host's time is known, and the device's is not zero.
     ranges = [span("ZeRO::reduce", 0, 3000, thread=1), span("FSDP::all_gather", 5000, 6000, thread=1)]
     assert found(ranges, []) == [("", "reduce", 1, 3000, 0, None), ("", "all_gather", 1, 1000, 0, None)]
+
+
+RECORDED = Path(__file__).parent / "gpu_tables"
+
+#: torch adds this to cudaStreamIsCapturing, for device work that its trace does not hold.
+UNTRACED_US = {"host-to-device": 20.289, "iteration_6": 20.289}
+
+
+def test_device_time_and_memory_of_operators_and_ranges_are_those_of_torch_and_both_profilers_count_the_same(tmp_path, run_of):
+    for kind in ("pt.trace.json", "sqlite"):
+        (tmp_path / kind).mkdir()
+        (tmp_path / kind / f"rank-0.{kind}").write_bytes(lzma.decompress((RECORDED / f"rank-0.{kind}.xz").read_bytes()))
+    runs = [run_of(tmp_path / kind) for kind in ("pt.trace.json", "sqlite")]
+    theirs = json.loads((RECORDED / "key_averages.json").read_text())
+    rows = [row for category in ("operator", "annotation") for row in runs[0].facts.operators_by(category=category).to_pylist()]
+    assert {row["name"] for row in rows} == set(theirs)
+    for row in rows:
+        count, own_us, total_us, *memory = theirs[row["name"]]
+        total_us -= UNTRACED_US.get(row["name"], 0)
+        ours = [row[name] for name in ("count", "device_self_ns", "device_total_ns", *MEMORY)]
+        assert ours == [count, pytest.approx(1e3 * own_us, abs=20), pytest.approx(1e3 * total_us, abs=20), *memory], row["name"]
+    # Both profilers, torch.profiler and nsys, count the same calls and kernels.
+    calls, phases = (
+        [{row["name"]: row for row in table(run).to_pylist() if not row["name"].startswith("cub::")} for run in runs]
+        for table in (Run.operators, Run.phases)
+    )
+    by_kineto, by_nsys = ({name: row["count"] for name, row in of.items()} for of in calls)
+    assert by_kineto == by_nsys
+    assert phases[0].keys() == phases[1].keys()
+    for name, row in phases[0].items():
+        theirs = phases[1][name]
+        assert theirs["kernel_count"] == row["kernel_count"]
+        for column in ("device_ns", "backward_device_ns"):
+            assert theirs[column] == (row[column] and pytest.approx(row[column], rel=0.01, abs=1000)), (name, column)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from bridge_profiling.facts.clocks import clock_offsets
 from bridge_profiling.facts.communication import with_dimensions
 from bridge_profiling.facts.matching import match
-from bridge_profiling.facts.ranks import stragglers, verdict
+from bridge_profiling.facts.ranks import verdict
 from bridge_profiling.facts.types import connect
 from bridge_profiling.layout import ParallelLayout
 from bridge_profiling.traces.types import RankInfo
@@ -58,18 +58,6 @@ def test_operations_match_without_a_rank_and_where_captures_overlap():
     assert found == ({2: 9 + 6, 3: 2, 4: 4}, ["operations_unmatched", "captures_aligned"])
 
 
-def test_a_handful_of_operations_that_fit_anywhere_is_left_unmatched():
-    """Clocks of which nothing is known, two operations an iteration that look like those of the next one."""
-    run, chance = SimulatedRun(2, offsets_ns={1: 9_000 * MS}), random.Random(6)
-
-    def step(_):
-        run.compute(0, chance.randrange(90 * MS, 99 * MS))
-        run.meet([0, 1], "reduce_scatter")
-        run.meet([0, 1], "all_gather")
-
-    assert _matched(run.iterate(2, step), {1: 2}, marked=False) == ({}, ["operations_unmatched"])
-
-
 # Not random from run to run: iterations can last equally long by chance.
 @settings(max_examples=12, derandomize=True)
 @given(st.tuples(*[st.integers(0, 11)] * 4), st.tuples(*[st.integers(-(10**10), 10**10)] * 4), st.integers(), st.booleans())
@@ -98,23 +86,6 @@ def test_only_operations_of_one_kind_size_place_and_group_match(operations, reco
     for row, operation in zip(run.operations[1], operations * 2, strict=True):
         row["operation"] = operation
     assert _matched(run) == expected
-
-
-def test_operations_without_a_group_match_those_of_all_ranks_only_if_they_end_together():
-    def matched(groups):
-        run, chance = SimulatedRun(4), random.Random(5)
-
-        def step(_):
-            for ranks in groups:
-                run.compute(ranks[0], chance.randrange(5 * MS, 9 * MS))
-                run.meet(ranks, "all_reduce")
-
-        run.iterate(3, step)
-        run.change_operations(range(4), group_name=None, group_ranks=None)
-        return _matched(run)
-
-    assert matched([[0, 1, 2, 3]]) == ({4: 3}, ["group_inferred"])
-    assert matched([[0, 1], [2, 3]]) == ({}, ["operations_without_group"])
 
 
 def test_sends_and_kernels_that_send_and_receive_match_those_of_their_peers():
@@ -354,12 +325,6 @@ def test_a_capture_that_starts_late_is_not_a_late_rank(tmp_path):
     assert max(rows, key=lambda row: row["median_late_ns"])["rank"] == 2
 
 
-def test_captures_without_iterations_are_compared_as_wholes(tmp_path):
-    asked = _training(lambda _: {0: 3 * MS}).captured(tmp_path, marked=False)
-    assert values(asked.facts.ranks, "rank", "iteration", "place")[0] == (0, None, "slowest")
-    assert "iterations_not_marked" in [each.code for each in asked.facts.caveats("ranks")]
-
-
 def test_waiting_during_compute_is_own_time(tmp_path):
     run = SimulatedRun(2)
 
@@ -371,43 +336,3 @@ def test_waiting_during_compute_is_own_time(tmp_path):
 
     found = values(run.iterate(3, step).captured(tmp_path).facts.ranks, "rank", "waiting_ns", "compute_ns")
     assert set(found) == {(0, 4 * MS, 6 * MS), (1, 0, 10 * MS)}
-
-
-@pytest.mark.parametrize("iterations", [10, 2_000])
-def test_how_likely_slowness_is_by_chance_is_known_for_any_number_of_iterations(iterations):
-    """Rank 1 is slow in a tenth of the iterations."""
-    rows = [
-        {"iteration": number, "rank": rank, "boundary": False, "duration_ns": 1000, "compute_ns": 100, "waiting_ns": 0}
-        | {
-            "own_ns": 900 if rank == 1 and number % 10 == 0 else 500,
-            "longest_wait_ns": 0,
-            "waited_for_ns": 0,
-            "place": None,
-        }
-        for number in range(iterations)
-        for rank in (0, 1)
-    ]
-    (slow, other) = stragglers(
-        pa.Table.from_pylist(rows), [RankInfo(rank, "trace", "kineto", []) for rank in (0, 1)]
-    ).table.to_pylist()
-    assert (slow["rank"], slow["verdict"], slow["times_slow"], other["verdict"]) == (1, "sometimes", iterations // 10, "no")
-    assert (slow["chance"] < 1e-9) == (iterations > 10)
-
-
-def test_tables_about_communication_have_the_same_columns_without_any(tmp_path):
-    names = (
-        "clock_offsets",
-        "communication",
-        "communication_by_rank",
-        "communication_by_size",
-        "ranks",
-        "waits",
-        "pipeline_waits",
-    )
-    run = SimulatedRun(2)
-    run.iterate(2, lambda _: [run.compute(0, 1 * MS), run.meet([0, 1])])
-    some = run.captured(tmp_path / "some").facts
-    run.operations.clear()
-    none = run.captured(tmp_path / "none").facts
-    assert [getattr(some, name).schema for name in names] == [getattr(none, name).schema for name in names]
-    assert (len(some.communication), len(none.communication)) == (1, 0)

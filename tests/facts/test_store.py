@@ -20,10 +20,6 @@ def run(write_trace, tmp_path, monkeypatch):
     return tmp_path, [tmp_path / "facts" / "iter-0-2" / f"rank-{rank}.torch.facts" for rank in range(2)]
 
 
-def _answers(run_of, folder):
-    return run_of(folder).to_json()
-
-
 def test_the_command_writes_facts_next_to_the_manifests_and_nothing_else(run, capsys, monkeypatch):
     folder, files = run
     assert main([str(folder)]) == 0
@@ -36,41 +32,38 @@ def test_the_command_writes_facts_next_to_the_manifests_and_nothing_else(run, ca
 
 def test_facts_in_files_are_those_of_the_traces_which_are_not_read(run, run_of, monkeypatch):
     folder, _ = run
-    expected = _answers(run_of, folder)
+    expected = run_of(folder).to_json()
     (folder / "cache").rename(folder / "gone")
     assert main([str(folder)]) == 0
     monkeypatch.setattr(kineto, "read", None)
-    assert _answers(run_of, folder) == expected
+    assert run_of(folder).to_json() == expected
 
 
-def _other_code(monkeypatch, folder, files):
-    monkeypatch.setattr(store, "_code", lambda: "another release")
-
-
-def _other_user(monkeypatch, folder, files):
-    monkeypatch.setattr(store, "user_secret", lambda: b"another user's")
-
-
-def _one_bit(monkeypatch, folder, files):
+def _one_bit(patch, files):
     content = bytearray(files[0].read_bytes())
     content[-5] ^= 1
     files[0].write_bytes(content)
 
 
-def _of_another_rank(monkeypatch, folder, files):
-    files[0].write_bytes(files[1].read_bytes())
-
-
-@pytest.mark.parametrize("change", [_other_code, _other_user, _one_bit, _of_another_rank])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda patch, _: patch.setattr(store, "_code", lambda: "another release"),
+        lambda patch, _: patch.setattr(store, "user_secret", lambda: b"another user's"),
+        lambda _, files: files[0].write_bytes(files[1].read_bytes()),
+        _one_bit,
+    ],
+    ids=["code", "user", "rank", "one bit"],
+)
 def test_facts_of_anything_else_are_computed_again(run, run_of, monkeypatch, change):
     folder, files = run
-    expected = _answers(run_of, folder)
+    expected = run_of(folder).to_json()
     (folder / "cache").rename(folder / "gone")
     assert main([str(folder)]) == 0
-    change(monkeypatch, folder, files)
+    change(monkeypatch, files)
     read, read_rank = [], captures.read_rank
     monkeypatch.setattr(captures, "read_rank", lambda task: read.append(task.path) or read_rank(task))
-    assert _answers(run_of, folder) == expected
+    assert run_of(folder).to_json() == expected
     assert read
 
 

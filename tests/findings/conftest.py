@@ -3,10 +3,11 @@
 import pytest
 
 from bridge_profiling.facts import profiler_cost
-from tests.facts.conftest import _cached_elsewhere, captures, real, run_of, write_trace
+from tests.facts.conftest import _cached_elsewhere, planted, run_of, write_trace
 from tests.findings.simulated_jobs import found_by
+from tests.traces.conftest import captures
 
-__all__ = ["_cached_elsewhere", "captures", "real", "run_of", "write_trace"]
+__all__ = ["_cached_elsewhere", "captures", "planted", "run_of", "write_trace"]
 
 
 @pytest.fixture

@@ -1,11 +1,11 @@
-"""A run with one cause has the finding of that cause, on the ranks that have it, with what it costs."""
+"""A run with one cause has the finding of that cause, on the ranks that have it, with what it costs and its bounds."""
 
 from functools import partial
 
 import pytest
 
-from bridge_profiling.findings import Thresholds, idle
-from tests.findings.simulated_jobs import MS, US, SimulatedJob
+from bridge_profiling.findings import Thresholds, communication, device_work, idle, kernels, ranks
+from tests.findings.simulated_jobs import MS, US, SimulatedJob, found_by
 
 approx = pytest.approx
 
@@ -189,3 +189,105 @@ def test_captures_without_marked_iterations_are_judged_as_wholes(find):
     found = find(job)["data_loading"]
     assert "of each capture" in found.title
     assert found.recoverable_ns_per_iteration == approx(15 * MS, rel=0.05)
+
+
+def _loads(job, number, varies=False):
+    job.be_in(0, "data-loading", (20 + 20 * (varies and number % 2)) * MS)
+    job.busy()
+    job.meet()
+
+
+def _reads(job, _):
+    for time in range(20):
+        job.launch(0, 50 * US, count=20)
+        job.wait(0, operator="aten::item")
+        job.be_in(0, "data-loading" if time % 2 else "forward", 300 * US)
+
+
+def _loads_and_copies(job, number):
+    job.be_in(0, "data-loading", 40 * MS if number == 12 else 0)
+    job.launch(0, 500 * US, count=20)
+    job.copy(0, (40 if number == 12 else 10) * MS, memory="pinned")
+    job.busy()
+
+
+def _computes_more(job, _):
+    job.busy()
+    job.launch(1, 1 * MS, name="gemm", count=8)
+    job.meet(3 * MS)
+
+
+@pytest.mark.parametrize(
+    ("step", "ranks", "cause", "about_ns", "at_most_ns"),
+    [
+        # No more than the time in the ranges, although the device idles for other reasons too.
+        (_loads, 2, "data_loading", 20 * MS, 20 * MS),
+        # Of four iterations with 20 and 40 ms, no more than the most: t(95%, 3) = 2.353 standard errors of 5.8 ms are more.
+        (partial(_loads, varies=True), 2, "data_loading", 30 * MS, 40 * MS),
+        # The compute of 20 ms stays. So does what the host does, but for an operator of each call, which has 20 kernels.
+        (_reads, 1, "host_sync", 3 * MS, 6 * MS),
+        # All that one of four iterations has beyond its compute, and the copies of the others.
+        (_loads_and_copies, 1, "copy_bound", (40 + 3 * 10) * MS / 4, (40 + 40 + 3 * 10) * MS / 4),
+        # What rank 0 takes without waiting stays.
+        (_computes_more, 2, "straggler_compute", 8 * MS, 8 * MS),
+    ],
+)
+def test_what_goes_and_what_stays(find, step, ranks, cause, about_ns, at_most_ns):
+    finding = find(SimulatedJob(step, ranks))[cause]
+    assert finding.recoverable_ns_per_iteration == pytest.approx(about_ns, rel=0.05)
+    assert finding.at_most_ns_per_iteration == pytest.approx(1.1 * at_most_ns, rel=0.05)
+
+
+_GRADIENTS, _BF16, _CONVOLUTION = "DATA_PARALLEL_GROUP", "nvjet_sm90_tst", "aten::cudnn_convolution"
+_PRODUCTS = [(500, "aten::bmm", _BF16), (1_000, "aten::_softmax", "softmax_warp_forward"), (500, "aten::bmm", _BF16)]
+_LAYOUTS = [(1_500, _CONVOLUTION, "cudnn::ops::nchwToNhwcKernel"), (9, _CONVOLUTION, "fprop")]
+_SWEEP = [(time, f"aten::{name}", name) for time in (12, 32) * 20 for name in ("mul_", "add_")]
+
+
+def _launches(*each):
+    """Kernels besides 20 ms of others: how long, the operator and the name."""
+    return lambda job, _: [job.busy(), *(job.launch(0, us * US, operator, name=name) for us, operator, name in each)]
+
+
+def _late_launches(times, took_ns):
+    """Late launches after so many waits."""
+    step = lambda job: [job.launch(0, took_ns), job.wait(0, "aten::item"), job.be_in(0, "forward", 180 * US)]  # noqa: E731
+    return lambda job, _: [step(job) for _ in range(times)]
+
+
+def _reduced(took_ns, **how):
+    return lambda job, _: [job.busy(), job.meet(took_ns, group=_GRADIENTS, **how), job.launch(job.all, 100 * US)]
+
+
+# The number: a share of the iteration, in the evidence or the saving, as a multiple of the threshold; or itself.
+@pytest.mark.parametrize(
+    ("find", "step", "on", "threshold", "number", "times", "at_it"),
+    [
+        (communication.exposed_communication, _reduced(8 * MS, size=9), 2, "communication", "exposed_transfer_ns", 1, False),
+        (communication.low_overlap, _reduced(MS, size=1 << 28), 2, "cause", "could_hide_ns", 1, False),
+        (device_work.full_precision_matmul, _launches((1_500, "aten::mm", "sgemm")), 1, "device_work", "saving", 1, True),
+        (device_work.unfused_attention, _launches(*_PRODUCTS), 1, "device_work", "saving", 1, True),
+        (device_work.layout_conversion, _launches(*_LAYOUTS), 1, "device_work", "saving", 1, True),
+        (device_work.unfused_optimizer, _launches(*_SWEEP), 1, "device_work", "saving", 1, True),
+        (
+            ranks.straggler_compute, lambda job, _: [job.busy(), job.launch(1, 100 * US, count=12), job.meet()], 2,
+            "cause", "excess_compute_ns", 1, False,
+        ),
+        (
+            kernels.dominant_kernel, lambda job, _: [job.launch(0, MS, name=name) for name in "aaabcdef"], 1,
+            "dominant_kernel", 3 / 8, 1, False,
+        ),
+        # Few waits must cost twice the threshold.
+        (idle.host_sync, _late_launches(5, 2 * MS), 1, "cause", "saving", 2, None),
+    ],
+)  # fmt: skip
+def test_a_number_is_a_finding_from_its_threshold_on(open_job, find, step, on, threshold, number, times, at_it):
+    run, default = open_job(SimulatedJob(step, on)), getattr(Thresholds(), threshold)
+    (finding,) = found_by(run, find)
+    if isinstance(number, str):
+        time_ns = finding.recoverable_ns_per_iteration if number == "saving" else finding.evidence[number]["1"]
+        number = run.grids.share(time_ns) / times
+    assert default < number < 2 * default
+    for factor, is_one in ((1 - 1e-12, True), (1, at_it), (1 + 1e-12, False)):
+        found = found_by(run, find, thresholds=Thresholds(**{threshold: number * factor}))
+        assert is_one is None or bool(found) == is_one

@@ -114,20 +114,6 @@ def test_gradients_reduced_after_the_last_pass_could_be_hidden(communication):
     assert savings == {"exposed_communication": approx(10 * MS, rel=0.02), "low_overlap": 0}
 
 
-def test_the_dimension_of_a_group_follows_from_megatrons_name_or_its_ranks(tmp_path, run_of):
-    dimensions = {
-        "DATA_PARALLEL_GROUP_WITH_CP": "dp",
-        "INTRA_DISTRIBUTED_OPTIMIZER_INSTANCE_GROUP": "dp",
-        "TENSOR_MODEL_PARALLEL_GROUP": "tp",
-        "EXPERT_MODEL_PARALLEL_GROUP": "ep",
-        "7": "dp",  # by the coordinates of its ranks
-    }
-    run = run_of(SimulatedJob(lambda job, _: [job.meet(1 * MS, group=name) for name in dimensions], 2).write(tmp_path))
-    for info in run.facts.every_info:
-        info.coordinates = {"tp": (0, 1), "dp": (info.rank, 2)}
-    assert {each.group: each.dimension for each in finds.transfers(run.grids)} == dimensions
-
-
 def _accumulating(job, _, sync=True, group="default_pg"):
     for micro_batch in range(4):
         with job.within("DistributedDataParallel.forward"):

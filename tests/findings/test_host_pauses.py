@@ -2,10 +2,8 @@
 
 from functools import partial
 
-import numpy as np
 import pytest
 
-from bridge_profiling.findings.rule import occurrence
 from tests.findings.simulated_jobs import MS, US, SimulatedJob
 
 approx = pytest.approx
@@ -114,23 +112,6 @@ def test_states_copied_to_the_host_in_some_iterations_are_saved(find, changed, s
         )
         assert (found["checkpoint_stall"].confidence_reason.startswith("saving is inferred")) != named
         assert "host_pause" not in found
-
-
-@pytest.mark.parametrize(
-    ("lost_ns", "struck"),
-    [
-        ([1, 1, 9, 1, 8], [2, 4]),
-        ([0, 0, 9], [2]),
-        ([1, 1, 2.5], None),  # not much more than the others
-        ([0, 9], None),  # which of the two is usual?
-        ([9, 9, 9, 0], None),  # most of them
-        ([1, 1, 1, 1, 1, 1, 4], None),  # the others lose more in sum
-        ([0, 0, 0], None),
-    ],
-)
-def test_iterations_are_struck_that_lose_most(lost_ns, struck):
-    found = occurrence(range(len(lost_ns)), np.array(lost_ns, float))
-    assert (list(found.iterations) if found else None) == struck
 
 
 def test_a_captured_iteration_that_medians_leave_out_is_named(find):

@@ -34,25 +34,6 @@ def test_time_that_every_rank_loses_or_waits_is_saved(waiting, lost, cost, savin
     assert not np.isnan(ledger.attributed_ns).any()
 
 
-@pytest.mark.parametrize(("numbers", "saving"), [([10, 11], 10), ([10, 12], 0), ([None, 11], 0)])
-def test_waiting_counts_in_the_next_iteration_and_not_in_a_later_one(numbers, saving):
-    ledger = Ledger(np.array([[0.0, 0.0], [0.0, 30.0]]), numbers=numbers)
-    assert ledger.attribute(np.array([[20.0, 0.0], [0.0, 0.0]])) == saving
-
-
-def test_two_late_ranks_save_what_both_of_them_lose():
-    ledger = Ledger(np.array([[50.0, 0, 0]]))
-    assert [ledger.attribute(np.array([lost])) for lost in ([0, 40.0, 0], [0, 0, 50.0])] == [0, 40]
-
-
-def test_time_below_the_threshold_is_left_for_later_findings():
-    ledger = Ledger(np.zeros((1, 1)))
-    assert ledger.attribute(np.array([[2.0]]), at_least_ns=5) == 0
-    assert ledger.is_empty
-    assert ledger.attribute(np.array([[5.0]]), at_least_ns=5) == 5
-    assert not ledger.is_empty
-
-
 _TIMES = st.lists(st.lists(st.floats(0, 1e6), min_size=3, max_size=3), min_size=2, max_size=2)
 
 

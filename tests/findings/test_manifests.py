@@ -2,11 +2,9 @@
 
 import json
 
-import pyarrow as pa
 import pytest
 
-from bridge_profiling.findings import Confidence, Ledger, Thresholds
-from bridge_profiling.findings.iterations import slow_iterations
+from bridge_profiling.findings import Confidence
 from tests.findings.simulated_jobs import MS
 from tests.traces.kineto_files import call, complete, kernel, write_capture
 
@@ -121,18 +119,6 @@ def test_a_pause_that_no_unprofiled_iteration_has_counts_as_rarely_as_it_occurs(
     assert {"host_pause", "slow_iterations"} & found.keys() >= {cause}
     assert found[cause].recoverable_ns_per_iteration == pytest.approx(saving_ns, rel=0.01)
     assert (found[cause].occurrence.of, found[cause].confidence) == (iterations, Confidence.low)
-
-
-def test_pauses_in_and_outside_the_window_are_saved_once(find, run_of):
-    find(_EVERY_TENTH)
-    grids = run_of().grids
-    slow = [dict(row, iteration=9, boundary=True, duration_ns=3_000 * MS) for row in grids.facts.iterations.to_pylist()[:1]]
-    grids.facts.iterations = pa.concat_tables(
-        [grids.facts.iterations, pa.Table.from_pylist(slow, grids.facts.iterations.schema)]
-    )
-    found = [*slow_iterations(grids, Thresholds(), Ledger.of(grids))]
-    assert [each.measures["iterations"] for each in found] == [[19, 29, 39, 49, 59], [9]]
-    assert [each.saving_ns is None for each in found] == [False, True]
 
 
 def test_manifests_alone_show_slow_iterations_and_the_profilers_cost(find, tmp_path, run_of):

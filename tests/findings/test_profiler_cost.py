@@ -3,9 +3,8 @@
 import pytest
 
 from bridge_profiling.facts import profiler_cost
-from bridge_profiling.facts.profiler_cost import COLUMNS, Rates, Recorded
+from bridge_profiling.facts.profiler_cost import Rates
 from bridge_profiling.findings.unprofiled import LAUNCHING
-from tests.facts.ranks_in_hand import span, table
 from tests.findings.simulated_jobs import LAUNCH_NS, MS, US, SimulatedJob
 
 approx = pytest.approx
@@ -56,25 +55,6 @@ def test_waits_that_recording_does_not_prolong_are_in_no_doubt(run_job):
             job.launch(0, 10 * US, None)
 
     assert "host_sync" in {finding.id for finding in run_job(_job(step)).findings}
-
-
-@pytest.mark.parametrize("iterations", [1, 4])
-def test_without_waits_a_host_is_ahead_in_the_first_captured_iteration_as_in_any_other(run_job, iterations):
-    def step(job, _):
-        job.launch(0, 10 * US, count=200)  # the host needs 60 µs for each
-        for _ in range(8):
-            job.wait(0)
-            job.busy(kernels=5)
-
-    job = SimulatedJob(step, iterations=iterations, pause_ns=60 * US - LAUNCH_NS)
-    lost_ns = {}
-    for row in run_job(job).facts.idle_causes.to_pylist():
-        if row["cause"] == "host_sync":
-            lost_ns[row["iteration"]] = lost_ns.get(row["iteration"], 0) + row["lost_ns"]
-    first, *others = lost_ns.values()
-    # A single iteration does not say that the loop goes on.
-    assert (first > 5 * MS) == (iterations > 1)
-    assert others == [approx(first, rel=0.15)] * (iterations - 1)
 
 
 def test_what_recording_does_not_explain_is_a_finding(run_job):
@@ -149,15 +129,6 @@ def test_a_first_iteration_that_launches_slowly_is_the_profilers(run_job, slow):
     assert bound or run.conclusion.unprofiled.iteration_ns == approx(2 * MS, rel=0.05)
 
 
-def test_faster_kernels_do_not_make_an_iteration_shorter_than_its_host_needs(run_job):
-    def step(job, _):
-        job.launch(0, 75 * US, count=100, name="ampere_sgemm_128x64_tn")
-
-    # In bf16 the device needs 0.5 ms, and the host 7 without the profiler.
-    (finding,) = (each for each in run_job(_job(step, own_ns=70 * US)).findings if each.id == "full_precision_matmul")
-    assert finding.recoverable_ns_per_iteration < 0.2 * finding.evidence["matrix_products_ns"]["FP32"]
-
-
 def test_shapes_cost_more(run_job):
     job = _job(_kernels(10 * US), own_ns=70 * US)
     for row in job.rows[0]["host_events"]:
@@ -194,25 +165,3 @@ def test_savings_are_less_than_the_unprofiled_iteration_has_besides_compute(run_
     savings = [finding.recoverable_ns_per_iteration or 0.0 for finding in run.findings]
     assert sum(savings) > 0.9 * 500 * MS / 4
     assert sum(savings) <= run.conclusion.unprofiled.iteration_ns - compute_ns + 1e-6
-
-
-@pytest.mark.parametrize(
-    ("gap_us", "entry_us", "times_as_slow"),
-    [
-        (1, 1, 1.0),
-        (4, 1, 2.0),  # a loop in Python makes gaps longer, and not what is within an operator
-        (2, 2, 2.0),
-        (4, 4, 3.0),  # as slow as a host can be
-    ],
-)
-def test_gaps_between_operators_alone_show_half_of_how_slow_a_host_is(gap_us, entry_us, times_as_slow):
-    rows, now_ns = [], 0
-    for _ in range(100):
-        inner_ns = now_ns + entry_us * US
-        rows.append(span("aten::linear", now_ns, inner_ns + 2 * US, "operator", thread=1))
-        rows.append(span("aten::addmm", inner_ns, inner_ns + US, "operator", thread=1))
-        now_ns = rows[-1]["end_ns"] + gap_us * US
-    recorded = Recorded(table("device_events", []))
-    recorded.add(table("host_events", rows).select(COLUMNS))
-    usual = Rates(*[1.0] * 6, launch_ns=5 * US, gap_ns=US, entry_ns=US)
-    assert usual.on_host(recorded.result()).operator_ns == approx(times_as_slow)

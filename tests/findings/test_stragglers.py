@@ -58,23 +58,6 @@ def test_a_rank_whose_same_kernels_are_slower_than_clocks_differ_has_a_slow_devi
     assert (finding.evidence["of_more_kernels_ns"], finding.evidence["of_slower_kernels_ns"]) == (0, approx(4 * MS, rel=0.01))
 
 
-def test_compute_that_communication_slows_on_a_waiting_rank_is_not_its_fault(find):
-    """Rank 1 is early, and its communication overlaps its compute while it waits; that slows its kernels."""
-
-    def step(job, _):
-        job.launch(0, 5 * MS)
-        job.be_in(0, "something", 6 * MS)
-        job.meet(1 * MS, group="DATA_PARALLEL_GROUP", overlaps=True)
-        job.launch(0, 10 * MS)
-        job.launch(1, 17 * MS)
-        for kernel in range(12):
-            job.launch(job.all, 1 * US, name=f"kernel {kernel}")
-        job.meet()
-
-    assert "straggler_compute" not in find(SimulatedJob(step, 2), *_FINDS)
-    assert "straggler_compute" not in find(_unmarked(SimulatedJob(step, 2)), *_FINDS)
-
-
 def test_stages_of_a_pipeline_do_different_work(tmp_path, run_of):
     run = run_of(_job(lambda job, _: job.launch((2, 3), 5 * MS)).write(tmp_path))
     for info in run.facts.every_info:
@@ -131,33 +114,6 @@ def test_ranks_that_take_turns_in_being_late_are_all_named(find, extra, finding,
     assert (found.id, found.ranks, found.evidence["rotating"]) == (finding, [0, 1], True)
     assert found.evidence["slowest_share"] == {"0": 0.5, "1": 0.5}
     assert found.recoverable_ns_per_iteration == saving_ns
-
-
-def test_a_turn_that_is_hidden_while_the_device_waits_for_another_rank_counts_too(find):
-    """The pause of rank 1 begins when its device starts to wait for rank 0, and would delay it if rank 0 were on time."""
-
-    def found(turns):
-        def step(job, number):
-            job.wait = lambda ranks, operator=None: None
-            job.be_in(turns[number - 10], "something", 60 * MS)
-            job.busy()
-            job.meet(200 * US)
-            job.launch(job.all, 50 * US)
-
-        return find(SimulatedJob(step, 2, iterations=len(turns)), *_FINDS).get("straggler_host")
-
-    finding = found((0, 1, 0, 1, 0, 1))
-    assert (finding.ranks, finding.evidence["rotating"]) == ([0, 1], True)
-    assert max(finding.evidence["late_ns_by_iteration"]["1"]) < MS < max(finding.evidence["late_ns_by_iteration"]["0"])
-    assert found((0, 0, 0, 0, 0, 0)).ranks == [0]
-
-
-def test_a_rank_that_is_slow_once_takes_no_turns_with_one_that_always_is(find):
-    def extra(job, number):
-        _more_products(job, number, ranks=[2])
-        job.launch(0, 6 * MS, count=int(number == 11))
-
-    assert find(_job(extra), *_FINDS)["straggler_compute"].ranks == [2]
 
 
 def test_ranks_that_take_turns_with_as_many_kernels_have_data_of_different_sizes(find):

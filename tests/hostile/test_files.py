@@ -41,24 +41,6 @@ def test_a_rank_that_cannot_be_read_is_named_and_gives_exit_code_1(typed, folder
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("rank-1.json", b'{"schemaVersi'),
-        ("trace_1.json", bytes(512)),  # named like trace_0.json, which is a trace
-        ("rank-1.json.zst", b"\x28\xb5\x2f\xfd"),
-        ("rank-1.sqlite", bytes(512)),
-        ("rank-1.nsys-rep", b""),
-    ],
-)
-def test_whatever_looks_like_a_rank_and_is_none_is_named(typed, folder, name, content):
-    (folder / "run" / "trace_0.json").write_bytes(gzip.decompress((folder / "run" / "rank-0.json.gz").read_bytes()))
-    (folder / "run" / name).write_bytes(content)
-    done = typed("analyze", "run", PATH="")
-    assert done.returncode == 1
-    assert f"error: run/{name}" in done.stderr
-
-
 def test_a_folder_that_cannot_be_read_is_named(typed, folder, monkeypatch):
     scandir, closed = os.scandir, folder / "run" / "closed"
     closed.mkdir()

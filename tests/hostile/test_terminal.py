@@ -1,17 +1,12 @@
 """Names reach a terminal and a page without characters that a terminal obeys, that reorder text, or that cannot be encoded."""
 
-import io
 import unicodedata
 
 import pytest
-from rich.console import Console
 
 from bridge_profiling.cli import output
 from bridge_profiling.common.errors import one_line
-from bridge_profiling.common.printable import printable
 from bridge_profiling.monitor import JsonLines, Readings, Sample
-from bridge_profiling.report.terminal import print_tables
-from bridge_profiling.report.views import Cell, TableView
 from tests.hostile.runs import change_manifest, write_run
 from tests.traces.kineto_files import write_ranks_called
 
@@ -30,18 +25,6 @@ HOSTILE = {
 
 def _unsafe(text, allowed="\n"):
     return {character for character in text if unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp")} - set(allowed)
-
-
-@pytest.mark.parametrize("hostile", HOSTILE.values(), ids=HOSTILE)
-@pytest.mark.parametrize("terminal", [False, True])
-def test_a_name_is_escaped_in_every_place_of_a_table(hostile, terminal):
-    out = io.StringIO()
-    name = f"a{hostile}b"
-    view = TableView("t", name, [name, "n"], [[Cell(name), Cell("1")]], note=name)
-    print_tables([view], [name], Console(file=out, force_terminal=terminal, color_system=None, width=400))
-    assert not _unsafe(out.getvalue())
-    assert out.getvalue().count(printable(name)) == 5
-    assert not [line for line in out.getvalue().splitlines() if line.startswith("error")]
 
 
 @pytest.mark.parametrize(

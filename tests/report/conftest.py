@@ -2,10 +2,10 @@
 
 import pytest
 
-from tests.facts.conftest import _cached_elsewhere, captures, real, run_of, write_trace
+from tests.facts.conftest import _cached_elsewhere, planted, run_of, write_trace
 from tests.traces.kineto_files import steps
 
-__all__ = ["_cached_elsewhere", "captures", "real", "run_of", "write_trace"]
+__all__ = ["_cached_elsewhere", "planted", "run_of", "write_trace"]
 
 
 @pytest.fixture

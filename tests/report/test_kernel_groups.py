@@ -35,17 +35,10 @@ def _fresh():
         ("triton_per_fused__softmax_bmm_4", "softmax"),
         ("triton_poi_fused__scaled_dot_product_flash_attention_clone_2", "elementwise"),
         ("triton_tem_fused_addmm_7", "matrix product"),
-        # Of MIOpen, Composable Kernel, TensorRT-LLM, vLLM and FlashInfer.
+        # Of MIOpen and Composable Kernel.
         ("igemm_wrw_gtcx2_nhwc_bf16_bx0_ex1_bt256x128x16", "convolution"),
         ("void ck::kernel_grouped_conv_fwd_multiple_abd_xdl_cshuffle<ck::bhalf_t>()", "convolution"),
-        ("bmm_Bfloat16_MxE2m1MxE4m3_Fp32_t128x16x256u2_s3_dynBatch_sm100f", "matrix product"),
         ("fused_moe_kernel", "matrix product"),
-        ("void vllm::fused_add_rms_norm_kernel<vllm::_typeConvert<c10::BFloat16>, 8>(c10::BFloat16*)", "normalization"),
-        ("void vllm::rotary_embedding_kernel<c10::BFloat16, true>(long const*)", "elementwise"),
-        ("void vllm::reshape_and_cache_flash_kernel<c10::BFloat16>(c10::BFloat16 const*)", "copy"),
-        ("void paged_attention_ll4mi_QKV_mfma16_kernel<0, __hip_bfloat16>", "attention"),
-        ("void flashinfer::norm::RMSNormKernel<8u, __nv_bfloat16>(__nv_bfloat16*)", "normalization"),
-        ("void flashinfer::BatchPrefillWithPagedKVCacheKernel<flashinfer::KernelTraits<>>()", "attention"),
         ("spin(long)", "other"),
     ],
 )
@@ -54,15 +47,25 @@ def test_a_name_says_what_a_kernel_does(name, group):
     assert group_of("ncclDevKernel_ReduceScatter_Sum_f32_RING_LL()", "communication").endswith("reduce_scatter")
 
 
+_FP64 = "sm90_xmma_gemm_f64f64_f64f64_f64_tn_n_tilesize64x64x16_stage4_warpsize2x2x1_tensor16x8x8_execute_kernel__5x_cublas"
+
+
 @pytest.mark.parametrize(
     ("name", "precision"),
     [
-        ("Cijk_Alik_Bljk_BBS_BH_Bias_HA_S_SAV_UserArgs_MT256x160x64_MI16x16x1", "bf16"),
+        ("cutlass_80_simt_sgemm_256x128_8x4_tn_align1", "fp32"),
+        ("void gemv2T_kernel_val<int, int, float, float, float, float, 128, 16, 4, 4, false>", "fp32"),
+        ("fmha_cutlassF_f32_aligned_64x64_rf_sm80(PyTorchMemEffAttention)", "fp32"),
+        ("sm80_xmma_gemm_f32f32_tf32f32_f32_tn_n_tilesize128x128x32_stage3", "tf32"),
+        ("cutlass_80_tensorop_s1688gemm_128x256_16x3_nt_align4", "tf32"),
+        (_FP64, "fp64"),
+        ("ampere_dgemm_64x64_nn", "fp64"),
+        ("nvjet_sm90_tst_128x256_64x4_2x1_v_bz_coopA_NTN", "bf16"),
+        ("void gemvNSP_kernel<__nv_bfloat16, __nv_bfloat16, float, float, 1, 32, 4, 1024>", "bf16"),
         ("Cijk_Ailk_Bljk_HHS_BH_MT128x128x32", "fp16"),
         ("Cijk_Ailk_Bjlk_SB_MT64x64x16", "fp32"),
         ("Cijk_Alik_Bljk_F8B8HS_BH_MT256x256x64", "fp8"),
         ("igemm_fwd_gtcx3_nhwc_fp16_bx0_ex1", "fp16"),
-        ("bmm_Bfloat16_MxE2m1MxE4m3_Fp32_t128x16x256u2", "fp8"),
         ("triton_poi_fused_addmm_gelu_bf16_5", None),
         ("gemm_kernel", None),
     ],

@@ -1,18 +1,25 @@
-"""The page's text: what stands on it without a browser. tests/system/test_page.py opens it in one."""
+"""The page's text: what stands on it without a browser, also of a rule from outside. system/test_page.py opens it in one."""
 
 import base64
 import gzip
 import html
+import io
 import json
 import re
 
 import pytest
+from rich.console import Console
 
+from bridge_profiling.facts.idle import Cause
+from bridge_profiling.findings import RULES, Evidence, Occurrence, Rule, bounds
 from bridge_profiling.report.answers import NAMED_RANKS, ranks_to_show
-from bridge_profiling.report.findings_view import Pictures
-from bridge_profiling.report.timeline import Timeline
+from bridge_profiling.report.run_view import screen_view
+from bridge_profiling.report.terminal import print_report
+from bridge_profiling.run import Run
 from bridge_profiling.traces.types import RankInfo
-from tests.report.known import Known, finding, row
+from tests.findings.simulated_jobs import Here
+from tests.planted.cases import CASES
+from tests.report.known import Known, finding
 from tests.traces.kineto_files import call, kernel, write_ranks_called
 
 
@@ -23,15 +30,13 @@ def _page(run, folder):
     return text, json.loads(gzip.decompress(base64.b64decode(packed)))
 
 
-def test_numbers_on_the_page_are_the_analysis_and_it_asks_no_network_for_anything(real, tmp_path):
-    run = real("kineto/tp2_dp2")
+def test_numbers_on_the_page_are_the_analysis_and_it_asks_no_network_for_anything(planted, tmp_path):
+    run = planted("straggler_compute_4")
     text, data = _page(run, tmp_path)
     budget = {row["rank"]: row["host_launch_ns"] / 1e6 for row in run.facts.attribution.to_pylist()}
     (delays,) = (each for each in data["figures"]["budget"]["by cause"]["data"] if each["name"] == "host launch delay")
     assert delays["x"] == [pytest.approx(budget[rank], abs=1e-3) for rank in range(4)]
     assert all(found.title.replace("'", "&#39;") in text for found in run.findings)
-    (own,) = data["figures"]["iterations"]["own time: the iteration without waiting for other ranks"]["data"]
-    assert own["z"][3][1] == pytest.approx(249.0, abs=0.1)
     assert not re.search(r"""(?:src|href)\s*=\s*["']?(?:https?:)?//""", text)
     assert ("default-src 'none'" in text, "connect-src" in text, len(text) < 5_000_000) == (True, False, True)
 
@@ -71,17 +76,6 @@ def test_a_page_says_what_was_not_captured_in_place_of_an_empty_picture(made, tm
     assert [each for each in said if each not in text] == []
 
 
-def test_ranks_in_a_picture_have_the_median_of_the_table():
-    """Of an even number of iterations it is the mean of the middle two, so that rank 1 is the slower one here."""
-    values = [(0, 1), (0, 9), (1, 6), (1, 6)]
-    rows = [{"rank": rank, "compute_ns": value * 1_000_000, "own_ns": 0} for rank, value in values]
-    run = Known([row(0), row(1)], ranks=rows)
-    pictures = Pictures(run, run.conclusion, Timeline({}, {}, None, {}, 0))
-    drawn = pictures.of(finding(id="straggler_compute", ranks=[1]))
-    assert drawn is not None
-    assert drawn[0]["data"][0]["x"] == [5.0, 6.0]
-
-
 def test_few_ranks_all_have_rows_and_of_many_the_slow_and_one_of_each_stage():
     shared = {"rank_source": "trace", "source": "kineto", "files": []}
     infos = [RankInfo(rank=rank, coordinates={"pp": (rank // 256, 4)}, **shared) for rank in range(1024)]
@@ -93,3 +87,34 @@ def test_few_ranks_all_have_rows_and_of_many_the_slow_and_one_of_each_stage():
     found = ranks_to_show(many, many.conclusion)
     assert {333, 700, 701, 0, 256, 512, 768} <= set(found)
     assert len(found) == NAMED_RANKS
+
+
+def stalled(grids, thresholds, ledger):
+    """Devices idle between kernels that are launched in time."""
+    cause = Cause.dependency_stalled
+    saving_ns = ledger.attribute(ledger.left_ns(cause), (cause,))
+    if grids.share(saving_ns) > 0:
+        struck = Occurrence(tuple(grids.numbers[:1]), len(grids.numbers), saving_ns * len(grids.numbers))
+        measures = {"stalled_ns": grids.mean_ns(grids.idle_ns(cause))}
+        yield Evidence(ranks=grids.ranks, measures=measures, saving_ns=saving_ns, occurrence=struck)
+
+
+STALLED = Rule(
+    "stalled",
+    stalled,
+    bounds.launching,
+    texts={"title": "{Ranks} stall for {cost}", "default": "Merge kernels that depend on each other."},
+)
+
+
+def test_a_rule_from_outside_appears_on_the_page_in_the_terminal_and_in_json(tmp_path):
+    run = Run(CASES["data_loading_2"].folder, engine=Here(), parquet=tmp_path / "tables", rules=(STALLED, *RULES))
+    (found,) = (each for each in run.findings if each.id == "stalled")
+    assert found.title.startswith("Both ranks stall for ")
+    assert 0 < found.recoverable_ns_per_iteration <= found.at_most_ns_per_iteration
+    (row,) = (each for each in json.loads(run.to_json())["findings"] if each["id"] == "stalled")
+    assert (row["title"], row["action"]) == (found.title, "Merge kernels that depend on each other.")
+    assert found.title in run.report(tmp_path / "report.html").read_text(encoding="utf-8")
+    console = Console(file=io.StringIO(), width=200)
+    print_report(screen_view(run.facts, run.conclusion), console)
+    assert found.title in console.file.getvalue()

@@ -1,14 +1,17 @@
-"""Times that cannot be are said, and ranks of whom nothing is wrong are left alone."""
+"""Times that cannot be are said, ranks of whom nothing is wrong are left alone, and every caveat has a sentence."""
 
 import gzip
 import json
-import shutil
+import re
+from pathlib import Path
 
 import pytest
 
+import bridge_profiling.traces
 from bridge_profiling.common.errors import TraceError
 from bridge_profiling.findings import Confidence
 from bridge_profiling.run import Run
+from bridge_profiling.traces.types import texts
 from tests.findings.simulated_jobs import Here
 from tests.traces.conftest import caveats
 from tests.traces.kineto_files import call, complete, kernel, steps
@@ -177,14 +180,6 @@ def test_one_content_under_the_names_of_two_ranks_is_one_rank(tmp_path, names, k
         assert not same or Confidence.high not in {finding.confidence for finding in run.findings}
 
 
-def test_a_copied_nsys_report_is_one_rank(tmp_path):
-    first = report_of(waiting_steps()).write(tmp_path / "rank-0.sqlite")
-    shutil.copy(first, tmp_path / "rank-1.sqlite")
-    with opened(tmp_path) as run:
-        assert [info.rank for info in run.facts.every_info] == [0]
-        assert [caveat.ranks for caveat in run.caveats if caveat.code == "same_content"] == [(0, 1)]
-
-
 PACKINGS = ("zst", "lz4", "br", "7z", "tar", "Z", "gz.gpg")
 
 UNREADABLE = {
@@ -193,6 +188,8 @@ UNREADABLE = {
     "a page of an error": ("rank-1.pt.trace.json", b"<html><body>502 Bad Gateway</body></html>"),
     "UTF-16": ("rank-1.pt.trace.json", '{"traceEvents": []}'.encode("utf-16")),
     "binary": ("rank-1.pt.trace.json", b"\x80\0\1" * 9),
+    "zeros": ("rank-1.sqlite", bytes(512)),
+    "an empty report": ("rank-1.nsys-rep", b""),
     "cut off": ("rank-1.pt.trace.json.xz", b"\xfd7zXZ\0\0\4"),
     **{f"packed as {end}": (f"rank-1.pt.trace.json.{end}", b"\x28\xb5\x2f\xfd junk") for end in PACKINGS},
     "an archive": ("rank-1.tar.gz", b"\x1f\x8b"),
@@ -221,3 +218,11 @@ def test_a_folder_of_packed_captures_alone_names_one(tmp_path):
     (tmp_path / "rank-1.pt.trace.json.7z").write_bytes(b"7z")
     with pytest.raises(TraceError, match=r"rank-1\.pt\.trace\.json\.7z is of no known format"):
         Run(tmp_path)
+
+
+def test_every_caveat_has_a_sentence_and_every_sentence_a_caveat():
+    code = "".join(path.read_text() for path in Path(bridge_profiling.traces.__file__).parent.rglob("*.py"))
+    keys = {key for key, text in texts("bridge_profiling.traces", "caveats.toml").items() if isinstance(text, str)}
+    said = set(re.findall(r'(?:caveat|say)\(\s*"(\w+(?:\.\w+)?)"', code))
+    assert said <= keys
+    assert not [key for key in keys if f'"{key}"' not in code and not key.startswith("links_not_followed.")]

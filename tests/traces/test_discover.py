@@ -128,22 +128,10 @@ CYCLES = {
         {0: 1, 1: 1},
         2,
     ),
-    "a folder of each host": (
-        {0: ["h0/rank0_1.json", "h0/rank0_2.json"], 1: ["h0/rank1_1.json", "h0/rank1_2.json"]}
-        | {2: ["h1/rank2_1.json", "h1/rank2_2.json"], 3: ["h1/rank3_1.json", "h1/rank3_2.json"]},
-        {0: 1, 1: 1, 2: 1, 3: 1},
-        2,
-    ),
     "a folder of each step and rank": (
         {0: ["step_10/rank_0/t.json", "step_20/rank_0/t.json"], 1: ["step_10/rank_1/t.json", "step_20/rank_1/t.json"]},
         {0: 1, 1: 1},
         2,
-    ),
-    "a rank that ended before its last cycle": (
-        {0: [f"rank_0/{T.format(7, f'{time}0000000000')}" for time in (1, 2, 3)]}
-        | {1: [f"rank_1/{T.format(8, f'{time}0000000001')}" for time in (1, 2)]},
-        {0: 1, 1: 1},
-        3,
     ),
     "what an older job of more ranks left": (
         {0: [f"rank_0/{T.format(3, '10000000000')}"] + [f"rank_0/{T.format(7, f'{time}0000000000')}" for time in (2, 3)]}

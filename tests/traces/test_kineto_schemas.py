@@ -14,7 +14,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bridge_profiling.traces import kineto
-from bridge_profiling.traces.kineto import stream
 from bridge_profiling.traces.tables import SCHEMAS
 from tests.planted.cases import CASES
 from tests.traces.conftest import contents, values
@@ -195,18 +194,6 @@ def test_long_lists_of_ranks_come_from_the_groups_the_trace_lists(read_trace):
     tables = read_trace([kernel("ncclDevKernel_AllReduce_Sum", 1, 1, **args)], **keys)
     columns = ("group", "message_bytes", "group_size", "group_ranks")
     assert values(tables["collectives"], *columns) == [("DP", 20, 40, json.dumps(ranks, separators=(",", ":")))]
-
-
-@pytest.mark.parametrize("nested", [{"Nested": [kernel("inner", 1, 1)] * 9}, {"Text": '},{"ph": "X"', "Odd": '\\" ]}'}])
-def test_pieces_are_cut_between_events_only(write_trace, monkeypatch, nested):
-    events = [kernel(f'k{number} }},{{"ph":', 10 * number, 5, **nested) for number in range(40)]
-    trailer = {"after": [{"ph": "X"}, {"name": "no event"}, {"ph": "X"}] * 20, "schemaVersion": 2}
-    path = write_trace({"traceEvents": events, "distributedInfo": {"rank": 1}, **trailer})
-    whole = kineto.read(path)
-    assert values(whole["device_events"], "name") == [event["name"] for event in events]
-    monkeypatch.setattr(stream, "PIECE_BYTES", 64)
-    again = kineto.read(path)
-    assert (contents(again), again.info) == (contents(whole), whole.info)
 
 
 @pytest.mark.parametrize(

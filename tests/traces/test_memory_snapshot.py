@@ -79,9 +79,10 @@ def test_what_was_there_before_the_history_has_no_start_and_a_caveat(read):
     assert caveats(tables)["allocated_before_history"].startswith("1 allocations on device 0")
 
 
-def test_a_full_history_says_that_it_was_overwritten(read):
-    trace = [entry("alloc", 0, 512, 1), *[{"action": "snapshot"}] * 99_999]
-    assert "100,000 entries" in caveats(read(trace))["history_overwritten"]
+def test_a_full_history_says_that_it_was_overwritten(read, monkeypatch):
+    monkeypatch.setattr(memory_snapshot, "_USUAL_CAP", 100)
+    trace = [entry("alloc", 0, 512, 1), *[{"action": "snapshot"}] * 99]
+    assert "100 entries" in caveats(read(trace))["history_overwritten"]
     assert "history_overwritten" not in caveats(read(trace[:-1]))
 
 
@@ -197,13 +198,6 @@ def test_segments_agree_with_a_naive_replay_page_by_page(history, held):
     assert found == expected
 
 
-@pytest.mark.parametrize("key", ["action", "addr", "size", "stream", "time_us", "frames"])
-def test_a_field_of_another_type_costs_no_more_than_its_entry(read, key):
-    for odd in (None, "x", -1, 1 << 63, 2.5, [], {}, (0, 1), True):
-        trace = [entry("alloc", 0, 512, 1), entry("alloc", 4096, 512, 2) | {key: odd}, entry("free_completed", 0, 512, 3)]
-        assert (0, 1, None, 3) in lives(read(trace))
-
-
 def test_a_field_whose_text_would_not_end_is_no_text(read):
     """Sixty levels of a list that holds the one before twice: 2**60 items to write out."""
     laughs = []
@@ -250,16 +244,6 @@ plain = st.recursive(
 def test_plain_data_is_what_it_was(data, protocol):
     """By its text: NaN is not equal to itself, 1 is equal to True and 0.0 to -0.0."""
     assert repr(CheckedPickle(pickle.dumps(data, protocol)).load()[0]) == repr(data)
-
-
-@pytest.mark.parametrize("before", [0, 200, 300])  # references in one byte, and in four
-def test_equal_call_stacks_are_kept_once_and_other_lists_stay(before):
-    frames = [{"name": name} for name in "abc"]
-    entries = [{"frames": list(frames), "other": list(frames)} for _ in range(4)]
-    found, stacks = CheckedPickle(pickle.dumps([[[] for _ in range(before)], entries])).load()
-    assert found[1][0] == entries[0]
-    assert found[1][1:] == [{"frames": bytes(4), "other": frames}] * 3
-    assert stacks == [frames]
 
 
 def test_only_opcodes_of_plain_data_are_known():

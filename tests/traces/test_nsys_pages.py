@@ -2,7 +2,6 @@
 
 import io
 import itertools
-import random
 import sqlite3
 
 import numpy as np
@@ -12,7 +11,7 @@ import pytest
 from bridge_profiling.traces import cache, nsys
 from bridge_profiling.traces.discover import Capture
 from bridge_profiling.traces.nsys.database import MAX_NAME, Among, Database
-from bridge_profiling.traces.nsys.pages import TableFile, UnusualError
+from bridge_profiling.traces.nsys.pages import TableFile
 from tests.traces.nsys_files import small_report
 
 NUMBERS = [None, 0, 1, -1, 127, -129, 1 << 15, -(1 << 23), 1 << 31, -(1 << 47), 1 << 62, -(1 << 63) + 1]
@@ -62,22 +61,6 @@ def test_the_rows_are_sqlites(file, monkeypatch, change, plain):
     monkeypatch.setattr(database, "_from_pages", lambda *of: iter(TableFile(io.BytesIO()).rows(2, {})))
     assert together(found) == together(database.pieces(*asked))
     database.close()
-
-
-def test_damage_is_unusual_and_nothing_else(file):
-    path = file("")
-    whole, chance = path.read_bytes(), random.Random(0)
-    for _ in range(300):
-        damaged = bytearray(whole)
-        for _ in range(chance.randrange(1, 40)):
-            damaged[chance.randrange(16, len(whole))] = chance.choice((0, 1, 0x7F, 0x80, 0xFF))
-        path.write_bytes(damaged[: chance.randrange(1024, len(whole)) if chance.random() < 0.2 else len(whole)])
-        with path.open("rb") as opened:
-            try:
-                found = sum(len(rows.integers["a"]) for rows in TableFile(opened).rows(2, {"a": 0, "b": 2}, 1))
-            except UnusualError:
-                continue
-            assert found <= len(whole)
 
 
 def test_blocks_are_the_whole(tmp_path, monkeypatch):
