@@ -10,6 +10,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from bridge_profiling.common import megatron_versions
+from tools.budget import excesses
 from tools.feature_table import PAGE, ROOT, features, page
 
 
@@ -47,3 +48,7 @@ def test_every_feature_has_a_test_or_a_page_and_the_table_is_current():
 def test_no_page_has_the_marks_of_an_unfinished_merge():
     pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
     assert [str(each) for each in pages if re.search(r"^(<{7}|>{7}) ", each.read_text(encoding="utf-8"), re.MULTILINE)] == []
+
+
+def test_no_part_is_larger_than_its_budget():
+    assert excesses() == [], "delete something first: python tools/budget.py"

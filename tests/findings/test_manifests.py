@@ -13,13 +13,13 @@ from tests.traces.kineto_files import call, complete, kernel, write_capture
 def find(tmp_path, run_of):
     """Findings of a rank with iterations 5 to 8 of 30 ms captured: 10 ms loading, 10 ms until the launch, 10 ms kernel."""
 
-    def found(durations_ms, pause_in_7_us=0, pauses_in="nothing", **changed):
+    def found(durations_ms, pause_in_7_us=0, pauses_in=None, **changed):
         events = []
         for place, begin in enumerate((0, 30_000, 60_000 + pause_in_7_us, 90_000 + pause_in_7_us)):
             longer = pause_in_7_us if place == 2 else 0
             events += [
                 complete("user_annotation", f"ProfilerStep#{place + 5}", begin - longer, 30_000 + longer),
-                complete("user_annotation", pauses_in, begin - longer, longer),
+                *([complete("user_annotation", pauses_in, begin - longer, longer)] if pauses_in else []),
                 complete("user_annotation", "dataloader", begin, 10_000),
                 *(complete("cpu_op", "aten::empty", begin + 10_000 + each, 900) for each in range(0, 9_000, 1_000)),
                 complete("cpu_op", "aten::mm", begin + 19_990, 8),
