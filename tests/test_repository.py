@@ -50,5 +50,6 @@ def test_no_page_has_the_marks_of_an_unfinished_merge():
     assert [str(each) for each in pages if re.search(r"^(<{7}|>{7}) ", each.read_text(encoding="utf-8"), re.MULTILINE)] == []
 
 
+@pytest.mark.integration
 def test_no_part_is_larger_than_its_budget():
     assert excesses() == [], "delete something first: python tools/budget.py"
