@@ -22,7 +22,7 @@
 - host_launch: the rest. The host was late for no recorded reason.
 
 Blocked time is cut by what ran: communication or copies, and of these pageable ones (pageable_copy), and memsets and copies
-within the device. Starved time under a copy or memset that no call or range above explains is theirs, too: the device works.
+within the device. Starved time under a copy or memset that no call or range above explains is there too: the device works.
 """
 
 from __future__ import annotations
@@ -235,14 +235,16 @@ def _times_by_cause(
     blocked = Intervals(gaps.blocked.start_ns[ran], gaps.blocked.end_ns[ran])
     by_copy = _by_copy(blocked, communication, copied)
     times[Cause.blocked_by_communication] = (blocked - by_copy) | waiting_call
-    by_copy = by_copy | copying
     # Saving copies states to the host: these copies have a reason.
     times[Cause.checkpoint_stall] |= by_copy & spent[Cause.checkpoint_stall]
     by_copy = by_copy - spent[Cause.checkpoint_stall]
     times[Cause.pageable_copy] |= by_copy & host.pageable_device
     within = rows_of(device_events["kind"], "memset") | (copies & rows_of(device_events["direction"], "DtoD"))
-    times[Cause.blocked_by_device_copy] = (by_copy - host.pageable_device) & union(start[within], end[within])
-    times[Cause.blocked_by_copy] = by_copy - host.pageable_device - times[Cause.blocked_by_device_copy]
+    by_copy, others = by_copy - host.pageable_device, copies & ~within
+    between_memories = _by_copy(blocked, communication, union(start[others], end[others]))
+    times[Cause.blocked_by_copy] = (by_copy & between_memories) - union(start[within], end[within])
+    # With copies that ran as the host was late: nothing shows that compute would have waited for them.
+    times[Cause.blocked_by_device_copy] = (by_copy - times[Cause.blocked_by_copy]) | copying
     stalled = gaps.dependency_stalled | (gaps.blocked - blocked)
     times[Cause.small_kernels] |= stalled & before_small
     times[Cause.dependency_stalled] = stalled - before_small
