@@ -51,7 +51,7 @@ class DeviceWork:
     memset: Intervals
     kernel_count: int
     communication_kernel_count: int
-    by_device: dict[int, Intervals]  # when each device of the process did anything
+    by_device: dict[int, Intervals]  # when each device did anything; empty where the process has one
 
     @cached_property
     def busy(self) -> Intervals:
@@ -130,11 +130,13 @@ def device_work(device_events: pa.Table) -> DeviceWork:
     rows = {kind: rows_of(device_events["kind"], kind) for kind in ("compute", "communication", "memcpy", "memset")}
     communicating = int(rows["communication"].sum())
     device = to_int64(device_events["device"], 0)
+    devices = np.unique(device)
+    several = devices.tolist() if len(devices) > 1 else []
     return DeviceWork(
         **{kind: union(start[chosen], end[chosen]) for kind, chosen in rows.items()},
         kernel_count=int(rows["compute"].sum()) + communicating,
         communication_kernel_count=communicating,
-        by_device={int(each): union(start[device == each], end[device == each]) for each in np.unique(device)},
+        by_device={each: union(start[device == each], end[device == each]) for each in several},
     )
 
 
@@ -174,14 +176,14 @@ def breakdown(work: DeviceWork) -> Answer:
         {
             "span_ns": [span_ns],
             "busy_ns": [busy_ns],
-            "least_busy_ns": [min(each_ns.values(), default=0)],
+            "least_busy_ns": [min(each_ns.values(), default=busy_ns)],
             "idle_ns": [span_ns - busy_ns],
             **{name: [time.total_ns] for name, time in work.times.items()},
             "kernel_count": [work.kernel_count],
             "communication_kernel_count": [work.communication_kernel_count],
         }
     )
-    if len(each_ns) < 2:
+    if not each_ns:
         return Answer(table)
     shares = ", ".join(f"{device}: {busy_ns / span_ns:.0%}" for device, busy_ns in each_ns.items())
     return Answer(table, (caveat("several_devices", count=len(each_ns), shares=shares),))

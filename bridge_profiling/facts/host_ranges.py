@@ -89,21 +89,21 @@ def pausing(host_events: pa.Table, here: NDArray[np.bool_], pauses: Intervals, s
         pauses: of these threads.
         starved: when the device waited for a launch.
     """
-    rows = np.flatnonzero(here & rows_of(host_events["category"], "annotation", "python"))
-    names = host_events["name"].take(pa.array(rows)).to_pylist()
+    mine = host_events.filter(pa.array(here & rows_of(host_events["category"], "annotation", "python")))
+    names = mine["name"].to_pylist()
     named = np.array([name is not None and not WHOLE.match(name) for name in names], bool)
-    rows = rows[named]
-    start, end = (to_int64(host_events[name])[rows] for name in ("start_ns", "end_ns"))
+    start, end = to_int64(mine["start_ns"]), to_int64(mine["end_ns"])
     found = np.full(len(pauses), NOTHING_RECORDED, object)
-    for place, (began, ended) in enumerate(zip(pauses.start_ns.tolist(), pauses.end_ns.tolist(), strict=True)):
-        first, last = np.maximum(start, began), np.minimum(end, ended)
-        lost_ns = starved.within_ns(first, np.maximum(first, last))
-        covering = np.flatnonzero(2 * lost_ns > max(int(starved.within_ns(np.array([began]), np.array([ended]))[0]), 1))
+    lost = starved.within_ns(pauses.start_ns, pauses.end_ns)
+    for place, (began, ended, most) in enumerate(zip(pauses.start_ns, pauses.end_ns, lost, strict=True)):
+        near = np.flatnonzero(named & (start < ended) & (end > began))
+        inside_ns = starved.within_ns(np.maximum(start[near], began), np.minimum(end[near], ended))
+        covering = near[2 * inside_ns > max(most, 1)]
         covering = covering[np.argsort(start[covering] - end[covering], kind="stable")]  # the longest first
         within = covering[(start[covering] >= began) & (end[covering] <= ended)]
-        chosen = [within[0], within[-1]] if len(within) else covering[-1:].tolist()
-        told = dict.fromkeys(host_events["name"][int(rows[each])].as_py() for each in chosen)
-        found[place] = " (".join(told) + ")" * (len(told) - 1) or NOTHING_RECORDED
+        chosen = [within[0], within[-1]] if len(within) else covering[-1:]
+        parts = dict.fromkeys(names[each] for each in chosen)
+        found[place] = " (".join(parts) + ")" * (len(parts) - 1) or NOTHING_RECORDED
     return Ranges(found, pauses.start_ns, pauses.end_ns) if (found != NOTHING_RECORDED).any() else None
 
 

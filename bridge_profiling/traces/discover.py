@@ -228,11 +228,14 @@ def _cycles_of_one_process(found_files: Iterable[files.CaptureFile]) -> dict[Pat
             alike[file.path.with_name(re.sub(r"\d+", "#", file.path.name))].append(file.path)
     found: dict[Path, Path] = {}
     for writer, paths in alike.items():
-        if len(paths) > 1:
-            processes, steps = zip(*map(files.steps_of, paths), strict=True)
-            disjoint = sum(map(len, steps)) == len(frozenset().union(*steps))
-            if all(steps) and disjoint and len(set(processes)) == 1:
-                found |= dict.fromkeys(paths, writer)
+        process, seen = None, frozenset[int]()
+        for path in paths if len(paths) > 1 else ():  # those of ranks differ in the first two: the others are not read
+            wrote, steps = files.steps_of(path)
+            if not steps or steps & seen or wrote != (process or wrote):
+                break
+            process, seen = wrote, seen | steps
+        else:
+            found |= dict.fromkeys(paths if process else (), writer)
     return found
 
 

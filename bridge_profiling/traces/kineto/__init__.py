@@ -305,15 +305,15 @@ def _tables(collected: Collector, info: RankInfo, *, whole: bool) -> tuple[dict[
     if joins.clocks_disagree(time_caveats):
         device.launch_start_ns = device.launch_end_ns = np.full(len(device.start_ns), NULL)
     iterations, caveats = _iterations(host, device, times, names, collected.marks, base_ns)
-    calls = host.of_category("runtime")
-    launches = joins.unrecorded_launches(
-        np.append(device.correlation, collected.undated),
-        calls=host.correlation[calls],
-        call_start_ns=host.start_ns[calls],
-        calls_named=times.calls_named,
-    )
     unrecorded = 0
     if whole and not device.launch.ambiguous:  # else the missing ones are counted already
+        calls = host.of_category("runtime")
+        launches = joins.unrecorded_launches(
+            np.append(device.correlation, collected.undated),
+            calls=host.correlation[calls],
+            call_start_ns=host.start_ns[calls],
+            calls_named=times.calls_named,
+        )
         iterations, incomplete, unrecorded = iterations.complete(*launches)
         caveats += incomplete
     caveats += time_caveats
